@@ -1,7 +1,7 @@
 """Runs one stage inside its job: `python -m stages SCRATCH_FOLDER` (under torchrun for several ranks).
 
-Exit codes: 0 done, 1 failed, 75 pre-empted (asked to stop by SIGTERM or SIGUSR1: resume me). SIGUSR2 prints where all threads
-stand, which tells what a hung job waits for.
+Exit codes: 0 done, 1 failed, 75 preempted by SIGTERM or SIGUSR1 and resumable. SIGUSR2 prints the stack of every thread, to diagnose a
+hung job.
 """
 
 import faulthandler
@@ -47,7 +47,7 @@ def main(folder: Path) -> int:
 
 
 def work(spec: JobSpec, job: Job) -> int:
-    """Runs the stage and reports how it ended; returns the process's exit code."""
+    """Run the stage and write its report; return the exit code."""
     folder, rank = job.folder, job.rank
     try:
         with job:
@@ -55,15 +55,15 @@ def work(spec: JobSpec, job: Job) -> int:
         if rank == 0:
             finish(spec, job, metrics)
     except Preempted as error:
-        if (folder / "done.json").exists():  # it was asked too late
+        if (folder / "done.json").exists():  # the signal came too late
             return 0
-        if rank == 0:  # torchrun swallows exit codes: the file says it too
+        if rank == 0:  # torchrun swallows exit codes, so the file reports it too
             end(job, ok=False, cause="preempted", message=str(error))
         return RESUME_ME
     except Exception as error:  # the boundary of the process: every failure becomes a reported cause
         traceback.print_exc()
         cause = cause_of(error, folder)
-        if cause != "collective" or not (folder / "done.json").exists():  # which only says that another rank has gone
+        if cause != "collective" or not (folder / "done.json").exists():  # a collective error only means that another rank has failed
             message = f"{type(error).__name__}: {error}" if cause == "bug" else str(error) or repr(error)
             end(job, ok=False, cause=cause, message=message[:LONGEST_MESSAGE])
         return 1
@@ -71,7 +71,7 @@ def work(spec: JobSpec, job: Job) -> int:
 
 
 def finish(spec: JobSpec, job: Job, metrics: dict[str, Any]) -> None:
-    """Hashes the result, has it on the disk, and reports it."""
+    """Hash the result, sync it to disk, and report it."""
     seen = survey(job.out / "payload", md5=True, beat=lambda done, size: job.doing("hashing", done / 1e9, size / 1e9, "GB"))
     with job.busy("writing to the disk", flushing=True):
         sync_tree(job.out)
@@ -85,7 +85,7 @@ def finish(spec: JobSpec, job: Job, metrics: dict[str, Any]) -> None:
 
 
 def listen() -> None:
-    """A polite signal ends the job with what it has written so far; stages with checkpoints write one first (`Checkpoints`)."""
+    """Install signal handlers. SIGTERM and SIGUSR1 end the job; stages with checkpoints write one first (`Checkpoints`)."""
 
     def stop(number: int, _: Any) -> None:
         raise Preempted(f"asked to stop by {signal.Signals(number).name}")
@@ -95,15 +95,15 @@ def listen() -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True)
 
 
-def end(job: Job, **said: Any) -> None:
-    """The job's last word, unless another submission has taken over."""
+def end(job: Job, **outcome: Any) -> None:
+    """Write `done.json`, unless another submission has taken over."""
     job.seal()
-    told = {"checkpoints": job.checkpoint_cost, "resumed_from": job.resumed_from, "peak": memory.peak()}
-    write_json(job.folder / "done.json", said | told)
+    common = {"checkpoints": job.checkpoint_cost, "resumed_from": job.resumed_from, "peak": memory.peak()}
+    write_json(job.folder / "done.json", outcome | common)
 
 
 def run(spec: JobSpec, job: Job) -> dict[str, Any]:
-    """Calls the stage's `run(config, inputs, job)`; its result is the metrics that go into the record."""
+    """Call the stage's `run(config, inputs, job)`, which returns the metrics for the record."""
     check_code(spec)
     declaration = KINDS[spec.kind]
     inputs = open_inputs(spec, job)
@@ -128,7 +128,7 @@ def run(spec: JobSpec, job: Job) -> dict[str, Any]:
 
 
 def with_update(metrics: dict[str, Any], start: Artifact, job: Job) -> tuple[dict[str, Any], str | None]:
-    """(metrics with the size of the update, why nothing was trained or None) of a model that was trained from another one."""
+    """(metrics with the size of the weight update, why nothing was trained or None)."""
     from stages.job.updates import measure
 
     update = measure(start.payload, job.out / "payload")
@@ -136,22 +136,22 @@ def with_update(metrics: dict[str, Any], start: Artifact, job: Job) -> tuple[dic
 
 
 def read_config(spec: JobSpec) -> Any:
-    """The stage's configuration.
+    """Validate the stage's configuration.
 
     Raises:
-        StageError: it is none any more: a file behind it, e.g. a template, has changed since.
+        StageError: it is no longer valid because a file it depends on, e.g. a template, has changed.
     """
     try:
         return KINDS[spec.kind].config.model_validate(spec.config)
     except ValidationError as error:
-        raise StageError(f"its configuration cannot be used ({described(error)}): type the command again") from error
+        raise StageError(f"its configuration is no longer valid ({described(error)}): run the command again") from error
 
 
 def load_stage(kind: str) -> ModuleType:
-    """The stage's module.
+    """Import the stage's module.
 
     Raises:
-        StageError: a library is not installed here.
+        StageError: a library is not installed.
     """
     try:
         with uncollected():
@@ -163,20 +163,20 @@ def load_stage(kind: str) -> ModuleType:
 
 
 def check_code(spec: JobSpec) -> None:
-    """Refuses to run other code than the orchestrator has loaded the recipe with.
+    """Check that the running code is the code with which the orchestrator loaded the recipe.
 
     Raises:
-        StageError: the snapshot was changed, or is of another version of the stage.
+        StageError: the snapshot was changed, or has another version of the stage.
     """
     if code_sha256(code_files()) != spec.code:
-        raise StageError("the code that runs is not the snapshot that the job was given: remove .pedigree/code and type the command again")
+        raise StageError("the running code differs from the job's snapshot: remove .pedigree/code and run the command again")
     if KINDS[spec.kind].version != spec.version:
-        raise StageError(f"the recipe was loaded with version {spec.version} of {spec.kind}, and the code that runs has version "
-                         f"{KINDS[spec.kind].version}: it changed just then; type the command again")  # fmt: skip
+        raise StageError(f"the recipe was loaded with version {spec.version} of {spec.kind}, but the running code has version "
+                         f"{KINDS[spec.kind].version}: run the command again")  # fmt: skip
 
 
 def cause_of(error: BaseException, folder: Path) -> str:
-    """One word for the policy of retries, `pipelines.jobs.attempts.RETRIED`."""
+    """Classify an error as one word for the retry policy, `pipelines.jobs.attempts.RETRIED`."""
     text = str(error).lower()
     if isinstance(error, NotFinite):
         return "not_finite"
@@ -189,12 +189,12 @@ def cause_of(error: BaseException, folder: Path) -> str:
     if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
         return "out_of_memory"
     if "pytorchstreamwriter" in text and is_full(folder):
-        return "disk_full"  # torch says only that a write failed
+        return "disk_full"  # torch reports only that a write failed
     if isinstance(error, OSError):
         return storage_cause(error)
     if "gloo" in text or "nccl" in text or type(error).__name__.startswith("Dist"):
         return "collective"
-    if type(error).__name__ == "EngineLost":  # its module loads vLLM's settings
+    if type(error).__name__ == "EngineLost":  # by name: importing its module would load vLLM's settings
         return "lost_engine"
     return "crashed"
 

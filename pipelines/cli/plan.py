@@ -19,7 +19,7 @@ from pipelines.estimate.estimates import Estimate, Estimates
 from pipelines.estimate.machines import this_cpu, this_memory
 from pipelines.estimate.memory import GIB
 from pipelines.estimate.rates import Rates, known
-from pipelines.estimate.schedule import Forecast, outlook
+from pipelines.estimate.schedule import TimeLeft, outlook
 from pipelines.jobs.context import RunContext
 from pipelines.lineage.ancestry import opened
 from pipelines.quantities import counted, duration, rough, size
@@ -151,7 +151,7 @@ def _amount(amount: Amount | None) -> str:
     return f"{MARKS[amount.how]}{amount.value:.0f}"
 
 
-def beforehand(run: RunContext, rows: Collection[PlanRow]) -> Forecast:
+def beforehand(run: RunContext, rows: Collection[PlanRow]) -> TimeLeft:
     """Estimate the wall time of the jobs to run, with jobs in parallel where slots allow."""
     times = {address: row.estimate.time for address, row in with_jobs(rows).items()}
     return outlook(run.graph, run.execution, times)
@@ -162,7 +162,7 @@ def with_jobs(rows: Collection[PlanRow]) -> dict[str, PlanRow]:
     return {row.node.address: row for row in rows if row.state not in JOBLESS}
 
 
-def time_text(found: Forecast, device: str) -> str:
+def time_text(found: TimeLeft, device: str) -> str:
     """Format a time estimate: `about 14 minutes on this machine, estimated from ...`."""
     where = " on this machine" if device == "cpu" else ""
     how = f", estimated from {found.how}" if found.how else ""
@@ -181,7 +181,7 @@ def machine_text(execution: Execution) -> str:
     return f"{shown}: {counted(execution.slots, 'slot')}, {ranks}{counted(numerics.threads, 'thread')} per job{taken}"
 
 
-def slow_text(found: Forecast, device: str) -> str:
+def slow_text(found: TimeLeft, device: str) -> str:
     """Suggest faster hardware if a CPU run takes long; else empty."""
     if device != "cpu" or found.seconds < LONG_S:
         return ""

@@ -41,7 +41,7 @@ def makespan(tasks: Mapping[str, Task], slots: int) -> float:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class TimeLeft:
     """Estimate of the rest of a run."""
 
     seconds: float
@@ -51,7 +51,7 @@ class Forecast:
     """Basis of the largest part of the estimate."""
 
 
-def outlook(graph: Graph, execution: Execution, times: Mapping[str, Time | None], left: Mapping[str, float] | None = None) -> Forecast:
+def outlook(graph: Graph, execution: Execution, times: Mapping[str, Time | None], left: Mapping[str, float] | None = None) -> TimeLeft:
     """Estimate for the unfinished stages.
 
     Args:
@@ -72,7 +72,7 @@ def outlook(graph: Graph, execution: Execution, times: Mapping[str, Time | None]
         slots = execution.of(node.kind, node.name)[1].slots
         tasks[address] = Task(seconds, slots, [parent for parent in node.parents if parent in times])
     unknown = sum(time is None and address not in (left or {}) for address, time in times.items())
-    return Forecast(makespan(tasks, execution.slots), unknown, max(shares, key=lambda how: shares[how], default=""))
+    return TimeLeft(makespan(tasks, execution.slots), unknown, max(shares, key=lambda how: shares[how], default=""))
 
 
 class Forecast:
@@ -83,7 +83,7 @@ class Forecast:
         self._ended: frozenset[str] | None = None
         self._estimates = Estimates(project, graph, execution)
 
-    def left(self, ended: frozenset[str], due: Collection[str], left: Callable[[str, float | None], float | None]) -> Forecast:
+    def left(self, ended: frozenset[str], due: Collection[str], left: Callable[[str, float | None], float | None]) -> TimeLeft:
         """Estimate for the stages that are due.
 
         Args:

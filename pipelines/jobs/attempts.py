@@ -103,7 +103,8 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     scratch = Path(handle.scratch)
     was_cancelled = (scratch / CANCELLED).exists()  # canceled before this run, which resumes it
     run.watch(node.address, "running", "its job runs on another machine, or ran before a reboot", folder=scratch)
-    failure = _wait(run, handle, _Watch(handle, placement, heard), hold) or unproven(scratch, beat=run.transfer_progress(node.address).hashed)
+    failure = _wait(run, handle, _Watch(handle, placement, heard), hold)
+    failure = failure or unproven(scratch, beat=run.transfer_progress(node.address).hashed)
     hold.check()
     attempts = attempts_here(scratch)
     if attempts:
@@ -114,8 +115,9 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     return failure is None
 
 
-def run_job(run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, names: list[str], hold: HeldLease) ->
-None:
+def run_job(
+    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, names: list[str], hold: HeldLease
+) -> None:
     """Run the job until it succeeds; retry transient failures and record every attempt.
 
     Args:

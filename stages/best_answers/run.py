@@ -1,10 +1,10 @@
-"""Judged answers to conversations: of each prompt those that are worth imitating.
+"""Turn judged answers into conversations: keep the answers to each prompt that are worth imitating.
 
-    payload/rows-*.parquet  conversations, each a prompt and one answer, in the order of the prompts' ids; the id is the answer's
-    evidence/counts.json    answers read and kept, and why prompts gave none
+    payload/rows-*.parquet  conversations of a prompt and one answer, in the order of prompt ids; the id is the answer's
+    evidence/counts.json    answers read and kept, and why prompts yielded none
     evidence/validation.json
 
-An answer that was cut off by the length limit, where such are kept, stays marked (`finish_reason: length`): no end is added that it lacks.
+Truncated answers that are kept stay marked (`finish_reason: length`), so that no end-of-turn token is added.
 """
 
 from collections import Counter
@@ -25,11 +25,11 @@ from stages.job.output_rows import written
 
 
 def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Keeps the good answers of each prompt.
+    """Keep the good answers to each prompt.
 
     Raises:
-        StageError: fewer than `min_rows`; the message counts the reasons.
-        PedigreeError: an answer stands there twice.
+        StageError: fewer than `min_rows` are left; the message counts the reasons.
+        PedigreeError: an answer is there twice.
     """
     with job.busy("reading rows"):
         given = answer_pool.read(only(inputs, "judgments"), config.by)
@@ -69,7 +69,7 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def write(kept: Sequence[AnswerFacts], given: AnswerPool, job: Job) -> dict[str, Any]:
-    """Writes the payload; returns the verdict of the expectations."""
+    """Write the payload; return the verdict of the expectations."""
     sizes = [one.asked + one.length for one in kept]
 
     def rows(part: slice) -> Iterator[list[Conversation]]:
@@ -82,8 +82,8 @@ def write(kept: Sequence[AnswerFacts], given: AnswerPool, job: Job) -> dict[str,
 
 
 def conversation(row: Mapping[str, Any]) -> Conversation:
-    """A prompt with one answer to it."""
-    said: Message = {"role": "assistant", "content": row["text"]}
+    """A prompt with one answer."""
+    answer: Message = {"role": "assistant", "content": row["text"]}
     if row["finish_reason"] == "length":
-        said["finish_reason"] = "length"
-    return {"id": row["id"], "source": row["source"], "messages": [*row["messages"], said], **records.context_of(row)}
+        answer["finish_reason"] = "length"
+    return {"id": row["id"], "source": row["source"], "messages": [*row["messages"], answer], **records.context_of(row)}

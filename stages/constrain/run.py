@@ -1,12 +1,12 @@
-"""Prompts to prompts with verifiable constraints, for policies that are to follow instructions to the letter. No model takes part.
+"""Add verifiable constraints to prompts, for training precise instruction following. No model is involved.
 
-    payload/rows-*.parquet     prompts in their order; the id is that of the prompt that one was made of, with `/constrained`
-    evidence/counts.json       prompts read and kept, and why the others are left out
-    evidence/constraints.json  how often each of IFEval's instructions was added, and how many prompts have got how many
-    evidence/samples.jsonl     the first prompts, with what was added
+    payload/rows-*.parquet     prompts in input order; the id is the original prompt's plus `/constrained`
+    evidence/counts.json       prompts read and kept, and why the others were dropped
+    evidence/constraints.json  how often each IFEval instruction was added, and the number of prompts by number of constraints
+    evidence/samples.jsonl     the first prompts with their constraints
     evidence/validation.json
 
-All prompts are read twice: what is remembered between is some bytes of each.
+All prompts are read twice; only a few bytes of each stay in memory.
 """
 
 from collections import Counter
@@ -30,17 +30,17 @@ SHOWN = 20
 
 @dataclass
 class Outlook:
-    """What the first reading has found."""
+    """Results of the first pass."""
 
     sizes: list[int] = field(default_factory=list)
-    """Characters of each prompt as it was read, see `records.bulk_of`."""
+    """Characters of each input prompt, see `records.bulk_of`."""
     kept: list[tuple[int, int]] = field(default_factory=list)
-    """(place, characters with its constraints) of each that stays."""
+    """(place, characters including constraints) of each kept prompt."""
     drops: Counter[str] = field(default_factory=Counter)
     added: Counter[str] = field(default_factory=Counter)
-    """By instruction."""
+    """Constraints by instruction."""
     numbers: Counter[int] = field(default_factory=Counter)
-    """Constraints that were added to a prompt → prompts."""
+    """Number of added constraints → prompts."""
     shown: list[Prompt] = field(default_factory=list)
 
     def note(self, row: Mapping[str, Any], made: Prompt | str) -> None:
@@ -56,10 +56,10 @@ class Outlook:
 
 
 def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Adds constraints to every prompt that can take them.
+    """Add constraints to every prompt that can take them.
 
     Raises:
-        StageError: fewer than `min_rows`; the message counts the reasons.
+        StageError: fewer than `min_rows` are left; the message counts the reasons.
     """
     pool, rules = only(inputs, "prompts"), load_constraints()
     found = Outlook()
@@ -74,8 +74,8 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     write_rows(job.evidence / "samples.jsonl", found.shown)
     if len(found.kept) < config.min_rows:
         raise StageError(
-            f"{len(found.kept)} prompts < min_rows {config.min_rows} of {len(found.sizes)} ({drops}): give prompts without other "
-            "verifiers, lower min_constraints, name more instructions, or lower min_rows"
+            f"{len(found.kept)} prompts < min_rows {config.min_rows} of {len(found.sizes)} ({drops}): use prompts without other "
+            "verifiers, lower min_constraints, list more instructions, or lower min_rows"
         )
     verdict = write(pool, found, config, rules, job)
     total = sum(number * count for number, count in found.numbers.items())
@@ -83,7 +83,7 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def write(pool: Artifact, found: Outlook, config: Constrain, rules: ConstraintRules, job: Job) -> dict[str, Any]:
-    """Writes the payload; returns the verdict of the expectations."""
+    """Write the payload; return the verdict of the expectations."""
     lying = answer_pool.lying(pool, found.sizes)
     places = np.array([place for place, _ in found.kept], np.int64)
     sizes = [size for _, size in found.kept]
@@ -98,5 +98,5 @@ def write(pool: Artifact, found: Outlook, config: Constrain, rules: ConstraintRu
 
 
 def _instructions(row: Mapping[str, Any]) -> list[str]:
-    """Ids of a prompt's instructions; none where it has no verifier, or another one."""
+    """Ids of a prompt's IFEval instructions; empty without an IFEval verifier."""
     return [one["id"] for one in (row["verifier"] or {}).get("instructions", ())]

@@ -1,8 +1,8 @@
-"""Advantages of answers and of tokens: pure functions, in the papers' symbols.
+"""Advantages of answers and tokens: pure functions, in the papers' symbols.
 
-Shapes: P prompts, G answers to each, D answers of a micro-batch, T tokens of the longest, N trained tokens of all answers one after the
-other. A missing reward is NaN: it is left out of every mean, and its advantage is 0. Advantages of a group with equal rewards are
-exactly 0: it has no gradient.
+Shapes: P prompts, G answers to each, D answers of a micro-batch, T tokens of the longest, N trained tokens of all answers concatenated.
+A missing reward is NaN: it is excluded from every mean, and its advantage is 0. Advantages of a group with equal rewards are exactly 0, so
+the group has no gradient.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 EPSILON = 1e-4
-"""Added to a standard deviation that divides a group's rewards, as TRL does."""
+"""Added to a group's standard deviation before dividing by it, as in TRL."""
 
 
 def centred(rewards_PG: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Visits(NamedTuple):
 
     visits: int = 0
     answers: int = 0
-    """Rewards seen."""
+    """Number of rewards."""
     mean: float = 0.0
     squares: float = 0.0
     """Σ (R - mean)²."""
@@ -61,7 +61,7 @@ def smoothed(rewards_PG: Tensor, before_P: Sequence[Visits]) -> tuple[Tensor, li
     over those of all visits, of A_total / v + (v - 1) / v A_new and (v - 1) / v A_total + A_new / v the one of smaller magnitude.
 
     Returns:
-        (advantages, statistics after this visit). A visit without any reward does not count.
+        (advantages, statistics after this visit). A visit without rewards does not count.
     """
     new = normalised(rewards_PG)
     advantages, after = [], []
@@ -93,7 +93,7 @@ def token_rewards(rewards_D: Tensor, penalties_N: Tensor, documents_N: Tensor, l
     Args:
         rewards_D: R.
         penalties_N: KL penalty of each token.
-        documents_N: the answer that each token belongs to.
+        documents_N: each token's answer.
         longest: T, tokens of the longest answer.
     """
     rewards_DT = rows(-penalties_N, documents_N, len(rewards_D), longest)
@@ -135,12 +135,12 @@ def flat(values_DT: Tensor, documents_N: Tensor) -> Tensor:
 
 
 def _within(documents_N: Tensor, num_documents: int) -> Tensor:
-    """Each token's place in its answer."""
+    """Each token's position in its answer."""
     lengths_D = _lengths(documents_N, num_documents)
     return torch.arange(len(documents_N), device=documents_N.device) - (lengths_D.cumsum(0) - lengths_D)[documents_N]
 
 
 def _lengths(documents_N: Tensor, num_documents: int) -> Tensor:
-    """Tokens of each answer (`bincount` reads the largest number first, which waits for the GPU)."""
+    """Tokens of each answer (without `bincount`, which reads the largest number first and so waits for the GPU)."""
     zeros_D = torch.zeros(num_documents, dtype=documents_N.dtype, device=documents_N.device)
     return zeros_D.index_add(0, documents_N, torch.ones_like(documents_N))

@@ -1,11 +1,11 @@
-"""Documents to micro-batches: how one step's global batch is cut, exactly, into ranks and forward passes.
+"""Split a step's global batch of documents into ranks and micro-batches, and build their tensors.
 
 Shapes: B rows, T tokens per row, D documents, N trained tokens.
 
 Packed (the default): the documents of a micro-batch are concatenated in one row (B = 1) without padding, and do not attend to each
 other. With `attention: varlen` the documents of a unit share their common prompt, which is in the row once
-(see `stages/training/attention.py`). Other attentions isolate documents by `position_ids` that restart at each. Padded: one document
-per row, right-padded, with a mask made from lengths, never from a token id: the padding id may equal the end-of-turn id.
+(see `stages/training/attention.py`). Other attention implementations isolate documents by `position_ids` that restart at each. Padded: one
+document per row, right-padded, with a mask from lengths, never from a token id, because the padding id may equal the end-of-turn id.
 """
 
 import random
@@ -31,13 +31,13 @@ class Document:
     ids: np.ndarray
     """Shape (T,), integers of any width."""
     trained_bits: np.ndarray
-    """`trained`, eight tokens a byte, as `np.packbits` packs them."""
+    """`trained`, eight tokens per byte, from `np.packbits`."""
     num_trained: int
-    """How many of `trained[1:]`: the first token has no log-probability."""
+    """Number of trained tokens in `trained[1:]`; the first token has no log-probability."""
 
     @classmethod
     def of(cls, ids: Sequence[int], trained: Sequence[bool]) -> "Document":
-        """From numbers in memory."""
+        """Create a document from sequences."""
         trained_T = np.asarray(trained, dtype=np.bool_)
         return cls(np.asarray(ids, dtype=np.int64), np.packbits(trained_T), int(np.count_nonzero(trained_T[1:])))
 
@@ -58,19 +58,19 @@ class Document:
 
     @property
     def prompt_length(self) -> int:
-        """How many tokens stand before the first trained one; all, where none is trained."""
+        """Number of tokens before the first trained one; all, if none is trained."""
         trained_T = self.trained
         return int(trained_T.argmax()) if trained_T.any() else len(self)
 
     def cut(self, length: int) -> "Document":
-        """Its first tokens; none is copied."""
+        """The first tokens, as a view."""
         if len(self) <= length:
             return self
         return Document(self.ids[:length], self.trained_bits[: -(-length // 8)], int(np.count_nonzero(self.trained[1:length])))
 
 
 def document(prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Document:
-    """A prompt, and an answer that is trained."""
+    """A document of a prompt and a trained answer."""
     return Document.of([*prompt_ids, *answer_ids], [False] * len(prompt_ids) + [True] * len(answer_ids))
 
 
@@ -79,7 +79,7 @@ Unit = tuple[Document, ...]
 
 
 def shared_prefix(unit: Unit) -> int:
-    """How many first tokens all documents of the unit have in common, none of them trained or a document's last."""
+    """Length of the common prefix of a unit's documents, without trained tokens and without a document's last token."""
     if len(unit) < 2:
         return 0
     first, *others = unit
@@ -91,13 +91,13 @@ def shared_prefix(unit: Unit) -> int:
 
 
 def unit_tokens(unit: Unit, numerics: Numerics) -> int:
-    """Tokens that the unit takes in a forward pass."""
+    """Tokens of the unit in a forward pass."""
     shared = shared_prefix(unit) if numerics.shares_prompts else 0
     return sum(len(doc) for doc in unit) - shared * (len(unit) - 1)
 
 
 def share_prompts(documents: Sequence[Document], numerics: Numerics) -> list[Unit]:
-    """Answers to one prompt as units that fit a micro-batch: all of them where they do, in their order."""
+    """Group answers to the same prompt into units that fit a micro-batch, in order."""
     if not numerics.shares_prompts:
         return [(doc,) for doc in documents]
     units: list[Unit] = []
@@ -118,7 +118,7 @@ class MicroBatchPlan:
     weight: float = 1.0
     """0 for a repeated pass that only keeps ranks in step: collectives must match, but its gradient must not count."""
     most_trained: int = 0
-    """Under ZeRO-3: trained tokens of the largest pass that any rank makes at the same time."""
+    """Under ZeRO-3: trained tokens of the largest concurrent pass on any rank."""
 
 
 @dataclass(frozen=True)
@@ -128,27 +128,27 @@ class MicroBatch:
     input_ids_BT: Tensor
     position_ids_BT: Tensor
     attention_mask_BT: Tensor | None
-    """None when packed."""
+    """None if packed."""
     spans: Spans | None
-    """Of a packed row, for attention `varlen`."""
+    """Spans of a packed row, for attention `varlen`."""
     places_N: Tensor
     """Flat positions (b * T + t) whose hidden state predicts a trained token."""
     targets_N: Tensor
     documents_N: Tensor
-    """Which document each trained token belongs to."""
+    """Document of each trained token."""
     last_D: Tensor
     """Flat position of each document's last token."""
     num_documents: int
     most_trained: int
-    """Trained tokens, N, or more where another rank has more of them and all must call the head equally often."""
+    """N, or more if another rank has more trained tokens and all must call the head equally often."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
-        """The same with every tensor changed."""
+        """Apply a function to every tensor."""
         changed = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **changed, spans=self.spans.each(change) if self.spans else None)
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """On a device; copies from pinned memory do not block the host."""
+        """Copy to a device; copies from pinned memory do not block the host."""
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def sum_by_document(self, values_N: Tensor) -> Tensor:
@@ -158,13 +158,13 @@ class MicroBatch:
 
 
 def epoch_order(num_rows: int, seed: int, epoch: int) -> list[int]:
-    """The rows of an epoch in training order: a shuffle that (seed, epoch) decides, so that no state needs saving."""
+    """The rows of an epoch in training order: a shuffle determined by (seed, epoch), so that no state needs saving."""
     return list(_shuffled(num_rows, seed, epoch))
 
 
 @lru_cache(maxsize=2)
 def _shuffled(num_rows: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """Cached from step to step: shuffling a million rows takes most of a second."""
+    """Cached between steps: shuffling a million rows takes most of a second."""
     order = list(range(num_rows))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return tuple(order)
@@ -175,15 +175,15 @@ def steps_per_epoch(num_rows: int, global_batch: int) -> int:
 
 
 def step_rows(step: int, num_rows: int, global_batch: int, seed: int | None) -> list[int]:
-    """Rows of optimizer step `step` (0-based), of each epoch in another order, or always in their own without a seed; the last batch of an
-    epoch may be smaller."""
+    """Rows of optimizer step `step` (0-based), reshuffled each epoch, or in their original order without a seed; the last batch of an epoch
+    may be smaller."""
     epoch, within = divmod(step, steps_per_epoch(num_rows, global_batch))
     rows = range(num_rows) if seed is None else _shuffled(num_rows, seed, epoch)
     return list(rows[within * global_batch : (within + 1) * global_batch])
 
 
 def plan_step(units: Sequence[Unit], rank: int, world_size: int, numerics: Numerics) -> list[MicroBatchPlan]:
-    """The forward passes of one rank for one global batch; every rank gets equally many.
+    """The forward passes of one rank for one global batch; the number is the same for all ranks.
 
     Unit i goes to rank i mod world_size. A rank with fewer passes repeats a small unit with weight 0.
     """
@@ -197,7 +197,7 @@ def plan_step(units: Sequence[Unit], rank: int, world_size: int, numerics: Numer
 
 
 def _agreed(by_rank: list[list[MicroBatchPlan]], units: Sequence[Unit]) -> list[list[MicroBatchPlan]]:
-    """Plans in which each pass knows the trained tokens of the largest pass of any rank, without communication."""
+    """Add to each pass the trained tokens of the largest concurrent pass on any rank, without communication."""
     trained = [sum(doc.num_trained for doc in unit) for unit in units]
     most = [max(sum(trained[i] for i in micro.units) for micro in at_once) for at_once in zip(*by_rank, strict=True)]
     return [[replace(micro, most_trained=count) for micro, count in zip(micros, most, strict=True)] for micros in by_rank]
@@ -212,7 +212,7 @@ def _cut(mine: list[int], lengths: list[int], units: Sequence[Unit], numerics: N
 
 
 def best_fit(indices: Sequence[int], lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Best-fit decreasing bin packing; what exceeds `capacity` alone gets a bin of its own. Deterministic."""
+    """Best-fit decreasing bin packing; an item larger than `capacity` gets its own bin. Deterministic."""
     bins: list[list[int]] = []
     free: list[int] = []
     for index in sorted(indices, key=lambda i: (-lengths[i], i)):
@@ -229,7 +229,7 @@ def best_fit(indices: Sequence[int], lengths: Sequence[int], capacity: int) -> l
 
 @dataclass(frozen=True)
 class _Piece:
-    """Where a document is in the flat row: its first `shared` tokens at `prefix`, the others from `start`."""
+    """A document's position in the flat row: its first `shared` tokens at `prefix`, the others from `start`."""
 
     doc: Document
     ids_T: np.ndarray
@@ -243,12 +243,12 @@ class _Piece:
 
 
 def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained: int = 0) -> MicroBatch:
-    """Units of one forward pass as tensors; documents keep their order.
+    """Build the tensors of one forward pass; documents keep their order.
 
     Args:
-        units: of the forward pass.
+        units: units of the pass.
         numerics: whether units are packed and share prompts.
-        pad_id: token id that fills padded rows.
+        pad_id: token id for padding.
         most_trained: see `MicroBatchPlan`.
     """
     spans = attention = None
@@ -286,7 +286,7 @@ def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained
 
 @dataclass(frozen=True)
 class _Run:
-    """Consecutive tokens of a packed row, the first of them at `position` of its document."""
+    """Consecutive tokens of a packed row, starting at `position` of their document."""
 
     ids_T: np.ndarray
     position: int
@@ -294,7 +294,7 @@ class _Run:
 
 
 def _row(units: Sequence[Unit], numerics: Numerics) -> tuple[list[_Piece], list[_Run]]:
-    """Where each document is in a packed row, and the runs of tokens that make up the row."""
+    """(position of each document in a packed row, the row's runs of tokens)."""
     pieces: list[_Piece] = []
     runs: list[_Run] = []
     end = 0

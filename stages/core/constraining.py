@@ -1,5 +1,5 @@
-"""Verifiable constraints for a prompt: which, with which values, in which words. A pure function of (seed, prompt id), the prompt and the
-rules of `configs/constraints.yaml`: neither other prompts nor their order change what is drawn.
+"""Draw verifiable constraints for a prompt, with their values and wording. A pure function of (seed, prompt id), the prompt and the rules
+of `configs/constraints.yaml`, independent of other prompts and their order.
 """
 
 import random
@@ -12,22 +12,22 @@ from data.records.records import Prompt, derived_id
 
 VERIFIER = "ifeval"
 PART = "constrained"
-"""What the id of a prompt gets at its end when constraints are added."""
+"""Suffix of the id of a prompt with added constraints."""
 
 
 class Constraint(NamedTuple):
     """One constraint of a prompt."""
 
     instruction: dict[str, Any]
-    """As the verifier has it: the id and its arguments."""
+    """The id and arguments for the verifier."""
     sentence: str
-    """As the user is heard to say it."""
+    """The wording in the user's turn."""
 
 
 def constrained(prompt: Mapping[str, Any], config: Constrain, rules: ConstraintRules) -> Prompt | str:
-    """A prompt with constraints added to its last turn, or why there is none.
+    """Add constraints to a prompt's last turn, or return why that is impossible.
 
-    Constraints that it has already stay; those that are added go with them.
+    Existing constraints are kept; added ones are compatible with them.
     """
     verifier = prompt["verifier"] or {"name": VERIFIER, "instructions": []}
     if verifier["name"] != VERIFIER:
@@ -51,15 +51,15 @@ def constrained(prompt: Mapping[str, Any], config: Constrain, rules: ConstraintR
 def drawn(
     rules: ConstraintRules, count: int, chance: random.Random, text: str, given: Sequence[str], among: Sequence[str] | None
 ) -> list[Constraint]:
-    """Constraints that can be followed together, and with those that the prompt has; fewer than `count` where no more fit.
+    """Draw constraints that are compatible with each other and with the prompt's own; fewer than `count` if no more fit.
 
     Args:
-        rules: of the file.
-        count: how many.
-        chance: draws.
+        rules: constraint rules.
+        count: number of constraints.
+        chance: random generator.
         text: the user's last turn.
-        given: instructions that it has already.
-        among: instructions to draw among; None: all.
+        given: the prompt's own instructions.
+        among: instructions to draw from; None for all.
     """
     names = sorted(rules.instructions if among is None else among)
     chance.shuffle(names)
@@ -74,14 +74,14 @@ def drawn(
 
 
 def _worded(name: str, form: ConstraintForm, chance: random.Random, text: str) -> Constraint:
-    """A constraint of one form."""
+    """Draw the values and wording of a constraint."""
     instruction: dict[str, Any] = {"id": name, **({REPEATED: text.strip()} if form.repeats else {})}
-    said: dict[str, str] = {}
+    worded: dict[str, str] = {}
     for argument, values in form.arguments.items():
         if isinstance(values, SomeOf):
             instruction[argument] = chance.sample(values.of, chance.choice(values.some))
-            said[argument] = ", ".join(instruction[argument])
+            worded[argument] = ", ".join(instruction[argument])
         else:
             instruction[argument] = chance.choice(list(values))
-            said[argument] = values[instruction[argument]] if isinstance(values, dict) else str(instruction[argument])
-    return Constraint(instruction, Template(chance.choice(form.sentences)).substitute(said))
+            worded[argument] = values[instruction[argument]] if isinstance(values, dict) else str(instruction[argument])
+    return Constraint(instruction, Template(chance.choice(form.sentences)).substitute(worded))

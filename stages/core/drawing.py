@@ -1,7 +1,7 @@
-"""Which policies of a pool answer a prompt.
+"""Draw the policies of a pool that answer a prompt.
 
-Everything is decided by hashes of (seed, prompt id, label): neither the order of prompts or policies nor other prompts change a draw, and
-one more policy in the pool changes only the draws that it enters (rendezvous hashing, Thaler & Ravishankar 1998).
+Draws depend only on hashes of (seed, prompt id, label), not on the order of prompts or policies or on other prompts. Adding a policy to the
+pool changes only the draws that include it (rendezvous hashing, Thaler & Ravishankar 1998).
 """
 
 from collections.abc import Collection, Sequence
@@ -22,12 +22,12 @@ def draw_policies(
 
     Args:
         labels: the pool.
-        prompt_id: of the prompt.
-        seed: of the stage.
-        count: how many of the pool answer; None: all.
-        on_policy: labels of the policy that is to be trained.
-        share: probability that one of `on_policy` answers, beside `count` - 1 others; otherwise `count` others do. None: they are drawn
-            like all others.
+        prompt_id: id of the prompt.
+        seed: the stage's seed.
+        count: number of policies that answer; None for all.
+        on_policy: labels of the policy to be trained.
+        share: probability that one of `on_policy` answers along with `count` - 1 others; otherwise `count` others answer. None: they are
+            drawn like all others.
     """
     if count is None:
         return list(labels)
@@ -42,10 +42,10 @@ def draw_policies(
 
 
 def uniform(*parts: str | int) -> float:
-    """A number in [0, 1) that depends on the parts only."""
+    """A number in [0, 1) that depends only on the parts."""
     return int(digest(list(parts))[:12], 16) / 16**12
 
 
 def _first(count: int, labels: Sequence[str], prompt_id: str, seed: int) -> set[str]:
-    """So many of the labels: a uniform draw without replacement, since their hashes are independent."""
+    """`count` of the labels: a uniform draw without replacement, because their hashes are independent."""
     return set(sorted(labels, key=lambda label: digest([seed, "policy", prompt_id, label]))[:count])

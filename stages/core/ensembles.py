@@ -1,6 +1,6 @@
-"""One reward of an answer from those of several reward models, how far the members agree, and what it adds to the answer's score.
+"""Combine the rewards of several reward models, measure their agreement, and compute an answer's score.
 
-All rewards are normalised: in standard deviations of each member's own held-out answers, so that members can be compared.
+All rewards are normalized to standard deviations of each member's held-out answers, so that members are comparable.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,11 +16,11 @@ class Member:
     """The rewards of one reward model for many answers."""
 
     raw: Sequence[float | None]
-    """None where it could not score."""
+    """None for answers that it could not score."""
     mean: float
-    """Of its held-out answers,"""
+    """Mean over its held-out answers."""
     std: float
-    """and their standard deviation."""
+    """Standard deviation over its held-out answers."""
 
     def normalised(self, place: int) -> float | None:
         raw = self.raw[place]
@@ -28,7 +28,7 @@ class Member:
 
 
 def of_all(members: Iterable[Member], place: int) -> list[float] | None:
-    """The normalised rewards of one answer; None where there are no members, or one could not score: a mean of the others would be another
+    """The normalized rewards of one answer; None without members, or if one could not score, because the others would form a different
     ensemble."""
     rewards = [member.normalised(place) for member in members]
     known = [reward for reward in rewards if reward is not None]
@@ -36,20 +36,20 @@ def of_all(members: Iterable[Member], place: int) -> list[float] | None:
 
 
 def model_terms(scorers: Scorers, reward: float | None, rating: float | None) -> list[float | None]:
-    """What an ensemble's reward and a mean rating add to an answer's score; a term of weight zero is no part of it."""
+    """Terms of an answer's score from an ensemble's reward and a mean rating; terms of weight zero are omitted."""
     weighed = ((scorers.reward_weight, reward), (scorers.rating_weight, rating))
     return [None if number is None else weight * number for weight, number in weighed if weight > 0]
 
 
 def total(terms: Iterable[float | None]) -> float | None:
-    """The sum; None where a term is missing, or there is no term."""
+    """The sum; None if a term is missing or there are none."""
     found = list(terms)
     known = [term for term in found if term is not None]
     return sum(known) if known and len(known) == len(found) else None
 
 
 def combine(rewards: Sequence[float], ensemble: Ensemble) -> float:
-    """The ensemble's reward of one answer, from one normalised reward of each member."""
+    """The ensemble's reward of one answer, from one normalized reward per member."""
     match ensemble:
         case Mean():
             return fmean(rewards)
@@ -70,10 +70,10 @@ def disagreement(rewards: Sequence[float]) -> float:
 
 
 def agreement(groups: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-    """Share of pairs of answers to one prompt that two members order alike; a tie is an order of its own. None without pairs.
+    """Share of answer pairs to the same prompt that two members order alike, where a tie counts as a third order. None without pairs.
 
     Args:
-        groups: for each prompt, the two members' rewards of each of its answers.
+        groups: for each prompt, the two members' rewards of each answer.
     """
     alike = total = 0
     for group in groups:

@@ -1,4 +1,4 @@
-"""Texts that could forge a turn of a conversation, where nobody knows how a server reads them."""
+"""Detect texts that could forge a conversation turn on a server with an unknown tokenizer."""
 
 import re
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ CONTROL = re.compile(
     r"<[|｜][\w▁]+[|｜]>|<bos>|<(?:start|end)_of_turn>|<</?SYS>>"
     r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]"
 )
-"""What chat templates of the field begin and end turns with; `<s>` and `</s>`, which in HTML strike a text out, are left out."""
+"""Control tokens of common chat templates, except `<s>` and `</s>`, which are also HTML strikethrough tags."""
 
 
 def control_token(messages: Sequence[Message]) -> str | None:
-    """A token of a chat template that a message spells out: a server whose tokenizer takes it for one would read what follows as somebody
-    else's turn, be it its own."""
+    """The first chat-template token that a message contains as text. A server that parses it as a control token would take the text after
+    it for another turn, possibly the model's own."""
     return next((found.group() for found in (CONTROL.search(message["content"]) for message in messages) if found), None)

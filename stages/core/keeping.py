@@ -1,7 +1,6 @@
-"""Which answers to a prompt are good enough to be imitated, and which rows have the best scores: pure functions of what is known of them
-but their words.
+"""Select answers that are good enough to imitate, and rows with the best scores: pure functions of everything but the texts.
 
-Scores and hashes of (seed, id) decide: the order of rows changes nothing of what is kept, nor do other prompts.
+Scores and hashes of (seed, id) decide, independent of row order and of other prompts.
 """
 
 import math
@@ -15,11 +14,11 @@ from configs.judging.keeping import Above, AllAbove, BestAnswers, BestOfN, TopSh
 from data.records.answer_pool import AnswerFacts, value_of
 
 NO_SCORE, BELOW, OUTSIDE = "no score", "below min_score", "outside the top share"
-"""Why rows are left out."""
+"""Reasons for dropping rows."""
 
 
 class Scored(NamedTuple):
-    """What a row is kept by."""
+    """A row as seen by the selection."""
 
     id: str
     source: str
@@ -27,7 +26,7 @@ class Scored(NamedTuple):
 
 
 def left_out(rows: Sequence[Scored], keep: TopShare | Above) -> list[str | None]:
-    """By row, why it is left out, or None."""
+    """For each row, why it is dropped, or None."""
     match keep:
         case Above(min_score=least):
             found: list[str | None] = [BELOW if row.score is not None and row.score < least else None for row in rows]
@@ -38,7 +37,7 @@ def left_out(rows: Sequence[Scored], keep: TopShare | Above) -> list[str | None]
 
 
 def _top(rows: Sequence[Scored], keep: TopShare) -> set[int]:
-    """Places of the best rows, of all or of each source; of a share of 0.3 of 11 rows these are 4."""
+    """Places of the best rows, overall or per source, rounded up: a share of 0.3 of 11 rows is 4."""
     ranked: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
     for place, row in enumerate(rows):
         if row.score is not None:
@@ -48,9 +47,9 @@ def _top(rows: Sequence[Scored], keep: TopShare) -> set[int]:
 
 
 def worth_imitating(group: Sequence[AnswerFacts], config: BestAnswers) -> list[AnswerFacts] | str:
-    """The answers of one prompt that are kept, best first, or why there are none.
+    """The answers to keep for one prompt, best first, or why there are none.
 
-    Of equal texts one is kept. Among equally good answers a hash decides: taking the first, or the longest, would be a bias.
+    Equal texts are kept once. A hash breaks ties, because taking the first or the longest answer would be a bias.
     """
     scored = [one for one in group if one.value is not None]
     if not scored:
@@ -69,17 +68,17 @@ def worth_imitating(group: Sequence[AnswerFacts], config: BestAnswers) -> list[A
         case BestOfN():
             return [max(drawn, key=value_of)]
         case AllAbove(max_per_prompt=most):
-            different = {one.text: one for one in reversed(drawn)}  # of equal texts the first that is drawn
+            different = {one.text: one for one in reversed(drawn)}  # the first draw of each text
             kept = [one for one in drawn if different[one.text] is one][:most]
             return sorted(kept, key=value_of, reverse=True)
 
 
 def is_good(one: AnswerFacts, config: BestAnswers) -> bool:
-    """Whether an answer that has a score reaches the least that is asked for."""
+    """Whether a scored answer reaches `min_score`."""
     return config.keep.min_score is None or value_of(one) >= config.keep.min_score
 
 
 def pass_rate(group: Sequence[AnswerFacts], config: BestAnswers) -> float | None:
-    """The share of a prompt's scored answers that are good enough, however they ended; None where none is scored."""
+    """Share of a prompt's scored answers that are good enough, truncated or not; None if none is scored."""
     scored = [one for one in group if one.value is not None]
     return sum(is_good(one, config) for one in scored) / len(scored) if scored else None

@@ -1,7 +1,7 @@
 """Losses of SFT and reward models: pure functions of log-probabilities, in the papers' symbols.
 
-Each returns a SUM over its tokens or pairs and the sums behind its metrics; the caller divides once, by the count of the whole
-global batch over all ranks, so that cutting a batch into micro-batches does not change the gradient. All inputs are fp32.
+Each returns a SUM over its tokens or pairs and the sums behind its metrics; the caller divides once, by the count of the
+global batch over all ranks, so that splitting a batch into micro-batches does not change the gradient. All inputs are fp32.
 """
 
 from torch import Tensor

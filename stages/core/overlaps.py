@@ -1,4 +1,4 @@
-"""What follows from rows that have something of benchmark items: which are removed, which stay by a waiver, and how that is told."""
+"""Decide which rows that overlap with benchmark items are removed or waived, and report them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +13,9 @@ from data.sources.sources import LEAK
 from stages.job.job import StageError
 
 REMOVED, WAIVED = "removed", "waived"
-"""What follows from an overlap, where there is no doubt of it."""
+"""Verdicts on an overlap without doubts."""
 TOLD = "only told"
-"""What follows from one of which the recipe says that it removes nothing."""
+"""Verdict on an overlap that the recipe only reports."""
 
 
 class Hit(NamedTuple):
@@ -26,7 +26,7 @@ class Hit(NamedTuple):
     source: str
     overlaps: list[Overlap]
     verdicts: list[str]
-    """Of each overlap."""
+    """Verdict on each overlap."""
 
     @property
     def removed(self) -> bool:
@@ -37,27 +37,27 @@ class Hit(NamedTuple):
         return not self.removed and WAIVED in self.verdicts
 
     def with_ids(self) -> "Hit":
-        """The same with nothing but the id of each item, to be sent to another process."""
+        """Reduce items to their ids, for sending to another process."""
         return self._replace(overlaps=[replace(one, item={"id": one.item["id"]}) for one in self.overlaps])
 
     def with_items(self, items: Mapping[tuple[str, str], dict[str, Any]]) -> "Hit":
-        """The same with the items again, by (label, id)."""
+        """Restore the items, by (label, id)."""
         return self._replace(overlaps=[replace(one, item=items[one.benchmark, one.item["id"]]) for one in self.overlaps])
 
     def of(self, label: str, *verdicts: str, embedded: bool = False) -> list[Overlap]:
-        """The overlaps with a benchmark from which one of these followed: those by vectors, or the others."""
+        """The overlaps with a benchmark that have one of these verdicts, found by embedding or otherwise."""
         found = zip(self.overlaps, self.verdicts, strict=True)
         return [one for one, verdict in found if one.benchmark == label and verdict in verdicts and (one.way == "embedded") == embedded]
 
 
 def hit_of(place: int, row: Mapping[str, Any], overlaps: list[Overlap], waivers: Sequence[Waiver]) -> Hit:
-    """What follows from each overlap of a row. Of planted rows none is waived: they are there to be removed.
+    """Decide on each overlap of a row. Planted rows are never waived, because they must be removed.
 
     Args:
-        place: of the row.
+        place: place of the row.
         row: its `id` and `source`.
-        overlaps: of it.
-        waivers: of the recipe.
+        overlaps: the row's overlaps.
+        waivers: the recipe's waivers.
     """
     waivers = () if row["source"].startswith(LEAK) else waivers
 
@@ -69,14 +69,14 @@ def hit_of(place: int, row: Mapping[str, Any], overlaps: list[Overlap], waivers:
 
 
 def staying(rows: int, hits: Sequence[Hit]) -> Numbers:
-    """Places of the rows that stay, of so many."""
+    """Places of the remaining rows, out of `rows`."""
     stays = np.ones(rows, bool)
     stays[[hit.place for hit in hits if hit.removed]] = False
     return np.flatnonzero(stays)
 
 
 def summary(label: str, items: Sequence[dict[str, Any]], hits: Sequence[Hit]) -> dict[str, Any]:
-    """Counts of one benchmark. Items that overlap are the benchmark's contaminated share (Tülu 3's 2 % rule counts them)."""
+    """Counts of one benchmark. The overlapping items are its contaminated share (counted by Tülu 3's 2 % rule)."""
     overlapped = {one.item["id"] for hit in hits for one in hit.of(label, REMOVED, WAIVED, TOLD)}
     waived = {one.item["id"] for hit in hits for one in hit.of(label, WAIVED)}
     return {
@@ -89,7 +89,7 @@ def summary(label: str, items: Sequence[dict[str, Any]], hits: Sequence[Hit]) ->
 
 
 def kept_by(waiver: Waiver, hits: Sequence[Hit]) -> dict[str, Any]:
-    """What a waiver has kept: how many rows, and which items they overlap with, by task."""
+    """Effect of a waiver: the number of kept rows, and the items that they overlap with, by task."""
     of_rows = ([*hit.of(waiver.benchmark, WAIVED), *hit.of(waiver.benchmark, WAIVED, embedded=True)] for hit in hits if hit.kept_by_waiver)
     kept = [[one for one in some if waiver.covers(one.benchmark, one.item["id"])] for some in of_rows]
     items: dict[str, set[str]] = {}
@@ -104,7 +104,7 @@ def kept_by(waiver: Waiver, hits: Sequence[Hit]) -> dict[str, Any]:
 
 
 def lines(hit: Hit) -> list[dict[str, Any]]:
-    """Of the manifest."""
+    """Lines of the manifest for a row."""
     return [
         {
             "id": hit.id,
@@ -122,23 +122,23 @@ def lines(hit: Hit) -> list[dict[str, Any]]:
 
 
 def refuse_unknown(waivers: Sequence[Waiver], benchmarks: Benchmarks) -> None:
-    """Raises StageError for a waiver of a benchmark or an item that is none."""
+    """Raise StageError for a waiver of an unknown benchmark or item."""
     for waiver in waivers:
         if waiver.benchmark not in benchmarks:
-            raise StageError(f"waivers: {waiver.benchmark!r} is none of the benchmarks {sorted(benchmarks)}")
+            raise StageError(f"waivers: {waiver.benchmark!r} is not one of the benchmarks {sorted(benchmarks)}")
         known = {item["id"] for item in benchmarks[waiver.benchmark]}
         unknown = [] if waiver.items == "all" else [name for name in waiver.items if name not in known]
         if unknown:
-            raise StageError(f"waivers: {unknown[0]!r} is the id of no item of {waiver.benchmark}; evidence/manifest.jsonl names them")
+            raise StageError(f"waivers: {waiver.benchmark} has no item {unknown[0]!r}; see evidence/manifest.jsonl for the ids")
 
 
 def refuse_contaminated(report: Mapping[str, Mapping[str, Any]], bound: float) -> None:
-    """Raises StageError where more than this share of a benchmark's items (label → `summary`) overlaps, waived ones aside."""
+    """Raise StageError if more than `bound` of a benchmark's items (label → `summary`) overlap, not counting waived ones."""
     for label, one in report.items():
         overlapped = one["items_overlapped"] - one.get("items_waived", 0)
         if overlapped / one["items"] > bound:
             raise StageError(
                 f"{overlapped} of {one['items']} items of {label} ({overlapped / one['items']:.1%}) are in this data, "
-                f"more than max_contaminated_share {bound:.1%}: leave the contaminated source out "
-                "(evidence/manifest.jsonl names the rows) or raise the bound"
+                f"more than max_contaminated_share {bound:.1%}: remove the contaminated source "
+                "(evidence/manifest.jsonl lists the rows) or raise the bound"
             )

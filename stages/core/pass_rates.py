@@ -1,4 +1,4 @@
-"""How hard prompts are: what share of the answers to each is right."""
+"""Distribution of prompts by pass rate."""
 
 import math
 from collections import Counter
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 
 def histogram(rates: Iterable[float]) -> dict[str, int]:
-    """How many prompts nobody got right, all did, and in between by tenths: {"none": 3, "0.4": 2, "all": 1}; empty ones are left out.
+    """Number of prompts with rate 0, with rate 1, and in between by tenths: {"none": 3, "0.4": 2, "all": 1}; empty bins are omitted.
 
-    A rate that is a tenth itself counts to the tenth that it begins.
+    A bin includes its lower edge.
     """
     counts = Counter(_bin(rate) for rate in rates)
     return {name: counts[name] for name in ("none", *(f"0.{tenth}" for tenth in range(10)), "all") if counts[name]}

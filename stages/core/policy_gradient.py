@@ -1,10 +1,10 @@
 """Ratios, objectives, KL penalties and aggregations of policy-gradient methods: pure functions, in the papers' symbols.
 
-Shapes: P prompts, G answers to each; D answers, N trained tokens of all answers one after the other; `documents_N` is the answer of
-each token. All is fp32. An objective is a loss per token; `token_weights` are the weights of the tokens, so that Σ weight · loss over
-all micro-batches of all ranks is the loss, and cutting the batch into micro-batches does not change its gradient.
+Shapes: P prompts, G answers to each; D answers, N trained tokens of all answers concatenated; `documents_N` is the answer of
+each token. Everything is fp32. An objective is a loss per token; `token_weights` are the weights of the tokens, so that Σ weight · loss
+over all micro-batches of all ranks is the loss, and splitting the batch into micro-batches does not change its gradient.
 
-TRL 1.16 computes the same where it has the method (`tests/stages/test_policy_trl.py`).
+Results equal TRL 1.16's for the methods that it has (`tests/stages/test_policy_trl.py`).
 """
 
 from typing import NamedTuple
@@ -15,11 +15,11 @@ from torch import Tensor
 from configs.methods.policy_gradient import AdaptiveKl, Algorithm, Cispo, Clipped, Correction, Dcpo, Kl, Ratio
 
 LARGEST_DELTA = 20.0
-"""Log-ratios to the reference are clamped to ± this: e^20 per token is far beyond what a gradient can use."""
+"""Log-ratios to the reference are clamped to ± this: e^20 per token is far beyond a useful gradient."""
 
 
 class Objective(NamedTuple):
-    """The loss per token, and which tokens a bound clipped."""
+    """The loss per token, and the tokens clipped by a bound."""
 
     loss_N: Tensor
     low_N: Tensor
@@ -29,16 +29,15 @@ class Objective(NamedTuple):
 
 
 def has_gradient(algorithm: Algorithm, advantages_PG: Tensor | None, present_PG: Tensor) -> Tensor:
-    """Which answers can have a gradient, (P, G) bool: the others need no forward pass, though they count in the loss's divisor.
+    """Which answers can have a gradient, (P, G) bool: the others need no forward pass, but count in the loss's divisor.
 
-    An answer without a reward has none. One whose group has no advantages has none either, unless something else gives it one: a KL
-    (in the loss it pulls every answer to the reference; in the reward it makes advantages of its own), or whitening, which moves an
-    advantage of 0 by the batch's mean, and for which it is a value like any other.
-    TRL 1.16 and verl 0.9 compute all answers; leaving these out gives the same loss and gradient.
+    An answer without a reward has none. An answer whose group has no advantages has none either, except with a KL (in the loss it pulls
+    every answer to the reference; in the reward it creates advantages) or with whitening, which shifts an advantage of 0 by the batch's
+    mean. TRL 1.16 and verl 0.9 compute all answers; skipping these gives the same loss and gradient.
 
     Args:
-        algorithm: with its KL.
-        advantages_PG: of each answer, from its reward alone; None where advantages are made per token.
+        algorithm: the algorithm with its KL.
+        advantages_PG: advantage of each answer from its reward alone; None for algorithms with advantages per token.
         present_PG: which answers have a reward.
     """
     if advantages_PG is None or algorithm.kl is not None or algorithm.whitened:
@@ -47,11 +46,12 @@ def has_gradient(algorithm: Algorithm, advantages_PG: Tensor | None, present_PG:
 
 
 def informative(rewards_PG: Tensor, advantages_PG: Tensor | None) -> Tensor:
-    """Which groups' rewards teach something, (P,) bool: those with an advantage; per token, all where rewards differ in the batch.
+    """Which groups have a learning signal, (P,) bool: those with a nonzero advantage; with advantages per token, all groups if rewards
+    differ within the batch.
 
     Args:
-        rewards_PG: NaN where missing.
-        advantages_PG: of each answer, from its reward alone; None where advantages are made per token.
+        rewards_PG: NaN if missing.
+        advantages_PG: advantage of each answer from its reward alone; None for algorithms with advantages per token.
     """
     if advantages_PG is not None:
         return (advantages_PG != 0).any(1)
@@ -61,7 +61,7 @@ def informative(rewards_PG: Tensor, advantages_PG: Tensor | None) -> Tensor:
 
 
 def ratios(log_ratios_N: Tensor, documents_N: Tensor, num_documents: int, level: Ratio) -> Tensor:
-    """ρ of each token: its own, or its answer's, exp(mean_t log ρ_t) (GSPO, arXiv 2507.18071, eq. 7) or Π_t ρ_t."""
+    """ρ of each token: the token's own, or its answer's, exp(mean_t log ρ_t) (GSPO, arXiv 2507.18071, eq. 7) or Π_t ρ_t."""
     if level != "token":
         sums_D = sum_by_answer(log_ratios_N, documents_N, num_documents)
         if level == "sequence_mean":
@@ -82,8 +82,8 @@ def clipped(ratios_N: Tensor, advantages_N: Tensor, low: float | Tensor, high: f
     Args:
         ratios_N: ρ.
         advantages_N: A.
-        low: 1 - ε_low, or a bound for each token.
-        high: 1 + ε_high, or a bound for each token.
+        low: 1 - ε_low, or a bound per token.
+        high: 1 + ε_high, or a bound per token.
         dual_clip: c.
     """
     free_N = ratios_N * advantages_N
@@ -144,14 +144,14 @@ def kl(estimator: str, logps_N: Tensor, reference_logps_N: Tensor) -> Tensor:
             return 0.5 * delta_N**2
         case "k3":
             return (-delta_N).exp() - 1 + delta_N
-    raise ValueError(f"unknown estimator {estimator!r}: take k1, k2 or k3")
+    raise ValueError(f"unknown estimator {estimator!r}: use k1, k2 or k3")
 
 
 def kl_loss(settings: Kl, logps_N: Tensor, reference_logps_N: Tensor, ratios_N: Tensor) -> Tensor:
     """The penalty on each token, without its coefficient: k, or ρk whose gradient is unbiased (arXiv 2512.02556, §3.1).
 
-    ρ is the token's own ratio, even where the objective uses that of the answer: k is defined per token, and only its own ratio makes
-    the expectation right.
+    ρ is the token's own ratio, even if the objective uses the answer's: k is defined per token, and only the token's ratio makes the
+    expectation correct.
     """
     penalty_N = kl(settings.estimator, logps_N, reference_logps_N)
     return penalty_N * ratios_N if settings.unbiased else penalty_N
@@ -166,7 +166,7 @@ def adapted(coefficient: float, measured: float, answers: int, settings: Adaptiv
 def correction_weights(
     settings: Correction, old_logps_N: Tensor, sampled_logps_N: Tensor, documents_N: Tensor, num_documents: int
 ) -> tuple[Tensor, Tensor]:
-    """(w of each token, 1 where a bound changed w); w = π_old(trainer) / π(sampler), of the token or of its whole answer."""
+    """(w of each token, 1 where a bound changed w); w = π_old(trainer) / π(sampler), for the token or its whole answer."""
     level: Ratio = "token" if settings.level == "token" else "sequence_sum"
     weights_N = ratios(old_logps_N - sampled_logps_N, documents_N, num_documents, level)
     outside_N = (weights_N < settings.low) | (weights_N > settings.high)
@@ -176,7 +176,7 @@ def correction_weights(
 
 
 def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """(½ max((V - R̂)², (clip(V, V_old - ε, V_old + ε) - R̂)²) of each token, 1 where the clipped term is the larger)."""
+    """(½ max((V - R̂)², (clip(V, V_old - ε, V_old + ε) - R̂)²) of each token, 1 where the clipped term is larger)."""
     free_N = (values_N - returns_N) ** 2
     if clip is None:
         return 0.5 * free_N, torch.zeros_like(free_N)
@@ -192,7 +192,7 @@ def token_weights(aggregation: str, lengths_D: Tensor, num_prompts: int, longest
             `seq-mean-token-sum-norm` 1 / (D · longest); `token-sum` 1; `seq-sum-token-mean` 1 / (P |y|).
         lengths_D: |y| in tokens.
         num_prompts: P.
-        longest: most tokens that an answer may have.
+        longest: maximum tokens of an answer.
     """
     lengths_D = lengths_D.float()
     ones_D = torch.ones_like(lengths_D)

@@ -1,7 +1,7 @@
-"""Losses of preference optimisation: pure functions of log-probabilities, in the symbols of `configs/methods/preference.py`.
+"""Losses of preference optimization: pure functions of log-probabilities, in the symbols of `configs/methods/preference.py`.
 
-Each returns a SUM over its pairs or answers and the sums behind its metrics; the caller divides once, by the count of the whole
-global batch over all ranks, so that cutting a batch into micro-batches does not change the gradient. All inputs are fp32.
+Each returns a SUM over its pairs or answers and the sums behind its metrics; the caller divides once, by the count of the
+global batch over all ranks, so that splitting a batch into micro-batches does not change the gradient. All inputs are fp32.
 Shapes: P pairs, A answers.
 """
 
@@ -33,13 +33,13 @@ class Answers:
     lengths: Tensor
     """n, in tokens."""
     entropies: Tensor | None = None
-    """Σ_t of the entropy of π_θ(· | y_<t) in nats, without gradient; None unless they were computed."""
+    """Σ_t of the entropy of π_θ(· | y_<t) in nats, without gradient; None unless computed."""
 
     @property
     def ratios(self) -> Tensor:
         """r = S - S₀."""
         if self.reference is None:
-            raise ValueError("these answers have no reference log-probabilities, and the loss reads them")
+            raise ValueError("the loss requires reference log-probabilities, which these answers lack")
         return self.logps - self.reference
 
     @property
@@ -58,7 +58,7 @@ class Answers:
         return Answers(self.logps[places], reference, self.lengths[places], entropies)
 
     def at_reference(self) -> "Answers":
-        """As if the policy were its reference, without gradient."""
+        """The answers as if the policy equaled the reference, without gradient."""
         return self if self.reference is None else replace(self, logps=self.reference)
 
 
@@ -75,15 +75,15 @@ def pair_loss(
         loss: its type and parameters.
         chosen: the better answers, with reference log-probabilities unless the loss is reference-free.
         rejected: the worse answers.
-        strength_P: P(chosen is better than rejected); None where all are certain.
+        strength_P: P(chosen is better than rejected); None if all are certain.
         win_rates_P2: SPPO: P(better than the policy's answers) of chosen and rejected.
 
     Raises:
-        ValueError: strengths for a loss that takes certain pairs only, or no win rates for one that is made of them.
+        ValueError: strengths for a loss that takes only certain pairs, or no win rates for a loss that requires them.
     """
     if isinstance(loss, losses.SppoSoft):
         if win_rates_P2 is None:
-            raise ValueError("sppo_soft is made of win rates")
+            raise ValueError("sppo_soft requires win rates")
         loss_P, margin_P = sppo_soft(loss, chosen, rejected, win_rates_P2)
     else:
         loss_P, margin_P = PAIR_LOSSES[type(loss)](loss, chosen, rejected)
@@ -101,9 +101,9 @@ def kto(loss: losses.Kto, answers: Answers, desirable_A: Tensor, z0: Tensor | fl
 
     Args:
         loss: its parameters.
-        answers: good and bad ones.
+        answers: good and bad answers.
         desirable_A: which are good (bool).
-        z0: estimate of the KL over the whole global batch, see `mismatched`; at least 0, a constant.
+        z0: estimate of the KL over the global batch, see `mismatched`; at least 0, without gradient.
     """
     sign_A = torch.where(desirable_A, 1.0, -1.0)
     weight_A = torch.where(desirable_A, loss.desirable_weight, loss.undesirable_weight)
@@ -120,9 +120,9 @@ def kto(loss: losses.Kto, answers: Answers, desirable_A: Tensor, z0: Tensor | fl
 def mismatched(documents: Sequence[Document], max_length: int) -> list[Document]:
     """Answers paired with the prompts of other documents, on which KTO estimates its KL.
 
-    Documents are ordered by prompt and the answers rotated by the largest number of answers to one prompt: no answer stands
-    after its own prompt, and each stands after one. Where one prompt has more than half of the answers, those that would
-    be paired with it are left out; a batch with a single prompt gives none. Longer documents are cut at `max_length`.
+    Documents are grouped by prompt, and the answers rotated by the largest number of answers to one prompt, so that each answer follows
+    exactly one prompt that is not its own. If one prompt has more than half of the answers, those that would still follow it are
+    dropped; a batch with a single prompt gives none. Documents are truncated at `max_length`.
     """
     by_prompt: dict[tuple[int, ...], list[Document]] = {}
     for doc in documents:
@@ -138,22 +138,22 @@ def mismatched(documents: Sequence[Document], max_length: int) -> list[Document]
 
 
 def _split(doc: Document) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(ids of the prompt, ids of the answer)."""
+    """(prompt ids, answer ids)."""
     ids, border = tuple(doc.ids.tolist()), doc.prompt_length
     return ids[:border], ids[border:]
 
 
 def means(sums: Mapping[str, float], count: int, counts: Mapping[str, int]) -> dict[str, float]:
-    """Metrics of a global batch: sums divided by `count`, those of one side ("chosen_...") by that side's count in `counts`.
+    """Metrics of a global batch: sums divided by `count`, and those of one side ("chosen_...") by that side's count in `counts`.
 
-    A side without answers has no mean, and is left out.
+    A side without answers is omitted.
     """
     shares = {name: counts.get(name.partition("_")[0], count) for name in sums}
     return {name: value / shares[name] for name, value in sums.items() if shares[name]}
 
 
 def _sums(side: str, answers: Answers, weight_A: Tensor | None = None) -> Sums:
-    """Log-probabilities of each side, so that the curve shows when both fall (likelihood displacement); entropy per token."""
+    """Log-probabilities of each side, so that the curve shows if both fall (likelihood displacement); entropy per token."""
     values = {"logp": answers.logps, "length": answers.lengths}
     if answers.reference is not None:
         values["ratio"] = answers.ratios
@@ -169,7 +169,7 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 def divergence_score(divergence: losses.Divergence, ratios: Tensor) -> Tensor:
-    """s = f'(e^r) - f'(1): what replaces r for a divergence other than reverse KL (arXiv 2309.16240, table 1)."""
+    """s = f'(e^r) - f'(1), which replaces r for a divergence other than reverse KL (arXiv 2309.16240, table 1)."""
     match divergence:
         case losses.ReverseKl():
             return ratios
@@ -186,7 +186,7 @@ def _divergence_margin(loss: losses.DivergenceLoss, chosen: Answers, rejected: A
 
 
 Pairwise = tuple[Tensor, Tensor]
-"""(loss of each pair, margin of each pair: positive where the policy prefers the chosen answer), both (P,)."""
+"""(loss of each pair, margin of each pair: positive if the policy prefers the chosen answer), both (P,)."""
 
 
 def dpo(loss: losses.Dpo, chosen: Answers, rejected: Answers) -> Pairwise:

@@ -1,7 +1,7 @@
-"""An answer's rating by a language model: the question that is put, and what its words come to.
+"""Rate an answer with a language model: build the question, and parse the reply.
 
-A rating is read from one line only, and a text in which that line cannot be told for certain has none: no number is ever made up, and none
-is taken from words that the judge may have quoted from the answer.
+A rating is parsed from a single line, and an ambiguous reply has none: ratings are never guessed, nor taken from text that the judge may
+have quoted from the answer.
 """
 
 import re
@@ -20,13 +20,13 @@ MARK_LENGTH = 12
 
 
 def question(messages: Sequence[Message], answer: str, rubric: Rubric, *, ended: bool) -> list[Message]:
-    """What the judge is asked about one answer: one user's turn, so that templates without a system turn will do.
+    """The judge's question about one answer: a single user turn, to support templates without a system turn.
 
     Args:
         messages: the conversation, which ends with the user's turn.
-        answer: what was said to it.
-        rubric: what to look at.
-        ended: whether the answer came to its end; the judge is told where it was cut off.
+        answer: the answer.
+        rubric: the aspect to rate.
+        ended: whether the answer is complete; otherwise the question says that it was cut off.
     """
     conversation = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
     content = Template(FRAME).substitute(
@@ -42,8 +42,8 @@ def question(messages: Sequence[Message], answer: str, rubric: Rubric, *, ended:
 
 
 def unused_mark(*texts: str) -> str:
-    """A word that stands in none of the texts and follows from them: who writes an answer cannot know it, and so cannot end the stretch
-    that the answer stands in."""
+    """A word that is in none of the texts, derived from a hash of them: the author of an answer cannot predict it, and so cannot forge the
+    end of the answer's section."""
     salt = 0
     while (mark := digest([salt, *texts])[:MARK_LENGTH]) in "\n".join(texts):
         salt += 1
@@ -51,14 +51,14 @@ def unused_mark(*texts: str) -> str:
 
 
 def parse_rating(text: str, *, ended: bool = True) -> int | str:
-    """The rating that a judge's words end with, 1 to 5, or why they have none: the last line must be `Rating: N`, and the only one that
-    begins so."""
+    """Parse a rating from 1 to 5, or return why there is none: the last line must be `Rating: N`, and the only one that begins with that
+    label."""
     found = stated_line(text, "rating", STATED, EXACT, ended=ended, otherwise=f"is none of 1 to {HIGHEST}")
     return found if isinstance(found, str) else int(found[1])
 
 
 def mean_rating(ratings: Iterable[int | None]) -> float | None:
-    """The mean over all aspects; None where one of them has no rating: a mean of the others would be another measure."""
+    """The mean over all aspects; None if one has no rating, because the mean of the others would be a different measure."""
     found = list(ratings)
     known = [rating for rating in found if rating is not None]
     return fmean(known) if known and len(known) == len(found) else None

@@ -1,4 +1,4 @@
-"""Which tokens of a packed row belong together: spans, each of which attends to itself, causally, and to all of one earlier span."""
+"""Spans of a packed row, each of which attends to itself, causally, and to all of one earlier span."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SMALL = 256
-"""On CPUs a prompt and its answers with fewer tokens than this are computed by one masked call: many tiny calls cost more."""
+"""On CPUs a prompt with its answers of up to this many tokens is computed by one masked call, because many tiny calls cost more."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Spans:
-    """The spans of a row in order, without gaps, in the forms that attention kernels take."""
+    """The spans of a row in order, without gaps, in the formats of the attention kernels."""
 
     all: tuple[Span, ...]
     queries_S1: Tensor
@@ -32,9 +32,9 @@ class Spans:
     keys_S1: Tensor
     """Cumulative lengths of spans with their prefixes, int32."""
     key_places: Tensor | None
-    """Positions of these keys in the row; None when every prefix is empty."""
+    """Positions of these keys in the row; None if every prefix is empty."""
     table_S4: Tensor
-    """The spans as numbers, in the order of `Span`'s fields, on the host: what an operation is told that a compiler sees from outside."""
+    """The spans as numbers, in the order of `Span`'s fields, on the host: an argument for operations that are opaque to the compiler."""
     _masks: dict[int | None, tuple[Tensor | None, ...]] = field(default_factory=dict, compare=False)
 
     @property
@@ -43,8 +43,8 @@ class Spans:
         return max(span.prefix_length + span.length for span in self.all)
 
     def masks(self, window: int | None) -> tuple[Tensor | None, ...]:
-        """Of each of `calls`: queries × keys, True where seen; None when plainly causal. Made by the first layer that needs them: GPU
-        kernels need none."""
+        """For each of `calls` its mask, queries × keys, True where seen; None if causal. Built on first use, because GPU kernels need
+        none."""
         if window is not None and window >= self.longest:
             window = None
         if window not in self._masks:
@@ -52,7 +52,7 @@ class Spans:
         return self._masks[window]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Spans":
-        """The same with every tensor changed."""
+        """Apply a function to every tensor."""
         places = None if self.key_places is None else change(self.key_places)
         return replace(self, queries_S1=change(self.queries_S1), keys_S1=change(self.keys_S1), key_places=places, _masks={})
 
@@ -70,13 +70,13 @@ def spans_of(all_spans: Sequence[Span]) -> Spans:
         queries_S1=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
         keys_S1=torch.tensor([0, *accumulate(with_prefix)], dtype=torch.int32),
         key_places=places,
-        # a last empty one: the compiler would make code of its own for a row with one span
+        # with an empty last span: the compiler would specialize on a row with a single span
         table_S4=torch.tensor([*(astuple(span) for span in all_spans), (0, 0, 0, 0)]),
     )
 
 
 def calls(all_spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans that are computed by one call on a CPU: a small prompt with its answers, or one span."""
+    """Spans grouped by kernel call on a CPU: a small prompt with its answers, or a single span."""
     grouped: list[list[Span]] = []
     for span in all_spans:
         last = grouped[-1] if grouped else []
@@ -89,7 +89,8 @@ def calls(all_spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def mask_of(call: Sequence[Span], window: int | None, device: torch.device) -> Tensor | None:
-    """True where a query sees a key; the keys of a single span are its prefix and itself, of several all their tokens."""
+    """True where a query sees a key; the keys of a single span are its prefix and its own tokens, those of several spans all their
+    tokens."""
     first = call[0]
     if len(call) == 1:
         keys = first.prefix_length + first.length
@@ -102,7 +103,7 @@ def mask_of(call: Sequence[Span], window: int | None, device: torch.device) -> T
     width = sum(span.length for span in call)
     mask = torch.zeros(width, width, dtype=torch.bool, device=device)
     times = torch.empty(width, dtype=torch.long, device=device)
-    """Place of each token in its document."""
+    """Position of each token in its document."""
     for span in call:
         begin, end = span.start - first.start, span.start - first.start + span.length
         mask[begin:end, begin:end] = torch.ones(span.length, span.length, dtype=torch.bool, device=device).tril()

@@ -1,26 +1,25 @@
-"""What the words of a language model that was asked to judge come to: one line that states it, or nothing."""
+"""Parse the line that states a judge's verdict."""
 
 import re
 
 EMPHASIS = str.maketrans("", "", "*`_#")
-"""Characters that some models put around the line, and that say nothing."""
+"""Markdown characters that some models put around the line."""
 
 
 def stated_line(
     text: str, what: str, begins: re.Pattern[str], exact: re.Pattern[str], *, ended: bool, otherwise: str
 ) -> re.Match[str] | str:
-    """The line that states something, or why there is none that can be told for certain.
+    """Match the line that states a verdict, or return why there is no unambiguous one.
 
-    It must be the last one and the only one that begins so. With a second such line, be it the same, nobody can tell the judge's own from
-    one that it quotes.
+    It must be the last line and the only one that begins with `begins`: with a second one, even if equal, the judge may be quoting.
 
     Args:
-        text: all that the judge said.
-        what: it is, e.g. `rating`.
-        begins: what such a line begins with.
+        text: the judge's full reply.
+        what: name of the verdict, e.g. `rating`.
+        begins: beginning of such a line.
         exact: the whole line.
-        ended: whether the text came to its end.
-        otherwise: what such a line is that is not exact, e.g. `is neither yes nor no`.
+        ended: whether the reply is complete.
+        otherwise: reason if the line does not match `exact`, e.g. `is neither yes nor no`.
     """
     if not ended:
         return "the judge's words were cut off"

@@ -24,7 +24,7 @@ def bootstrap_mean(scores: Sequence[float], *, resamples: int, seed: int) -> Int
     Equal seeds and lengths draw equal resamples, so two policies scored on the same items are resampled alike.
 
     Raises:
-        ValueError: no scores, or one that is not finite.
+        ValueError: there are no scores, or a score is not finite.
     """
     return bootstrap_average(scores, resamples=resamples, seed=seed)
 
@@ -39,16 +39,16 @@ def bootstrap_average(
 ) -> Interval:
     """Percentile bootstrap of an average over items, resampled within their groups (stratified; Efron & Tibshirani 1993, §8.3).
 
-    (1/G) Σ_g Σ_{i in g} w_i s_i / Σ_{i in g} w_i: with groups the macro average, every group counting alike; with one group and equal
+    (1/G) Σ_g Σ_{i in g} w_i s_i / Σ_{i in g} w_i: with groups the macro average, with equal weight per group; with one group and equal
     weights the mean over items.
 
     Args:
         scores: [N], one per item.
-        groups: [N], names; all items are one group when absent. Groups are drawn from in the order of their names.
-        weights: [N], above 0, e.g. the instructions of a prompt; all 1 when absent.
+        groups: [N], names; a single group if absent. Groups are resampled in the order of their names.
+        weights: [N], above 0, e.g. the number of a prompt's instructions; all 1 if absent.
 
     Raises:
-        ValueError: no scores, one that is not finite, a weight of 0 or less, or lists of unequal length.
+        ValueError: no scores, a non-finite score, a weight of 0 or less, or lists of unequal length.
     """
     values_N = np.asarray(scores, dtype=np.float64)
     weights_N = np.ones_like(values_N) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -56,7 +56,7 @@ def bootstrap_average(
     if values_N.size == 0:
         raise ValueError("no scores: an average needs at least one item")
     if not len(names) == weights_N.size == values_N.size:
-        raise ValueError(f"{values_N.size} scores with {len(names)} groups and {weights_N.size} weights: these must be as many")
+        raise ValueError(f"{values_N.size} scores, {len(names)} groups and {weights_N.size} weights: the numbers must be equal")
     if not np.isfinite(values_N).all():
         raise ValueError(f"score {int(np.flatnonzero(~np.isfinite(values_N))[0])} is not finite")
     if not (weights_N > 0).all():
@@ -67,7 +67,7 @@ def bootstrap_average(
     parts = [(values_N[places], weights_N[places]) for _, places in sorted(members.items())]
     generator = np.random.default_rng([seed, values_N.size])
     averages = np.empty(resamples)
-    for number in range(resamples):  # one resample at a time: resamples x items need not fit in memory
+    for number in range(resamples):  # one resample at a time: resamples x items may not fit in memory
         drawn = [generator.integers(0, values.size, values.size) for values, _ in parts]
         averages[number] = _average([(values[places], shares[places]) for places, (values, shares) in zip(drawn, parts, strict=True)])
     low, high = np.quantile(averages, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -86,34 +86,34 @@ def paired_difference(candidate: Sequence[float], baseline: Sequence[float], *, 
 
     Args:
         candidate: scores of one policy.
-        baseline: scores of another on the same items in the same order.
+        baseline: scores of another policy on the same items in the same order.
 
     Raises:
-        ValueError: the two differ in length, or hold no or non-finite scores.
+        ValueError: the two differ in length, are empty, or have non-finite scores.
     """
     differences = [a - b for a, b in zip(candidate, baseline, strict=True)]
     return bootstrap_mean(differences, resamples=resamples, seed=seed)
 
 
 def wilson(share: float, trials: int) -> Interval:
-    """Score interval of a proportion (Wilson 1927, J. Am. Stat. Assoc. 22:209), which says something about 10 of 10, too.
+    """Score interval of a proportion (Wilson 1927, J. Am. Stat. Assoc. 22:209), which is informative even for 10 of 10.
 
     (p + z²/2n ± z √(p(1 - p)/n + z²/4n²)) / (1 + z²/n)
 
     Args:
-        share: p, of the trials that succeeded.
-        trials: n, independent of each other.
+        share: p, share of successful trials.
+        trials: n, number of independent trials.
 
     Raises:
         ValueError: no trials, or a share outside [0, 1].
     """
     if trials < 1 or not 0 <= share <= 1:
-        raise ValueError(f"a share of {share} of {trials} trials has no interval: it lies in [0, 1], of at least one trial")
+        raise ValueError(f"a share of {share} of {trials} trials has no interval: it must be in [0, 1], of at least one trial")
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     half = z * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
 
     def lower(p: float) -> float:
-        """The product of both ends is p² / (1 + z²/n): so without a difference that rounds, and exactly 0 for 0."""
+        """The product of both ends is p² / (1 + z²/n). Dividing by the other end avoids cancellation, and is exactly 0 for 0."""
         return p**2 / (p + z**2 / (2 * trials) + half)
 
     return Interval(share, lower(share), 1 - lower(1 - share))

@@ -1,11 +1,11 @@
-"""Removes training rows that share text with benchmark items, and lists them with the item and the score.
+"""Remove training rows that share text with benchmark items, and list them with the item and the score.
 
-    payload/rows-*.parquet    the rows that stay, unchanged and in order
-    evidence/manifest.jsonl   one line per row and item that overlap, with what followed from it: removed, waived, or a doubt
-    evidence/paraphrases.jsonl   one line per row that is like an item by vectors, where they are asked for, with the same
-    evidence/report.json      rows read, kept and removed; which turns were searched; per benchmark: items, items overlapped, rows removed
+    payload/rows-*.parquet    the remaining rows, unchanged and in order
+    evidence/manifest.jsonl   one line per overlapping row and item, with the verdict: removed, waived, or a doubt
+    evidence/paraphrases.jsonl   one line per row that resembles an item by embedding, if enabled, with the verdict
+    evidence/report.json      rows read, kept and removed; turns searched; per benchmark: items, items overlapped, rows removed
 
-The manifest is outside the payload, so that adding a benchmark that removes nothing changes no content hash.
+The manifest is outside the payload, so that a new benchmark which removes nothing does not change the content hash.
 """
 
 from collections.abc import Sequence
@@ -25,26 +25,26 @@ from stages.job.job import Inputs, Job, StageError, only
 
 
 class Compared(NamedTuple):
-    """What is known of rows once they were compared."""
+    """Results of comparing rows with the benchmarks."""
 
     hits: list[Hit]
     leaks: list[tuple[int, str]]
-    """(place, id) of those that were planted."""
+    """(place, id) of the planted rows."""
 
     @property
     def survivors(self) -> list[str]:
-        """Ids of planted rows that stay."""
+        """Ids of planted rows that were not removed."""
         gone = {hit.place for hit in self.hits if hit.removed}
         return [name for place, name in self.leaks if place not in gone]
 
 
 def run(config: Decontaminate, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Removes every row that covers more than `threshold` of an item.
+    """Remove every row that covers more than `threshold` of an item.
 
     Raises:
-        StageError: a waiver names what is not there, a benchmark overlaps more than `max_contaminated_share`, a planted leak survives, or
-            no row does.
-        AssetError: the embedder is asked for, and not on this machine.
+        StageError: a waiver matches nothing, the contaminated share of a benchmark exceeds `max_contaminated_share`, a planted leak
+            survives, or no row does.
+        AssetError: the embedder is enabled but not on this machine.
     """
     data = only(inputs, "data")
     with job.busy("reading benchmarks"):
@@ -77,8 +77,8 @@ def run(config: Decontaminate, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def compared(comparison: Comparison, benchmarks: Benchmarks, data: Artifact, config: Decontaminate, job: Job) -> tuple[Compared, Scattered]:
-    """What is found in all rows, and where they lie. Hits come from other processes with the ids of items: they would bring a copy of the
-    item with each overlap."""
+    """Compare all rows in parallel; return the results and the rows' locations. Worker processes return item ids instead of items, to
+    avoid a copy of the item per overlap."""
     items = {(label, item["id"]): item for label, some in benchmarks.items() for item in some}
 
     def look(place: int, rows: Sequence[dict[str, Any]]) -> Compared:
@@ -91,11 +91,11 @@ def compared(comparison: Comparison, benchmarks: Benchmarks, data: Artifact, con
 
 
 def alike(label: str, hits: Sequence[Hit]) -> dict[str, int]:
-    """Counts of one benchmark by vectors, which its other counts leave out."""
-    told = [hit.of(label, ALIKE, REMOVED, WAIVED, embedded=True) for hit in hits]
+    """Counts of one benchmark's embedding matches, which its other counts exclude."""
+    matched = [hit.of(label, ALIKE, REMOVED, WAIVED, embedded=True) for hit in hits]
     return {
-        "rows": sum(map(bool, told)),
-        "items": len({one.item["id"] for some in told for one in some}),
+        "rows": sum(map(bool, matched)),
+        "items": len({one.item["id"] for some in matched for one in some}),
         "rows_removed": sum(bool(hit.of(label, REMOVED, embedded=True)) for hit in hits),
     }
 
@@ -104,8 +104,8 @@ def refuse(config: Decontaminate, report: dict[str, Any], survivors: Sequence[st
     refuse_contaminated(report, config.max_contaminated_share)
     if survivors:
         raise StageError(
-            f"{len(survivors)} planted leaks are still there, e.g. {survivors[0]}: name the suites of `leak_from` among the "
+            f"{len(survivors)} planted leaks were not removed, e.g. {survivors[0]}: add the suites of `leak_from` to the "
             "benchmarks, or lower threshold"
         )
     if not kept:
-        raise StageError(f"all {read} rows overlap with the benchmarks: nothing is left to train on")
+        raise StageError(f"all {read} rows overlap with the benchmarks; no training data is left")

@@ -1,21 +1,21 @@
-"""How likely one of k answers is right, from n answers that were drawn."""
+"""pass@k: the probability that at least one of k answers is right, estimated from n answers."""
 
 import math
 
 
 def pass_at_k(drawn: int, right: int, k: int) -> float:
-    """The unbiased estimate of the chance that at least one of k answers is right (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+    """Unbiased estimate of the probability that at least one of k answers is right (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
-    1 - C(n - c, k) / C(n, k): all but the share of the ways to choose k of the n answers that are wrong throughout. It is the mean of
-    "one of them is right" over all these ways, where 1 - (1 - c/n)^k would be biased.
+    1 - C(n - c, k) / C(n, k): one minus the share of the ways to choose k of the n answers in which all are wrong. 1 - (1 - c/n)^k would
+    be biased.
 
     Args:
-        drawn: n, answers to one item, independent of each other.
-        right: c, how many of them are right.
-        k: answers that one may give, at most n.
+        drawn: n, independent answers to one item.
+        right: c, number of right answers.
+        k: number of answers allowed, at most n.
 
     Raises:
-        ValueError: k lies outside [1, n], or c outside [0, n].
+        ValueError: k is outside [1, n], or c outside [0, n].
     """
     if not 1 <= k <= drawn:
         raise ValueError(f"pass@{k} of {drawn} answers: k must be 1 to {drawn}; draw more samples or lower k")

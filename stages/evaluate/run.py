@@ -1,17 +1,17 @@
-"""Scores of policies on suites, item by item, all by one engine.
+"""Score policies on suites, item by item, all with one engine.
 
-    payload/rows.jsonl        one line per policy and item: its score by every metric, what the verifier read and why; all of several
-                              answers
-    payload/scores.json       per policy and task: n, mean and 95 % interval by every metric; paired differences between policies; per task
-                              its hash, which says what scores may be compared with it
+    payload/rows.jsonl        one line per policy and item: score by metric, the answer that the verifier extracted and its reason; all
+                              answers if there are several
+    payload/scores.json       per policy and task: n, mean and 95 % interval by metric; paired differences between policies; per task
+                              its hash: scores with equal hashes are comparable
     evidence/samples.jsonl    the first items of each task with every policy's answer, side by side
 
-The record says whether the suites are dev or unseen and, of unseen ones, how many looks this evaluation took: one for each different
-model. It knows of itself and of what its models are made from; how often a whole recipe looks is counted in its report.
+The record states whether the suites are dev or unseen and, for unseen ones, how many looks this evaluation took: one per distinct
+model. It covers only this evaluation and its models' lineage; the recipe's report counts the looks of all its stages.
 
-A suite with a form (`configs/rows/suite_forms.py`) says itself how its answers are drawn, or its choices compared. Policies answer the same
-items with the same seeds, so their differences are paired; intervals are percentile bootstraps over items, within categories where the
-average is over these. A score that nobody could tell is null, counted, and left out; the answers behind an item's score are counted each.
+A suite with a form (`configs/rows/suite_forms.py`) specifies how answers are drawn or choices compared. Policies answer the same items with
+the same seeds, so differences are paired. Intervals are percentile bootstraps over items, stratified by category for macro averages.
+Unknown scores are null, counted, and excluded from means.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -49,22 +49,22 @@ from stages.sampling.sampler import Continuation, Generation, Request, seed_of
 from stages.verifiers import sandbox
 
 FROZEN = ("select", "source_model")
-"""Stages whose models unseen suites may be run on."""
+"""Stage kinds whose models may be evaluated on unseen suites."""
 SHOWN_ITEMS = 8
 """Items per task in the evidence."""
 LOOK_SECONDS = 1.0
-"""Between two looks whether an answer is verified."""
+"""Interval at which pending verifications are polled."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Items that are asked and scored alike."""
+    """Items with the same prompting and scoring."""
 
     label: str
     items: list[dict[str, Any]]
     form: Form | None
     sampling: Sampling | None
-    """None where choices are compared."""
+    """None if choices are compared."""
     hash: str
 
     @property
@@ -82,13 +82,13 @@ class Suite:
 
 
 def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Generates, verifies, and compares.
+    """Generate and verify answers, and compare policies.
 
     Raises:
-        StageError: a suite is empty, two items have one name, an item does not fit into a policy's context, an unseen suite is
-            evaluated together with a dev suite or with a model that was not frozen or that it had a part in, or too many scores
-            are unknown.
-        NoSandbox: a suite has programs, and they cannot be locked in on this machine.
+        StageError: a suite is empty, two items have the same name, an item does not fit into a policy's context, an unseen suite is
+            evaluated together with a dev suite, with a model that is not frozen, or with one that has the suite in its lineage, or too
+            many scores are unknown.
+        NoSandbox: a suite has programs, and this machine has no sandbox for them.
         EngineLost: the engine died or stopped responding; finished chunks are kept.
     """
     split = split_of(inputs)
@@ -97,10 +97,10 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         tasks = tasks_of(suites)
         if any(suite.has_programs for suite in suites):
             sandbox.require()
-    total, tokenised = sum(len(suite.items) for suite in suites) * len(inputs["policies"]), count()
+    total, tokenized = sum(len(suite.items) for suite in suites) * len(inputs["policies"]), count()
 
     def beat() -> None:
-        job.doing("tokenising", next(tokenised), total, "items")
+        job.doing("tokenizing", next(tokenized), total, "items")
 
     with Ahead(job.numerics, job.placement.engines) as ahead, Scoring(job.numerics.threads) as scoring:
         chats = {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
@@ -161,8 +161,8 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def asked(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat, folder: Path, beat: Callable[[], None]) -> Ask | Score:
-    """The requests of a suite to a policy, kept in a folder: each item as often as it is answered, or with each of its choices, which are
-    in memory. `beat` is called at each item."""
+    """The requests of a suite to a policy: each item once per answer, or once per choice. Requests for answers are stored in `folder`;
+    choices stay in memory. `beat` is called at each item."""
 
     def prompts() -> Iterator[tuple[dict[str, Any], list[int]]]:
         for item in suite.items:
@@ -176,7 +176,7 @@ def asked(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat, folder: 
 
 
 def seed_parts(config: Evaluate, item: dict[str, Any], index: int) -> list[str | int]:
-    """What an answer's seed is made of; the first of several has that of a single one."""
+    """The parts of an answer's seed; the first of several answers has the seed of a single one."""
     return [config.seed, item["task"], item["id"], *([index] if index else [])]
 
 
@@ -187,11 +187,11 @@ def prompt_ids(suite: Suite, item: dict[str, Any], chat: Chat) -> list[int]:
 
 
 Place = int | slice
-"""Of what is scored by itself among the answers to a suite: one answer, or the log-probabilities of each choice of an item."""
+"""Position of one scored unit among a suite's answers: an answer, or the log-probabilities of all choices of an item."""
 
 
 def places(suite: Suite) -> Iterator[tuple[dict[str, Any], Sequence[Place]]]:
-    """Each item with the places of the answers to it."""
+    """Each item with the places of its answers."""
     start = 0
     for item in suite.items:
         end = start + (len(item["choices"]) if suite.sampling is None else suite.samples)
@@ -200,10 +200,9 @@ def places(suite: Suite) -> Iterator[tuple[dict[str, Any], Sequence[Place]]]:
 
 
 class Scoring:
-    """Scores answers in threads of its own, which read them, while the engine makes others; a context manager, whose end gives up what is
-    not done.
+    """Score answers in background threads while the engine generates others. A context manager that cancels pending work at its end.
 
-    Programs run in their sandboxes side by side, by so many `workers`.
+    Programs run in parallel sandboxes, one per worker.
     """
 
     def __init__(self, workers: int) -> None:
@@ -218,16 +217,16 @@ class Scoring:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def begin(self, label: str, suite: Suite, answers: Sequence[Any], chat: Chat) -> None:
-        """Puts a policy's answers to a suite at the end of what is to be scored."""
+        """Queue a policy's answers to a suite for scoring."""
         threads = self._programs if suite.has_programs else self._others
         futures = [[threads.submit(score, suite, item, answers, place, chat) for place in own] for item, own in places(suite)]
         self._begun[label, suite.label] = answers, futures
 
     def rows(self, label: str, suite: Suite, beat: Callable[[], None]) -> Iterator[ItemScore]:
-        """A policy's rows of a suite, in its order.
+        """A policy's rows of a suite, in suite order.
 
-        A program may wait for minutes, and many of one item for longer than a job may be silent; each has its limit of time, so that
-        `beat` is called as long as one is waited for.
+        The programs of one item may take longer than the heartbeat timeout, so `beat` is called while waiting. Each program has its own
+        time limit.
         """
         macro = suite.form is not None and suite.form.average == "macro"
         answers, futures = self._begun.pop((label, suite.label))
@@ -242,7 +241,7 @@ class Scoring:
 
 
 def score(suite: Suite, item: dict[str, Any], answers: Sequence[Any], place: Place, chat: Chat) -> AnswerScore:
-    """One answer by every metric; where choices are compared, the one among them."""
+    """Score one answer by every metric, or the preferred choice where choices are compared."""
     given: Any = answers[place]
     if suite.sampling is None:
         return score_choices(item, metrics_of(suite.form), given)
@@ -250,7 +249,7 @@ def score(suite: Suite, item: dict[str, Any], answers: Sequence[Any], place: Pla
 
 
 def is_cut_off(answer: Generation, suite: Suite, chat: Chat) -> bool:
-    """Whether an answer ended for want of tokens, and at none of the texts that end it before."""
+    """Whether an answer reached its token limit without any of the suite's stop texts."""
     if answer.finish_reason != "length":
         return False
     text = chat.decode(answer.response_ids) if suite.stop else ""
@@ -258,10 +257,10 @@ def is_cut_off(answer: Generation, suite: Suite, chat: Chat) -> bool:
 
 
 def tasks_of(suites: list[Suite]) -> dict[str, Task]:
-    """By name, in order of first appearance.
+    """Tasks by name, in order of first appearance.
 
     Raises:
-        StageError: a task's items are in two suites, which may be asked in two ways.
+        StageError: a task's items are in two suites, which may be prompted differently.
     """
     items: dict[str, dict[str, Any]] = {}
     found: dict[str, Suite] = {}
@@ -269,7 +268,7 @@ def tasks_of(suites: list[Suite]) -> dict[str, Task]:
         for item in suite.items:
             first = found.setdefault(item["task"], suite)
             if first is not suite and (first.form or suite.form):
-                raise StageError(f"task {item['task']} is in the suites {first.label} and {suite.label}: give each a task name of its own")
+                raise StageError(f"task {item['task']} is in the suites {first.label} and {suite.label}: give each suite its own task name")
             items.setdefault(item["task"], {})[item["id"]] = item
     return {name: Task(suite.label, suite.hash, suite.form, items[name]) for name, suite in found.items()}
 
@@ -279,8 +278,7 @@ def is_unknown(answer: AnswerScore | ItemScore) -> bool:
 
 
 def refuse_unknown(config: Evaluate, rows: list[ItemScore]) -> None:
-    """Raises StageError when so many of a policy's answers on a task have an unknown score that the others say little, or a metric is
-    known of no item."""
+    """Raise StageError if a policy has more than `max_unknown` unknown scores on a task, or if a metric is unknown for all items."""
     by_task: dict[tuple[str, str], list[ItemScore]] = {}
     for row in rows:
         by_task.setdefault((row["policy"], row["task"]), []).append(row)
@@ -290,17 +288,17 @@ def refuse_unknown(config: Evaluate, rows: list[ItemScore]) -> None:
         unmeasured = [metric for metric in own[0]["scores"] if all(row["scores"][metric] is None for row in own)]
         if len(unknown) / len(answers) > config.max_unknown or unmeasured:
             found = f"the scores of {len(unknown)} of {len(answers)} answers of {policy} on {task} are unknown"
-            mend = f"e.g. {unknown[0]['reason']}; mend what keeps them from being told"
+            fix = f"e.g. {unknown[0]['reason']}; fix the cause"
             if unmeasured:
-                raise StageError(f"{found}, so that no item has {', '.join(unmeasured)}: {mend}")
-            raise StageError(f"{found}, more than max_unknown {config.max_unknown:g}: {mend}, or raise max_unknown")
+                raise StageError(f"{found}, so that no item has {', '.join(unmeasured)}: {fix}")
+            raise StageError(f"{found}, more than max_unknown {config.max_unknown:g}: {fix}, or raise max_unknown")
 
 
 def split_of(inputs: Inputs) -> str:
-    """Whether the suites are dev or unseen.
+    """The suites' split: `dev` or `unseen`.
 
     Raises:
-        StageError: they are both, or a suite is unseen and a policy is not frozen or comes from what was done with that suite.
+        StageError: the splits are mixed, or a suite is unseen and a policy is not frozen or has the suite in its lineage.
     """
     splits = {label: str(suite.record.config.get("split", "dev")) for label, suite in inputs["suites"].items()}
     if len(set(splits.values())) > 1:
@@ -309,25 +307,25 @@ def split_of(inputs: Inputs) -> str:
     if split == "unseen":
         for label, policy in inputs["policies"].items():
             if policy.record.kind not in FROZEN:
-                raise StageError(f"{label} comes from {policy.record.kind} and is not frozen: name the `select` stage that chose it")
+                raise StageError(f"{label} comes from {policy.record.kind} and is not frozen: use the `select` stage that chose it")
             refuse_seen(label, policy, {suite.record.content: name for name, suite in inputs["suites"].items()})
     return split
 
 
 def refuse_seen(label: str, policy: Artifact, unseen: dict[str, str]) -> None:
-    """Looks through a model's lineage for unseen suites (content → label), under whatever name and split."""
+    """Reject a model with one of the unseen suites (content → label) in its lineage, under any name and split."""
     file = policy.path / "lineage.json"
     for record, _ in read_lineage(file).values() if file.is_file() else ():
         for given in record.inputs:
             if given.content in unseen and given.port != "benchmarks":
                 raise StageError(
-                    f"{unseen[given.content]} is no unseen suite for {label}: in its lineage a {record.kind} stage had it as {given.port} "
-                    f"{given.label}; measure it on a suite that nothing was made with"
+                    f"{unseen[given.content]} is not unseen for {label}: in its lineage a {record.kind} stage used it as {given.port} "
+                    f"{given.label}; evaluate it on a suite that is not in its lineage"
                 )
 
 
 def gather(config: Evaluate, inputs: Inputs) -> list[Suite]:
-    """The suites with their items, in the recipe's order.
+    """Load the suites, in recipe order.
 
     Raises:
         StageError: a suite is empty or needs `sampling`, or an item is there twice.
@@ -337,11 +335,11 @@ def gather(config: Evaluate, inputs: Inputs) -> list[Suite]:
     for label, artifact in inputs["suites"].items():
         items, form = records.load(artifact), records.form_of(artifact)
         if not items:
-            raise StageError(f"suite {label} has no items: nothing can be measured on it")
+            raise StageError(f"suite {label} has no items")
         for item in items:
             name = (item["task"], item["id"])
             if name in seen:
-                raise StageError(f"item {item['id']} of task {item['task']} is in the suites twice: give each suite a task name of its own")
+                raise StageError(f"item {item['id']} of task {item['task']} is in the suites twice: give each suite its own task name")
             seen.add(name)
         sampling = sampling_of(config, label, form)
         rows = records.digest_of(items)
@@ -352,20 +350,20 @@ def gather(config: Evaluate, inputs: Inputs) -> list[Suite]:
 
 
 def sampling_of(config: Evaluate, label: str, form: Form | None) -> Sampling | None:
-    """How a suite's answers are drawn; None where its choices are compared."""
+    """Sampling of a suite's answers; None if choices are compared."""
     if form is None and config.sampling is None:
-        raise StageError(f"suite {label} has no form, which would say how answers are drawn: set sampling")
+        raise StageError(f"suite {label} has no form that specifies sampling: set sampling")
     return config.sampling_of(form)
 
 
 def comparisons(labels: list[str]) -> list[tuple[str, str]]:
-    """(baseline, candidate): each with the one before it, then each with the first."""
-    neighbours = list(pairwise(labels))
-    return neighbours + [(labels[0], label) for label in labels[2:]]
+    """(baseline, candidate): each policy against the previous one, then each against the first."""
+    neighbors = list(pairwise(labels))
+    return neighbors + [(labels[0], label) for label in labels[2:]]
 
 
 def samples(rows: list[ItemScore], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first items of each task: one line per policy, an item's lines together."""
+    """The first items of each task: one line per policy, grouped by item."""
     of_item: dict[tuple[str, str], list[ItemScore]] = {}
     for row in rows:
         of_item.setdefault((row["task"], row["id"]), []).append(row)

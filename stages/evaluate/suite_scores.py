@@ -1,4 +1,4 @@
-"""Scores of a suite: of one answer by every metric, of an item with several answers, of a task with an interval."""
+"""Scores of an answer by every metric, of an item over its answers, and of a task with intervals."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,30 +14,30 @@ from stages.verifiers import Verdict, VerifierError, verify, version
 from stages.verifiers.choices import decide
 
 PLAIN: Mapping[str, Metric] = {"score": Metric(verifier="")}
-"""Of a suite without a form: what each item's own verifier says."""
+"""Metric of a suite without a form: the score of each item's own verifier."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How intervals are made."""
+    """Bootstrap settings."""
 
     resamples: int
     seed: int
 
 
 def metrics_of(form: Form | None) -> Mapping[str, Metric]:
-    """By name, the primary one first."""
+    """Metrics by name, the primary one first."""
     return form.metrics if form else PLAIN
 
 
 def task_hash(form: Form | None, rows_sha256: str, verifiers: Sequence[str], **settings: Any) -> str:
-    """What must be equal for two scores of a task to be comparable: form, rows with their prompts, verifiers' versions, settings.
+    """Hash that must be equal for two scores of a task to be comparable: form, rows with their prompts, verifiers' versions, settings.
 
     Args:
-        form: None where the suite has none.
-        rows_sha256: of its items.
-        verifiers: names of those that the items have.
-        settings: what the evaluation decides about the answers.
+        form: None if the suite has none.
+        rows_sha256: hash of its items.
+        verifiers: names of the items' verifiers.
+        settings: the evaluation's settings that affect answers.
     """
     versions = {name: version(name) for name in sorted(set(verifiers))}
     return digest({"form": form.sha256 if form else None, "rows": rows_sha256, "verifiers": versions, **settings})
@@ -49,21 +49,21 @@ def verifiers_of(item: Mapping[str, Any], metrics: Mapping[str, Metric]) -> dict
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """An answer up to the first of the texts that end it."""
+    """An answer up to its first stop text."""
     return text[: min([place for place in (text.find(one) for one in stop) if place >= 0], default=len(text))]
 
 
 def score_answer(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: str) -> AnswerScore:
-    """One answer by every metric; what a verifier cannot decide is null, with the reason. Equal verifiers are asked once."""
+    """Score one answer by every metric; null with a reason if a verifier cannot decide. Equal verifiers run once."""
     return _scored(item, metrics, text, lambda verifier: verify(verifier, text))
 
 
 def score_choices(item: Mapping[str, Any], metrics: Mapping[str, Metric], logprobs: Sequence[Sequence[float]]) -> AnswerScore:
-    """A choice by its likelihood, by every metric; the text is the choice that the first of them takes.
+    """Score choices by likelihood, by every metric; the text is the choice selected by the first metric.
 
     Args:
-        item: with its choices.
-        metrics: by name.
+        item: the item with its choices.
+        metrics: metrics by name.
         logprobs: [C][tokens of the choice].
     """
     sums = [sum(own) for own in logprobs]
@@ -73,7 +73,8 @@ def score_choices(item: Mapping[str, Any], metrics: Mapping[str, Metric], logpro
 
 
 def _scored(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: str, ask: Callable[[Mapping[str, Any]], Verdict]) -> AnswerScore:
-    """The answer is what the first metric read; the reason is the first metric's, or that of the first one whose score is unknown."""
+    """Score by every metric. The answer is the one extracted by the first metric; the reason is that of the first metric with an unknown
+    score, or else the first metric's."""
     by_verifier: dict[str, Verdict | VerifierError] = {}
     found: dict[str, Verdict | VerifierError] = {}
     for name, verifier in verifiers_of(item, metrics).items():
@@ -94,12 +95,12 @@ def _scored(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: str, a
 def score_item(
     policy: str, item: Mapping[str, Any], metrics: Mapping[str, Metric], answers: Sequence[AnswerScore], *, macro: bool = False
 ) -> ItemScore:
-    """An item's scores from those of its answers: pass@k or their mean, over answers whose score is known.
+    """An item's scores: pass@k or the mean over its answers with known scores.
 
     Args:
-        policy: label.
-        item: of the suite.
-        metrics: by name, the primary one first.
+        policy: the policy's label.
+        item: the item.
+        metrics: metrics by name, the primary one first.
         answers: at least one.
         macro: whether the task's score is an average over categories.
     """
@@ -123,7 +124,7 @@ def score_item(
 
 
 def answers_of(row: ItemScore) -> Sequence[AnswerScore | ItemScore]:
-    """All answers behind a row: several, or the row's own."""
+    """All answers of a row: its list of answers, or the row itself."""
     return row.get("answers", [row])
 
 
@@ -136,7 +137,7 @@ def _over_answers(metric: Metric, scores: Sequence[float | None]) -> float | Non
 
 @dataclass(frozen=True)
 class Task:
-    """What a task's scores are made by."""
+    """A task of a suite."""
 
     suite: str
     """Label of the suite."""
@@ -144,14 +145,14 @@ class Task:
     """See `task_hash`."""
     form: Form | None
     items: Mapping[str, Mapping[str, Any]]
-    """By id."""
+    """Items by id."""
 
     @property
     def primary(self) -> str:
         return next(iter(metrics_of(self.form)))
 
     def estimate(self, metric: str, scores: Mapping[str, float], draws: Draws) -> dict[str, float]:
-        """Average and 95 % interval over items (id → score), micro or macro as the form says."""
+        """Average and 95 % interval over items (id → score), micro or macro according to the form."""
         items = [self.items[name] for name in scores]
         groups = [item["category"] for item in items] if self.form and self.form.average == "macro" else None
         weighted = metrics_of(self.form)[metric].weight is not None
@@ -160,7 +161,7 @@ class Task:
         return {"n": len(scores), **found._asdict()}
 
     def told(self) -> dict[str, Any]:
-        """What stands beside the scores of all policies."""
+        """Description of the task in the table of scores."""
         draw = self.form.draw if self.form else None
         return {
             "suite": self.suite,
@@ -175,21 +176,21 @@ class Task:
 def tabulate(
     rows: Sequence[ItemScore], labels: Sequence[str], tasks: Mapping[str, Task], comparisons: Sequence[tuple[str, str]], draws: Draws
 ) -> dict[str, Any]:
-    """Averages with intervals, and paired differences between policies; what is unknown is left out and counted.
+    """Averages with intervals, and paired differences between policies; unknown scores are excluded and counted.
 
     Args:
-        rows: of all policies and items.
-        labels: of the policies, in order.
-        tasks: by name.
+        rows: rows of all policies and items.
+        labels: labels of the policies, in order.
+        tasks: tasks by name.
         comparisons: (baseline, candidate).
-        draws: of the bootstrap.
+        draws: bootstrap settings.
 
     Returns:
         {"tasks": {task: {suite, hash, metric, average, samples, categories}},
          "policies": {label: {"tasks": {task: {n, mean, low, high}}, "mean": mean over tasks,
                               "metrics": {task: {metric: {n, unknown, unknown_answers, mean, low, high}}},
                               "categories": {task: {category: mean}}}},
-         "differences": [{candidate, baseline, task, n, mean, low, high}], where an item at least is known of both}
+         "differences": [{candidate, baseline, task, n, mean, low, high}], if at least one item is known for both}
     """
     by_policy: dict[str, dict[str, list[ItemScore]]] = {label: {} for label in labels}
     for row in rows:
@@ -216,7 +217,7 @@ def tabulate(
 
 
 def _known(rows: Sequence[ItemScore], metric: str) -> dict[str, float]:
-    """Id → score by a metric, of items where it is known."""
+    """Id → known score by a metric."""
     return {row["id"]: score for row in rows if (score := row["scores"][metric]) is not None}
 
 
@@ -241,5 +242,5 @@ def _categories(task: Task, scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def _differences(candidate: Mapping[str, float], baseline: Mapping[str, float]) -> dict[str, float]:
-    """Id → difference, of items whose score is known of both."""
+    """Id → difference, for items with known scores of both."""
     return {name: score - baseline[name] for name, score in candidate.items() if name in baseline}

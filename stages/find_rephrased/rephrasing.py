@@ -1,7 +1,6 @@
-"""Whether a training row sets the task of a benchmark item, by a language model: the question that is put, and what its words come to.
+"""Judge whether a training row rephrases a benchmark item: build the question for a language model, and parse the reply.
 
-A verdict is read from one line only, and a text in which that line cannot be told for certain has none: nothing is taken from words that
-the judge may have quoted.
+A verdict is parsed from a single line, and an ambiguous reply has none: verdicts are never taken from text that the judge may have quoted.
 """
 
 import re
@@ -17,14 +16,13 @@ EXACT = re.compile(f"{SAME}: *(yes|no)")
 
 
 def same_task_question(turn: str, item: str) -> list[Message]:
-    """What the judge is asked about a turn of a row and the question of an item: one user's turn, so that templates without a system turn
-    will do."""
+    """The judge's question about a row's turn and an item's question: a single user turn, to support templates without a system turn."""
     content = Template(FRAME).substitute(mark=unused_mark(turn, item), first=turn, second=item)
     return [{"role": "user", "content": content}]
 
 
 def parse_same(text: str, *, ended: bool = True) -> bool | str:
-    """Whether the judge says that both set the same task, or why its words say neither: the last line must be `Same: yes` or `Same: no`,
-    and the only one that begins so."""
+    """Parse whether both are the same task, or return why there is no verdict: the last line must be `Same: yes` or `Same: no`, and the
+    only one that begins with that label."""
     found = stated_line(text, "verdict", STATED, EXACT, ended=ended, otherwise="is neither yes nor no")
     return found if isinstance(found, str) else found[1] == "yes"

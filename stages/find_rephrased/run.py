@@ -1,12 +1,12 @@
-"""Removes training rows that set the task of a benchmark item in other words, as a language model says.
+"""Remove training rows that rephrase a benchmark item, as judged by a language model.
 
-    payload/rows-*.parquet     the rows that stay, unchanged and in order
-    evidence/manifest.jsonl    one line per row and item of which the model says so, with what followed: removed, waived, or only told
-    evidence/rephrased.jsonl   one line per row and item that it was asked about: their cosine, all that it said, and the verdict
-    evidence/report.json       rows read, kept and removed; what was asked; per benchmark: items, items found, rows removed, pairs asked
+    payload/rows-*.parquet     the remaining rows, unchanged and in order
+    evidence/manifest.jsonl    one line per row and item that match, with the verdict: removed, waived, or only reported
+    evidence/rephrased.jsonl   one line per row and item in a question: cosine, full reply, and verdict
+    evidence/report.json       rows read, kept and removed; questions; per benchmark: items, items found, rows removed, pairs judged
 
-By vectors the items are looked up that a row is nearest to, and the model is asked about each turn and item that are near enough, once
-where they are those of several rows. A row of which it says nothing for certain stays, and is told with the reason.
+Embeddings retrieve the nearest items of each row. The model judges each turn and item above the threshold, duplicates once. A row without
+a clear verdict is kept and reported with the reason.
 """
 
 from collections import Counter
@@ -34,33 +34,33 @@ from stages.sampling.endpoint import Reply
 from stages.sampling.sampler import seed_of
 
 OTHER = "another task"
-"""The verdict on a row and an item that the model tells apart."""
+"""The verdict on a row and an item that are different tasks."""
 
 
 class Suspect(NamedTuple):
-    """A row, and a text of benchmark items that it may set in other words."""
+    """A row, and a benchmark question that it may rephrase."""
 
     place: int
-    """Of the row."""
+    """Place of the row."""
     id: str
     source: str
     turn: str
-    """Hash of the words of its turn that is nearest."""
+    """Hash of the text of its nearest turn."""
     like: VectorMatch
 
 
 class Judged(NamedTuple):
-    """A suspect, and what was said of it."""
+    """A suspect with the model's reply."""
 
     suspect: Suspect
     reply: Reply | str
-    """Or why there is none."""
+    """Reply, or why there is none."""
     verdict: bool | str
-    """Whether it is the same task, or why nobody can say."""
+    """Whether it is the same task, or why that is unknown."""
 
 
 class Suites:
-    """The items of benchmarks, those with equal questions together."""
+    """Benchmark items, grouped by equal questions."""
 
     def __init__(self, benchmarks: Benchmarks) -> None:
         """
@@ -75,24 +75,24 @@ class Suites:
         self.texts = list(self._by_text)
 
     def items(self, text: int) -> list[tuple[str, dict[str, Any]]]:
-        """(label of its benchmark, item) of all that have the text of this number."""
+        """(benchmark label, item) of all items with question number `text`."""
         return self._by_text[self.texts[text]]
 
     def waived(self, waivers: Sequence[Waiver]) -> list[bool]:
-        """Of each text, whether all items that have it are waived."""
+        """For each question, whether all its items are waived."""
         every = self._by_text.values()
         return [all(any(waiver.covers(label, item["id"]) for waiver in waivers) for label, item in items) for items in every]
 
 
 class SameTaskQuestions:
-    """One for each turn and text that are put beside each other, however many rows have such a turn."""
+    """One question for each distinct pair of turn and benchmark question."""
 
     def __init__(self, config: FindRephrased, rows: Sequence[dict[str, Any]], texts: Sequence[str], suspects: Sequence[Suspect]) -> None:
         self._config, self._rows, self._texts = config, rows, texts
         self._first: list[Suspect] = []
-        """Suspect of each question."""
+        """The first suspect of each question."""
         self.of: list[int] = []
-        """The number of each suspect's question."""
+        """The question number of each suspect."""
         numbers: dict[tuple[str, int], int] = {}
         for suspect in suspects:
             number = numbers.setdefault((suspect.turn, suspect.like.text), len(numbers))
@@ -119,12 +119,12 @@ class SameTaskQuestions:
 
 
 def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Removes every row of which the model says that it sets the task of an item.
+    """Remove every row that rephrases an item.
 
     Raises:
-        StageError: a waiver names what is not there, too many questions have no verdict, more than `max_contaminated_share` of a benchmark
-            is found, or no row stays.
-        EngineLost: the language model is down; what it has said is kept.
+        StageError: a waiver matches nothing, too many questions have no verdict, the contaminated share of a benchmark exceeds
+            `max_contaminated_share`, or no row is left.
+        EngineLost: the language model is down; its replies are kept.
         AssetError: the embedder is not on this machine.
     """
     data = only(inputs, "data")
@@ -165,7 +165,7 @@ def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def looked_up(config: FindRephrased, data: Artifact, suites: Suites, job: Job) -> tuple[list[Suspect], Scattered]:
-    """What the model is to be asked about, row by row, of each the nearest first; and where the rows lie."""
+    """Suspects by row, nearest items first; and the rows' locations."""
     likeness, turns = VectorIndex(suites.texts, suites.waived(config.waivers), config.threshold, config.neighbours), frozenset(config.turns)
 
     def look(place: int, rows: Sequence[dict[str, Any]]) -> list[Suspect]:
@@ -176,31 +176,31 @@ def looked_up(config: FindRephrased, data: Artifact, suites: Suites, job: Job) -
             for like in some
         ]
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         job.doing("comparing rows", done, total, "rows")
 
-    groups, lying = search(data, look, job.numerics.threads, told)
+    groups, lying = search(data, look, job.numerics.threads, report)
     return [suspect for group in groups for suspect in group], lying
 
 
 def hash_of(text: str) -> str:
-    """Equal where texts are."""
+    """Hash of a text."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def turn_of(row: dict[str, Any], suspect: Suspect, config: FindRephrased) -> str:
-    """The turn of a row that is nearest to the text."""
+    """The turn of a row that is nearest to the benchmark question."""
     return searched(row, frozenset(config.turns))[suspect.like.turn]
 
 
 def asked(config: FindRephrased, judge: Artifact | None, questions: SameTaskQuestions, job: Job) -> list[Reply | str]:
-    """Of each question the reply, or why it has none. No engine is opened where there is nothing to ask."""
+    """For each question its reply, or why there is none. Without questions no engine is started."""
     bound = Bound(config.max_unanswered_share, len(questions), "no verdict on {} of {} questions", "max_unanswered_share")
     return ask(config.by, judge, questions, job, bound) if len(questions) else []
 
 
 def found(config: FindRephrased, suites: Suites, rows: Sequence[dict[str, Any]], judged: Sequence[Judged]) -> Iterator[Hit]:
-    """The rows that the model takes for items, in their order."""
+    """The rows judged to rephrase items, in row order."""
     same, doubt = (one.suspect for one in judged if one.verdict is True), "" if config.remove else TOLD
     for place, suspects in groupby(same, lambda suspect: suspect.place):
         row = rows[place]
@@ -213,7 +213,7 @@ def found(config: FindRephrased, suites: Suites, rows: Sequence[dict[str, Any]],
 
 
 def write_evidence(suites: Suites, judged: Sequence[Judged], hits: Sequence[Hit], job: Job) -> None:
-    """What was found, and all that was asked."""
+    """Write the matches and all questions with their verdicts."""
     write_rows(job.evidence / "manifest.jsonl", [line for hit in hits for line in lines(hit)])
     followed = {
         (hit.place, overlap.benchmark, overlap.item["id"]): verdict
@@ -222,16 +222,16 @@ def write_evidence(suites: Suites, judged: Sequence[Judged], hits: Sequence[Hit]
     }
     with (job.evidence / "rephrased.jsonl").open("w", encoding="utf-8") as stream:
         for suspect, reply, verdict in judged:
-            said = {"reply": reply.text} if isinstance(reply, Reply) else {}
+            words = {"reply": reply.text} if isinstance(reply, Reply) else {}
             for label, item in suites.items(suspect.like.text):
                 outcome = followed.get((suspect.place, label, item["id"]), OTHER)
                 judgment = {"failure": verdict} if isinstance(verdict, str) else {"verdict": outcome}
                 about = {"id": suspect.id, "source": suspect.source, "benchmark": label, "task": item["task"], "item": item["id"]}
-                stream.write(canonical_json(about | {"score": round(suspect.like.cosine, 4)} | said | judgment) + "\n")
+                stream.write(canonical_json(about | {"score": round(suspect.like.cosine, 4)} | words | judgment) + "\n")
 
 
 def counted(suites: Suites, judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
-    """Label of a benchmark → rows and items of it that the model was asked about, and those of them without a verdict."""
+    """Benchmark label → number of pairs in questions, and of those without a verdict."""
     every, unanswered = Counter[str](), Counter[str]()
     for suspect, _, verdict in judged:
         labels = [label for label, _ in suites.items(suspect.like.text)]
@@ -241,24 +241,20 @@ def counted(suites: Suites, judged: Sequence[Judged]) -> dict[str, dict[str, int
 
 
 def reasons(replies: Sequence[Reply | str], verdicts: Sequence[bool | str]) -> dict[str, int]:
-    """Why questions have no verdict → how many."""
+    """Reason → number of questions without a verdict."""
     lacking = [(reply, verdict) for reply, verdict in zip(replies, verdicts, strict=True) if isinstance(verdict, str)]
     return dict(sorted(Counter("no reply" if isinstance(reply, str) else verdict for reply, verdict in lacking).items()))
 
 
 def refuse(config: FindRephrased, metrics: dict[str, Any], read: int) -> None:
-    """Stops where too much is not known or is found, or nothing is left.
-
-    Raises:
-        StageError: the message says what to do.
-    """
+    """Raise StageError if too many questions have no verdict, too many items are contaminated, or no row is left."""
     unanswered, questions = sum(metrics["unanswered"].values()), metrics["questions"]
     if unanswered > config.max_unanswered_share * questions:
         raise StageError(
             f"{unanswered} of {questions} questions have no verdict, more than {config.max_unanswered_share:.0%} "
-            f"({metrics['unanswered']}): evidence/rephrased.jsonl has them; take a model that keeps to the form, raise "
+            f"({metrics['unanswered']}): see evidence/rephrased.jsonl; use a model that follows the reply format, raise "
             "sampling.max_tokens, or raise max_unanswered_share"
         )
     refuse_contaminated(metrics["benchmarks"], config.max_contaminated_share)
     if not metrics["rows"]:
-        raise StageError(f"of all {read} rows the model says that they are items of the benchmarks: nothing is left to train on")
+        raise StageError(f"the model judged all {read} rows to rephrase benchmark items; no training data is left")

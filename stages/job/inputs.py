@@ -1,7 +1,7 @@
-"""What a job reads, proven: by hash when it is first opened, and by what the files look like from outside ever after.
+"""Verify a job's inputs: by hash when first opened, and by file metadata from then on.
 
-A file that somebody has written into since the job began may have been read before or after: the result of such a job is refused,
-also where the old bytes were put back, and also by an attempt that goes on from a checkpoint of before.
+If an input file changes while the job runs, the job may have read the old or the new bytes, so its result is rejected. That holds even if
+the old bytes were restored, and for attempts that resume from an earlier checkpoint.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from data.store.untrusted import Sha256, Size
 from stages.job.job import Inputs, Job, JobSpec, Number, StageError, place_in
 
 SEEN = "inputs.json"
-"""In the scratch folder: file → what it held and looked like when the first attempt opened it."""
+"""File in the scratch folder: input file → hash and metadata when the first attempt opened it."""
 
 
 class _Seen(Frozen):
@@ -31,17 +31,17 @@ _SEEN = TypeAdapter(dict[str, _Seen])
 
 
 def open_inputs(spec: JobSpec, job: Job) -> Inputs:
-    """The artifacts that the job was given; the first rank proves every byte.
+    """Open the job's input artifacts; rank 0 verifies every byte.
 
     Raises:
-        StageError: they are not what the spec says, or were written to since an earlier attempt opened them.
+        StageError: they differ from the spec, or were modified since an earlier attempt opened them.
     """
     inputs: Inputs = {}
     for port, labelled in spec.inputs.items():
         for label, given in labelled.items():
             artifact = open_artifact(job.folder / given.folder)
             if (artifact.record.content, artifact.record.id) != (given.content, given.producer):
-                raise StageError(f"{port} {label} is not the artifact that the job was given: {_remedy(spec)}")
+                raise StageError(f"{port} {label} is not the artifact in the job's spec: {_remedy(spec)}")
             inputs.setdefault(port, {})[label] = artifact
     if job.rank == 0:
         if _seen_before(job) is None:
@@ -52,7 +52,7 @@ def open_inputs(spec: JobSpec, job: Job) -> Inputs:
 
 
 def _seen_before(job: Job) -> dict[str, Hashed] | None:
-    """What an attempt saw when it opened what the job reads; None where none has, or the file that says so is damaged."""
+    """The inputs as the first attempt saw them; None if there was none or the file is damaged."""
     try:
         found = _SEEN.validate_python(read_json(job.folder / SEEN))
     except (ArtifactError, ValidationError):
@@ -61,17 +61,17 @@ def _seen_before(job: Job) -> dict[str, Hashed] | None:
 
 
 def check_untouched(spec: JobSpec, job: Job) -> None:
-    """Looks whether all that the job reads is as it was when it was first opened.
+    """Check that the inputs have not changed since they were first opened.
 
     Raises:
-        StageError: somebody has written into it since.
+        StageError: an input has changed.
     """
     found = _seen_before(job)
     if found is None:
-        raise StageError(f"{SEEN} was damaged while it ran, so nobody can tell whether its inputs are as they were: {_remedy(spec)}")
+        raise StageError(f"{SEEN} was damaged during the run, so the inputs cannot be verified: {_remedy(spec)}")
     for name, seen in found.items():
         if not _is_same(job.folder / name, seen):
-            raise StageError(f"{name} was written to or removed while the job read it, so nobody can tell what it read: {_remedy(spec)}")
+            raise StageError(f"{name} was modified or removed during the run, so the result is not reproducible: {_remedy(spec)}")
 
 
 def _prove(spec: JobSpec, job: Job, inputs: Inputs) -> None:
@@ -80,13 +80,13 @@ def _prove(spec: JobSpec, job: Job, inputs: Inputs) -> None:
         for label, artifact in labelled.items():
             found = survey(artifact.payload, beat=lambda done, size: job.doing("checking inputs", done / 1e9, size / 1e9, "GB"))
             if entries_of(found) != artifact.record.files:
-                raise StageError(f"{port} {label} does not hold what its record says: {_remedy(spec)}")
+                raise StageError(f"{port} {label} does not match its record: {_remedy(spec)}")
             seen |= {artifact.payload / name: one for name, one in found.items()}
     for name, given in spec.source_files.items():
         place = job.folder / given.path
         with job.busy("checking inputs"):
             if sha256_path(place) != given.sha256:
-                raise StageError(f"{name} is not the file that the job was given: {_remedy(spec)}")
+                raise StageError(f"{name} is not the file in the job's spec: {_remedy(spec)}")
             seen |= hash_files([place] if place.is_file() else [path for path in sorted(place.rglob("*")) if path.is_file()])
     write_json(job.folder / SEEN, {place_in(job.folder, path): found.as_json() for path, found in seen.items()})
 
@@ -96,10 +96,10 @@ def _is_same(path: Path, seen: Hashed) -> bool:
         return True
     if not path.is_file():
         return False
-    found = path.stat()  # of a project that was copied to another disk, times kept
+    found = path.stat()  # the inode differs if the project was copied to another disk with its timestamps
     return (found.st_size, found.st_mtime_ns) == (seen.size, seen.mtime_ns) and hash_files([path])[path].sha256 == seen.sha256
 
 
 def _remedy(spec: JobSpec) -> str:
     recipe, _, stage = spec.address.partition("/")
-    return f"begin again with {command('run', recipe, '--force', stage)}"
+    return f"start over with {command('run', recipe, '--force', stage)}"

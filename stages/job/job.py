@@ -1,13 +1,13 @@
-"""A running stage: what its code may know of the outside, and what it reports.
+"""A running stage: its interface to the outside, and what it reports.
 
 A job works in a scratch folder named after the stage's key:
 
-    spec.json       what to do (written by the orchestrator before the start)
-    progress.json   that its work goes on: step, total, numbers of the moment, what else it does
-    pulses/RANK     that its processes live, whatever they do; see data/store/heartbeat.py
+    spec.json       the job's specification, written by the orchestrator before the start
+    progress.json   progress: step, total, current metrics, current activity
+    pulses/RANK     heartbeat of each process; see data/store/heartbeat.py
     curve.jsonl     one line per logged step; survives a resume without gaps or repeats
-    tokens.json     the file of tokenised rows that it reads; see stages/training/token_cache.py
-    checkpoints/    the stage's own
+    tokens.json     the file of tokenized rows that it reads; see stages/training/token_cache.py
+    checkpoints/    the stage's checkpoints
     out/            the unpublished artifact: payload/ and evidence/
     done.json       written last: the result, or the failure and its cause
 """
@@ -46,16 +46,16 @@ from data.store.untrusted import LIST_BYTES, Line, Md5, Sha256, Size, Word, desc
 HEARTBEAT_INTERVAL_S = 1.0
 TOKENS = "tokens.json"
 PULSES = "pulses"
-"""In a scratch folder: the signs of life of its job's processes."""
+"""Folder in the scratch folder with the heartbeats of the job's processes."""
 FULL_BELOW_BYTES = 4 << 20
 CODE_CHANGED = "code changed at"
-"""So begins the mark of a result whose work was begun by other code."""
+"""Prefix of the mark on a result that was started by different code."""
 LONGEST_MESSAGE = 10_000
-"""Characters of what a job says of its failure; the log has it all."""
+"""Characters of a failure message in `done.json`; the log has the full text."""
 
 
 class StageError(PedigreeError):
-    """A stage cannot give what it promises; running it again would end the same way."""
+    """A stage cannot deliver its output; a retry would fail the same way."""
 
 
 BUGS = (
@@ -70,39 +70,39 @@ BUGS = (
     TypeError,
     ValueError,
 )
-"""What Python raises where code is wrong. Whoever calls a library with what users gave, and may get one, says so by a `PedigreeError`."""
+"""Exceptions that indicate a bug. Code that passes user input to a library which may raise one converts it to a `PedigreeError`."""
 
 
 class NotFinite(StageError):
-    """The loss is no number: the same data and weights would give it again."""
+    """The loss is NaN or infinite; the same data and weights would give it again."""
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the disk below a folder has no room to speak of."""
+    """Whether the disk of a folder is practically full."""
     return shutil.disk_usage(folder).free < FULL_BELOW_BYTES
 
 
 def storage_cause(error: OSError) -> str:
-    """One word for what a disk refuses."""
+    """Classify a disk error as one word."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
     return "not_writable" if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else "storage"
 
 
 class Preempted(BaseException):
-    """The job was asked to stop and may be resumed. Like a KeyboardInterrupt, no library's `except Exception` may swallow it."""
+    """The job received a stop signal and can be resumed. A BaseException, so that no library's `except Exception` swallows it."""
 
 
 def place_in(scratch: Path, path: Path) -> str:
-    """A path for a file in a scratch folder, to be read from there; one that lies elsewhere stays absolute."""
+    """Path relative to the scratch folder; absolute if it is outside."""
     return str(path.relative_to(scratch) if path.is_relative_to(scratch) else path)
 
 
 class GivenInput(Frozen):
-    """One input artifact, as the job was given it."""
+    """An input artifact as passed to the job."""
 
     folder: str
-    """Payload and records of the artifact, the job's own: relative to its scratch folder, which may be moved or seen at other paths."""
+    """The job's own copy of payload and records, relative to the scratch folder, which may be moved or mounted at other paths."""
     content: str
     producer: str
     """Id of the artifact."""
@@ -113,7 +113,7 @@ class GivenInput(Frozen):
 
 
 class GivenFile(Frozen):
-    """A file or folder of the project that the config names, as the job was given it."""
+    """A project file or folder that the config names, as passed to the job."""
 
     path: str
     """Relative to the job's scratch folder."""
@@ -121,37 +121,37 @@ class GivenFile(Frozen):
 
 
 class JobSpec(Frozen):
-    """What the orchestrator asks of a job; a file, so that a job outlives whoever started it."""
+    """Specification of a job. A file, so that the job outlives the process that started it."""
 
     address: str
     kind: str
     version: int
-    """Of the kind of stage, as the recipe was loaded with it."""
+    """Version of the stage kind when the recipe was loaded."""
     key: str
     config: dict[str, Any]
     inputs: dict[str, dict[str, GivenInput]]
     """Port → label → artifact."""
     source_files: dict[str, GivenFile]
-    """By the name that the config has for it."""
+    """Keyed by the name in the config."""
     code: str
-    """Hash of the code that is to run (`data.artifacts.provenance.code_sha256`)."""
+    """Hash of the code to run (`data.artifacts.provenance.code_sha256`)."""
     fingerprint: Fingerprint | None = None
-    """Of what in that code is behind the kind of stage, which takes a job longer to find than to be told; None: it was not told."""
+    """Fingerprint of the code that the stage kind depends on, precomputed because it is slow to derive; None: the job derives it."""
     numerics: Numerics
     placement: Placement
     asked: Numerics | None = None
-    """What the profile says, where `numerics` had to be made smaller to fit into memory."""
+    """The profile's numerics, where `numerics` was reduced to fit into memory."""
     tokens: str = "tokens"
-    """Folder of tokenised rows, which jobs share (`stages/training/token_cache.py`), relative to the scratch folder."""
+    """Folder of tokenized rows, shared by jobs (`stages/training/token_cache.py`), relative to the scratch folder."""
     allow_numerics_change: bool = False
-    """Checkpoints that were made under other numerics are taken too, and the result is marked."""
+    """Accept checkpoints written under other numerics, and mark the result."""
     marks: tuple[str, ...] = Field(default=(), strict=False)
-    """What a reader of the record must know of how this run was begun."""
+    """Notes for the record on how this run was started."""
     require_checkpoint: bool = False
-    """Without a sound checkpoint the job is refused instead of begun again."""
+    """Fail instead of starting over if no sound checkpoint exists."""
 
     def lineage_inputs(self) -> tuple[Input, ...]:
-        """Its inputs as a record has them."""
+        """The inputs in the format of a record."""
         given = [(port, label, one) for port, labelled in self.inputs.items() for label, one in labelled.items()]
         return tuple(Input(port=port, label=label, content=one.content, producer=one.producer) for port, label, one in given)
 
@@ -161,14 +161,14 @@ Number = Annotated[int, Field(ge=-(1 << 64), le=1 << 64)]
 
 class _Ended(Frozen):
     checkpoints: dict[Word, Setting] = Field(default_factory=dict)
-    """What writing and sending them took."""
+    """Cost of writing and uploading them."""
     peak: dict[Word, Setting] = Field(default_factory=dict)
-    """Bytes that the job's first rank had at most."""
+    """Peak memory of rank 0 in bytes."""
     resumed_from: Line | None = None
 
 
 class Failure(_Ended):
-    """A `done.json` of a job that has failed, or was asked to stop."""
+    """`done.json` of a job that failed or was preempted."""
 
     ok: Literal[False]
     cause: Word
@@ -176,7 +176,7 @@ class Failure(_Ended):
 
 
 class Seen(Frozen):
-    """A file of the payload, as the job hashed it."""
+    """A payload file as hashed by the job."""
 
     size: Size
     mtime_ns: Number
@@ -189,7 +189,7 @@ class Seen(Frozen):
 
 
 class Success(_Ended):
-    """A `done.json` of a job that has succeeded, by its own account."""
+    """`done.json` of a job that reports success."""
 
     ok: Literal[True]
     content: Sha256
@@ -206,10 +206,10 @@ _DONE: TypeAdapter[Done] = TypeAdapter(Annotated[Done, Field(discriminator="ok")
 
 
 def read_done(scratch: Path) -> Done | None:
-    """What the job of a scratch folder reported as its last act; None while it has not, or where the file is damaged.
+    """Read a job's final report; None if there is none yet or the file is damaged.
 
     Raises:
-        ArtifactError: the file is whole, and not what a job of this version writes; the field is named.
+        ArtifactError: the file is valid JSON but not in this version's format; the message names the field.
     """
     path = scratch / "done.json"
     try:
@@ -221,18 +221,18 @@ def read_done(scratch: Path) -> Done | None:
     try:
         return _DONE.validate_python(found)
     except ValidationError as error:
-        remedy = "delete it and type the command again: the work goes on from the last checkpoint"
-        raise ArtifactError(f"{path} is no report of a job of this version ({described(error)}): {remedy}") from error
+        remedy = "delete it and run the command again to resume from the last checkpoint"
+        raise ArtifactError(f"{path} was not written by this version ({described(error)}): {remedy}") from error
 
 
 def checkpoint_names(scratch: Path) -> list[str]:
-    """Names of the whole checkpoints in a job's scratch folder, the latest last."""
+    """Names of the complete checkpoints in a scratch folder, latest last."""
     names = (path.name for path in (scratch / "checkpoints").glob("step-*"))
     return sorted((name for name in names if _CHECKPOINT.fullmatch(name)), key=lambda name: int(name.removeprefix("step-")))
 
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
-    """Rows of a training curve. A line that a full disk or a power cut has torn is none."""
+    """Rows of a training curve. Lines truncated by a full disk or a power cut are skipped."""
     rows = []
     with path.open("rb") as stream:
         for line in stream:
@@ -244,14 +244,14 @@ def read_curve(path: Path) -> list[dict[str, Any]]:
 
 
 class Companion(Protocol):
-    """What works beside a stage and ends with it (`stages.job.mirroring`)."""
+    """A background service that ends with the stage (`stages.job.mirroring`)."""
 
     def close(self, finished: bool) -> None: ...
 
 
 @dataclass
 class Job:
-    """The outside world of one stage run, on one rank."""
+    """Runtime context of a stage run on one rank."""
 
     folder: Path
     address: str
@@ -260,30 +260,30 @@ class Job:
     placement: Placement
     source_files: dict[str, Path]
     code: str = ""
-    """Hash of the code that runs."""
+    """Hash of the running code."""
     rank: int = 0
     tokens: Path | None = None
-    """Folder of tokenised rows, which jobs share; None: below its own."""
+    """Folder of tokenized rows shared by jobs; None: below the job's own folder."""
     allow_numerics_change: bool = False
     require_checkpoint: bool = False
     marks: list[str] = field(default_factory=list)
-    """What a reader of the record must know."""
+    """Notes for the record."""
     checkpoint_cost: dict[str, float] = field(default_factory=lambda: {"written": 0, "seconds": 0.0, "bytes": 0})
-    """Of this attempt: how many, how long training stood still for them, size of the last."""
+    """For this attempt: number of checkpoints, training time spent on them, size of the last."""
     resumed_from: str | None = None
-    """Name of the checkpoint that this attempt went on from."""
+    """Name of the checkpoint that this attempt resumed from."""
     mirror: Companion | None = field(default=None, repr=False)
-    """Where others find its checkpoints (`stages.job.mirroring.open_mirror`)."""
+    """Checkpoint mirror (`stages.job.mirroring.open_mirror`)."""
     fence: Fence | None = field(default_factory=Fence.of_environment)
-    """Which submission this is; None: run by hand, nobody else writes."""
+    """Fencing token of this submission; None: started manually, with no other writer."""
     _beats: int = field(default=0, repr=False)
     _last_beat: float = field(default=float("-inf"), repr=False)
-    _told: dict[str, Any] = field(default_factory=dict, repr=False)
+    _report: dict[str, Any] = field(default_factory=dict, repr=False)
     _doing: str = field(default="", repr=False)
 
     @classmethod
     def of(cls, spec: JobSpec, folder: Path, **more: Any) -> Self:
-        """The job of a spec, on the machine that runs it."""
+        """Create the job of a spec on the current machine."""
         computes = KINDS[spec.kind].engine != "none"
         return cls(
             folder=folder,
@@ -309,17 +309,17 @@ class Job:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Lets others see that this process lives, and ends it when a later submission of the job exists."""
+        """Send heartbeats, and end this process if a later submission of the job exists."""
 
-        def told() -> dict[str, Any]:
+        def state() -> dict[str, Any]:
             return {"pid": os.getpid(), "host": os.uname().nodename, "memory_share": share_left()}
 
         self.seal()
-        with Pulse(self.folder / PULSES / str(self.rank), told=told, look=self.seal):
+        with Pulse(self.folder / PULSES / str(self.rank), told=state, look=self.seal):
             yield
 
     def seal(self) -> None:
-        """Call just before a step that others build on. Where another submission has taken over, this process ends here."""
+        """Check the fence before a write that others rely on. Ends this process if another submission has taken over."""
         try:
             if self.fence is not None:
                 self.fence.check()
@@ -327,7 +327,7 @@ class Job:
             self._end(error)
 
     def _go_on(self) -> None:
-        """The same where this process may have been stopped since it last looked."""
+        """Check the fence if this process may have been suspended since the last check."""
         try:
             if self.fence is not None:
                 self.fence.check_after_pause()
@@ -335,9 +335,9 @@ class Job:
             self._end(error)
 
     def _end(self, error: Superseded) -> None:
-        """No `finally`, no `atexit`: whatever still runs in this process would write where another job writes now."""
-        print(f"{self.address} was taken over: {error}; this process ends and writes nothing more", flush=True)
-        for name in filter(str.isdigit, os.listdir("/proc")):  # engines that it has started
+        """Exit without `finally` or `atexit`: cleanup code would write where another job now writes."""
+        print(f"{self.address} was taken over: {error}; this process exits without further writes", flush=True)
+        for name in filter(str.isdigit, os.listdir("/proc")):  # the engines it started
             with suppress(OSError):
                 if int(name) != os.getpid() == os.getpgid(int(name)):
                     os.kill(int(name), signal.SIGTERM)
@@ -350,7 +350,7 @@ class Job:
 
     @property
     def evidence(self) -> Path:
-        """For people: curves, manifests, samples. No stage reads it."""
+        """Folder of curves, manifests and samples for human readers; no stage reads it."""
         path = self.out / "evidence"
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -361,73 +361,73 @@ class Job:
         return self.folder / "checkpoints"
 
     def note_code(self, made_by: str | None, reached: str) -> None:
-        """Marks the result where the work that it goes on from was made by other code, and nobody has said so: that work was sent
-        after this job was prepared, or its runner could not look."""
-        said = any(mark.startswith(CODE_CHANGED) for mark in self.marks)
-        if made_by and self.code and made_by != self.code and not said:
+        """Mark the result if the work it resumes from was produced by different code and no mark says so yet. That happens if the work
+        was uploaded after this job was prepared, or if the runner could not check."""
+        marked = any(mark.startswith(CODE_CHANGED) for mark in self.marks)
+        if made_by and self.code and made_by != self.code and not marked:
             mark = f"{CODE_CHANGED} {reached}: {made_by[:12]} -> {self.code[:12]}"
             self.marks.append(mark)
             print(mark, flush=True)
 
     def progress(self, step: int, total: int, **numbers: float) -> None:
-        """Says that the work goes on and how far it is. Cheap: at most one write a second."""
+        """Report progress. Cheap: at most one write per second."""
         self._doing = ""
         self._beat({"step": step, "total": total, "numbers": numbers}, at_once=step == total)
 
     def doing(self, what: str, done: float = 0, of: float = 0, unit: str = "") -> None:
-        """Says that something beside the steps goes on: loading, packing, hashing. The steps stay where they were.
+        """Report an activity outside the steps: loading, packing, hashing. The step count does not change.
 
-        Something new is said at once: what follows may be silent, and would be shown under the old name.
+        A new activity is written immediately, because a long silent call may follow.
         """
         new, self._doing = what != self._doing, what
         if new or time.monotonic() - self._last_beat >= HEARTBEAT_INTERVAL_S:
-            self._beat({**self._told, "doing": {"what": what, "done": done, "of": of, "unit": unit}}, at_once=new)
+            self._beat({**self._report, "doing": {"what": what, "done": done, "of": of, "unit": unit}}, at_once=new)
 
     @contextmanager
     def busy(self, what: str, *, flushing: bool = False) -> Iterator[None]:
-        """Says the same for a block that cannot: calls of libraries that load, filter or write for minutes without a word.
+        """Report an activity for a block that cannot report itself: library calls that load, filter or write for minutes.
 
-        It counts as work while this process computes or moves bytes, or all the time where it waits for a disk to take them: that
-        cannot be seen from here, and no kill would end it. Not for what waits for other processes, and may wait for ever.
+        Reports while this process computes or moves bytes, or always with `flushing`: a wait for the disk is not observable from
+        here, and no kill would end it. Do not use it for blocks that wait for other processes, possibly forever.
         """
         ended = threading.Event()
 
-        def tell() -> None:
+        def report() -> None:
             effort = Effort()
             while not ended.wait(HEARTBEAT_INTERVAL_S):
                 if flushing or effort.progressed():
                     self.doing(what)
 
-        teller = threading.Thread(target=tell, daemon=True, name=what)
-        teller.start()
+        reporter = threading.Thread(target=report, daemon=True, name=what)
+        reporter.start()
         try:
             yield
         finally:
             ended.set()
-            teller.join()
+            reporter.join()
 
-    def _beat(self, told: dict[str, Any], at_once: bool) -> None:
+    def _beat(self, report: dict[str, Any], at_once: bool) -> None:
         self._go_on()
-        told = {"doing": None} | told
-        self._told = {"step": 0, "total": 0, "numbers": {}} | {name: value for name, value in told.items() if name != "doing"}
+        report = {"doing": None} | report
+        self._report = {"step": 0, "total": 0, "numbers": {}} | {name: value for name, value in report.items() if name != "doing"}
         now = time.monotonic()
         if self.rank == 0 and (at_once or now - self._last_beat >= HEARTBEAT_INTERVAL_S):
             self._last_beat, self._beats = now, self._beats + 1
-            beat = self._told | told | {"beat": self._beats, "time": time.time()}  # the time is for people
-            temporary = self.folder / f".progress.{os.getpid()}.{threading.get_ident()}"  # who is `busy` beats beside what it waits for
+            beat = self._report | report | {"beat": self._beats, "time": time.time()}  # the time is for human readers
+            temporary = self.folder / f".progress.{os.getpid()}.{threading.get_ident()}"  # the thread of `busy` writes concurrently
             temporary.write_text(json.dumps(finite(beat)))
             os.replace(temporary, self.folder / "progress.json")
 
     def log(self, step: int, **numbers: float) -> None:
-        """Adds a line to the training curve; written by rank 0 once per step."""
+        """Append a line to the training curve; rank 0 writes it once per step."""
         self._go_on()
         if self.rank == 0:
             with (self.folder / "curve.jsonl").open("ab+") as stream:
-                torn = stream.tell() > 0 and _last_byte(stream) != b"\n"  # by a full disk or a power cut
+                torn = stream.tell() > 0 and _last_byte(stream) != b"\n"  # after a full disk or a power cut
                 stream.write(b"\n" * torn + json.dumps({"step": step, **numbers}).encode() + b"\n")
 
     def rewind(self, step: int) -> None:
-        """Forgets curve lines after `step`: they will be written again by the resumed run."""
+        """Remove curve lines after `step`; the resumed run writes them again."""
         self._go_on()
         path = self.folder / "curve.jsonl"
         if self.rank == 0 and path.exists():
@@ -441,11 +441,11 @@ def _last_byte(stream: BinaryIO) -> bytes:
 
 
 Inputs = dict[str, dict[str, Artifact]]
-"""Port → label → artifact, in the order of the recipe."""
+"""Port → label → artifact, in recipe order."""
 
 
 def only(inputs: Inputs, port: str) -> Artifact:
-    """The artifact at a port that takes one."""
+    """The single artifact at a port."""
     (artifact,) = inputs[port].values()
     return artifact
 

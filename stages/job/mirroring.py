@@ -1,8 +1,8 @@
-"""A job's checkpoints and chunks on their way to `placement.checkpoint_url`, beside its work.
+"""Upload a job's checkpoints and chunks to `placement.checkpoint_url` in the background.
 
-Training never waits for the store: the newest sealed checkpoint is sent when the one before has arrived. What fails is said, noted
-and tried again; the job goes on with what lies in its scratch folder. Chunks that an earlier attempt had no time to send are sent first.
-One job writes: it holds a lease, whose heart beats here.
+Training never waits for the store: the newest sealed checkpoint is uploaded when the previous upload finishes. Failures are logged, counted
+and retried; the job continues with its scratch folder. Chunks that an earlier attempt did not upload are uploaded first. Only the job that
+holds the lease writes; a thread here renews it.
 """
 
 import os
@@ -26,24 +26,24 @@ from data.store.untrusted import ArtifactError
 from stages.job.job import Job, StageError
 
 SILENCE_S = 60.0
-"""A machine that gives no sign for longer may be taken over from (or for `heartbeat_timeout_s`, where that is less)."""
+"""Silence after which another machine may take over the lease; `heartbeat_timeout_s`, if that is shorter."""
 BEATS = 6
-"""Heartbeats in that time."""
+"""Heartbeats within that time."""
 AGAIN_S = 30.0
-"""Pause after a failure of the store, which has been tried a few times by then."""
+"""Pause after a store failure, on top of the store's own retries."""
 FLUSH_S = 25.0
-"""What is still on its way when a job is asked to stop may take so long."""
+"""Time limit for pending uploads when a job is preempted."""
 LINGER_S = 5.0
-"""So long a job that has ended waits for a request that is on its way."""
+"""Time limit for a request in flight when the job has ended."""
 
 
 def open_mirror(job: Job) -> "Mirroring | None":
-    """The job's mirror, opened once; None where the profile names none, and on all ranks but the first.
+    """Open the job's mirror once; None if the profile has no `checkpoint_url`, and on all ranks but the first.
 
-    Ranks share their scratch folder: what the first has fetched is there for all. This is the one place that relies on it.
+    Ranks share their scratch folder, so all see what rank 0 downloads. Nothing else relies on that.
 
     Raises:
-        StageError: another machine is at work on the stage.
+        StageError: another machine is working on the stage.
         StoreError: the store cannot be used.
     """
     if isinstance(job.mirror, Mirroring):
@@ -55,20 +55,20 @@ def open_mirror(job: Job) -> "Mirroring | None":
 
 
 class Mirroring:
-    """The threads of one job that send and beat, and what was there when it began."""
+    """Upload and heartbeat threads of one job, and access to work found in the mirror at the start."""
 
     def __init__(self, job: Job, url: str) -> None:
         self.job, self.mirror = job, Mirror.of(url, job.key)
         self.busy: str | None = None
-        """Name of the checkpoint that is being read, and must stay."""
+        """Name of the checkpoint being uploaded, which must not be deleted."""
         self._noted: Producer | None = None
         self._lease = self._take_lease()
         self._wanted: Path | None = None
         self._chunks = deque(sorted((job.folder / "chunks").glob("[!.]*.json")))
         self._left = set(self._chunks)
-        """Chunks of earlier attempts, which may have been killed before they were sent;"""
+        """Chunks of earlier attempts, which may not have been uploaded."""
         self._there: set[str] | None = None
-        """names of those that the store has, once it was asked."""
+        """Names of the chunks in the store; None until listed."""
         self._changed = threading.Condition()
         self._failing = self._lost = self._ended = False
         self._looked = time.monotonic()
@@ -76,7 +76,7 @@ class Mirroring:
         self._heart.start()
         threading.Thread(target=self._send, daemon=True, name="mirror upload").start()
 
-    # --- the beginning: what others have left ---------------------------------------------------------------------------
+    # --- at the start: work of other attempts ---------------------------------------------------------------------------
 
     def _take_lease(self) -> Lease:
         try:
@@ -95,7 +95,7 @@ class Mirroring:
         except StoreError as error:
             if not self._known:
                 raise
-            _say(f"the store fails, this attempt goes on with what lies here: {error}")  # it was ours, and nobody could tell otherwise
+            _say(f"store unavailable, continuing with local files: {error}")  # the lease was ours, and nobody else could take it
         write_json(self.job.folder / TOKEN, MirrorState(token=token).model_dump())
         return lease
 
@@ -106,16 +106,16 @@ class Mirroring:
         self.mirror.note_attempts(read_attempts(elsewhere) + read_attempts(here))
 
     def fetch_newer(self, than: str | None, folder: Path) -> str | None:
-        """Fetches the newest sound checkpoint that is newer than one, with its curve; returns its name.
+        """Download the newest sound checkpoint after `than`, with its curve; return its name.
 
-        A damaged one is named, removed, and the one before is taken. Where the store fails, what lies here has to do.
+        A damaged checkpoint is logged and removed, and the previous one is tried. If the store fails, local files are used.
         """
         try:
             return self._fetch_newer(than, folder)
         except StoreError as error:
             if than is None and not self._known:
                 raise
-            _say(f"the store fails, and the job goes on from {than or 'the beginning'}: {error}")
+            _say(f"store unavailable, continuing from {than or 'the beginning'}: {error}")
             return None
 
     def _fetch_newer(self, than: str | None, folder: Path) -> str | None:
@@ -140,40 +140,40 @@ class Mirroring:
         return None
 
     def _fetched(self, name: str, target: Path) -> int | None:
-        """Bytes of a checkpoint that has been fetched; None where twice it was not what its manifest says."""
+        """Download a checkpoint and return its size in bytes; None if it did not match its manifest twice."""
         for last in (False, True):
             shutil.rmtree(target, ignore_errors=True)
             try:
                 return self.mirror.download_checkpoint(name, target, lambda: self.job.progress(0, 0))
             except (ContentChanged, Missing) as error:
-                _say(f"mirrored checkpoint {name} is damaged ({error}): {'going back to the one before' if last else 'looking again'}")
+                _say(f"mirrored checkpoint {name} is damaged ({error}): {'using the previous one' if last else 'retrying'}")
         return None
 
     def fetch_chunks(self, files: Sequence[Path]) -> None:
-        """Fetches those of the chunks that were finished elsewhere; a damaged one is generated again.
+        """Download those of the chunks that are in the mirror; a damaged one is generated again.
 
         Raises:
-            StoreError: the store fails, on a machine that has nothing of its own yet.
+            StoreError: the store fails, and this machine has no local work yet.
         """
         try:
             self._fetch_chunks(files)
         except StoreError as error:
             if not self._known:
                 raise
-            _say(f"the store fails, and the job goes on with the chunks that lie here: {error}")
+            _say(f"store unavailable, continuing with local chunks: {error}")
 
     def fetch_all_chunks(self, folder: Path) -> None:
-        """Fetches every chunk that was finished elsewhere, whatever its name, into a folder.
+        """Download every chunk in the mirror into a folder.
 
         Raises:
-            StoreError: the store fails, on a machine that has nothing of its own yet.
+            StoreError: the store fails, and this machine has no local work yet.
         """
         try:
             names = self.mirror.chunks()
         except StoreError as error:
             if not self._known:
                 raise
-            _say(f"the store fails, and the job goes on with what lies here: {error}")
+            _say(f"store unavailable, continuing with local files: {error}")
             return
         self.fetch_chunks([folder / f"{name}.json" for name in sorted(names) if not (folder / f"{name}.json").exists()])
 
@@ -186,7 +186,7 @@ class Mirroring:
                     self.mirror.download_chunk(file, there[file.stem])
                     fetched += 1
                 except ContentChanged as error:
-                    _say(f"a mirrored chunk is damaged and generated again: {error}")
+                    _say(f"a mirrored chunk is damaged and will be generated again: {error}")
         if fetched:
             self._note_other_code()
             _say(f"fetched {fetched} finished chunks from {self.mirror.url}")
@@ -195,14 +195,14 @@ class Mirroring:
         try:
             made = self.mirror.producer()
         except ContentChanged as error:
-            _say(f"nobody can tell by which code the fetched chunks were made: {error}")
+            _say(f"the code that generated the fetched chunks is unknown: {error}")
         else:
             self.job.note_code(made.code if made else None, "finished chunks")
 
-    # --- while it works -------------------------------------------------------------------------------------------------
+    # --- during the run -------------------------------------------------------------------------------------------------
 
     def offer(self, checkpoint: Path) -> None:
-        """Sends a sealed checkpoint when the one before has arrived, unless a newer one is offered until then."""
+        """Upload a sealed checkpoint after the previous upload, unless a newer one is offered first."""
         with self._changed:
             self._wanted = checkpoint
             self._changed.notify_all()
@@ -214,14 +214,14 @@ class Mirroring:
             self._changed.notify_all()
 
     def flush(self, seconds: float = FLUSH_S) -> None:
-        """Waits until everything has arrived, at most so long."""
+        """Wait for pending uploads, at most `seconds`."""
         with self._changed:
             idle = self._changed.wait_for(lambda: self._lost or not (self._wanted or self._chunks or self.busy), seconds)
         if not idle:
-            _say(f"the newest work has not arrived at {self.mirror.url} within {seconds:g} s: another machine begins before it")
+            _say(f"the newest work was not uploaded to {self.mirror.url} within {seconds:g} s: another machine would resume without it")
 
     def close(self, finished: bool) -> None:
-        """Ends the threads and gives the lease back; what a finished job has not sent yet is not wanted any more."""
+        """Stop the threads and release the lease. A finished job drops its pending uploads."""
         if not finished:
             self.flush()
         with self._changed:
@@ -229,11 +229,11 @@ class Mirroring:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.busy is None, LINGER_S)
         self._heart.join(LINGER_S)
-        if not (self._lost or self._failing):  # else it falls silent by itself
+        if not (self._lost or self._failing):  # otherwise the lease expires
             try:
                 self._lease.release()
             except StoreError as error:
-                _say(f"could not give back its lease, which falls silent by itself: {error}")
+                _say(f"could not release the lease, which will expire: {error}")
 
     def _send(self) -> None:
         while True:
@@ -273,11 +273,11 @@ class Mirroring:
         except (StoreError, OSError) as error:
             cost["mirror_failures"] = cost.get("mirror_failures", 0) + 1
             if not self._failing:
-                _say(f"WARNING: {task.name} could not be mirrored; the job goes on, and only this machine can resume it: {error}")
+                _say(f"WARNING: {task.name} could not be mirrored; the job continues, but only this machine can resume it: {error}")
             self._failing = True
             return False
         if self._failing:
-            _say(f"{task.name} has been mirrored: the store works again")
+            _say(f"mirrored {task.name}: the store works again")
         self._failing = False
         cost["mirrored"] = cost.get("mirrored", 0) + 1
         cost["mirror_seconds"] = cost.get("mirror_seconds", 0.0) + time.monotonic() - began
@@ -285,34 +285,34 @@ class Mirroring:
         return True
 
     def _is_there(self, chunk: Path) -> bool:
-        """Whether a chunk of an earlier attempt had been sent."""
+        """Whether a chunk of an earlier attempt is in the store."""
         if self._there is None:
             self._there = set(self.mirror.chunks())
         return chunk.stem in self._there
 
     def _note_made(self) -> None:
-        """Says by which code what is sent was made, and sends that code, so that another machine may go on with it."""
-        if not self.job.code:  # run by hand
+        """Upload the code behind the uploaded work, so that another machine can resume with it."""
+        if not self.job.code:  # started manually
             return
-        told = self.job.folder / "code.json"
-        state = PortableCode.model_validate(read_json(told)) if told.exists() else None
+        file = self.job.folder / "code.json"
+        state = PortableCode.model_validate(read_json(file)) if file.exists() else None
         made = Producer(code=self.job.code, state=state, marks=tuple(self.job.marks))
         if made != self._noted:
             self.mirror.record_producer(made, code_files())
             self._noted = made
 
     def _may_send(self) -> bool:
-        """Whether an upload may go on; who has not looked at its lease for a while, e.g. was stopped, looks first."""
+        """Whether an upload may continue; checks the lease first if the last check is old, e.g. after a suspension."""
         if not (self._ended or self._lost) and time.monotonic() - self._looked > self._lease.silence_s / 2:
             self._look()
         return not (self._ended or self._lost)
 
     def _look(self) -> None:
-        """Beats, and sees whether the lease is still ours."""
+        """Renew the lease and check that it is still ours."""
         lost = not self._lease.still_ours()
         self._looked = time.monotonic()
         if lost and not self._ended:
-            _say("WARNING: another machine has taken over this stage while this one was silent: nothing more is mirrored from here")
+            _say("WARNING: another machine took over this stage after this one missed its heartbeats: mirroring stops here")
             with self._changed:
                 self._lost = True
                 self._changed.notify_all()
@@ -324,7 +324,7 @@ class Mirroring:
                     return
             try:
                 self._look()
-            except StoreError:  # said by whoever wants to send something; a short silence costs nothing
+            except StoreError:  # the upload thread reports it; a short gap is harmless
                 continue
             if self._lost:
                 return

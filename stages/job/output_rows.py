@@ -1,4 +1,4 @@
-"""Rows that a stage makes of others: written as its payload, and held against what is expected of such rows."""
+"""Write rows as a stage's payload and validate them against the expectations of their type."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from stages.verifiers import check
 def written(
     job: Job, artifact_type: str, sizes: Sequence[int], make: Callable[[slice], Iterable[Sequence[Mapping[str, Any]]]]
 ) -> dict[str, Any]:
-    """Writes the payload and `validation.json`; returns the verdict of the expectations.
+    """Write the payload and `validation.json`; return the verdict of the expectations.
 
     Args:
-        job: of the stage.
-        artifact_type: what the rows are.
+        job: the stage's job.
+        artifact_type: type of the rows.
         sizes: characters of each row, see `records.bulk_of`.
-        make: gives the rows of a part of them, in blocks.
+        make: returns the rows of a slice, in blocks.
 
     Raises:
-        ValidationError: rows break an expectation.
+        ValidationError: rows violate an expectation.
     """
     into = RowWriter(job.out, artifact_type, check)
     for done in into.write(sizes, make):

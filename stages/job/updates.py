@@ -1,4 +1,4 @@
-"""What training has changed: the weights that a stage wrote against those that it began with, read from the files of both."""
+"""Measure how far training moved the weights, from the initial and final safetensors files."""
 
 import math
 from collections.abc import Iterator
@@ -14,39 +14,40 @@ PIECE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Update:
-    """θ' - θ over the tensors that both models have, in the dtype in which θ' was saved."""
+    """θ' - θ over the tensors that both models share, in the dtype of the saved θ'."""
 
     tensors: int
-    """Compared."""
+    """Tensors compared."""
     changed: int
-    """Of them, those that differ in at least one value."""
+    """Tensors that differ in at least one value."""
     norm: float
     """‖θ' - θ‖₂."""
     start_norm: float
     """‖θ‖₂."""
     values: int
-    """Numbers compared."""
+    """Values compared."""
     dtype: str
-    """Of θ', e.g. `bfloat16`."""
+    """Dtype of θ', e.g. `bfloat16`."""
 
     @property
     def vanished(self) -> bool:
-        """Whether it is less than the rounding of a single weight of average size: what a few weights next to zero move by is nothing."""
+        """Whether the update is smaller than the rounding error of one weight of average size: tiny moves of a few near-zero weights do
+        not count."""
         if not self.values:
             return False
         roundoff = torch.finfo(getattr(torch, self.dtype)).eps / 2
         return self.norm <= roundoff * self.start_norm / math.sqrt(self.values)
 
     def metrics(self) -> dict[str, float]:
-        """Rounded to six digits, which do not depend on the number of threads that added them up."""
+        """Norms rounded to six digits, so that they do not depend on the number of threads."""
         relative = self.norm / self.start_norm if self.start_norm else 0.0
         return {"update_norm": float(f"{self.norm:.6g}"), "update_relative": float(f"{relative:.6g}")}
 
 
 def measure(start: Path, made: Path) -> Update:
-    """Compares two folders of safetensors. θ is rounded to the dtype of θ' first, so that saving in another dtype is no update.
+    """Compare two folders of safetensors. θ is first rounded to the dtype of θ', so that saving in another dtype is not an update.
 
-    A head that only one of the models has (a reward model's begins at random) is not compared.
+    Tensors in only one of the models are not compared, e.g. the randomly initialized head of a reward model.
     """
     before, after = _tensors(start), _tensors(made)
     shared = [name for name in after if name in before]
@@ -68,7 +69,7 @@ def measure(start: Path, made: Path) -> Update:
 
 
 def _tensors(folder: Path) -> dict[str, Path]:
-    """Name of each tensor → the file that holds it."""
+    """Tensor name → file."""
     from safetensors import safe_open
 
     found: dict[str, Path] = {}
@@ -79,7 +80,7 @@ def _tensors(folder: Path) -> dict[str, Path]:
 
 
 def _pieces(old_file: Path, new_file: Path, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of a tensor in both files, few at a time: the largest tensors of a model have gigabytes."""
+    """Iterate over slices of a tensor in both files; the largest tensors have gigabytes."""
     from safetensors import safe_open
 
     with safe_open(old_file, framework="pt") as old, safe_open(new_file, framework="pt") as new:

@@ -1,21 +1,21 @@
-"""Completions to judgments: the scores of a verifier, of reward models and of a language model for each answer.
+"""Turn completions into judgments: score each answer by a verifier, reward models and a language model.
 
-    payload/rows-*.parquet   judgments, in the order of the completions; a judge that could not score leaves null
-    evidence/failures.jsonl  which judge failed on what, and why
-    evidence/agreement.json  of several reward models: the share of pairs of answers that each two rank alike
-    evidence/win_rates.json  of several policies: how often the answer of each beats that of each other one, with intervals over prompts
-    evidence/questions.jsonl what a language model was asked about the first answers, and what it said
+    payload/rows-*.parquet   judgments, in the order of the completions; null where a judge could not score
+    evidence/failures.jsonl  which judge failed on which answer, and why
+    evidence/agreement.json  for several reward models: the share of answer pairs that each two rank alike
+    evidence/win_rates.json  for several policies: how often each beats each other one, with intervals over prompts
+    evidence/questions.jsonl the language model's questions and replies for the first answers
 
     score = verifier_weight * verifier + reward_weight * ensemble((reward_i - mean_i) / std_i) + rating_weight * mean_aspects(rating)
     win_rate = mean over the scored answers to the prompt of P(this one is better), see `win_rate_scale`
 
-Rewards are normalised by the mean and standard deviation of each reward model's held-out answers (`reward_stats.json`), so that
-weights mean the same for every reward model. The row keeps the raw rewards. A term of weight zero is not part of the score, nor is
-the verifier where a prompt has none. Where one member could not score, the ensemble has no reward: a mean of the others would be
-another ensemble; nor has an answer a rating where one aspect has none. An answer that was cut off is shown to reward models as it is,
-without an end-of-turn token: its reward is read at its last token.
+Rewards are normalized by the mean and standard deviation of each reward model's held-out answers (`reward_stats.json`), so that
+weights are comparable across reward models. Rows store the raw rewards. Terms of weight zero are excluded from the score, as is the
+verifier for prompts without one. If one member could not score, the ensemble has no reward, because the mean of the others would be a
+different ensemble; likewise an answer with an unrated aspect has no rating. Reward models score a truncated answer at its last token,
+without an added end-of-turn token.
 
-Answers are read when they are needed; of each, its id and scores are in memory, and what a language model says of it.
+Answers are read on demand; only ids, scores and the language model's replies stay in memory.
 """
 
 from collections import defaultdict
@@ -36,19 +36,19 @@ from stages.job.job import Inputs, Job, StageError, only, only_or_none
 from stages.judge.win_rates import win_rate_table, win_rates
 from stages.verifiers import VerifierError, verify
 
-if TYPE_CHECKING:  # it loads engines, which a verifier does without
+if TYPE_CHECKING:  # loads engines, which a verifier does not need
     from stages.sampling.raters import Ratings
 
 RESAMPLES = 1000
 """Bootstrap resamples of prompts behind the interval of a win rate."""
 VERIFIED = ("id", "prompt_id", "policy", "text", "verifier")
-"""Of a completion, what a verifier looks at, and whose answer it is."""
+"""Columns of a completion for verification."""
 JUDGED = [name for name in Completion.__annotations__ if name not in ("index", "seed", "prompt_ids", "logprobs", "verifier")]
-"""Of a completion, what a judgment is made of."""
+"""Columns of a completion for its judgment."""
 
 
 class Verified(NamedTuple):
-    """What is known of an answer before models are asked."""
+    """An answer after verification."""
 
     id: str
     prompt_id: str
@@ -56,11 +56,11 @@ class Verified(NamedTuple):
     counts: bool
     """Whether its prompt has a verifier."""
     score: float | None
-    """The verifier's."""
+    """The verifier's score."""
 
 
 class Scores(NamedTuple):
-    """Of an answer."""
+    """Scores of an answer."""
 
     verifier: float | None
     reward: float | None
@@ -71,11 +71,11 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class JudgedAnswers:
-    """What all judges make of all answers. Sequences are by place."""
+    """Scores of all answers by all judges. Sequences are indexed by place."""
 
     verified: Sequence[Verified]
     members: Mapping[str, Member]
-    """Label → the rewards of a reward model."""
+    """Label → rewards of a reward model."""
     rated: "Ratings | None"
     config: Judge
 
@@ -100,7 +100,7 @@ class JudgedAnswers:
 
     @cached_property
     def by_prompt(self) -> dict[str, list[int]]:
-        """Prompt id → the places of its answers."""
+        """Prompt id → places of its answers."""
         groups: dict[str, list[int]] = defaultdict(list)
         for place, one in enumerate(self.verified):
             groups[one.prompt_id].append(place)
@@ -108,11 +108,11 @@ class JudgedAnswers:
 
 
 def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Scores every completion.
+    """Score every completion.
 
     Raises:
-        StageError: too many answers have no score, a completion stands there twice, or a reward model's statistics are missing.
-        EngineLost: the language model is down; what it has said is kept.
+        StageError: too many answers have no score, a completion is there twice, or a reward model's statistics are missing.
+        EngineLost: the language model is down; its replies are kept.
     """
     given = only(inputs, "completions")
     with job.busy("reading rows"):
@@ -127,7 +127,7 @@ def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
     if not verified or unscored > config.max_unscored_share * len(verified):
         reason = failures[0]["reason"] if failures else "their prompts have no verifier"
         raise StageError(
-            f"{unscored} of {len(verified)} answers have no score, more than {config.max_unscored_share:.0%} ({reason}): give "
+            f"{unscored} of {len(verified)} answers have no score, more than {config.max_unscored_share:.0%} ({reason}): add "
             "reward_weight and a reward model, rating_weight and a rating, or prompts with verifiers; or raise max_unscored_share"
         )
     agreed = member_agreement(found)
@@ -149,8 +149,8 @@ def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def verify_all(given: Artifact, answers: int, failures: list[dict[str, Any]], job: Job) -> list[Verified]:
-    """The verifier's score of every answer; the failures are noted."""
-    same: dict[str, str] = {}  # each name is in memory once
+    """The verifier's score of every answer; failures are appended to `failures`."""
+    same: dict[str, str] = {}  # interns the names
     found: list[Verified] = []
     for row in records.stream(given.payload, VERIFIED):
         job.doing("verifying", len(found), answers, "answers")
@@ -160,7 +160,7 @@ def verify_all(given: Artifact, answers: int, failures: list[dict[str, Any]], jo
 
 
 def verifier_score(row: Mapping[str, Any], failures: list[dict[str, Any]]) -> float | None:
-    """The verifier's score; None where the prompt has no verifier, or it cannot be run (which is a failure)."""
+    """The verifier's score; None if the prompt has no verifier, or if it cannot run (which is a failure)."""
     if row["verifier"] is None:
         return None
     try:
@@ -178,7 +178,7 @@ def ask_members(
     verified: Sequence[Verified],
     failures: list[dict[str, Any]],
 ) -> dict[str, Member]:
-    """Label → the rewards of each reward model, one model after the other; empty where rewards have no weight."""
+    """Label → rewards of each reward model, run one after the other; empty if `reward_weight` is 0."""
     if config.reward_weight == 0:
         return {}
     from stages.sampling.rewards import ask_all
@@ -192,7 +192,7 @@ def ask_members(
 def ask_ratings(
     config: Judge, inputs: Inputs, job: Job, completions: Sequence[dict[str, Any]], failures: list[dict[str, Any]]
 ) -> "Ratings | None":
-    """The ratings of a language model; None where none is asked."""
+    """The ratings of a language model; None if none is configured."""
     if config.rating is None:
         return None
     from stages.sampling.raters import rate
@@ -203,7 +203,7 @@ def ask_ratings(
 
 
 def judgments(given: Artifact, found: JudgedAnswers, job: Job) -> Iterator[Judgment]:
-    """Every answer with its scores."""
+    """All answers with their scores."""
     rates = answers_win_rates(found)
     for place, row in enumerate(records.stream(given.payload, JUDGED)):
         job.doing("writing rows", place, len(rates), "rows")
@@ -240,16 +240,15 @@ def judgment(row: dict[str, Any], place: int, found: JudgedAnswers, win_rate: fl
 
 
 def win_rate_scale(config: Judge, members: Mapping[str, Member]) -> float | None:
-    """Logits per unit of score. A reward model's raw scores are logits of Bradley-Terry, and the score holds them divided by their
-    standard deviation (of several models, on average) and times `reward_weight`. None where no reward model is asked: the higher
-    score wins for certain."""
+    """Logits per unit of score. A reward model's raw scores are Bradley-Terry logits; the score has them divided by their standard
+    deviation (averaged over models) and multiplied by `reward_weight`. None without reward models: the higher score always wins."""
     if not members:
         return None
     return fmean(member.std for member in members.values()) / config.reward_weight
 
 
 def answers_win_rates(found: JudgedAnswers) -> list[float | None]:
-    """The win rate of every scored answer among those to its prompt; None where it has no score."""
+    """The win rate of every answer among those to its prompt; None if it has no score."""
     scale = win_rate_scale(found.config, found.members)
     rates: list[float | None] = [None] * len(found.verified)
     for places in found.by_prompt.values():
@@ -260,7 +259,7 @@ def answers_win_rates(found: JudgedAnswers) -> list[float | None]:
 
 
 def policy_win_rates(found: JudgedAnswers) -> list[dict[str, Any]]:
-    """The matrix of how often each policy beats each other one by its score; empty where there is one policy."""
+    """The matrix of how often each policy beats each other one by score; empty for a single policy."""
     policies = list(dict.fromkeys(one.policy for one in found.verified))
     prompts = (by_policy(found, found.by_prompt[prompt_id]) for prompt_id in sorted(found.by_prompt))
     table = win_rate_table(prompts, policies, resamples=RESAMPLES, seed=0)
@@ -268,7 +267,7 @@ def policy_win_rates(found: JudgedAnswers) -> list[dict[str, Any]]:
 
 
 def by_policy(found: JudgedAnswers, places: Iterable[int]) -> dict[str, list[float]]:
-    """Policy → the scores of its answers among some."""
+    """Policy → scores of its answers among `places`."""
     scores: dict[str, list[float]] = defaultdict(list)
     for place in places:
         score = found.scores[place].score
@@ -278,7 +277,7 @@ def by_policy(found: JudgedAnswers, places: Iterable[int]) -> dict[str, list[flo
 
 
 def member_agreement(found: JudgedAnswers) -> list[dict[str, Any]]:
-    """For each two reward models, the share of pairs of answers to one prompt that they rank alike."""
+    """For each two reward models, the share of answer pairs to the same prompt that they rank alike."""
     agreed = []
     for one, other in combinations(found.members, 2):
         first, second = found.members[one].raw, found.members[other].raw
@@ -290,7 +289,7 @@ def member_agreement(found: JudgedAnswers) -> list[dict[str, Any]]:
 
 
 def means(found: JudgedAnswers) -> dict[str, float]:
-    """Mean of each kind of score, over the answers that have it; by policy for the total."""
+    """Mean of each kind of score over the answers that have it; for the total also by policy."""
     values: dict[str, list[float]] = defaultdict(list)
     for one, scores in zip(found.verified, found.scores, strict=True):
         for name, value in scores._asdict().items():

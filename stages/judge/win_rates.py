@@ -1,4 +1,4 @@
-"""How often an answer, or a policy, wins against the answers that were sampled to the same prompt."""
+"""Win rates of answers and policies against the other answers to the same prompt."""
 
 import math
 from collections import defaultdict
@@ -12,12 +12,12 @@ from stages.core.statistics import bootstrap_mean
 def win_rates(scores: Sequence[float], scale: float | None) -> list[float]:
     """P(y_i beats the policy) = 1/K Σ_k P(y_i beats y_k) over the K answers to a prompt, with P(y_i beats y_k) = σ(scale (s_i - s_k)).
 
-    Wu et al. 2024, arXiv 2405.00675, algorithm 1; that y_i itself is among the K is from the authors' program (uclaml/SPPO,
-    scripts/compute_prob.py). The probability of one answer against another is that of Bradley & Terry 1952.
+    Wu et al. 2024, arXiv 2405.00675, algorithm 1; as in the authors' program (uclaml/SPPO, scripts/compute_prob.py), y_i itself is among
+    the K. The probability of one answer against another is that of Bradley & Terry 1952.
 
     Args:
         scores: s_1 … s_K.
-        scale: logits per unit of score; None where scores are verdicts, so that the higher one wins for certain.
+        scale: logits per unit of score; None if the higher score always wins.
     """
     return [sum(_wins(own - other, scale) for other in scores) / len(scores) for own in scores]
 
@@ -29,14 +29,14 @@ def _wins(gap: float, scale: float | None) -> float:
 
 
 def contests(scores: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], float]:
-    """How often an answer of one policy beats one of another on the same prompt: the share of all pairs of their answers in which the one's
-    has the higher score, equal ones counted half.
+    """How often a policy beats another on the same prompt: the share of all pairs of their answers in which its answer has the higher
+    score; ties count half.
 
     Args:
-        scores: policy → scores of its answers to one prompt; policies without any take no part.
+        scores: policy → scores of its answers to one prompt; policies without answers are ignored.
 
     Returns:
-        (policy, another) → share, both ways; the two add up to 1.
+        (policy, other policy) → share, in both directions; the two sum to 1.
     """
     answered = {name: values for name, values in scores.items() if values}
     found = {}
@@ -47,28 +47,28 @@ def contests(scores: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], flo
 
 
 class WinRate(NamedTuple):
-    """How often a policy beats another over all prompts that both have answered."""
+    """How often a policy beats another over all prompts that both answered."""
 
     policy: str
     against: str
     prompts: int
     mean: float
-    """Over prompts, each counting once."""
+    """Mean over prompts."""
     low: float
     high: float
-    """Of the 95 % interval over prompts."""
+    """Bounds of the 95 % interval over prompts."""
 
 
 def win_rate_table(
     prompts: Iterable[Mapping[str, Sequence[float]]], policies: Sequence[str], *, resamples: int, seed: int
 ) -> list[WinRate]:
-    """The matrix of `contests` over many prompts, row by row in the order of the policies; two that no prompt has both of have no entry.
+    """The matrix of `contests` over many prompts, row by row in the order of the policies; pairs without a common prompt have no entry.
 
     Args:
-        prompts: of each, policy → scores of its answers.
+        prompts: for each prompt, policy → scores of its answers.
         policies: names.
-        resamples: of prompts, behind each interval.
-        seed: of these.
+        resamples: bootstrap resamples of prompts per interval.
+        seed: seed of the bootstrap.
     """
     shares: dict[tuple[str, str], list[float]] = defaultdict(list)
     for scores in prompts:

@@ -1,6 +1,6 @@
-"""How far the weights of one model folder are from those of another: `python -m stages.merge.distance BEFORE AFTER`.
+"""Relative distance between the weights of two model folders: `python -m stages.merge.distance BEFORE AFTER`.
 
-A process of its own, because planning loads no torch. It prints ‖after - before‖₂ / ‖before‖₂ over all tensors together.
+Prints ‖after - before‖₂ / ‖before‖₂ over all tensors. A separate process, because planning does not load torch.
 """
 
 import sys
@@ -15,7 +15,7 @@ def relative_l2(before: Path, after: Path) -> float:
     """Relative L2 distance over the safetensors of two folders, in fp64, one tensor at a time.
 
     Raises:
-        WeightsError: the folders hold other tensors, or tensors of other shapes.
+        WeightsError: the folders differ in tensor names or shapes.
     """
     old, new = Weights(before), Weights(after)
     problem = difference(old, new)
@@ -27,7 +27,7 @@ def relative_l2(before: Path, after: Path) -> float:
         squared_distance += (new.tensor(name).to(float64) - tensor).square().sum().item()
         squared_norm += tensor.square().sum().item()
     if squared_norm == 0.0:
-        raise WeightsError(f"all weights in {before} are zero: a relative distance to them is not defined")
+        raise WeightsError(f"all weights in {before} are zero, so the relative distance is undefined")
     return (squared_distance / squared_norm) ** 0.5
 
 

@@ -1,8 +1,8 @@
-"""Merging: several policies → one, by arithmetic on their weights. Nothing is trained.
+"""Merge several policies into one by arithmetic on their weights, without training.
 
-payload/                the first policy's folder with the merged weights: its file layout, dtype, tokenizer and template
+payload/                the first policy's folder (file layout, dtype, tokenizer, template) with the merged weights
 
-The metrics hold the distance of the result to each input, ‖merged - input‖₂ / ‖input‖₂.
+The metrics contain the distance of the result to each input, ‖merged - input‖₂ / ‖input‖₂.
 Not implemented: methods that need a common base or per-layer settings (task arithmetic, TIES, DARE).
 """
 
@@ -22,14 +22,14 @@ from stages.merge.distance import relative_l2
 from stages.merge.weights import Weights, difference, merge_folders, slerp, weighted_mean
 
 IRRELEVANT_KEYS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
-"""Keys of `config.json` that do not change the function of the weights. (`architectures` names the class: `model_type` decides it.)"""
+"""Keys of `config.json` that do not affect the model's function (`architectures` only names the class that `model_type` selects)."""
 
 
 def run(config: Merge, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Merges tensor by tensor.
+    """Merge tensor by tensor.
 
     Raises:
-        StageError: the policies have other architectures, shapes, vocabularies or chat templates.
+        StageError: the policies differ in architecture, shapes, vocabulary or chat template.
     """
     policies = inputs["policies"]
     first, *others = policies
@@ -37,7 +37,7 @@ def run(config: Merge, inputs: Inputs, job: Job) -> dict[str, Any]:
     for label in others:
         problem = unlike(policies[first], policies[label]) or difference(weights[first], weights[label])
         if problem:
-            raise StageError(f"{first} and {label} cannot be merged: {problem}; merge policies that come from one base")
+            raise StageError(f"{first} and {label} cannot be merged: {problem}; merge policies with a common base model")
     payload = job.out / "payload"
     with job.busy("copying the model"):
         shutil.copytree(policies[first].payload, payload, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -48,7 +48,7 @@ def run(config: Merge, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def combination(config: Merge, labels: list[str]) -> Callable[[Iterable[Tensor]], Tensor]:
-    """The method as a function of the inputs' tensors of one name."""
+    """The merge method as a function of the inputs' tensors of the same name."""
     match config.method:
         case SlerpMerge(t=t):
 
@@ -63,20 +63,20 @@ def combination(config: Merge, labels: list[str]) -> Callable[[Iterable[Tensor]]
 
 
 def unlike(first: Artifact, other: Artifact) -> str | None:
-    """Why two policies are not one architecture with one vocabulary and one template, or None."""
+    """Why two policies differ in architecture, vocabulary or template, or None."""
     ours, theirs = (read(policy.payload / "config.json") for policy in (first, other))
     for key in sorted((ours.keys() | theirs.keys()) - IRRELEVANT_KEYS):
         if ours.get(key) != theirs.get(key):
             return f"{key} of config.json is {ours.get(key)!r} in one and {theirs.get(key)!r} in the other"
     if vocabulary(first.payload) != vocabulary(other.payload):
-        return "their tokenizers differ, so equal rows of the embeddings belong to different tokens"
+        return "their tokenizers differ, so the same embedding row stands for different tokens"
     if Chat(first.payload).template != Chat(other.payload).template:
         return "their chat templates differ"
     return None
 
 
 def vocabulary(folder: Path) -> dict[str, Any]:
-    """A tokenizer without its settings for batching."""
+    """A tokenizer without its batching settings."""
     return {key: value for key, value in read(folder / "tokenizer.json").items() if key not in ("padding", "truncation")}
 
 

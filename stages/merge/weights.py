@@ -1,7 +1,7 @@
-"""Weights of several models to those of one: the arithmetic of a merge, and model folders read and written tensor by tensor.
+"""Merge the weights of several models, tensor by tensor.
 
-All arithmetic is fp32. A folder's weights may be spread over any number of safetensors files; no more than a few tensors
-are in memory at any time, so that models can be merged which together would not fit.
+All arithmetic is fp32. A folder's weights may be in any number of safetensors files; only a few tensors are in memory at a time, so
+that the models together may exceed it.
 """
 
 import json
@@ -17,15 +17,15 @@ from torch import Tensor
 from configs.base.problems import PedigreeError
 
 PARALLEL = 1e-4
-"""Sine of the angle below which slerp is linear: there the two differ by less than fp32 resolves."""
+"""Sine of the angle below which slerp is linear, because the two differ by less than fp32 precision."""
 
 
 class WeightsError(PedigreeError):
-    """The weights of model folders that cannot be read, merged or compared."""
+    """The weights of model folders cannot be read, merged or compared."""
 
 
 def weighted_mean(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """Σ w_i W_i / Σ w_i in fp32 (Wortsman et al. 2022, arXiv 2203.05482); `tensors` are taken one at a time."""
+    """Σ w_i W_i / Σ w_i in fp32 (Wortsman et al. 2022, arXiv 2203.05482); `tensors` are consumed one at a time."""
     total = math.fsum(weights)
     mean = None
     for tensor, weight in zip(tensors, weights, strict=True):
@@ -39,13 +39,13 @@ def weighted_mean(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor
 def slerp(first: Tensor, second: Tensor, t: float) -> Tensor:
     """sin((1-t)Ω)/sin Ω · W_1 + sin(tΩ)/sin Ω · W_2 in fp32, Ω the angle between the two as vectors (Shoemake 1985).
 
-    Linear where the two are nearly parallel, opposite, or zero: no arc is defined there.
+    Linear if the two are nearly parallel, opposite, or zero, where no arc is defined.
     """
     a, b = first.float(), second.float()
     norms = a.norm(), b.norm()
     if min(norms) > 0:
         u, v = a / norms[0], b / norms[1]
-        omega = 2 * math.atan2(float((u - v).norm()), float((u + v).norm()))  # arccos of the product loses small angles
+        omega = 2 * math.atan2(float((u - v).norm()), float((u + v).norm()))  # arccos of the product is inaccurate for small angles
         if math.sin(omega) > PARALLEL:
             return (math.sin((1 - t) * omega) * a + math.sin(t * omega) * b) / math.sin(omega)
     return (1 - t) * a + t * b
@@ -53,7 +53,7 @@ def slerp(first: Tensor, second: Tensor, t: float) -> Tensor:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor is, and what it is."""
+    """A tensor's file, dtype and shape."""
 
     file: Path
     dtype: str
@@ -64,7 +64,7 @@ class Weights:
     """The tensors of a model folder, by name."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads the headers of all its safetensors files.
+        """Read the headers of all safetensors files.
 
         Raises:
             WeightsError: there are none, or a tensor is in two of them.
@@ -75,7 +75,7 @@ class Weights:
         for file in self.files:
             for name, entry in header(file).items():
                 if name in self.entries:
-                    raise WeightsError(f"{folder} holds {name} twice, in {self.entries[name].file.name} and {file.name}")
+                    raise WeightsError(f"{folder} contains {name} twice, in {self.entries[name].file.name} and {file.name}")
                 self.entries[name] = TensorEntry(file, entry["dtype"], tuple(entry["shape"]))
         if not self.entries:
             raise WeightsError(f"{folder} has no safetensors weights")
@@ -88,7 +88,7 @@ class Weights:
 
 
 def header(file: Path) -> dict[str, dict[str, Any]]:
-    """Tensors of a safetensors file, in the order of their bytes."""
+    """Tensors of a safetensors file, in file order."""
     with file.open("rb") as stream:
         read = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
     entries = {name: entry for name, entry in read.items() if name != "__metadata__"}
@@ -96,11 +96,11 @@ def header(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def difference(first: Weights, other: Weights) -> str | None:
-    """The first thing by which the weights of two folders cannot be merged, or None."""
+    """The first reason why two folders' weights cannot be merged, or None."""
     for names, holder, lacking in ((first.entries, first, other), (other.entries, other, first)):
         missing = next((name for name in names if name not in lacking.entries), None)
         if missing is not None:
-            return f"{missing} is in one ({holder.folder}) and not in the other ({lacking.folder})"
+            return f"{missing} is in one ({holder.folder}) but not in the other ({lacking.folder})"
     for name, entry in first.entries.items():
         if entry.shape != other.entries[name].shape:
             return f"{name} has shape {list(entry.shape)} in one and {list(other.entries[name].shape)} in the other"
@@ -110,13 +110,13 @@ def difference(first: Weights, other: Weights) -> str | None:
 def merge_folders(
     inputs: Sequence[Weights], combine: Callable[[Iterable[Tensor]], Tensor], out: Path, beat: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Writes files like those of the first input (same names, order and dtypes) with the merged tensors.
+    """Write files like those of the first input (same names, order and dtypes) with the merged tensors.
 
     Args:
-        inputs: folders with equal names and shapes (`difference`).
-        combine: the inputs' tensors of one name, in order and read one at a time, to one in fp32.
+        inputs: folders with equal tensor names and shapes (`difference`).
+        combine: merges the inputs' tensors of the same name, in order and read one at a time, in fp32.
         out: existing folder.
-        beat: called with the number of tensors written so far.
+        beat: called with the number of tensors written.
 
     Raises:
         WeightsError: integer or boolean tensors differ between the inputs.
@@ -133,7 +133,7 @@ def merge_folders(
                 elif all(torch.equal(kept, weights.tensor(name)) for weights in inputs):
                     merged = kept
                 else:
-                    raise WeightsError(f"{name} holds {kept.dtype} values, which differ between the inputs and have no mean")
+                    raise WeightsError(f"{name} has {kept.dtype} values, which differ between the inputs and cannot be averaged")
                 stream.write(merged.contiguous().reshape(-1).view(torch.uint8).numpy().data)
                 written += 1
                 beat(written)

@@ -1,7 +1,7 @@
-"""Best of n: what an answer chosen by one reward is worth by another, as n grows (Gao et al. 2022, arXiv 2210.10760).
+"""Best of n: the value by one reward of the answer chosen by another, as a function of n (Gao et al. 2022, arXiv 2210.10760).
 
-Of one prompt's N answers, every set of n is equally likely to be drawn. The mean over all sets is exact and costs a sort: the
-answer of rank i (by the proxy, the worst first) is the best of C(i - 1, n - 1) of the C(N, n) sets. This is the unbiased
+Every set of n of a prompt's N answers is equally likely to be drawn. The mean over all sets is exact and costs a sort: the
+answer of rank i (by the proxy, worst first) is the best of C(i - 1, n - 1) of the C(N, n) sets. This is the unbiased
 estimator of Nakano et al. 2021 (arXiv 2112.09332, appendix I). Equal proxies share their sets evenly.
 """
 
@@ -11,16 +11,16 @@ from itertools import groupby
 
 
 def best_of_n(proxies: Sequence[float], golds: Sequence[float], largest: int) -> list[tuple[float, float]]:
-    """(expected proxy, expected gold) of the answer that the proxy likes best, for n = 1 ... `largest`, of one prompt.
+    """(expected proxy, expected gold) of the answer with the highest proxy, for n = 1 ... `largest`, of one prompt.
 
     Args:
-        proxies: reward that chooses, of each answer.
-        golds: reward that measures, of each answer.
-        largest: at most the number of answers: sets are drawn without replacement.
+        proxies: for each answer, the reward that chooses.
+        golds: for each answer, the reward that evaluates.
+        largest: at most the number of answers, because sets are drawn without replacement.
     """
     count = len(proxies)
     if not 1 <= largest <= count:
-        raise ValueError(f"best of {largest} needs that many answers, and there are {count}")
+        raise ValueError(f"best of {largest} requires {largest} answers, but there are {count}")
     ranked = sorted(zip(proxies, golds, strict=True))
     levels: list[tuple[float, float, int]] = []  # (proxy, mean gold, answers up to here), the worst first
     end = 0
@@ -43,5 +43,5 @@ def best_of_n(proxies: Sequence[float], golds: Sequence[float], largest: int) ->
 
 
 def kl_best_of_n(n: int) -> float:
-    """log n - (n - 1) / n: KL(best of n ‖ policy) in nats, an upper bound where answers repeat (Stiennon et al. 2020, appendix G.3)."""
+    """log n - (n - 1) / n: KL(best of n ‖ policy) in nats, an upper bound if answers repeat (Stiennon et al. 2020, appendix G.3)."""
     return math.log(n) - (n - 1) / n

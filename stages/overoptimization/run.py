@@ -1,13 +1,13 @@
-"""Judgments → how much of a proxy's reward is real: best-of-n by the proxy, measured by a gold reward (Gao et al. 2022).
+"""Measure reward overoptimization: best-of-n by a proxy reward, evaluated by a gold reward (Gao et al. 2022).
 
-    payload/rows.jsonl        one row for each n: KL, and the means of proxy and gold with 95 % intervals over prompts
+    payload/rows.jsonl        one row per n: KL, and the means of proxy and gold with 95 % intervals over prompts
     evidence/curve.csv        the same as a curve (its step is n)
-    evidence/prompts.jsonl    each prompt's number of answers and its own curve of gold
-    evidence/left_out.jsonl   prompts with too few answers that both have scored
+    evidence/prompts.jsonl    each prompt's number of answers and its gold curve
+    evidence/left_out.jsonl   prompts with too few answers scored by both
 
 The proxy is `reward` of the judgments, from their reward models. The gold reward is `verifier_score` of the same
-rows, or `reward` of the same answers in the judgments at `gold`. Where gold falls while the proxy still rises, the proxy is being
-over-optimised: answers get better by its measure only.
+rows, or `reward` of the same answers in the judgments at `gold`. If gold falls while the proxy still rises, the proxy is being
+overoptimized.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ Curve = list[tuple[float, float]]
 
 
 def run(config: Overoptimization, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Measures the curve.
+    """Measure the curve.
 
     Raises:
         StageError: no answer has both rewards, or no prompt has enough answers.
@@ -41,8 +41,8 @@ def run(config: Overoptimization, inputs: Inputs, job: Job) -> dict[str, Any]:
     if not kept or largest < 2:
         most = max(len(answers) for answers in scored.values())
         raise StageError(
-            f"best of {largest} needs prompts with at least 2 and at least {largest} answers that both rewards scored; of {len(scored)} "
-            f"prompts {len(kept)} have, the most being {most}: sample more answers per prompt, or set max_n to 2 ... {most}"
+            f"best of {largest} requires at least 2 and at least {largest} answers per prompt scored by both rewards; {len(kept)} of "
+            f"{len(scored)} prompts have {largest}, and the maximum is {most}: sample more answers per prompt, or set max_n to 2 ... {most}"
         )
     curves = {prompt: best_of_n([p for p, _ in answers], [g for _, g in answers], largest) for prompt, answers in kept.items()}
     rows = []
@@ -59,7 +59,7 @@ def run(config: Overoptimization, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def answers_by_prompt(inputs: Inputs) -> dict[str, Scores]:
-    """Prompt → scores of its answers, sorted by prompt; answers without both rewards are left out."""
+    """Prompt → scores of its answers, sorted by prompt; answers without both rewards are excluded."""
     rows = records.load(only(inputs, "judgments"))
     gold = only_or_none(inputs, "gold")
     golds = {row["id"]: row["reward"] for row in records.load(gold)} if gold else {row["id"]: row["verifier_score"] for row in rows}
@@ -72,13 +72,13 @@ def answers_by_prompt(inputs: Inputs) -> dict[str, Scores]:
         lacks = "a `reward` in the judgments and in `gold`" if gold else "a `reward` and a `verifier_score`"
         raise StageError(
             f"none of {len(rows)} answers has {lacks}: judge the same completions with reward_weight and reward models"
-            + ("" if gold else ", on prompts with verifiers, or name judgments by a gold reward model as `gold`")
+            + ("" if gold else ", on prompts with verifiers, or set `gold` to judgments by a gold reward model")
         )
     return dict(sorted(found.items()))
 
 
 def point(n: int, values: Curve, config: Overoptimization) -> dict[str, Any]:
-    """One n over all prompts."""
+    """The row for one n, over all prompts."""
     row: dict[str, Any] = {"n": n, "kl": kl_best_of_n(n)}
     for name, side in (("proxy", 0), ("gold", 1)):
         mean, low, high = interval([value[side] for value in values], config)
@@ -91,7 +91,7 @@ def interval(values: list[float], config: Overoptimization) -> Interval:
 
 
 def summary(rows: list[dict[str, Any]], curves: dict[str, Curve], config: Overoptimization) -> dict[str, Any]:
-    """Where gold peaks (the first of equals), and what it loses from there to the largest n, paired by prompt."""
+    """The (first) peak of gold, and the change from there to the largest n, paired by prompt."""
     peak = max(rows, key=lambda row: row["gold"])
     at_peak, at_end = ([curve[place][1] for curve in curves.values()] for place in (peak["n"] - 1, -1))
     change = paired_difference(at_end, at_peak, resamples=config.resamples, seed=config.seed)

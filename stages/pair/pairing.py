@@ -1,7 +1,6 @@
-"""Which answers to a prompt make preferences, and which preferences are kept: pure functions of what is known of answers but their words.
+"""Turn the answers to a prompt into preferences, and select preferences within a budget: pure functions of everything but the texts.
 
-Everything is decided by scores and by hashes of (seed, id): neither the order of rows nor other prompts change a preference. A budget is
-the exception that it is meant to be: there all prompts compete.
+Scores and hashes of (seed, id) decide, independent of row order and of other prompts, except that prompts compete for a budget.
 """
 
 import math
@@ -22,23 +21,23 @@ Ranked = tuple[AnswerFacts, ...]
 
 
 class Preferred(NamedTuple):
-    """A preference before it has words."""
+    """A preference without its texts."""
 
     id: str
     ranked: Ranked
-    """As the judge has it, best first."""
+    """Answers in the judge's order, best first."""
     strength: float | None = None
     exchanged: bool = False
-    """Whether label noise has the texts the other way round; scores stay in place, as if the judge had confused them."""
+    """Whether label noise reverses the texts; scores stay in place, as if the judge had confused the answers."""
 
     @property
     def said(self) -> Ranked:
-        """Whose words stand at each place."""
+        """The answer whose text is at each rank."""
         return self.ranked[::-1] if self.exchanged else self.ranked
 
     @property
     def gap(self) -> float | None:
-        """Between the scores of the first and the last answer; None where they have none."""
+        """Score gap between the first and the last answer; None without scores."""
         first, last = self.ranked[0].value, self.ranked[-1].value
         return None if first is None or last is None else first - last
 
@@ -46,7 +45,7 @@ class Preferred(NamedTuple):
 def preferences(group: Sequence[AnswerFacts], config: Pair) -> list[Preferred] | str:
     """The preferences of one prompt, or why there are none.
 
-    Among equally good (or bad) answers a hash of (seed, answer id) decides: taking the first sampled, or the longest, would be a bias.
+    A hash of (seed, answer id) breaks ties, because taking the first or the longest answer would be a bias.
     """
     match config.strategy:
         case Delta():
@@ -70,7 +69,7 @@ def _named(ranked: Ranked, number: str, strength: float | None, config: Pair) ->
 
 
 def _scored(group: Sequence[AnswerFacts], config: Pair) -> tuple[list[Ranked], float | None] | str:
-    """(answers that are compared, the strength of all), or why there are none."""
+    """(answers to compare, common strength), or why there are none."""
     scored = [one._replace(value=one.value - config.length_penalty * one.length) for one in group if one.value is not None]
     if len(scored) < 2:
         return "fewer than two scored answers"
@@ -100,13 +99,13 @@ def _scored(group: Sequence[AnswerFacts], config: Pair) -> tuple[list[Ranked], f
 
 
 def _tie(drawn: Sequence[AnswerFacts]) -> tuple[list[Ranked], float] | str:
-    """The first two different texts, neither of them better."""
+    """The first two different texts, with strength ½."""
     other = next((one for one in drawn if one.text != drawn[0].text), None)
     return ([(drawn[0], other)], 0.5) if other else "identical texts"
 
 
 def _delta(group: Sequence[AnswerFacts], strategy: Delta, config: Pair) -> tuple[list[Ranked], None] | str:
-    """The first answer of the stronger policy, and the first of the weaker one that says something else."""
+    """The first pair of answers of the stronger and the weaker policy with different texts."""
     drawn = _in_order_of_chance(group, config.seed)
     sides = []
     for policy in (strategy.strong, strategy.weak):
@@ -121,7 +120,7 @@ def _delta(group: Sequence[AnswerFacts], strategy: Delta, config: Pair) -> tuple
 
 
 def _relaxed(group: Sequence[AnswerFacts], strategy: Relaxed, config: Pair) -> tuple[list[Ranked], None] | str:
-    """The first answer that knew of the constraints, and the first of those that did not which says something else."""
+    """The first pair of answers to the constrained and the original prompt with different texts."""
     if derived_from(group[0].prompt_id, PART) is None:
         return "made of no other prompt"
     drawn = _in_order_of_chance(group, config.seed)
@@ -143,7 +142,7 @@ def _relaxed(group: Sequence[AnswerFacts], strategy: Relaxed, config: Pair) -> t
 
 
 def _first_pair(better: Sequence[AnswerFacts], worse: Sequence[AnswerFacts]) -> tuple[list[Ranked], None] | str:
-    """The first two that say different things."""
+    """The first pair with different texts."""
     first = next(((one, other) for one in better for other in worse if one.text != other.text), None)
     return ([first], None) if first else "identical texts"
 
@@ -153,7 +152,7 @@ def _in_order_of_chance(answers: Sequence[AnswerFacts], seed: int) -> list[Answe
 
 
 def fits(better: AnswerFacts, worse: AnswerFacts, config: Pair) -> bool:
-    """Whether the first is the better one, good enough, and by no more and no less than the bounds say."""
+    """Whether the first answer is better and good enough, with a gap within the bounds."""
     gap = value_of(better) - value_of(worse)
     good = config.min_best is None or value_of(better) >= config.min_best
     return good and gap > 0 and gap >= config.min_gap and (config.max_gap is None or gap <= config.max_gap)
@@ -166,15 +165,15 @@ def best_and_worst(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ranked]:
 
 
 def best_and_one_lower(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ranked]:
-    """The first of the best answers, and the first one that is lower than it within the bounds: which comes first among them is chance.
-    An answer with the words of the best one is taken last: the judge did not agree with itself."""
+    """The first of the best answers, and a random lower one within the bounds. A lower answer with the same text as the best one, on which
+    the judge contradicted itself, is taken only if there is no other."""
     best = max(drawn, key=value_of)
     lower = [one for one in drawn if fits(best, one, config)]
     return [(best, next((one for one in lower if one.text != best.text), lower[0]))] if lower else []
 
 
 def one_of_top_and_bottom(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ranked]:
-    """One pair of the k best with the k worst, each that fits as likely as the others."""
+    """A uniformly drawn pair of the k best with the k worst, among those that fit."""
     assert isinstance(config.strategy, TopVsBottom)
     ordered, k = sorted(drawn, key=value_of, reverse=True), config.strategy.k
     fitting = [(top, bottom) for top in ordered[:k] for bottom in ordered[-k:] if fits(top, bottom, config)]
@@ -183,20 +182,20 @@ def one_of_top_and_bottom(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ra
 
 
 def every_pair(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ranked]:
-    """Pairs of different texts that fit, in an order that is chance."""
+    """Pairs of different texts that fit, in random order."""
     assert isinstance(config.strategy, AllPairs)
     fitting = [pair for pair in combinations(drawn, 2) if fits(*pair, config)]
-    fitting = [pair for pair in fitting if not pair[0].blank] or fitting  # those alone have a reason of their own
+    fitting = [pair for pair in fitting if not pair[0].blank] or fitting  # only blank ones: the caller has a reason for that
     return sorted(fitting, key=lambda pair: _chance(pair, config))[: config.strategy.per_prompt]
 
 
 def all_by_rank(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ranked]:
-    """Every text once, the best first."""
+    """Every text once, best first."""
     return [tuple(drawn)] if fits(drawn[0], drawn[-1], config) else []
 
 
 def _texts(drawn: Sequence[AnswerFacts]) -> list[AnswerFacts]:
-    """Every text once, with the best score that it got, the best first."""
+    """Every text once, with its best score, best first."""
     by_text = {one.text: one for one in sorted(drawn, key=value_of)}
     return sorted(by_text.values(), key=value_of, reverse=True)
 
@@ -212,17 +211,17 @@ STRATEGIES: dict[str, Callable[[Sequence[AnswerFacts], Pair], list[Ranked]]] = {
     "all_pairs": every_pair,
     "ranked": all_by_rank,
 }
-"""Strategy → the preferences of one prompt, of its answers in an order that is chance; none where no gap is within the bounds. The best
-score is above the worst, by `min_gap` at least."""
+"""Strategy → function from a prompt's answers, in random order, to its preferences; empty if no gap is within the bounds. Precondition: the
+best score exceeds the worst by at least `min_gap`."""
 OF_TEXTS = ("all_pairs", "ranked")
-"""Strategies that compare texts, each of them once."""
+"""Strategies that use each distinct text once."""
 
 
 # --- a budget ----------------------------------------------------------------------------------------------------------
 
 
 def within(budget: Budget, found: Sequence[Preferred], seed: int) -> list[Preferred]:
-    """The most informative preferences, as many as the budget has, in the order in which they came."""
+    """The most informative preferences within the budget, in input order."""
 
     def place(one: Preferred) -> tuple[float, str]:
         return -INFORMATION[budget.choose](one), digest([seed, "budget", one.id])
@@ -232,7 +231,7 @@ def within(budget: Budget, found: Sequence[Preferred], seed: int) -> list[Prefer
 
 
 def disagreement(one: Preferred) -> float:
-    """Variance over reward models of σ(r_w - r_l); 0 where one of them could not score, or there are fewer than two."""
+    """Variance over reward models of σ(r_w - r_l); 0 if one could not score, or if there are fewer than two."""
     first, last = one.ranked[0].rewards, one.ranked[-1].rewards
     if len(first) < 2 or len(last) < 2:
         return 0.0
@@ -245,4 +244,4 @@ INFORMATION: dict[str, Callable[[Preferred], float]] = {
     "largest_gap": lambda one: one.gap or 0.0,
     "random": lambda one: 0.0,
 }
-"""What a preference tells, by the way that is chosen by: the most informative ones are kept."""
+"""Criterion of a budget → information of a preference; the most informative ones are kept."""

@@ -1,12 +1,12 @@
-"""Answers to preferences: of each prompt some that are compared, or all of them by rank.
+"""Turn answers into preferences: compare some answers to each prompt, or rank all of them.
 
-    payload/rows-*.parquet  preferences, in the order of their prompts' ids
-    evidence/counts.json    prompts, preferences, and why prompts gave none, or preferences were left out
+    payload/rows-*.parquet  preferences, in the order of prompt ids
+    evidence/counts.json    prompts, preferences, and why prompts yielded none or preferences were dropped
     evidence/validation.json
 
-An answer that was cut off by the length limit stays marked (`finish_reason: length`), so that no training adds the end that it lacks.
-Answers are joined by prompt id and never by position: the order of the rows, or missing rows of other prompts, change no pair. Answers to
-relaxed prompts are joined to the prompts that were made of these.
+Truncated answers stay marked (`finish_reason: length`), so that training adds no end-of-turn token. Answers are joined by prompt id, so row
+order and missing rows of other prompts do not affect pairs. Answers to relaxed prompts are joined to the constrained prompts derived from
+them.
 """
 
 from collections import Counter
@@ -29,11 +29,11 @@ from stages.verifiers import VerifierError, verify
 
 
 def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Compares the answers of each prompt.
+    """Compare the answers to each prompt.
 
     Raises:
-        StageError: fewer than `min_pairs`, the message counts the reasons; or nothing to decide by.
-        PedigreeError: an answer stands there twice.
+        StageError: fewer than `min_pairs` are left (the message counts the reasons), or the answers lack what the strategy needs.
+        PedigreeError: an answer is there twice.
     """
     given, unjoined = read(config, inputs, job)
     refuse(config, given.facts)
@@ -72,7 +72,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def read(config: Pair, inputs: Inputs, job: Job) -> tuple[AnswerPool, dict[str, int]]:
-    """(all answers, each under the prompt for which it is compared; reason → relaxed prompts that belong to none)."""
+    """(all answers, keyed by the prompt for which they are compared; reason → relaxed prompts without a constrained one)."""
     with job.busy("reading rows"):
         if isinstance(config.strategy, Relaxed):
             return with_relaxed(only(inputs, "completions"), only(inputs, "relaxed"), config.strategy.verified)
@@ -81,12 +81,12 @@ def read(config: Pair, inputs: Inputs, job: Job) -> tuple[AnswerPool, dict[str, 
 
 
 def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tuple[AnswerPool, dict[str, int]]:
-    """Answers to prompts with constraints and, as if they were answers to these, those to the prompts that they were made of.
+    """Join answers to constrained prompts with answers to the original prompts.
 
     Args:
-        constrained: completions.
-        relaxed: completions.
-        verified: whether the value of an answer is what the verifier of the prompt with constraints gives it; otherwise it has none.
+        constrained: completions of constrained prompts.
+        relaxed: completions of the original prompts.
+        verified: value each answer by the verifier of the constrained prompt; otherwise answers have no value.
     """
     verifiers: dict[str, dict[str, Any] | None] = {}
 
@@ -108,7 +108,7 @@ def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tu
 
 
 def follows(verifier: Mapping[str, Any] | None, text: str) -> float | None:
-    """What the verifier gives an answer; None where there is none, or it cannot say."""
+    """The verifier's score of an answer; None without a verifier, or if it fails."""
     try:
         return None if verifier is None else verify(verifier, text).score
     except VerifierError:
@@ -116,27 +116,27 @@ def follows(verifier: Mapping[str, Any] | None, text: str) -> float | None:
 
 
 def refuse(config: Pair, said: Sequence[AnswerFacts]) -> None:
-    """Stops where the answers lack what the config decides by.
+    """Check that the answers have what the config requires.
 
     Raises:
-        StageError: a policy that is named gave none, or there is no ensemble to disagree.
+        StageError: a named policy has no answers, or there is no ensemble for `disagreement`.
     """
     if isinstance(config.strategy, Delta):
         policies = sorted({one.policy for one in said})
         for field, policy in (("strong", config.strategy.strong), ("weak", config.strategy.weak)):
             if policy not in policies:
-                raise StageError(f"strategy.{field} is {policy!r}, and the completions are of {', '.join(policies)}: name one of them")
+                raise StageError(f"strategy.{field} is {policy!r}, but the completions are from {', '.join(policies)}: use one of them")
     if config.budget is not None and config.budget.choose == "disagreement":
         members = max((len(one.rewards) for one in said), default=0)
         if members < 2:
             raise StageError(
-                f"budget.choose disagreement is that of two or more reward models, and the judgments have rewards of {members}: name more "
-                "reward_models at `judge`, or choose by smallest_gap"
+                f"budget.choose disagreement requires two or more reward models, and the judgments have {members}: add reward_models to "
+                "the `judge` stage, or choose by smallest_gap"
             )
 
 
 def chosen(groups: Mapping[str, Sequence[AnswerFacts]], config: Pair) -> tuple[list[Preferred], dict[str, int]]:
-    """(preferences, reason → prompts that gave none, or preferences that were left out)."""
+    """(preferences, reason → prompts that yielded none, or preferences that were dropped)."""
     outcomes = [preferences(group, config) for group in groups.values()]
     drops = Counter(outcome for outcome in outcomes if isinstance(outcome, str))
     found = [one for outcome in outcomes if not isinstance(outcome, str) for one in outcome]
@@ -147,7 +147,7 @@ def chosen(groups: Mapping[str, Sequence[AnswerFacts]], config: Pair) -> tuple[l
 
 
 def write(made: Sequence[Preferred], given: AnswerPool, job: Job) -> dict[str, Any]:
-    """Writes the payload; returns the verdict of the expectations."""
+    """Write the payload; return the verdict of the expectations."""
     sizes = [one.ranked[0].asked + sum(said.length for said in one.ranked) for one in made]
 
     def rows(part: slice) -> Iterator[list[Preference]]:
@@ -160,7 +160,7 @@ def write(made: Sequence[Preferred], given: AnswerPool, job: Job) -> dict[str, A
 
 
 def preference(one: Preferred, rows: Mapping[int, dict[str, Any]]) -> Preference:
-    """A preference with its words; `rows` are those of its answers, by place."""
+    """A preference with its texts; `rows` are its answers' rows, by place."""
     first = rows[one.ranked[0].place]
     sides = zip(one.said, one.ranked, strict=True)
     return {
@@ -174,7 +174,7 @@ def preference(one: Preferred, rows: Mapping[int, dict[str, Any]]) -> Preference
 
 
 def answer(value: float | None, said: Mapping[str, Any], judged: Mapping[str, Any]) -> Answer:
-    """One answer's text, who gave it and how it ended, with the verdict on one (mostly the same)."""
+    """An answer from the row `said`, with the verdict from the row `judged`: another row if the pair's labels were exchanged."""
     return {
         "text": said["text"],
         "score": value,
@@ -187,14 +187,14 @@ def answer(value: float | None, said: Mapping[str, Any], judged: Mapping[str, An
 
 
 def on_policy_shares(made: Sequence[Preferred]) -> dict[str, float]:
-    """Share of the preferences with an answer of the policy to be trained in them, in the first place, and in one after it."""
+    """Shares of the preferences with an on-policy answer at all, as the best, and among the worse."""
     places = [[said.on_policy for said in one.said] for one in made]
     counts = {"any": sum(map(any, places)), "best": sum(found[0] for found in places), "worse": sum(any(found[1:]) for found in places)}
     return {name: count / len(made) for name, count in counts.items()}
 
 
 def truncated(said: Sequence[AnswerFacts], made: Sequence[Preferred]) -> dict[str, int]:
-    """Answers that were cut off: among those read, those that a preference puts first, and those that it puts after another."""
+    """Truncated answers among those read, those ranked best, and those ranked worse."""
     places = [(place, one.ended) for preferred in made for place, one in enumerate(preferred.said)]
     return {
         "read": sum(not one.ended for one in said),

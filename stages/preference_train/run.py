@@ -1,8 +1,8 @@
-"""Preference optimisation: policy + preferences (+ reference) → policy, by any loss of `configs/methods/preference.py`.
+"""Preference optimization: policy + preferences (+ reference) → policy, by any loss of `configs/methods/preference.py`.
 
-The reference is fixed: the `reference` input, or the initial policy. Computed during training, it runs on the very micro-batches of
+The reference is fixed: the `reference` input, or the initial policy. Computed during training, it runs on the same micro-batches as
 the policy, so that rounding cancels in the first step; as cached log-probabilities (`reference_logprobs`) it takes no memory.
-Not implemented: a reference that follows the policy within a stage (rounds do that between stages).
+Not implemented: updating the reference within a stage (use rounds to update it between stages).
 """
 
 import time
@@ -32,7 +32,8 @@ from stages.training.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
 from stages.training.training_rows import Row, fitting, gather, pairs, single_answers
 
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05}
-"""Largest |L_0 - L(policy = reference)| / max(1, L) where the two are one model: above it, their log-probs are computed differently."""
+"""Maximum |L_0 - L(policy = reference)| / max(1, L) if policy and reference are the same model; a larger difference means that their
+log-probs are computed differently."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class PreferenceExample:
     label: float
     """P(chosen is better) of a pair; 1 or 0 for a good or bad single answer."""
     win_rates: tuple[float, float] | None = None
-    """Of chosen and rejected, where the loss reads them."""
+    """Win rates of chosen and rejected, for losses that use them."""
 
 
 @dataclass(frozen=True)
 class PreferenceObjective:
-    """A loss with the policy that it trains and the reference."""
+    """A loss with its policy and reference."""
 
     loss: PreferenceLoss
     policy: Callable[..., tuple[Tensor, Tensor]]
@@ -64,7 +65,7 @@ class PreferenceObjective:
         return Answers(logps_D, reference_D, lengths_D, entropies_D if entropy else None)
 
     def measure(self, answers: Answers, micro_batch: PreparedMicroBatch, z0: Tensor | float) -> tuple[Tensor, Sums]:
-        """Σ of the loss over these examples, and of its metrics."""
+        """Σ of the loss and of its metrics over the micro-batch."""
         if isinstance(self.loss, Kto):
             return kto(self.loss, answers, micro_batch.extras["labels"] > 0.5, z0)
         strength_P, win_rates_P2 = (micro_batch.extras.get(name) for name in ("strengths", "win_rates"))
@@ -79,7 +80,7 @@ class PreferenceObjective:
         return total
 
     def global_batches(self, batch: Sequence[PreferenceExample]) -> list[GlobalBatch]:
-        """What a step runs forward passes over: for KTO mismatched answers first, then the examples that are trained on."""
+        """The forward passes of a step: for KTO the mismatched answers, then the training examples."""
         return [*([self.mismatched(batch)] if isinstance(self.loss, Kto) else []), self.trained(batch)]
 
     def mismatched(self, batch: Sequence[PreferenceExample]) -> GlobalBatch:
@@ -173,7 +174,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
 def train_step(
     trainer: Trainer, objective: PreferenceObjective, feed: Feed, batch: Sequence[PreferenceExample], check: bool
 ) -> tuple[dict[str, float], StepStats]:
-    """One optimizer step; returns means over the global batch, with `loss_at_reference` when a check is asked for."""
+    """One optimizer step; returns means over the global batch, with `loss_at_reference` if `check`."""
     z0: Tensor | float = 0.0
     extra, sides = {}, {}
     if isinstance(objective.loss, Kto):
@@ -194,8 +195,8 @@ def reference_point(own: Tensor, count: int, summed: Callable[[Tensor], Tensor])
 
     Args:
         own: their sum on this rank.
-        count: on all ranks.
-        summed: adds up values of shape (K,) over ranks.
+        count: their number on all ranks.
+        summed: sums values of shape (K,) over ranks.
     """
     return (summed(own[None])[0] / count).clamp(min=0) if count else 0.0
 
@@ -208,7 +209,7 @@ def add_gradient(
     backward: Callable[[Tensor], None],
     check: bool = False,
 ) -> MetricSums:
-    """One rank's part of the gradient of the mean over the global batch; returns its part of the sums behind loss and metrics."""
+    """Accumulate this rank's part of the gradient of the mean over the global batch; return its part of the metric sums."""
     metric_sums = MetricSums()
     for micro_batch in micro_batches:
         answers = objective.answers(micro_batch, entropy=True)
@@ -224,14 +225,14 @@ def comparisons(config: PreferenceTrain, rows: Sequence[Row]) -> Sequence[Row]:
     """Rows with a `label`: pairs {..., chosen, rejected}, or single answers {..., text} for KTO.
 
     Raises:
-        StageError: an uncertain pair for a loss that takes certain ones only, a pair without win rates for one that is made of them, or a
+        StageError: an uncertain pair for a loss that takes only certain ones, a pair without win rates for a loss that needs them, or a
             single answer without a score.
     """
     loss = config.loss
     unsure = next((row for row in rows if row["strength"] not in (None, 1.0)), None)
     if unsure is not None and not loss.takes_strength:
         raise StageError(
-            f"preference {unsure['id']} has strength {unsure['strength']}, and {loss.type} takes certain pairs only: "
+            f"preference {unsure['id']} has strength {unsure['strength']}, but {loss.type} takes only certain pairs: "
             "use a loss that takes uncertain pairs (dpo, sppo_soft, ...), or rows without `strength`"
         )
     if isinstance(loss, Kto):
@@ -250,23 +251,23 @@ def labelled(row: Row) -> Row:
 
 
 def win_rates_of(row: Row) -> tuple[float, float]:
-    """P(better than the policy's answers) of (chosen, rejected); of a pair whose strength alone is known, each is the other's opponent.
+    """P(better than the policy's answers) of (chosen, rejected). A pair with only a strength is treated as its own opponents.
 
     Raises:
-        StageError: neither is known.
+        StageError: the pair has neither.
     """
     if row["win_rates"] is not None:
         return row["win_rates"]
     if row["strength"] is not None:
         return row["strength"], 1 - row["strength"]
     raise StageError(
-        f"preference {row['id']} has neither a win_rate in both answers nor a strength, which sppo_soft is made of: give it what `judge` "
-        "and `pair` make of samples, or take sppo_hard, for which the chosen answer always wins"
+        f"preference {row['id']} has neither a win_rate in both answers nor a strength, which sppo_soft requires: use the output of "
+        "`judge` and `pair`, or sppo_hard, for which the chosen answer always wins"
     )
 
 
 def documents_of(config: PreferenceTrain) -> Documents:
-    """What a row becomes: the documents of one term of the loss."""
+    """Conversion of a row to the documents of one loss term."""
     return SingleAnswers(taken="single_answers") if isinstance(config.loss, Kto) else Pairs(config.lists)
 
 
@@ -278,10 +279,10 @@ def is_reference(given: Artifact, policy: Artifact) -> bool:
 
 
 def check_first_loss(loss: float, expected: float, config: PreferenceTrain) -> None:
-    """The first loss is what the loss gives for equal log-probabilities: log 2 for DPO, ½ for KTO."""
+    """Check that the first loss is the one for equal log-probabilities: log 2 for DPO, ½ for KTO."""
     tolerance = FIRST_LOSS_TOLERANCE[config.dtype] * max(1.0, abs(expected))
     if abs(loss - expected) > tolerance:
         raise StageError(
-            f"the first loss is {loss:.4f} where policy and reference are one model: it must be {expected:.4f} within {tolerance:.2g}; "
-            "their log-probabilities are computed differently (cached ones need the same dtype)"
+            f"the first loss is {loss:.4f}, but must be {expected:.4f} within {tolerance:.2g}, because policy and reference are the same "
+            "model; their log-probabilities are computed differently (cached ones need the same dtype)"
         )

@@ -1,12 +1,12 @@
-"""Sources to one validated, filtered, mixed set of records.
+"""Load, validate, filter and mix sources into one dataset.
 
 payload/rows-*.parquet  the records
-payload/form.json       of a suite with a form: what the form says
-evidence/counts.json    rows read, dropped by each filter, not drawn, repeated and kept, in all and per source of the recipe
-evidence/statistics.json  what the rows that are kept are like, in all and per source of the recipe
+payload/form.json       for a suite with a form: the form's content
+evidence/counts.json    rows read, dropped by each filter, not drawn, repeated and kept, in total and per source of the recipe
+evidence/statistics.json  statistics of the kept rows, in total and per source of the recipe
 evidence/drops.jsonl    every dropped row with the filter and its evidence
-evidence/bad_rows.jsonl every row that nothing could be made of, with its place and the reason
-evidence/validation.json whether each expectation was met, and rows that are not as expected, with their places; also where the stage fails
+evidence/bad_rows.jsonl every rejected row with its location and the reason
+evidence/validation.json whether each expectation was met, and unexpected rows with their locations; also written if the stage fails
 """
 
 import re
@@ -56,38 +56,38 @@ from stages.verifiers.choices import check_choices
 
 BATCH = 1000
 SILENT_SHARE = 0.9
-"""Share of the job's heartbeat time-out after which a silent program is ended: before the job itself is killed."""
+"""Share of the job's heartbeat timeout after which a silent program is ended, so that the job itself is not killed."""
 EXCERPT = 200
-"""Characters of a dropped row that its evidence shows."""
+"""Characters of a dropped row in its evidence."""
 HASH = re.compile(r"-([0-9a-f]{16})(?![0-9a-f])")
-"""Of a row's content, in its id."""
+"""The content hash in a row's id."""
 NAMING = ("ids", "exact_duplicates", "near_duplicates")
-"""Filters whose evidence names rows and quotes none."""
+"""Filters whose evidence names rows without quoting them."""
 
 
 def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Loads, filters, mixes and validates.
+    """Load, filter, mix and validate.
 
     Raises:
-        StageError: no row is left, or a procedural answer that its verifier scores wrongly.
-        ChatError: tokens are to be counted by a model whose template or tokenizer nothing can be trained under.
-        SourceError, ValidationError: malformed rows, fewer rows than a mixture takes, or rows that break an expectation; the message shows
-            them.
+        StageError: no row is left, or a verifier scores a procedural answer wrongly.
+        ChatError: the model for token counts has a template or tokenizer that cannot be used for training.
+        SourceError, ValidationError: malformed rows, fewer rows than a mixture requires, or rows that violate an expectation; the message
+            shows them.
     """
     marks = list(job.marks)
     try:
         return prepared(config, inputs, job, counter_of(config, inputs, job, fast=True))
     except EncodingMismatch as error:
-        print(f"the tokenizer cuts words otherwise than it seemed to ({error}): it counts the tokens of all rows itself", flush=True)
+        print(f"fast token counting disagrees with the tokenizer ({error}): recounting all rows with the tokenizer", flush=True)
     job.marks[:] = marks
     return prepared(config, inputs, job, counter_of(config, inputs, job, fast=False))
 
 
 def counter_of(config: PrepareData, inputs: Inputs, job: Job, fast: bool) -> TokenCounter | None:
-    """What counts tokens; None where no model says of which kind.
+    """Create the token counter; None without a `tokenizer` input.
 
     Raises:
-        ChatError: nothing can be trained under its template or tokenizer.
+        ChatError: the model's template or tokenizer cannot be used for training.
     """
     model = only_or_none(inputs, TOKENIZER)
     counter = TokenCounter(model.payload, config.record, fast) if model else None
@@ -97,10 +97,10 @@ def counter_of(config: PrepareData, inputs: Inputs, job: Job, fast: bool) -> Tok
 
 
 def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounter | None) -> dict[str, Any]:
-    """The same, by what counts tokens.
+    """Run the stage with the given token counter.
 
     Raises:
-        NotEqual: they cannot be counted the fast way.
+        NotEqual: fast token counting disagrees with the tokenizer.
     """
     suites: list[Any] = [item for suite in inputs.get("leak_from", {}).values() for item in records.load(suite)]
     outside = Outside(
@@ -133,7 +133,7 @@ def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounte
         if not len(kept):
             bad = sum(len(part.bad) for part in drafts.taken)
             raise StageError(
-                f"no row is left of {counts['read']} (dropped: {counts['drops']}), and {bad} more are malformed: loosen the filters, mend "
+                f"no row is left of {counts['read']} (dropped: {counts['drops']}), and {bad} more are malformed: loosen the filters, fix "
                 "the rows, or add sources"
             )
         with job.busy("checking rows"):
@@ -159,7 +159,7 @@ def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounte
 
 
 def opened(source: DataSource, config: PrepareData, outside: Outside) -> OpenSource:
-    """A source whose rows become records of the config's type."""
+    """Open a source whose rows are converted to the config's record type."""
     form, task = config.the_form, config.task
     if form is None or task is None or not isinstance(source, Packaged | Files | Stored | Hub):
         return sources.opened(source, config.record, task, outside, columns_named(config.filters))
@@ -168,7 +168,7 @@ def opened(source: DataSource, config: PrepareData, outside: Outside) -> OpenSou
 
 
 def run_program(job: Job, source: RowProgram, file: Path) -> Iterator[tuple[str, Any]]:
-    """(place, row) of each row that a program makes; each is a sign of life of the job."""
+    """(place, row) of each row that a program outputs; each counts as a heartbeat of the job."""
     silent = SILENT_SHARE * job.placement.heartbeat_timeout_s
     return row_programs.rows_of(source, file, silent, lambda made: job.doing(f"running {source.path}", made, source.count, "rows"))
 
@@ -181,7 +181,7 @@ def checked(items: Parsed) -> Parsed:
 
 
 def prove_verifier(source: DataSource) -> None:
-    """Checks that the verifier of a procedural source accepts every right answer and rejects a wrong one."""
+    """Check that the verifier of a procedural source accepts every right answer and rejects every wrong one."""
     match source:
         case Arithmetic():
             examples = procedural.arithmetic(source)
@@ -197,7 +197,7 @@ def prove_verifier(source: DataSource) -> None:
 
 
 def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop], kept: Numbers) -> dict[str, Any]:
-    """Rows read, dropped and kept, in all and per source of the recipe, in its order. What a source does not draw counts as not read."""
+    """Rows read, dropped and kept, in total and per source in recipe order. Rows that are not drawn count as not read."""
     gone = np.fromiter(drops, np.int64, len(drops))
     named = laid.index["source"].take(pa.array(np.sort(kept))).value_counts().to_pylist()
     per_source = []
@@ -230,34 +230,34 @@ def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop]
 def refuse_columns(names: Sequence[str]) -> None:
     if names:
         raise StageError(
-            f"a filter goes by the column {' or '.join(names)}, which no row of any source has: write it as the data set does, a way into "
-            "it with dots (`extra.pass_rate`), or leave the filter out"
+            f"a filter uses the column {' or '.join(names)}, which no row of any source has: spell it as in the dataset, with dots for "
+            "nested fields (`extra.pass_rate`), or remove the filter"
         )
 
 
 def refuse_unknown(ids: Sequence[str]) -> None:
     if ids:
         raise StageError(
-            f"{len(ids)} ids that a filter drops are those of no row here, e.g. {ids[0]!r}: correct them (`pedigree trace` prints ids), or "
-            "leave them out where the source has no such row any more, or does not draw it"
+            f"{len(ids)} ids of a filter match no row, e.g. {ids[0]!r}: correct them (`pedigree trace` prints ids), or remove them if the "
+            "source no longer has or draws these rows"
         )
 
 
 def statistics(config: PrepareData, taken: Sequence[SourceRows], laid: RowIndex, kept: Numbers) -> dict[str, Any]:
-    """What the rows that are kept are like, in all and per source of the recipe, in its order."""
-    told = filtering.languages(config.filters, laid.facts)
+    """Statistics of the kept rows, in total and per source in recipe order."""
+    languages = filtering.languages(config.filters, laid.facts)
     sources = laid.sources[kept]
     return {
-        "all": row_statistics.summary(laid.index, told, kept),
+        "all": row_statistics.summary(laid.index, languages, kept),
         "per_source": [
-            {"source": part.source.name, **row_statistics.summary(laid.index, told, kept[sources == number])}
+            {"source": part.source.name, **row_statistics.summary(laid.index, languages, kept[sources == number])}
             for number, part in enumerate(taken)
         ],
     }
 
 
 def examined(laid: RowIndex, kept: Numbers, config: PrepareData) -> Verdict:
-    """Whether the rows that are kept are as expected: in the order of a hash, so that the first ones are a sample."""
+    """Validate the kept rows in hash order, so that the first ones are a random sample."""
     kept = laid.shuffled(kept)
 
     def texts_of(count: int) -> pa.Table:
@@ -272,7 +272,7 @@ def examined(laid: RowIndex, kept: Numbers, config: PrepareData) -> Verdict:
 
 
 def excerpts(laid: RowIndex, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
-    """Every dropped row, source after source: as they were read, or as they were drawn where that is done before filters."""
+    """Every dropped row, by source: in reading order, or in drawing order if rows are drawn before the filters."""
     places = sorted(drops)
     named = frozenset(name[-16:] for one in config.filters if isinstance(one, Ids) for name in one.ids)
     for start in range(0, len(places), BATCH):
@@ -286,10 +286,12 @@ def read(laid: RowIndex, places: Numbers, config: PrepareData) -> list[dict[str,
 
 
 def excerpt(row: dict[str, Any], drop: Drop, named: Collection[str]) -> dict[str, Any]:
-    """A line of evidence; without the text of rows that are named, and of their copies: who names them may want it nowhere.
+    """A line of evidence. Omits the text of rows that the `ids` filter drops and of their copies, in case it must not be stored.
 
     Args:
-        named: hashes in the ids of rows that a filter drops by them, whatever other filter came first.
+        row: the dropped row.
+        drop: why it was dropped.
+        named: hashes in the ids that the `ids` filter names, even if another filter dropped the row first.
     """
     hidden = any(found in named for found in HASH.findall(f"{row['id']} {drop.evidence}"))
     evidence = "" if hidden and drop.reason not in NAMING else drop.evidence
@@ -298,7 +300,7 @@ def excerpt(row: dict[str, Any], drop: Drop, named: Collection[str]) -> dict[str
 
 
 def write_evidence(job: Job, counts: dict[str, Any], taken: Sequence[SourceRows], dropped: Iterable[dict[str, Any]]) -> int:
-    """Returns how many rows were bad."""
+    """Write the evidence; return the number of rejected rows."""
     bad = [{"source": part.source.name, **row._asdict()} for part in taken for row in part.bad]
     write_json(job.evidence / "counts.json", counts)
     write_rows(job.evidence / "drops.jsonl", dropped)

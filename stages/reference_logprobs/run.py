@@ -2,8 +2,8 @@
 
     payload/rows.jsonl    {id: hash of the prompt's and the answer's token ids, source, logp, length in tokens}
 
-Computed once, they serve every training run on the same rows, which then holds one model in memory instead of two. Rows are processed
-in chunks; a finished chunk is on disk and is not computed again after a crash.
+Computed once, they serve every training run on the same rows, which then needs one model in memory instead of two. Rows are processed
+in chunks; finished chunks are on disk and survive a crash.
 """
 
 import json
@@ -38,7 +38,7 @@ CHUNK_ROWS = 256
 
 
 def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Scores every answer of every row once.
+    """Score every answer of every row once.
 
     Raises:
         NotFinite: a log-probability is NaN or infinite.
@@ -82,7 +82,7 @@ def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def by_row(kept: Sequence[Row], units: Sequence[Unit], numerics: Numerics) -> list[tuple[str, Unit]]:
-    """(source, answers to one prompt that fit a forward pass) of each row, so that they share their prompt."""
+    """(source, answers that share their prompt in one forward pass) of each row."""
     found: dict[tuple[str, str], Unit] = {}
     for row, unit in zip(kept, units, strict=True):
         place = (row["source"], row["id"])
@@ -91,7 +91,7 @@ def by_row(kept: Sequence[Row], units: Sequence[Unit], numerics: Numerics) -> li
 
 
 def chunk_file(chunk: Sequence[tuple[str, Unit]], weights: str, config: ReferenceLogprobs, job: Job) -> Path:
-    """Named after everything that determines its content."""
+    """A chunk's file, named by a hash of everything that determines its content."""
     decides = {
         "weights": weights,
         "documents": [[content_key(doc) for doc in unit] for _, unit in chunk],

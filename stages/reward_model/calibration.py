@@ -1,7 +1,7 @@
-"""What a reward model's scores are worth on pairs it was not trained on: pure functions of scores, lengths and labels.
+"""Calibration and accuracy of a reward model on held-out pairs: pure functions of scores, lengths and labels.
 
-Shapes: P pairs, each with the gap Δ = s_w - s_l of its scores. A Bradley–Terry model says P(w is better) = σ(Δ). Labels always name
-the better answer, so accuracy is that of the answer that the model prefers, and its confidence in it is σ(|Δ|).
+Shapes: P pairs, each with the gap Δ = s_w - s_l of its scores. A Bradley–Terry model predicts P(w is better) = σ(Δ). Labels always name
+the better answer, so accuracy refers to the answer that the model prefers, with confidence σ(|Δ|).
 """
 
 from collections import defaultdict
@@ -17,16 +17,16 @@ NUM_BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """Pairs in which the model has about the same confidence."""
+    """Pairs with similar confidence."""
 
     low: float
     high: float
-    """Confidence in [low, high); the last bin holds 1 too."""
+    """Confidence in [low, high); the last bin includes 1."""
     pairs: int
     confidence: float
     """Mean of σ(|Δ|)."""
     accuracy: float
-    """Mean probability, by the labels, that the preferred answer is the better one; equal scores count half."""
+    """Mean probability, according to the labels, that the preferred answer is the better one; equal scores count half."""
 
 
 def sigmoid(values: Floats) -> Floats:
@@ -34,11 +34,11 @@ def sigmoid(values: Floats) -> Floats:
 
 
 def reliability(gaps_P: Sequence[float], strengths_P: Sequence[float], num_bins: int = NUM_BINS) -> list[Bin]:
-    """Bins of equal width over confidences from ½ to 1 that hold a pair.
+    """Non-empty bins of equal width over confidences from ½ to 1.
 
     Args:
         gaps_P: Δ of each pair.
-        strengths_P: P(w is better) by the labels; 1 where they are certain.
+        strengths_P: P(w is better) according to the labels; 1 if certain.
     """
     gaps, strengths = np.asarray(gaps_P, dtype=np.float64), np.asarray(strengths_P, dtype=np.float64)
     confidence = sigmoid(np.abs(gaps))
@@ -65,13 +65,13 @@ def brier(gaps_P: Sequence[float], strengths_P: Sequence[float]) -> float:
 
 
 def log_loss(gaps_P: Sequence[float], strengths_P: Sequence[float]) -> float:
-    """Mean of -p log σ(Δ) - (1 - p) log σ(-Δ); log 2 for a model without any information."""
+    """Mean of -p log σ(Δ) - (1 - p) log σ(-Δ); log 2 for an uninformative model."""
     gaps, strengths = np.asarray(gaps_P, dtype=np.float64), np.asarray(strengths_P, dtype=np.float64)
     return float(np.mean(strengths * np.logaddexp(0, -gaps) + (1 - strengths) * np.logaddexp(0, gaps)))
 
 
 def accuracy(gaps: Sequence[float]) -> float | None:
-    """Share of pairs whose better answer has the higher score (equal scores are no success); None without pairs."""
+    """Share of pairs whose better answer has the higher score (ties count as wrong); None without pairs."""
     return sum(gap > 0 for gap in gaps) / len(gaps) if gaps else None
 
 
@@ -87,7 +87,7 @@ class Quarter:
 
 
 def accuracy_by_margin(gaps_P: Sequence[float], margins_P: Sequence[float]) -> list[Quarter]:
-    """Accuracy of quarters of the pairs by label margin, the closest first; equal margins stay in one quarter, so there may be fewer."""
+    """Accuracy by quartile of the label margin, smallest first; equal margins stay together, so there may be fewer than four."""
     margins = np.asarray(margins_P, dtype=np.float64)
     if margins.size == 0:
         return []
@@ -108,21 +108,21 @@ def ranks(values: Sequence[float]) -> Floats:
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Pearson correlation of the ranks (Spearman 1904); None where either side is constant or has fewer than two values."""
+    """Pearson correlation of the ranks (Spearman 1904); None if either side is constant or has fewer than two values."""
     if len(set(one)) < 2 or len(set(other)) < 2:
         return None
     return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
 
 
 def ordered_triples(lists: Mapping[str, Sequence[tuple[str, str]]], scores: Mapping[tuple[str, str], float]) -> tuple[int, int]:
-    """(triples that the scores put in the labels' order, all triples) of ranked lists.
+    """(triples whose scores are in the labels' order, all triples) of ranked lists.
 
-    Scalar scores are always transitive, but they can disagree with the list. A triple a > b > c is counted where a over b and b over
-    c are pairs of the list.
+    Scalar scores are always transitive, but they can disagree with the list. A triple a > b > c counts if (a, b) and (b, c) are pairs of
+    the list.
 
     Args:
-        lists: id of a list → its pairs (better, worse).
-        scores: (id of a list, answer) → score.
+        lists: list id → its pairs (better, worse).
+        scores: (list id, answer) → score.
     """
     right = total = 0
     for name, pairs in lists.items():

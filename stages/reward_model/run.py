@@ -1,13 +1,13 @@
 """Reward model: policy + preferences → a scalar head on the policy's body, trained by Bradley–Terry.
 
-    payload/                      the model, and reward_stats.json: by which `judge` normalises rewards
+    payload/                      the model, and reward_stats.json, with which `judge` normalizes rewards
     evidence/calibration.json     held-out pairs: is σ(s_w - s_l) a calibrated probability?
     evidence/held_out.json        accuracy by label margin and by length, agreement with ranked lists
     evidence/held_out.jsonl       every held-out pair with its scores
 
-The score is read at the answer's end-of-turn token, in fp32. Preferences held out (by hash of their id) give the diagnostics, and the
-mean and standard deviation by which rewards are normalised. Each member of an ensemble is a stage of its own: `seed` decides the
-head, the order of the data and what is held out.
+The score is read at the answer's end-of-turn token, in fp32. Preferences held out (by hash of their id) provide the diagnostics, and the
+mean and standard deviation for normalizing rewards. Each member of an ensemble is a separate stage: `seed` determines the head, the data
+order and the held-out preferences.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
             if step + 1 < total:
                 checkpoints.after_step(step + 1, state)
 
-    measured = held or examples  # without a hold-out, rewards are normalised on the training pairs
+    measured = held or examples  # without held-out pairs, rewards are normalized on the training pairs
     scores = score_all(trainer, Mapped(measured, lambda example: example[1]), chat)
     with job.busy("writing the model"):
         trainer.export(job.out / "payload", chat)
@@ -99,7 +99,7 @@ def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Se
     """(pairs to train on, pairs held out), each with the facts of its row.
 
     Raises:
-        StageError: there is nothing to train on, or no pair has the margin that the loss asks for.
+        StageError: there is nothing to train on, or no pair has the margin that the loss requires.
     """
     with job.busy("reading rows"):
         given = pairs(gather(inputs["preferences"].values()), config.lists)
@@ -108,20 +108,20 @@ def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Se
     facts = [facts_of(row, is_held_out(row["list"], config.holdout, config.seed)) for row in rows]
     if config.loss.margin_weight and all(fact["margin"] is None for fact in facts):
         raise StageError(
-            f"margin_weight {config.loss.margin_weight} weights the gap between two answers' scores, and none of {len(rows)} pairs has "
-            "scores: give preferences with scores, or leave margin_weight out"
+            f"margin_weight is {config.loss.margin_weight}, but none of {len(rows)} pairs has scores: use preferences with scores, or "
+            "remove margin_weight"
         )
     sides: dict[bool, list[int]] = {True: [], False: []}
     for place, fact in enumerate(facts):
         sides[fact["held"]].append(place)
     if not sides[False]:
-        raise StageError(f"all {len(rows)} pairs are held out: lower holdout ({config.holdout}) or give more pairs")
+        raise StageError(f"all {len(rows)} pairs are held out: lower holdout ({config.holdout}) or add pairs")
     trained, held = (Mapped(sides[side], lambda place: (facts[place], units[place])) for side in (False, True))
     return trained, held
 
 
 def facts_of(row: Row, held: bool) -> Row:
-    """What is kept of a row in memory: what training needs, and of one held out also what the report says; texts are hashes."""
+    """The part of a row to keep in memory: what training needs and, for held-out rows, what the report needs; texts are hashed."""
     facts = {"held": held} | {name: row[name] for name in ("list", "strength", "margin")}
     if not held:
         return facts
@@ -130,7 +130,7 @@ def facts_of(row: Row, held: bool) -> Row:
 
 
 def is_held_out(row_id: str, share: float, seed: int) -> bool:
-    """Depends on the preference's id only, so that more data moves no row between the splits, and all pairs of a list stay together."""
+    """Depends only on the preference's id, so that added data moves no row between splits, and all pairs of a list stay together."""
     number = int(hashlib.sha256(f"{seed}/{row_id}".encode()).hexdigest()[:12], 16)
     return number / 16**12 < share
 
@@ -166,13 +166,13 @@ def add_gradient(
     batch_size: int,
     backward: Callable[[Tensor], None],
 ) -> MetricSums:
-    """One rank's part of the gradient of the mean over the global batch; returns its part of the sums behind loss and metrics.
+    """Accumulate this rank's part of the gradient of the mean over the global batch; return its part of the metric sums.
 
     Args:
-        loss: its parameters.
-        score: a micro-batch → scores of shape (D,), chosen and rejected answers in turn.
-        micro_batches: of this rank, see `labelled_batch`.
-        batch_size: pairs of the global batch.
+        loss: the loss's parameters.
+        score: maps a micro-batch to scores of shape (D,), alternating chosen and rejected answers.
+        micro_batches: this rank's, see `labelled_batch`.
+        batch_size: pairs in the global batch.
         backward: accumulates the gradient of a scalar.
     """
     sums = MetricSums()
@@ -194,12 +194,12 @@ def score_all(trainer: Trainer, units: Sequence[Unit], chat: Chat) -> list[tuple
             if micro_batch.weight:
                 scores_U2[micro_batch.extras["indices"]] = trainer.module(micro_batch.batch).double().view(-1, 2)
             else:
-                trainer.module(micro_batch.batch)  # keeps ranks in step
+                trainer.module(micro_batch.batch)  # padding: keeps ranks in step
     return [(chosen, rejected) for chosen, rejected in trainer.summed(scores_U2.flatten()).view(-1, 2).tolist()]
 
 
 def held_out_report(held: Sequence[Example], scores: list[tuple[float, float]], job: Job) -> dict[str, float]:
-    """Diagnostics on pairs that were not trained on: numbers for the record, details as evidence."""
+    """Diagnostics on held-out pairs: numbers for the record, details as evidence."""
     gaps = [chosen - rejected for chosen, rejected in scores]
     strengths = [1.0 if row["strength"] is None else row["strength"] for row, _ in held]
     lengths = [(chosen.num_trained, rejected.num_trained) for _, (chosen, rejected) in held]
@@ -215,7 +215,7 @@ def held_out_report(held: Sequence[Example], scores: list[tuple[float, float]], 
     }
     labelled = [(gap, row["margin"]) for gap, (row, _) in zip(gaps, held, strict=True) if row["margin"] is not None]
     in_order, triples = list_agreement(held, scores)
-    # Pairs of one ranked list share answers: only the lists are independent of each other.
+    # Pairs of one ranked list share answers, so only lists are independent.
     accuracy = wilson(statistics.fmean(gap > 0 for gap in gaps), len({row["list"] for row, _ in held}))
     numbers = {
         "accuracy": accuracy.mean,

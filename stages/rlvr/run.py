@@ -2,10 +2,10 @@
 
 One step: prompts → rollouts of the current weights → verified rewards → one or several updates → weights to the sampler. The
 algorithms are in `configs/methods/policy_gradient.py`, the update in `stages/training/policy_update.py`.
-Rank 0 owns the sampler and hands the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
+Rank 0 owns the sampler and broadcasts the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
 rollouts with seeds from (seed, step, prompt id, index): the step number is the only data position.
 
-Not implemented: replacing groups without a learning signal by new ones; length shaping beyond `reward.truncated`. A reward that cannot
+Not implemented: resampling groups without a learning signal; length shaping beyond `reward.truncated`. A reward that cannot
 be computed is missing, never 0.
 """
 
@@ -44,7 +44,7 @@ SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
 
 @dataclass(frozen=True)
 class Rollout:
-    """One answer with its verifier's score and its reward; NaN where they are not known."""
+    """One answer with its verifier score and reward; NaN if unknown."""
 
     prompt: dict[str, Any]
     prompt_ids: list[int]
@@ -75,7 +75,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             rolled = roll_out(sampler, batch, step, config, chat, job) if sampler else None
             rollouts, greedy = cast(tuple[list[Rollout], list[float] | None], trainer.broadcast(rolled))
             if all(math.isnan(rollout.reward) for rollout in rollouts):
-                raise StageError(f"no answer of step {step + 1} could be verified; the reasons are in the log")
+                raise StageError(f"no answer of step {step + 1} could be verified; see the log for the reasons")
             samples = [TrainingSample(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
             done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], greedy)
             if done.updates and step + 1 < config.steps:
@@ -124,7 +124,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
-    """The policy under its optimizer, with the reference and the value model that the algorithm asks for."""
+    """The policy with its optimizer, and the reference and value model if the algorithm requires them."""
     policy, numerics, algorithm = only(inputs, "policy"), job.numerics, config.algorithm
     settings: dict[str, Any] = {"dtype": config.dtype, "numerics": numerics, "seed": config.seed}
     warmup = algorithm.critic.warmup_steps if isinstance(algorithm, Ppo) else 0
@@ -159,19 +159,19 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
 
 
 def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
-    """Checks before any model is loaded."""
+    """Check the inputs before any model is loaded."""
     kernels.refuse(only(inputs, "policy").payload, job.numerics)
     for port in ("reference", "value"):
         given = only_or_none(inputs, port)
         if given is not None and vocabulary(given) != vocabulary(only(inputs, "policy")):
-            raise StageError(f"the {port} has another vocabulary than the policy: use one that was made from the same base model")
+            raise StageError(f"the {port} has a different vocabulary than the policy: use one with the same base model")
     if config.max_prompt_length + config.sampling.max_tokens > context:
         raise StageError(
             f"max_prompt_length {config.max_prompt_length} + max_tokens {config.sampling.max_tokens} exceed the policy's context of "
             f"{context}: lower one of them"
         )
     if job.placement.sampler_process == "inline" and job.numerics.world_size > 1:
-        raise StageError(f"sampler_process inline needs world_size 1, not {job.numerics.world_size}: set `sampler_process: own`")
+        raise StageError(f"sampler_process inline requires world_size 1, not {job.numerics.world_size}: set `sampler_process: own`")
 
 
 def vocabulary(model: Artifact) -> int:
@@ -180,25 +180,25 @@ def vocabulary(model: Artifact) -> int:
 
 
 def refuse_no_signal(state: dict[str, Any], config: Rlvr) -> None:
-    """Fails a run in which no group ever had unequal rewards: nothing was learned from them, whatever a KL or momentum moved."""
+    """Raise StageError if no group ever had unequal rewards: any update came from KL or momentum alone."""
     if not state["informative"]:
         raise StageError(
             f"none of {config.steps} steps had a group with unequal rewards (mean reward {mean(state['rewards']):.3f}): the prompts "
-            "are all too easy or all too hard for this policy; use others, more samples_per_prompt, or a higher temperature"
+            "are all too easy or too hard for this policy; use other prompts, more samples_per_prompt, or a higher temperature"
         )
 
 
 def usable_prompts(
     rows: list[dict[str, Any]], chat: Chat, config: Rlvr, job: Job
 ) -> tuple[list[tuple[dict[str, Any], list[int]]], dict[str, int]]:
-    """((prompt, its ids) that fit and can be verified, why others were dropped).
+    """((prompt, token ids) that fit and can be verified, reason → dropped prompts).
 
     Raises:
-        StageError: fewer are left than one step takes.
+        StageError: fewer are left than one step requires.
     """
     kept, drops = [], []
     for number, row in enumerate(rows):
-        job.doing("tokenising", number, len(rows), "prompts")
+        job.doing("tokenizing", number, len(rows), "prompts")
         ids = chat.prompt(row["messages"], row.get("template_arguments"))
         reason = None
         if row["verifier"] is None:
@@ -216,8 +216,8 @@ def usable_prompts(
         write_rows(job.evidence / "drops.jsonl", drops)
     if len(kept) < config.prompts_per_step:
         raise StageError(
-            f"{len(kept)} of {len(rows)} prompts are usable (dropped: {dict(counts)}), a step takes {config.prompts_per_step}: "
-            "raise max_prompt_length, give prompts with verifiers, or lower prompts_per_step"
+            f"{len(kept)} of {len(rows)} prompts are usable (dropped: {dict(counts)}), but a step requires {config.prompts_per_step}: "
+            "raise max_prompt_length, use prompts with verifiers, or lower prompts_per_step"
         )
     return kept, dict(counts)
 
@@ -241,7 +241,7 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Samp
 
 
 def load_weights(sampler: Sampler | None, trainer: Trainer, config: Rlvr, chat: Chat, job: Job) -> None:
-    """Gives what was trained, all weights or the adapters alone, to the sampler through a folder; called on all ranks."""
+    """Transfer the trained weights, or only the adapters, to the sampler through a folder; called on all ranks."""
     folder = job.folder / "weights"
     if sampler:
         shutil.rmtree(folder, ignore_errors=True)
@@ -256,7 +256,7 @@ def load_weights(sampler: Sampler | None, trainer: Trainer, config: Rlvr, chat: 
 def roll_out(
     sampler: Sampler, batch: list[tuple[dict[str, Any], list[int]]], step: int, config: Rlvr, chat: Chat, job: Job
 ) -> tuple[list[Rollout], list[float] | None]:
-    """(answers with rewards, prompt by prompt; the rewards of greedy answers where the algorithm uses them as baseline)."""
+    """(answers with rewards, grouped by prompt; rewards of greedy answers if the algorithm uses them as baseline)."""
 
     def answer(drawn: list[tuple[dict[str, Any], list[int], int]], sampling: Sampling) -> list[Rollout]:
         requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in drawn]
@@ -267,7 +267,7 @@ def roll_out(
         return [rollout(prompt, ids, one, number) for number, ((prompt, ids, _), one) in enumerate(zip(drawn, found, strict=True))]
 
     def rollout(prompt: dict[str, Any], ids: list[int], one: Generation, number: int) -> Rollout:
-        job.doing("verifying", number)  # a verifier may take minutes, and each has its limit of time
+        job.doing("verifying", number)  # a verifier may take minutes; each has a time limit
         text = chat.decode(one.response_ids)
         score = score_of(prompt, text)
         return Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward))
@@ -285,7 +285,7 @@ def reward(score: float, finish_reason: str, given: Reward) -> float:
 
 
 def score_of(prompt: dict[str, Any], text: str) -> float:
-    """The verifier's score; NaN where the verifier cannot run, which is no verdict on the answer."""
+    """The verifier's score; NaN if the verifier cannot run, which says nothing about the answer."""
     try:
         return verify(prompt["verifier"], text).score
     except VerifierError as error:
@@ -294,13 +294,13 @@ def score_of(prompt: dict[str, Any], text: str) -> float:
 
 
 def tokens_of(rollouts: list[Rollout], config: Rlvr, job: Job) -> int:
-    """Tokens of prompts and answers, prompts once where answers share them."""
+    """Tokens of prompts and answers, counting a shared prompt once."""
     answers = config.samples_per_prompt if job.numerics.shares_prompts else 1
     return sum(len(one.answer.response_ids) for one in rollouts) + sum(len(one.prompt_ids) for one in rollouts[::answers])
 
 
 def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
-    """Metrics of one step's rollouts: rewards where there are any, lengths, truncation."""
+    """Metrics of one step's rollouts: rewards, lengths, truncation."""
     by_verifier: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if not math.isnan(rollout.score):
@@ -316,7 +316,7 @@ def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def present(rewards: list[float]) -> list[float]:
-    """Those that are not missing."""
+    """The rewards that are not missing."""
     return [reward for reward in rewards if not math.isnan(reward)]
 
 
@@ -325,7 +325,7 @@ def mean(values: list[float]) -> float:
 
 
 def show(rollouts: list[Rollout], step: int, config: Rlvr) -> list[dict[str, Any]]:
-    """A few prompts of a step with some of their answers, for people."""
+    """A few prompts of a step with some of their answers, for human readers."""
     shown = []
     for start in range(0, min(len(rollouts), SHOWN_PROMPTS * config.samples_per_prompt), config.samples_per_prompt):
         group = rollouts[start : start + config.samples_per_prompt][:SHOWN_ANSWERS]

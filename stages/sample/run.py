@@ -1,11 +1,11 @@
-"""Answers of one or several policies to a window of a prompt pool: of all of them to each prompt, or of some that are drawn for it.
+"""Sample answers to a window of a prompt pool from one or several policies: all of them per prompt, or some drawn per prompt.
 
-    payload/rows-*.parquet    completions: by policy, then prompt, then index
+    payload/rows-*.parquet    completions, by policy, then prompt, then index
     evidence/samples.jsonl    the answers to the first prompts
 
-Every answer has a seed of its own, from (config.seed, policy label, prompt id, index), and its index says its temperature.
+Every answer has its own seed, from (config.seed, policy label, prompt id, index); its index determines its temperature.
 
-Prompts, requests and answers are read from the disk when their turn comes; of each, a few hundred bytes are in memory.
+Prompts, requests and answers are read from disk on demand; only a few hundred bytes of each stay in memory.
 """
 
 from array import array
@@ -37,29 +37,29 @@ SHOWN_FIELDS = ("id", "policy", "messages", "text", "finish_reason")
 
 @dataclass(frozen=True)
 class Draw:
-    """One answer to be generated."""
+    """An answer to generate."""
 
     prompt: dict[str, Any]
     index: int
     seed: int
     temperature: float | None
-    """Where the answers to a prompt have several."""
+    """Set if the answers to a prompt have different temperatures."""
 
 
 def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Samples `samples_per_prompt` answers per prompt and policy that is drawn for it.
+    """Sample `samples_per_prompt` answers per prompt and policy drawn for it.
 
     Raises:
-        StageError: the pool ends before the window does, or a prompt does not fit into a policy's context.
+        StageError: the pool is shorter than the window, or a prompt does not fit into a policy's context.
         EngineLost: an engine died or stopped responding; finished chunks, or answers, are kept.
     """
     with job.busy("reading rows"):
         prompts = window(records.opened(only(inputs, "prompts")), config.prompts)
         draws = draws_of(config, list(inputs["policies"]), prompts)
-    total, tokenised = sum(map(len, draws.values())), count()
+    total, tokenized = sum(map(len, draws.values())), count()
 
     def beat() -> None:
-        job.doing("tokenising", next(tokenised), total, "answers")
+        job.doing("tokenizing", next(tokenized), total, "answers")
 
     with Ahead(job.numerics, job.placement.engines) as ahead:
         asks = {label: ask(inputs["policies"][label], drawn, config.sampling.first, job.folder, beat) for label, drawn in draws.items()}
@@ -94,10 +94,10 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 @dataclass
 class Tally:
-    """What is told of the rows, each noted as it is written."""
+    """Statistics of the rows, collected as they are written."""
 
     shown: Set[str]
-    """Prompts whose answers are evidence."""
+    """Prompts whose answers go into the evidence."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     rows: int = 0
     tokens: int = 0
@@ -105,7 +105,7 @@ class Tally:
     finish_reasons: Counter[str] = field(default_factory=Counter)
     prompts: set[str] = field(default_factory=set)
     on_policy: Counter[str] = field(default_factory=Counter)
-    """Prompt → answers of the policy to be trained."""
+    """Prompt → number of on-policy answers."""
 
     def note(self, row: Completion) -> None:
         self.rows += 1
@@ -119,12 +119,12 @@ class Tally:
             self.samples.append({name: row[name] for name in SHOWN_FIELDS} | records.context_of(row))
 
     def on_policy_shares(self) -> dict[str, float]:
-        """Share of the prompts that the policy to be trained has answered, and of the answers that are its own."""
+        """Shares of the prompts with on-policy answers, and of on-policy answers."""
         return {"prompts": len(self.on_policy) / len(self.prompts), "answers": self.on_policy.total() / self.rows}
 
 
 def draws_of(config: Sample, labels: list[str], prompts: Sequence[dict[str, Any]]) -> dict[str, Sequence[Draw]]:
-    """Label → its answers by prompt, then index; policies that nobody has drawn are left out."""
+    """Label → its answers by prompt, then index; policies without any are omitted."""
     share = config.on_policy.share if config.on_policy else None
     own = config.on_policy.policies if config.on_policy else ()
     chosen = {label: array("q") for label in labels}
@@ -135,7 +135,7 @@ def draws_of(config: Sample, labels: list[str], prompts: Sequence[dict[str, Any]
 
 
 def drawn_of(config: Sample, label: str, prompts: Sequence[dict[str, Any]]) -> Sequence[Draw]:
-    """The answers of one policy to its prompts."""
+    """The draws of one policy for its prompts."""
     temperatures = config.sampling.temperatures if len(config.sampling.temperatures) > 1 else (None,)
 
     def drawn(number: int) -> Draw:
@@ -147,7 +147,7 @@ def drawn_of(config: Sample, label: str, prompts: Sequence[dict[str, Any]]) -> S
 
 
 def ask(policy: Artifact, drawn: Iterable[Draw], sampling: Sampling, folder: Path, beat: Callable[[], None]) -> Ask:
-    """The requests to one policy, in the order of its draws, kept in a folder; `beat` is called before each."""
+    """The requests to one policy, in the order of its draws, stored in a folder; `beat` is called before each."""
     chat = Chat(policy.payload)
 
     def requests() -> Iterator[Request]:
@@ -162,7 +162,7 @@ def ask(policy: Artifact, drawn: Iterable[Draw], sampling: Sampling, folder: Pat
 
 
 def completion(drawn: Draw, label: str, on_policy: bool, asked: Ask, request: Request, answer: Generation) -> Completion:
-    """One answer, with all that says where it came from."""
+    """One answer with its provenance."""
     row: Completion = {
         "id": f"{drawn.prompt['id']}/{label}/{drawn.index}",
         "prompt_id": drawn.prompt["id"],
@@ -190,12 +190,12 @@ def window(pool: Sequence[dict[str, Any]], wanted: Window) -> Sequence[dict[str,
     """Rows [index * count, (index + 1) * count) of the pool.
 
     Raises:
-        StageError: the pool is too short: a truncated window would not be the recipe's.
+        StageError: the pool is too short.
     """
     start, end = wanted.index * wanted.count, (wanted.index + 1) * wanted.count
     if end > len(pool):
         raise StageError(
-            f"prompts {start} to {end} are configured (count {wanted.count}, index {wanted.index}), the pool has {len(pool)}: "
+            f"prompts {start} to {end} are configured (count {wanted.count}, index {wanted.index}), but the pool has {len(pool)}: "
             f"lower prompts.count or prompts.index, or add prompts to the pool"
         )
     return Mapped(range(start, end), pool.__getitem__)

@@ -1,5 +1,5 @@
-"""Questions to a language model, and what it says: a policy that vLLM runs here, or an endpoint. What was said once is kept for the next
-attempt. An endpoint is asked equal questions once.
+"""Ask a language model questions: a policy in a local vLLM engine, or an endpoint. Replies are kept for the next attempt. An endpoint gets
+equal questions only once.
 """
 
 from array import array
@@ -26,80 +26,80 @@ from stages.sampling.replies import kept_replies
 from stages.sampling.sampler import EngineLost, Request, model_context
 
 MOST_NAMES = 20
-"""Of what an endpoint said that it was: a server may have a new fingerprint for each reply."""
+"""Limit on the reported model names and fingerprints: a server may have a new fingerprint for each reply."""
 MARKED_NAMES = 3
-"""In a line of the record, which is short."""
+"""Limit on the model names in a mark of the record."""
 
 
 class Questions(Protocol):
-    """All that is asked, each made when its turn comes: together they may be long."""
+    """A set of questions, each built on demand, because together they may be long."""
 
     @property
     def sampling(self) -> Sampling:
-        """How the words of a reply are drawn."""
+        """Sampling of replies."""
         ...
 
     def __len__(self) -> int: ...
 
     def messages(self, number: int) -> list[Message]:
-        """What is asked."""
+        """The question's messages."""
         ...
 
     def seed(self, number: int) -> int:
-        """Of this question alone."""
+        """The question's own seed."""
         ...
 
     def about(self, number: int) -> str:
-        """What lacks something where this question has no reply: several may be about one."""
+        """The subject of a question, which is incomplete without a reply; questions may share a subject."""
         ...
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How much of what questions are about may lack something before an endpoint is asked no further."""
+    """Limit on the share of subjects without a reply from an endpoint."""
 
     share: float
     of: int
     lacks: str
-    """What was not given, e.g. `no rating for {} of {} answers`."""
+    """What is missing, e.g. `no rating for {} of {} answers`."""
     field: str
-    """Of the config, which says the share."""
+    """Config field that sets the share."""
 
     def problem(self, failed: int, by: ByEndpoint, last: NoReply) -> Exception | None:
-        """Why the asking ends with so many, the last of them with this outcome; None where it goes on."""
+        """The error to raise after `failed` failures, of which `last` is the latest; None within the limit."""
         if failed <= self.share * self.of:
             return None
         what = f"the model at {by.base_url} gave {self.lacks.format(failed, self.of)}, more than {self.share:.0%}"
         if last.refused:
-            return StageError(f"{what} (the last: {last.reason}): look at model, sampling and the prompts, or raise {self.field}")
-        return EngineLost(f"lost engine: {what} (the last: {last.reason}); all answers that came are kept")
+            return StageError(f"{what} (the last: {last.reason}): check model, sampling and the prompts, or raise {self.field}")
+        return EngineLost(f"lost engine: {what} (the last: {last.reason}); all answers received so far are kept")
 
 
 def ask(by: Speaker, policy: Artifact | None, questions: Questions, job: Job, bound: Bound) -> list[Reply | str]:
-    """Asks all questions.
+    """Ask all questions.
 
     Args:
-        by: who is asked.
-        policy: the one, where it is a policy.
-        questions: what is asked.
+        by: the policy or endpoint configuration.
+        policy: the policy's artifact; None for an endpoint.
+        questions: the questions.
         job: the job.
-        bound: of what an endpoint may leave unanswered.
+        bound: limit on questions without a reply from an endpoint.
 
     Returns:
-        Of each question the reply, or why it has none.
+        For each question the reply, or why there is none.
 
     Raises:
-        StageError: an endpoint refuses too many requests, its key or its model; or vLLM cannot serve the policy, or no question would fit
+        StageError: an endpoint rejects too many requests, its key or its model; vLLM cannot serve the policy; or no question would fit
             into its context with a reply.
-        EngineLost: the model is down; what it has said is kept for the next attempt.
+        EngineLost: the model is down; its replies are kept for the next attempt.
     """
     if isinstance(by, ByPolicy):
         assert policy is not None
         longest = model_context(policy.payload)
         if questions.sampling.max_tokens >= longest:
             raise StageError(
-                f"sampling.max_tokens is {questions.sampling.max_tokens} and the context of the model that is asked {longest}, so no "
-                "question fits with its reply: lower sampling.max_tokens, or ask a model with a longer context"
+                f"sampling.max_tokens is {questions.sampling.max_tokens} and the model's context is {longest}, so no question fits "
+                "with its reply: lower sampling.max_tokens, or use a model with a longer context"
             )
         with Ahead(job.numerics, job.placement.engines) as ahead:
             return _of_policy(by, policy, questions, job, ahead)
@@ -107,18 +107,18 @@ def ask(by: Speaker, policy: Artifact | None, questions: Questions, job: Job, bo
 
 
 def reported(replies: Iterable[Reply | str]) -> dict[str, dict[str, int]]:
-    """What an endpoint said that it was: `model` and `fingerprint` → name → replies; empty for a policy.
+    """The models that an endpoint reported: `model` and `fingerprint` → name → replies; empty for a policy.
 
-    Of more than `MOST_NAMES` it is the most frequent ones, and of the others together how many replies they gave.
+    Lists the `MOST_NAMES` most frequent names, and the total number of replies from all others.
     """
-    told = list(replies)
-    return {what: _most(names) for what in ("model", "fingerprint") if (names := _names(told, what))}
+    every = list(replies)
+    return {what: _most(names) for what in ("model", "fingerprint") if (names := _names(every, what))}
 
 
 def mark_models(done: str, replies: Iterable[Reply | str], job: Job) -> None:
-    """Marks the result where an endpoint has said that it was several models, e.g. `rated by 2 models: new, old`.
+    """Mark the result if an endpoint reported several models, e.g. `rated by 2 models: new, old`.
 
-    Names are the server's words, and there may be one for each reply: a few are told, and as one line shows them.
+    The server chooses the names and may send a new one with each reply, so only a few are listed, sanitized to one line.
     """
     names = _names(replies, "model")
     if len(names) > 1:
@@ -150,10 +150,10 @@ def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, a
 
     def fitting() -> Iterator[Request]:
         for number in range(len(questions)):
-            job.doing("tokenising", number, len(questions), "questions")
+            job.doing("tokenizing", number, len(questions), "questions")
             try:
                 ids = chat.prompt(questions.messages(number))
-            except ChatError as error:  # e.g. the answer spells out a token that ends turns
+            except ChatError as error:  # e.g. the answer contains an end-of-turn token as text
                 replies[number] = str(error)
                 continue
             if len(ids) + sampling.max_tokens > longest:
@@ -177,9 +177,9 @@ def _of_endpoint(by: ByEndpoint, questions: Questions, job: Job, bound: Bound) -
     server = ChatServer(by, job.placement)
     replies: list[Reply | str] = ["it was not asked"] * len(questions)
     keys: dict[int, str] = {}
-    """Of the numbers that are being asked."""
+    """Question number → key, of requests in flight."""
     askers: dict[str, list[int]] = {}
-    """Key → all numbers that wait for its outcome."""
+    """Key → numbers of all questions waiting for its outcome."""
     unanswered: dict[str, NoReply] = {}
     failed: set[str] = set()
     done = 0
@@ -200,7 +200,7 @@ def _of_endpoint(by: ByEndpoint, questions: Questions, job: Job, bound: Bound) -
     with kept_replies(job) as kept:
 
         def unknown() -> Iterator[tuple[int, dict[str, Any]]]:
-            """Each question once: a second reply to the same one could be another, and only one of them would be kept."""
+            """Requests for questions without a reply, equal ones once: a second reply could differ, and only one would be kept."""
             for number in range(len(questions)):
                 messages = questions.messages(number)
                 if token := control_token(messages):

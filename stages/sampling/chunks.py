@@ -1,7 +1,7 @@
-"""Answers of several policies to many requests, drawn or only scored, in chunks that are each made once and kept across restarts.
+"""Generate or score answers of several policies in chunks that are kept across restarts.
 
-A chunk's file is named after everything that determines its answers (weights, requests in order, sampling, dtype, context, numerics)
-and is written atomically; a chunk that a kill interrupted is made again from its beginning.
+A chunk's file is named by a hash of everything that determines its answers (weights, requests in order, sampling, dtype, context,
+numerics) and is written atomically; a chunk interrupted by a kill is regenerated from its beginning.
 """
 
 import json
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ask:
-    """Requests to one policy, to be answered alike."""
+    """Requests to one policy with common sampling."""
 
     policy: Artifact
     chat: Chat
@@ -54,24 +54,24 @@ class Ask:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a request with its answer."""
+        """Maximum tokens of a request with its answer."""
         return max(len(request.prompt_ids) for request in self.requests) + self.sampling.max_tokens
 
     def made(self, sampler: Sampler, requests: Sequence[Any], beat: Beat) -> list[Any]:
-        """Answers to some of the requests, as JSON has them."""
+        """Answers to some of the requests, as JSON."""
         return [asdict(answer) for answer in sampler.generate(requests, self.sampling, [self.chat.eos_id], beat)]
 
     def read(self, kept: Any) -> Any:
         return Generation(**kept)
 
     def settings(self) -> dict[str, Any]:
-        """What decides the answers beside requests and weights."""
+        """Everything besides requests and weights that determines the answers."""
         return {"sampling": self.sampling.model_dump(), "stop": self.chat.eos_id}
 
 
 @dataclass(frozen=True)
 class Score:
-    """Texts whose likelihood one policy is asked for."""
+    """Texts to be scored by likelihood under one policy."""
 
     policy: Artifact
     requests: Sequence[Continuation]
@@ -98,7 +98,7 @@ class _Chunk(Generic[K]):
 
 
 class _Answers(InParts[Any]):
-    """What chunks hold, read when it is asked for."""
+    """Answers in chunks, read on demand."""
 
     def __init__(self, ask: Ask | Score, chunks: Sequence[_Chunk[Any]]) -> None:
         self._ask, self._files = ask, [chunk.file for chunk in chunks]
@@ -110,7 +110,7 @@ class _Answers(InParts[Any]):
 
 @dataclass(frozen=True)
 class Working:
-    """So many requests of what an engine is working on have been answered."""
+    """Progress of an engine: requests answered in its current work."""
 
     engine: int
     answered: int
@@ -124,14 +124,14 @@ class _Made(Generic[K]):
 
 
 class Progress:
-    """How many requests have been answered: those that are kept, and those that engines are working on."""
+    """Number of answered requests: kept ones, and those of the engines' current work."""
 
     def __init__(self, job: Job, total: int) -> None:
         self.job, self.total, self.kept = job, total, 0
         self._working: dict[int | None, int] = {}
 
     def keep(self, count: int, engine: int | None = None) -> None:
-        """Counts answers that are kept, and an engine's as no longer being worked on."""
+        """Count answers as kept, and reset the engine's current work."""
         self.kept += count
         self._working.pop(engine, None)
         self._tell()
@@ -153,11 +153,11 @@ def generate(
     ahead: Ahead,
     tell: Callable[[K, Sequence[Any]], None] = lambda label, answers: None,
 ) -> dict[K, Sequence[Any]]:
-    """Label → answers, in the order of its requests: `Generation`s, or the log-probabilities of each token. They are read when they are
-    asked for, and are there as long as the job's folder is.
+    """Label → answers, in the order of its requests: `Generation`s, or the log-probabilities of each token. They are read on demand from
+    the job's folder.
 
-    Policies of one architecture share engines, whose weights are replaced; another architecture takes other engines. Labels of one
-    policy stand together, so that its weights are loaded once. `tell` is called with the answers of a label as soon as they are there.
+    Policies of the same architecture share engines, whose weights are replaced. Labels of the same policy must be adjacent, so that its
+    weights are loaded once. `tell` is called with the answers of a label as soon as they are complete.
 
     Raises:
         StageError: a prompt with its answer is longer than the policy's context.
@@ -198,10 +198,10 @@ def generate(
 def _fill(
     missing: list[_Chunk[K]], asks: Mapping[K, Ask | Score], dtype: str, context: int, ahead: Ahead, progress: Progress
 ) -> Iterator[_Chunk[K]]:
-    """Makes what is missing, each chunk by an engine that is idle; gives each when it is there."""
+    """Generate the missing chunks, each on an idle engine; yield each when it is complete."""
     job = progress.job
     alike: dict[Path, list[_Chunk[K]]] = {}
-    for chunk in missing:  # equal weights under two labels have the same chunks
+    for chunk in missing:  # two labels with equal weights have the same chunks
         alike.setdefault(chunk.file, []).append(chunk)
     waiting = deque(first for first, *_ in alike.values())
     opened = asks[missing[0].label].policy
@@ -234,10 +234,10 @@ def at_work(
     ahead: Ahead,
     progress: Progress,
 ) -> Generator[T, None, None]:
-    """Starts so many engines with the weights of a policy, and has `work` done with each of them, see `side_by_side`.
+    """Start engines with a policy's weights and run `work` on each, see `side_by_side`.
 
     Yields:
-        what they make, as it comes; what else they tell goes to the job and its progress.
+        their results as they arrive; progress messages go to the job.
     """
     job = progress.job
     job.doing("starting vLLM")
@@ -253,7 +253,7 @@ def at_work(
 
 
 def with_weights(engine: Child, loaded: Artifact, policy: Artifact, tell: Callable[[str], None]) -> Artifact:
-    """Gives an engine the weights of a policy where it has loaded others; returns whose it has then."""
+    """Load a policy's weights into an engine unless it has them; return the loaded policy."""
     if policy.record.content != loaded.record.content:
         tell("loading weights")
         engine.load(policy.payload)
@@ -261,19 +261,19 @@ def with_weights(engine: Child, loaded: Artifact, policy: Artifact, tell: Callab
 
 
 def fetch_kept(job: Job) -> None:
-    """Fetches what another machine has kept of this job."""
+    """Download this job's chunks from the mirror."""
     mirror = open_mirror(job)
     if mirror is not None:
         mirror.fetch_all_chunks(job.folder / "chunks")
 
 
 def kept(name: str, make: Callable[[], Any], job: Job) -> Any:
-    """What was made once, as JSON has it; made now where it is not there.
+    """Load a value from the job's folder, or compute and save it.
 
     Args:
-        name: of its file, after everything that determines it.
-        make: makes it.
-        job: that keeps it.
+        name: file name, from everything that determines the value.
+        make: computes the value as JSON.
+        job: the job.
     """
     file = job.folder / "chunks" / f"{name}.json"
     if not file.exists():
@@ -299,8 +299,8 @@ def by_architecture(asks: Mapping[K, Ask | Score]) -> Iterator[list[K]]:
 
 
 def context_of(asks: Mapping[K, Ask | Score]) -> int:
-    """What the longest request to policies of one architecture needs, rounded up where the model allows: a short context saves memory and
-    start-up time.
+    """Context required by the longest request to policies of one architecture, rounded up within the model's: a short context saves
+    memory and startup time.
 
     Raises:
         StageError: the model's context is shorter.
@@ -317,14 +317,14 @@ def _too_long(label: Hashable, ask: Ask | Score, longest: int, model: int) -> st
     name = " on ".join(map(str, label)) if isinstance(label, tuple) else label
     if isinstance(ask, Score):
         return (
-            f"{name}: a choice with its prompt takes {longest - 1} tokens and one more is drawn, the model's context is {model}: drop the "
-            "item, show fewer worked examples, or take a model with a longer context"
+            f"{name}: a choice with its prompt takes {longest - 1} tokens plus one, but the model's context is {model}: drop the "
+            "item, use fewer worked examples, or use a model with a longer context"
         )
     answer, prompt = ask.sampling.max_tokens, longest - ask.sampling.max_tokens
     remedy = f"lower max_tokens to {model - prompt}, drop longer prompts" if prompt < model else "drop longer prompts"
     return (
-        f"{name}: the longest prompt has {prompt} tokens and its answer may have max_tokens {answer}, the model's context is {model}: "
-        f"{remedy}, or take a model with a longer context"
+        f"{name}: the longest prompt has {prompt} tokens and max_tokens is {answer}, but the model's context is {model}: "
+        f"{remedy}, or use a model with a longer context"
     )
 
 

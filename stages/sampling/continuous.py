@@ -1,10 +1,10 @@
-"""Answers of several policies to many requests without chunks: each engine has all of its requests at once, runs as many as fit into its
-KV cache, and begins another when one ends, so that nobody waits for the longest answer of a chunk.
+"""Continuous generation for several policies, without chunks: each engine gets all of its requests, runs as many as fit into its KV cache,
+and starts another whenever one finishes, so that no request waits for the longest answer of a chunk.
 
-Each answer is kept as it ends, in `chunks/answers.jsonl` of the job's scratch folder: after a kill only what was not answered is asked.
+Finished answers are appended to `chunks/answers.jsonl` in the job's scratch folder; after a kill only unanswered requests are repeated.
 
-How numbers are rounded depends on which requests run together. So the same work gives the same bits where nobody interrupts it, with
-engines of the same number and size; a resumed run asks the rest in other company, may draw other tokens for it, and is marked.
+Rounding depends on which requests run together. Without interruptions, and with engines of the same number and size, results are
+bitwise reproducible; a resumed run batches the remaining requests differently, may sample different tokens, and is marked.
 """
 
 from array import array
@@ -27,7 +27,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class _Share:
-    """What one engine is asked of one policy."""
+    """One engine's requests to one policy."""
 
     ask: Ask
     requests: Sequence[Request]
@@ -41,13 +41,13 @@ class _Answered:
 
 
 def generate_continuously(asks: Mapping[K, Ask], *, dtype: str, job: Job, ahead: Ahead) -> dict[K, Sequence[Generation]]:
-    """Label → answers, in the order of its requests; read when they are asked for, and there as long as the job's folder is.
+    """Label → answers, in the order of its requests; read on demand from the job's folder.
 
-    Policies of one architecture share engines, whose weights are replaced; another architecture takes other engines.
+    Policies of the same architecture share engines, whose weights are replaced.
 
     Raises:
         StageError: a prompt with its answer is longer than the policy's context, or than a KV cache.
-        EngineLost: an engine died or stopped responding; answers that have ended are kept for the next attempt.
+        EngineLost: an engine died or stopped responding; finished answers are kept for the next attempt.
     """
     progress = Progress(job, sum(len(ask.requests) for ask in asks.values()))
     families, answers = list(by_architecture(asks)), dict[K, Sequence[Generation]]()
@@ -73,16 +73,17 @@ def generate_continuously(asks: Mapping[K, Ask], *, dtype: str, job: Job, ahead:
 
 
 def _keys(ask: Ask, dtype: str, context: int, job: Job) -> list[str]:
-    """Of each request: what is equal decides the distribution that its answer is drawn from, and the draw."""
+    """A key per request: equal keys mean the same distribution of answers and the same seed."""
     numerics = job.numerics.model_dump()
     common = digest({"weights": ask.policy.record.content, **ask.settings(), "dtype": dtype, "context": context, "numerics": numerics})
     return [digest([common, told(request)])[:32] for request in ask.requests]
 
 
 def _deal(asks: Mapping[K, Ask], keys: Mapping[K, Sequence[str]], kept: KeptLog[Generation], engines: int) -> list[list[_Share]]:
-    """What was not answered yet, for each engine by policy; engines without work are left out.
+    """Unanswered requests for each engine, by policy; engines without work are omitted.
 
-    Requests with one prompt go to one engine, which computes it once. Dealt to whoever is idle, they would run in other company each time.
+    Requests with the same prompt go to the same engine, which computes it once. The assignment is static: dynamic assignment to idle
+    engines would change the batches from run to run.
     """
     dealt: list[list[_Share]] = [[] for _ in range(engines)]
     for label, ask in asks.items():
@@ -98,7 +99,7 @@ def _deal(asks: Mapping[K, Ask], keys: Mapping[K, Sequence[str]], kept: KeptLog[
 
 
 def _fill(dealt: Sequence[Sequence[_Share]], kept: KeptLog[Generation], dtype: str, context: int, ahead: Ahead, progress: Progress) -> None:
-    """Asks each engine for its shares, and keeps each answer as it comes."""
+    """Run each engine on its shares, and keep each answer as it arrives."""
     opened = dealt[0][0].ask.policy
 
     def work(number: int, engine: Child, tell: Callable[[str | Working | _Answered], None]) -> None:

@@ -1,4 +1,4 @@
-"""What vLLM is asked for on a CPU, beside what it is asked for everywhere."""
+"""vLLM settings specific to CPUs."""
 
 import platform
 from typing import Any
@@ -8,13 +8,13 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 PREFILL_TOKENS = 8192
-"""Most prompt tokens of one engine step, where prompts are not chunked; longer contexts raise it."""
+"""Maximum prompt tokens of one engine step, because prompts are not chunked; longer contexts raise it."""
 SHORT_CONTEXT = 256
-"""Tokens up to which blocks of 16 save more by sharing than their kernel costs."""
+"""Context in tokens up to which blocks of 16 save more by prefix sharing than their kernel costs."""
 
 
 class ShortBlocks(CPUAttentionBackend):
-    """vLLM's attention on CPUs, with the blocks of 16 tokens for which it has a kernel but which it does not offer."""
+    """vLLM's CPU attention with blocks of 16 tokens, which its kernel supports but vLLM does not offer."""
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: object = None) -> list[int | MultipleOf]:
@@ -22,13 +22,13 @@ class ShortBlocks(CPUAttentionBackend):
 
 
 def arguments(dtype: str, context: int, kv_bytes: int, workers: int) -> dict[str, Any]:
-    """Of `vllm.EngineArgs`.
+    """Arguments of `vllm.EngineArgs`.
 
     Args:
-        dtype: what the engine computes in.
+        dtype: the engine's dtype.
         context: tokens of the longest request.
-        kv_bytes: of the KV cache.
-        workers: tensor-parallel processes.
+        kv_bytes: size of the KV cache.
+        workers: number of tensor-parallel processes.
     """
     return {
         "enforce_eager": True,
@@ -40,10 +40,10 @@ def arguments(dtype: str, context: int, kv_bytes: int, workers: int) -> dict[str
 
 
 def block_size(dtype: str, context: int, workers: int) -> int | None:
-    """Tokens in a block of the KV cache: requests share the beginning of their prompts in whole blocks. None: vLLM's own 128.
+    """Tokens per block of the KV cache; requests share prompt prefixes in whole blocks. None: vLLM's default of 128.
 
-    In bf16 the attention kernel for AMX units goes by vLLM's own blocks. The kernel for blocks of 16 is one of x86. Workers are processes
-    of vLLM's, and know its own attention alone, which takes multiples of 32.
+    The bf16 attention kernel for AMX units requires vLLM's default. The kernel for blocks of 16 exists only on x86. vLLM's worker
+    processes do not have our backend, and vLLM's own takes multiples of 32.
     """
     if dtype != "float32":
         return None

@@ -1,11 +1,11 @@
-"""The one door to servers that speak OpenAI's chat completions: conversations in, texts out.
+"""Client for servers with OpenAI's chat completions API: conversations in, texts out.
 
-A failure that may pass (no connection, silence, 408, 409, 425, 429, 5xx, an answer that is none) is tried again after a pause; a refusal of
-one request (400, 413, 422) is final for it; one that would hold for all (401, 403, 404, a redirect) ends the stage. Nothing that failed
-has an answer, so none can be taken for one.
+Transient failures (no connection, timeout, 408, 409, 425, 429, 5xx, a malformed response) are retried after a pause. A rejected request
+(400, 413, 422) is final for that request; errors that affect all requests (401, 403, 404, a redirect) end the stage. A failed request has
+no answer, so an error can never be mistaken for one.
 
-The key comes from the environment (`configs.judging.asking.key_variable`), goes to that host alone, and is struck out of all that the
-server says.
+The key comes from the environment (`configs.judging.asking.key_variable`), is sent only to that host, and is redacted from everything
+that the server returns.
 """
 
 import asyncio
@@ -26,61 +26,61 @@ from stages.job.job import StageError
 from stages.sampling.sampler import SILENT_SHARE, EngineLost
 
 PASSING = frozenset({408, 409, 425, 429})
-"""Of these a server says that trying again may help; and of everything from 500 on."""
+"""Status codes that may succeed on a retry, in addition to 500 and above."""
 REFUSED = frozenset({400, 413, 422})
-"""The request itself is at fault, e.g. too long, or stopped by the provider's filter."""
+"""Status codes for an invalid request, e.g. too long or blocked by the provider's filter."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 MOST_BYTES = 4 << 20
-"""Of one reply."""
+"""Size limit of a response body."""
 DOWN_AFTER = 3
-"""So many requests that fail for good, with none answered in between, mean that the server is down."""
+"""Number of consecutive requests without an answer, after all retries, that mean that the server is down."""
 SHOWN = 300
-"""Characters of what a server says of an error."""
+"""Characters of a server's error message to keep."""
 KEPT_NAME = 200
-"""Characters of a model's name."""
+"""Characters of a model's name to keep."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said."""
+    """A model's reply."""
 
     text: str
     ended: bool
-    """Whether it came to its end, rather than to its length limit or to a filter."""
+    """Whether it is complete, rather than cut off by the length limit or a filter."""
     model: str | None = None
-    """As the server reports it."""
+    """Model name reported by the server."""
     fingerprint: str | None = None
-    """Of the server's set-up (`system_fingerprint`)."""
+    """Server fingerprint (`system_fingerprint`)."""
 
 
 @dataclass(frozen=True)
 class NoReply:
-    """A request that has no reply, and why."""
+    """A request without a reply, and why."""
 
     reason: str
     refused: bool
-    """By the server, which would do so again; otherwise it did not answer, and may later."""
+    """True: the server rejected it and would do so again. False: it did not answer, and may later."""
 
 
 class Garbage(ValueError):
-    """What came is no reply in the form of chat completions."""
+    """The response is not a chat completion."""
 
 
 @dataclass(frozen=True)
 class _Failed:
     reason: str
     pause_s: float | None = None
-    """What the server asks for."""
+    """The pause that the server requested."""
 
 
 def request_body(by: ByEndpoint, sampling: Sampling, messages: Iterable[Message], seed: int) -> dict[str, Any]:
-    """What is sent for one question. A seed has no part in greedy answers, and some servers refuse to get one.
+    """The request body of one question. Greedy requests have no seed, because it has no effect and some servers reject it.
 
     Args:
         by: the endpoint.
-        sampling: how it draws its words.
+        sampling: sampling of the reply.
         messages: the question.
-        seed: of this question alone.
+        seed: the question's own seed.
     """
     drawn = {"seed": seed} if sampling.temperature > 0 else {}
     settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, by.length_field: sampling.max_tokens}
@@ -88,10 +88,10 @@ def request_body(by: ByEndpoint, sampling: Sampling, messages: Iterable[Message]
 
 
 def read_reply(raw: bytes) -> Reply:
-    """A reply from the body of a response with status 200.
+    """Parse the body of a response with status 200.
 
     Raises:
-        Garbage: it has another form.
+        Garbage: the body is not a chat completion.
     """
     try:
         found = json.loads(raw)
@@ -100,7 +100,7 @@ def read_reply(raw: bytes) -> Reply:
         finish = choice.get("finish_reason")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise Garbage("the body is no chat completion") from error
-    if text is None:  # the model said nothing, or declined in a field of its own
+    if text is None:  # an empty reply, or a refusal in a separate field
         text = ""
     if not isinstance(text, str):
         raise Garbage("the message's content is no text")
@@ -113,27 +113,27 @@ def _name(value: Any) -> str | None:
 
 
 def _encodable(text: str) -> str:
-    """Halves of surrogate pairs, which JSON can spell and no file can hold, become question marks."""
+    """Replace lone surrogates, which JSON can contain but UTF-8 files cannot, with question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
 @contextmanager
 def _signals_kept() -> Iterator["asyncio.Future[None]"]:
-    """A future that is done when this process is asked to stop; the handler itself is called at the end of the block.
+    """A future that completes when this process receives a stop signal; the original handler runs at the end of the block.
 
-    One that raises might be called in a callback of the loop, which only logs what is raised there.
+    A handler that raises could otherwise run in a callback of the event loop, which only logs exceptions.
     """
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[None] = loop.create_future()
-    heard: list[int] = []
+    received: list[int] = []
 
     def note(number: int, _: Any) -> None:
-        heard.append(number)
+        received.append(number)
         loop.call_soon_threadsafe(lambda: None if asked.done() else asked.set_result(None))
 
     found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     handlers = {number: handler for number, handler in found.items() if callable(handler) and not isinstance(handler, signal.Handlers)}
-    if threading.current_thread() is not threading.main_thread():  # the only one that hears signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         handlers = {}
     for number in handlers:
         signal.signal(number, note)
@@ -143,24 +143,24 @@ def _signals_kept() -> Iterator["asyncio.Future[None]"]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         asked.cancel()
-        for number in heard[:1]:
+        for number in received[:1]:
             handlers[signal.Signals(number)](number, None)
 
 
 class ChatServer:
-    """One endpoint, and how it is asked."""
+    """Client of one endpoint."""
 
     def __init__(self, by: ByEndpoint, placement: Placement, first_pause_s: float = FIRST_PAUSE_S) -> None:
-        """Takes the key from the environment, where there is one.
+        """Read the key from the environment, if set.
 
         Raises:
-            StageError: what stands there cannot be a key.
+            StageError: the value cannot be a key.
         """
         self.base_url = by.base_url
         self._variable = key_variable(by.base_url)
         self._key = os.environ.get(self._variable, "").strip()
         if not (self._key.isascii() and self._key.isprintable() and " " not in self._key):
-            raise StageError(f"the environment variable {self._variable} holds characters that no key has: set it again")
+            raise StageError(f"the environment variable {self._variable} contains characters that are invalid in a key: set it again")
         self._concurrency = placement.endpoint_concurrency
         self._timeout_s = min(placement.endpoint_timeout_s, SILENT_SHARE * placement.heartbeat_timeout_s)
         self._tries = 1 + placement.endpoint_retries
@@ -172,15 +172,15 @@ class ChatServer:
         arrived: Callable[[int, Reply | NoReply], None],
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """Asks all questions, several at one time.
+        """Send all requests, several concurrently.
 
         Args:
-            bodies: (number, request) of each, taken when its turn comes.
-            arrived: called with each outcome as it comes, in any order; what it raises ends the asking.
-            waiting: called when a request has failed and will be tried again.
+            bodies: (number, request body), consumed on demand.
+            arrived: called with each outcome as it arrives, in any order; an exception stops all requests.
+            waiting: called before a failed request is retried.
 
         Raises:
-            StageError: the server refuses the key, the model or the path.
+            StageError: the server rejects the key, the model or the path.
             EngineLost: the server is down.
         """
         asyncio.run(self._ask(iter(bodies), arrived, waiting))
@@ -192,7 +192,7 @@ class ChatServer:
 
         async def work(client: httpx.AsyncClient) -> None:
             nonlocal failed_in_a_row
-            for number, body in bodies:  # shared by all workers: each is taken once
+            for number, body in bodies:  # shared by all workers
                 outcome = await self._answer(client, body, waiting)
                 arrived(number, outcome)
                 lost = isinstance(outcome, NoReply) and not outcome.refused
@@ -217,8 +217,8 @@ class ChatServer:
 
     def _lost(self, outcome: Any) -> str:
         return (
-            f"the model at {self.base_url} has left {DOWN_AFTER} requests in a row unanswered, after {self._tries} tries each (the last: "
-            f"{outcome.reason}): look whether it runs; all answers that came are kept"
+            f"the model at {self.base_url} left {DOWN_AFTER} consecutive requests unanswered, after {self._tries} tries each (the last: "
+            f"{outcome.reason}): check that it is running; all answers received so far are kept"
         )
 
     async def _answer(self, client: Any, body: dict[str, Any], waiting: Callable[[], None]) -> Reply | NoReply:
@@ -238,7 +238,7 @@ class ChatServer:
         import httpx
 
         try:
-            async with asyncio.timeout(self._timeout_s):  # of the whole exchange: a server may send one byte now and then for ever
+            async with asyncio.timeout(self._timeout_s):  # for the whole exchange: a server may keep sending single bytes
                 status, headers, raw = await self._post(client, body)
         except TimeoutError:
             return _Failed(f"no answer within {self._timeout_s:g} s")
@@ -251,13 +251,13 @@ class ChatServer:
                 return read_reply(raw)
             except Garbage as error:
                 return _Failed(str(error))
-        said = f"status {status}: {self._clean(raw.decode(errors='replace'))}"
+        problem = f"status {status}: {self._clean(raw.decode(errors='replace'))}"
         if status in PASSING or status >= 500:
-            return _Failed(said, _seconds(headers.get("retry-after")))
+            return _Failed(problem, _seconds(headers.get("retry-after")))
         if status in REFUSED:
-            return NoReply(said, refused=True)
+            return NoReply(problem, refused=True)
         key = f"the key in {self._variable}" if self._key else f"no key, since {self._variable} is not set"
-        raise StageError(f"{self.base_url} refuses what it is asked ({said}), with {key}: look at base_url, model and key")
+        raise StageError(f"{self.base_url} rejects requests ({problem}), with {key}: check base_url, model and key")
 
     async def _post(self, client: Any, body: dict[str, Any]) -> tuple[int, Any, bytes]:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -274,13 +274,13 @@ class ChatServer:
         return raw.replace(self._key.encode(), b"***") if self._key else raw
 
     def _clean(self, text: str) -> str:
-        """What a server or library says, on one line, without the key."""
+        """A server's or library's message on one line, with the key redacted."""
         cleaned = text.replace(self._key, "***") if self._key else text
         return " ".join(cleaned.split())[:SHOWN]
 
 
 def _seconds(value: str | None) -> float | None:
-    """What `Retry-After` asks for, where it is a number of seconds; its other form, a date, is left to our own pauses."""
+    """Value of `Retry-After` if it is a number of seconds. The date form is ignored in favor of our own pauses."""
     try:
         return max(0.0, float(value)) if value else None
     except ValueError:

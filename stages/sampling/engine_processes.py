@@ -1,4 +1,4 @@
-"""The processes of engines (`python -m stages.sampling.sampler`): started ahead of time, each with the GPUs that it may see."""
+"""Engine processes (`python -m stages.sampling.sampler`), started ahead of time, each with its own GPUs."""
 
 import os
 import subprocess
@@ -13,21 +13,20 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class Ahead:
-    """Engines' processes that import vLLM before they are needed: as many as work side by side while requests are still prepared, each
-    further one that is expected while those before it work. A context manager around all of that.
+    """Pool of engine processes that import vLLM before they are needed: enough for all parallel engines while requests are prepared, and
+    each further expected one while the previous ones work. A context manager that kills unused processes at its end.
 
-    An engine that is opened with it takes a process. Those that nobody takes are killed at the end. Of engines that work side by side each
-    sees GPUs of its own.
+    Opening an engine takes a process from the pool. Each parallel engine sees only its own GPUs.
     """
 
     def __init__(self, numerics: Numerics, engines: int = 1) -> None:
         """
         Args:
-            numerics: of the job.
-            engines: how many work side by side.
+            numerics: the job's numerics.
+            engines: number of parallel engines.
 
         Raises:
-            StageError: the job sees too few GPUs for them.
+            StageError: the job sees too few GPUs.
         """
         self._numerics = numerics
         self._gpus = [gpus_of(numerics, engine) if engines > 1 else None for engine in range(engines)]
@@ -46,11 +45,11 @@ class Ahead:
         self._waiting.clear()
 
     def expect(self, engines: int) -> None:
-        """Says how many engines will be opened from now on, at most."""
+        """Set the maximum number of engines still to be opened."""
         self._expected = engines
 
     def take(self) -> "subprocess.Popen[bytes] | None":
-        """The process that waits longest, if any; where further engines are expected, another process starts."""
+        """Take the oldest waiting process, if any; start another one if more engines are expected."""
         process = self._waiting.popleft() if self._waiting else None
         self._expected -= 1
         self._start()
@@ -63,10 +62,10 @@ class Ahead:
 
 
 def gpus_of(numerics: Numerics, engine: int) -> list[str] | None:
-    """Names of the GPUs that are an engine's own, of those that the job sees; None on a CPU.
+    """Names of an engine's own GPUs among those of the job; None on a CPU.
 
     Raises:
-        StageError: the job sees fewer.
+        StageError: the job sees too few GPUs.
     """
     if numerics.device == "cpu":
         return None
@@ -74,13 +73,13 @@ def gpus_of(numerics: Numerics, engine: int) -> list[str] | None:
     visible = [name for name in os.environ.get(GPUS, "").split(",") if name]
     if GPUS in os.environ and len(visible) < end:
         raise StageError(
-            f"engine {engine + 1} needs GPU {end} of the job, which sees {len(visible)}: raise placement.slots, or lower engines"
+            f"engine {engine + 1} needs GPU {end} of the job, which has {len(visible)}: raise placement.slots, or lower engines"
         )
     return (visible or [str(number) for number in range(end)])[end - numerics.tensor_parallel : end]
 
 
 def start(numerics: Numerics, gpus: list[str] | None = None) -> "subprocess.Popen[bytes]":
-    """A process that becomes an engine when it is told its settings."""
+    """Start a process that becomes an engine when it receives its settings."""
     return subprocess.Popen(
         [sys.executable, "-m", "stages.sampling.sampler", str(os.getpid()), numerics.model_dump_json()],
         stdin=subprocess.PIPE,
@@ -91,7 +90,7 @@ def start(numerics: Numerics, gpus: list[str] | None = None) -> "subprocess.Pope
 
 
 def _clean_environment(numerics: Numerics) -> dict[str, str]:
-    """Our environment without the variables of torchrun and DeepSpeed: vLLM would try to join their process group."""
+    """The environment without the variables of torchrun and DeepSpeed, whose process group vLLM would try to join."""
     ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     prefixes = ("MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "DS_")
     kept = {name: value for name, value in os.environ.items() if name not in ranks and not name.startswith(prefixes)}

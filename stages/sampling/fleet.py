@@ -1,4 +1,4 @@
-"""Engines of one model that work side by side, each in a process of its own and asked by a thread of its own."""
+"""Parallel engines of one model, each in its own process and driven by its own thread."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,7 @@ N = TypeVar("N")
 
 @contextmanager
 def open_engines(settings: dict[str, Any], count: int, ahead: Ahead) -> Iterator[list[Child]]:
-    """Engines of equal settings (`stages.sampling.sampler.engine_settings`) for the time of a `with` block."""
+    """Open engines with equal settings (`stages.sampling.sampler.engine_settings`) for a `with` block."""
     with ExitStack() as opened:
         engines = []
         for _ in range(count):
@@ -24,24 +24,24 @@ def open_engines(settings: dict[str, Any], count: int, ahead: Ahead) -> Iterator
 
 
 def side_by_side(engines: Sequence[Child], work: Callable[[int, Child, Callable[[N], None]], None]) -> Generator[N, None, None]:
-    """What all engines tell while they work, in the order in which it comes.
+    """Yield messages of all engines as they arrive.
 
-    Whoever reads it does all else (files, signs of life) in one thread. When one engine fails, or nobody reads on, all are ended; what
-    they had told before is still given when one fails.
+    The consumer does everything else (files, heartbeats) in one thread. If an engine fails, or the consumer stops, all engines are ended;
+    after a failure, messages already sent are still yielded.
 
     Args:
-        engines: who works.
-        work: called for each with its number, itself, and whom to tell.
+        engines: the engines.
+        work: called in a thread per engine with its number, the engine, and a function that sends a message.
 
     Raises:
-        Exception: what the first that failed has raised.
+        Exception: the error of the first engine that failed.
     """
     news: SimpleQueue[tuple[N] | BaseException | None] = SimpleQueue()
 
     def ask(number: int, engine: Child) -> None:
         try:
             work(number, engine, lambda told: news.put((told,)))
-        except BaseException as error:  # the boundary of the thread: it is raised where the news are read
+        except BaseException as error:  # the boundary of the thread: raised again in the consumer
             news.put(error)
         else:
             news.put(None)
@@ -55,26 +55,26 @@ def side_by_side(engines: Sequence[Child], work: Callable[[int, Child, Callable[
             told = news.get()
             if isinstance(told, BaseException):
                 _end(engines, threads)
-                yield from _told(news)
+                yield from _pending(news)
                 raise told
             if told is None:
                 at_work -= 1
             else:
                 yield told[0]
-    finally:  # also where whoever reads fails, or stops
+    finally:  # also if the consumer fails or stops
         _end(engines if at_work else (), threads)
 
 
 def _end(engines: Iterable[Child], threads: Iterable[Thread]) -> None:
-    """Threads end with their engines."""
+    """End the engines, and with them their threads."""
     for engine in engines:
         engine.abandon()
     for thread in threads:
         thread.join()
 
 
-def _told(news: SimpleQueue[tuple[N] | BaseException | None]) -> Iterator[N]:
-    """What has been told and not been read."""
+def _pending(news: SimpleQueue[tuple[N] | BaseException | None]) -> Iterator[N]:
+    """Messages that were sent but not read."""
     while not news.empty():
         told = news.get()
         if isinstance(told, tuple):

@@ -1,4 +1,4 @@
-"""Requests that wait on the disk until an engine is told of them: all of a stage's may be more than fit into memory."""
+"""Requests stored on disk until an engine takes them, because all of a stage's requests may not fit into memory."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,14 @@ from stages.sampling.sampler import Request
 
 
 class Prepared(Sequence[Request]):
-    """Requests whose tokens lie in a file without a name, which is gone with the process. Those that follow each other with one prompt
-    share it; in memory are some 30 bytes of each. A slice holds none of its own."""
+    """Requests whose tokens are in an unnamed temporary file that vanishes with the process. Consecutive requests with the same prompt
+    share it; each takes about 30 bytes of memory. Slices are views."""
 
     def __init__(self, requests: Iterable[Request], folder: Path) -> None:
         """
         Args:
-            requests: taken as they come.
-            folder: on the disk that has room for their tokens, 4 bytes each.
+            requests: consumed one by one.
+            folder: on a disk with room for the tokens, 4 bytes each.
         """
         self._ends, self._prompts = array("q", [0]), array("q")
         self._seeds, self._temperatures = array("q"), array("d")

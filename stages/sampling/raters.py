@@ -1,7 +1,7 @@
-"""Ratings of answers by a language model: a policy that vLLM runs here, or an endpoint.
+"""Rate answers with a language model: a policy in a local vLLM engine, or an endpoint.
 
-One question for each answer and rubric, the rubrics of one answer after each other: they share all but their ends, which caches of
-prefixes know how to use. Two policies that answer alike are asked about once.
+One question per answer and rubric. The questions of an answer are consecutive and differ only at their ends, so prefix caches apply.
+Identical answers of two policies are rated once.
 """
 
 from collections import Counter
@@ -27,17 +27,17 @@ SHOWN_ANSWERS = 4
 
 @dataclass(frozen=True)
 class Ratings:
-    """What a judge made of all answers."""
+    """A judge's ratings of all answers."""
 
     by_answer: list[dict[str, AspectRating]]
-    """Rubric → rating of each answer."""
+    """For each answer, rubric → rating."""
     failures: list[dict[str, Any]]
-    """Every rating that is missing, and why."""
+    """Every missing rating, and why."""
     reported: dict[str, dict[str, int]]
-    """What the endpoint said that it was, see `stages.sampling.asking.reported`."""
+    """The models that the endpoint reported, see `stages.sampling.asking.reported`."""
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """Rubric → mean of its ratings, how often each was given, and how many answers have none."""
+        """Rubric → mean rating, count of each rating, and number of unrated answers."""
         found = {}
         for name in self.by_answer[0]:
             given = [ratings[name]["rating"] for ratings in self.by_answer]
@@ -47,12 +47,12 @@ class Ratings:
         return found
 
     def metrics(self) -> dict[str, Any]:
-        """The summary, and of an endpoint what it said that it was."""
+        """The summary, and the models that an endpoint reported."""
         return {"ratings": self.summary(), **({"reported": self.reported} if self.reported else {})}
 
 
 class RatingQuestions:
-    """One for each answer and rubric: together they are many times as long as the answers."""
+    """One question per answer and rubric, built on demand: together they are much longer than the answers."""
 
     def __init__(self, rating: Rating, completions: Sequence[dict[str, Any]]) -> None:
         self.rating, self.completions = rating, completions
@@ -66,7 +66,7 @@ class RatingQuestions:
         return len(self.completions) * len(self.rubrics)
 
     def of(self, number: int) -> tuple[dict[str, Any], str]:
-        """(answer, name of the rubric) that a question is about."""
+        """(answer, name of the rubric) of a question."""
         return self.completions[number // len(self.rubrics)], self.rating.rubrics[number % len(self.rubrics)]
 
     def about(self, number: int) -> str:
@@ -84,18 +84,18 @@ class RatingQuestions:
 def rate(
     rating: Rating, judge: Artifact | None, completions: Sequence[dict[str, Any]], job: Job, *, max_unanswered_share: float
 ) -> Ratings:
-    """Asks for all ratings.
+    """Rate all answers.
 
     Args:
-        rating: who is asked what.
-        judge: the policy, where one is asked.
-        completions: the answers, in their contexts; read one after the other.
+        rating: the judge and its rubrics.
+        judge: the judge's artifact, if it is a policy.
+        completions: the answers in their contexts; read one by one.
         job: the job.
-        max_unanswered_share: with more answers without a reply the asking stops.
+        max_unanswered_share: maximum share of answers without a reply.
 
     Raises:
-        StageError: an endpoint refuses too many requests, its key or its model; or vLLM cannot serve the policy.
-        EngineLost: the judge is down; what it has said is kept for the next attempt.
+        StageError: an endpoint rejects too many requests, its key or its model; or vLLM cannot serve the policy.
+        EngineLost: the judge is down; its replies are kept for the next attempt.
     """
     questions = RatingQuestions(rating, completions)
     bound = Bound(max_unanswered_share, len(completions), "no rating for {} of {} answers", "max_unscored_share")
@@ -121,5 +121,5 @@ def _read(questions: RatingQuestions, replies: list[Reply | str]) -> Ratings:
 
 def _shown(questions: RatingQuestions, number: int, reply: Reply | str) -> dict[str, Any]:
     row, name = questions.of(number)
-    said = {"failure": reply} if isinstance(reply, str) else {"reply": reply.text}
-    return {"id": row["id"], "rubric": name, "question": questions.messages(number)[0]["content"], **said}
+    outcome = {"failure": reply} if isinstance(reply, str) else {"reply": reply.text}
+    return {"id": row["id"], "rubric": name, "question": questions.messages(number)[0]["content"], **outcome}

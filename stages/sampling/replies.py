@@ -1,4 +1,4 @@
-"""Replies of an endpoint, each kept as it arrives, in `replies.jsonl` of the job's scratch folder."""
+"""Log of an endpoint's replies, in `replies.jsonl` of the job's scratch folder."""
 
 from dataclasses import asdict
 
@@ -8,5 +8,5 @@ from stages.sampling.response_log import KeptLog
 
 
 def kept_replies(job: Job) -> KeptLog[Reply]:
-    """All replies that this job has, by the hash of what was asked."""
-    return KeptLog(job, job.folder / "replies.jsonl", "reply", asdict, lambda told: Reply(**told))
+    """This job's replies, by the hash of the request."""
+    return KeptLog(job, job.folder / "replies.jsonl", "reply", asdict, lambda written: Reply(**written))

@@ -1,10 +1,10 @@
-"""What a job is told bit by bit, kept as it arrives: what it has been told once, neither it nor its next attempt asks again.
+"""Append-only response log; a resumed job does not repeat requests.
 
-the log            in the job's scratch folder: a line per value, written at once; a line that a kill has torn is none
-chunks/HASH.json   the same in parts, for another machine to go on with (`stages.job.mirroring`); what the log lacks of them is added,
-                   and what they lack of the log, since a kill came first, is sent by the next attempt
+the log            in the job's scratch folder: one line per value, written immediately; a truncated line is ignored
+chunks/HASH.json   the same values in parts, for resuming on another machine (`stages.job.mirroring`). Values missing from the log are
+                   added to it; values missing from the parts after a kill are uploaded by the next attempt
 
-In memory is where each value's line begins, and what was not sent yet.
+Only line offsets and values not yet uploaded stay in memory.
 """
 
 import json
@@ -22,30 +22,30 @@ from stages.job.job import Job
 from stages.job.mirroring import open_mirror
 
 PART = 64
-"""Values in one file that is sent to other machines, and between two syncs of the log: what a lost machine or power takes is less."""
-READING = "reading what was kept"
-"""What a job says that it does while it looks through its log, which may take minutes."""
+"""Values per uploaded part, and between two syncs of the log; a power failure or lost machine loses fewer than that."""
+READING = "reading the response log"
+"""Activity reported while the log is read, which may take minutes."""
 
 T = TypeVar("T")
 
 
 class KeptLog(Generic[T]):
-    """All values that this job has, by the key of what was asked, read when they are asked for. A context manager; its end sends what was
-    not sent yet, and nothing is kept after it."""
+    """This job's values, by the key of their request, read on demand. A context manager whose end uploads the remaining values; nothing
+    can be added afterwards."""
 
     def __init__(self, job: Job, log: Path, what: str, write: Callable[[T], Any], read: Callable[[Any], T]) -> None:
         """
         Args:
             job: the job.
-            log: the file of its own.
-            what: a value is called, in tests that kill.
-            write: a value as JSON.
-            read: the other way round; raises ValueError or TypeError for what is none.
+            log: the log file.
+            what: name of a value, for fault points.
+            write: converts a value to JSON.
+            read: the inverse; raises ValueError or TypeError for an invalid value.
         """
         self._job, self._mirror, self._what, self._write, self._read = job, open_mirror(job), what, write, read
         self._log = log
         self._places: dict[str, int] = {}
-        """Key → where its line begins."""
+        """Key → offset of its line."""
         self._unsent: dict[str, T] = {}
         folder = job.folder / "chunks"
         if self._mirror is not None:
@@ -56,7 +56,7 @@ class KeptLog(Generic[T]):
         self._stream.flush()
         for key, place in self._lines():
             self._places[key] = place
-        self._take_parts(sorted(folder.glob("[0-9a-f]*.json")))  # also where the mirror is gone from which they were fetched
+        self._take_parts(sorted(folder.glob("[0-9a-f]*.json")))  # also if they came from a mirror that is no longer configured
 
     def __enter__(self) -> "KeptLog[T]":
         return self
@@ -77,14 +77,14 @@ class KeptLog(Generic[T]):
         return self[key] if key in self else None
 
     def keep(self, key: str, value: T) -> None:
-        """Writes a value down before anything else happens."""
+        """Append a value immediately."""
         self._job.seal()
         self._add(key, value)
         fault_point(f"{self._what} kept")
         self._to_send(key, value)
 
     def _take_parts(self, parts: Sequence[Path]) -> None:
-        """Adds what the log lacks of them. What they lack of the log, an earlier attempt was killed before it sent it: it is sent now."""
+        """Add values of the parts that the log lacks. Values that the parts lack were not uploaded before a kill, and are uploaded now."""
         lacking = set(self._places) if self._mirror is not None else set[str]()
         for number, part in enumerate(parts):
             self._job.doing(READING, number, len(parts), "parts")
@@ -106,7 +106,7 @@ class KeptLog(Generic[T]):
         line = canonical_json([key, self._write(value)]).encode() + b"\n"
         self._stream.write(line)
         self._stream.flush()
-        end = os.lseek(self._stream.fileno(), 0, os.SEEK_CUR)  # where it came to lie, also where another process has just written
+        end = os.lseek(self._stream.fileno(), 0, os.SEEK_CUR)  # the actual position, even if another process has just appended
         self._places[key] = end - len(line)
 
     def _send(self) -> None:
@@ -120,19 +120,19 @@ class KeptLog(Generic[T]):
         self._mirror.offer_chunk(part)
 
     def _part(self, part: Path) -> list[tuple[str, T]]:
-        """The values of a part; none where it is a file of something else: answers in chunks, or rewards."""
+        """The values of a part; empty for other files in the folder, such as chunks of answers or rewards."""
         try:
             return [self._entry(entry) for entry in json.loads(part.read_text())]
         except (ValueError, TypeError):
             return []
 
     def _lines(self) -> Iterator[tuple[str, int]]:
-        """(key, where its line begins) of all lines that are whole."""
+        """(key, offset) of all complete lines."""
         place, size = 0, self._log.stat().st_size
         with self._log.open("rb") as stream:
             for line in stream:
                 self._job.doing(READING, place / 1e6, size / 1e6, "MB")
-                with suppress(ValueError, TypeError):  # torn
+                with suppress(ValueError, TypeError):  # truncated
                     yield self._entry(json.loads(line))[0], place
                 place += len(line)
 
@@ -142,7 +142,7 @@ class KeptLog(Generic[T]):
 
 
 def _is_torn(stream: BinaryIO) -> bool:
-    """Whether a file that is open at its end ends within a line."""
+    """Whether a file, positioned at its end, ends without a newline."""
     if stream.tell() == 0:
         return False
     stream.seek(-1, os.SEEK_END)

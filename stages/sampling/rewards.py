@@ -1,4 +1,4 @@
-"""Rewards of answers by a reward model: each is read at the answer's last token, mostly its end-of-turn token."""
+"""Score answers with a reward model, at the answer's last token (usually end-of-turn)."""
 
 import gc
 import json
@@ -26,21 +26,21 @@ from stages.training.models import frozen, load_reward_model
 from stages.training.probe import probe
 
 PART = 1024
-"""Answers that are scored together and kept: as many are tokens in memory, and are scored again where a kill has come between."""
+"""Answers scored and saved together; a kill loses at most one part, and one part's tokens are in memory."""
 KEPT = "rewards-"
-"""How the files begin that keep them, in a folder with chunks and replies."""
+"""Prefix of the files with rewards, in a folder shared with chunks and replies."""
 
 
 class RawReward(NamedTuple):
-    """One answer's."""
+    """The raw reward of an answer."""
 
     value: float | None
     reason: str
-    """Why there is none; empty where there is one."""
+    """Why there is no value; empty if there is one."""
 
 
 class FrozenRewardModel:
-    """A reward model that is asked, in memory from the first answer on that it can read."""
+    """A reward model for inference, loaded at the first answer that it can read."""
 
     def __init__(self, payload: Path, dtype: Dtype, job: Job) -> None:
         self._payload, self._job = payload, job
@@ -58,11 +58,11 @@ class FrozenRewardModel:
     def rewards(self, answers: Sequence[dict[str, Any]], progress: Callable[[int], None]) -> tuple[list[float | None], dict[int, str]]:
         """(raw rewards; index → why there is none).
 
-        Batches depend on the answers only, so equal ones give equal bits.
+        Batches depend only on the answers, so results are bitwise reproducible.
 
         Args:
-            answers: each a `text` after its `messages`, which has no reward where it `calls` tools.
-            progress: called with the number of answers that are scored.
+            answers: each a `text` after its `messages`; an answer that `calls` tools has no reward.
+            progress: called with the number of scored answers.
         """
         rewards: list[float | None] = [None] * len(answers)
         problems: dict[int, str] = {}
@@ -83,9 +83,9 @@ class FrozenRewardModel:
         return rewards, problems
 
     def _documents(self, answers: Sequence[dict[str, Any]], problems: dict[int, str]) -> Iterator[tuple[int, Unit]]:
-        """(index, tokens) of the answers that the model can read; why the others cannot be is noted."""
+        """(index, tokens) of the answers that the model can read; reasons for the others go to `problems`."""
         for place, row in enumerate(answers):
-            self._job.doing("tokenising", place, len(answers), "answers")
+            self._job.doing("tokenizing", place, len(answers), "answers")
             try:
                 if row.get("calls"):
                     raise ChatError("the answer calls tools, for which a reward model that reads texts has no form")
@@ -101,14 +101,14 @@ class FrozenRewardModel:
                 yield place, (unit,)
 
     def close(self) -> None:
-        """Gives its memory back to the device: engines that come after it are promised a share of all, and refuse to start on less."""
+        """Free the device memory: later engines reserve a share of the total, and fail to start if it is not free."""
         self.__dict__.pop("_module", None)
-        gc.collect()  # of modules that hold themselves
+        gc.collect()  # for modules with reference cycles
         give_back(self._device)
 
 
 def give_back(device: torch.device) -> None:
-    """Gives the device what torch has kept of it for later, and nothing needs."""
+    """Release unused memory from torch's cache to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -116,9 +116,9 @@ def give_back(device: torch.device) -> None:
 def rewards_in_parts(
     model: Artifact, answers: Iterable[dict[str, Any]], dtype: Dtype, job: Job, progress: Callable[[int], None]
 ) -> Generator[list[RawReward], None, None]:
-    """The rewards of any number of answers, so many at a time; what is scored once is kept across restarts.
+    """Score any number of answers, `PART` at a time; finished parts are kept across restarts.
 
-    A part's file is named after all that determines its rewards: weights, answers, dtype and numerics.
+    A part's file is named by a hash of everything that determines its rewards: weights, answers, dtype and numerics.
     """
     fetch_kept(job)
     rest, done = iter(answers), 0
@@ -142,14 +142,14 @@ def ask_all(
     job: Job,
     missing: Callable[[str, dict[int, str]], None],
 ) -> dict[str, Member]:
-    """Label → the rewards of each model, one model after the other.
+    """Label → rewards of each model, run one after the other.
 
     Args:
         models: label → reward model.
         answers: see `FrozenRewardModel.rewards`.
-        dtype: of the models.
-        job: the job, which is told how far it is.
-        missing: called with a label and place → reason of the rewards that are missing, some answers at a time.
+        dtype: the models' dtype.
+        job: the job, for progress reports.
+        missing: called per part with a label and place → reason of missing rewards.
 
     Raises:
         StageError: a model's statistics are missing.
@@ -174,13 +174,13 @@ def reward_statistics(payload: Path) -> tuple[float, float]:
     """(mean, standard deviation) of the reward model on its held-out answers.
 
     Raises:
-        StageError: they are missing, or nothing can be divided by them.
+        StageError: they are missing or unusable for normalization.
     """
     try:
         found = json.loads((payload / "reward_stats.json").read_text())
         mean, std = float(found["mean"]), float(found["std"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StageError(f"the reward model has no usable reward_stats.json ({error}): make it by a `reward_model` stage") from error
+        raise StageError(f"the reward model has no usable reward_stats.json ({error}): train it with a `reward_model` stage") from error
     if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
-        raise StageError(f"reward_stats.json has mean {mean} and std {std}: both must be finite and std > 0: train the reward model again")
+        raise StageError(f"reward_stats.json has mean {mean} and std {std}, but both must be finite and std > 0: retrain the reward model")
     return mean, std

@@ -1,12 +1,12 @@
-"""The one door to vLLM: token ids in, sampled token ids and their log-probabilities out.
+"""Interface to vLLM: token ids in, sampled token ids and their log-probabilities out.
 
-The unit of reproducibility is one call: a fixed, ordered list of requests, each with a seed of its own, submitted together to an idle
-offline engine whose prefix cache was just emptied. Equal lists give equal bits in every fresh process; the same request in another list
-may round otherwise. Scheduling depends on neither clocks nor the time of arrival.
+The unit of reproducibility is one call: a fixed, ordered list of requests, each with its own seed, submitted together to an idle
+offline engine with an empty prefix cache. Equal lists give equal bits in every fresh process; the same request in another list
+may round differently. Scheduling does not depend on clocks or arrival times.
 
-Prompts are token ids and are used as they are: no tokenizer is loaded, no token is prepended. Log-probs are those of the
-distribution that was sampled from (after temperature and top-p). `python -m stages.sampling.sampler` is the engine as a child
-process: JSON lines on its standard input and output, everything that vLLM prints goes to standard error.
+Prompts are token ids and are used unchanged: no tokenizer is loaded, no token is prepended. Log-probs are those of the sampled
+distribution (after temperature and top-p). `python -m stages.sampling.sampler` is the engine as a child process: JSON lines on its
+standard input and output; vLLM's own output goes to standard error.
 """
 
 import importlib
@@ -36,15 +36,15 @@ from stages.sampling.engine_processes import start
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 QUEUED = 2 * MAX_RUNNING
-"""Requests that the engine knows of at the same time: more than it runs, so that none of them is ever waited for."""
+"""Requests submitted to the engine: more than it runs, so that it never waits for one."""
 SILENT_SHARE = 0.9
-"""Share of the job's heartbeat time-out after which an unresponsive engine counts as lost: before the job itself is killed."""
+"""Share of the job's heartbeat timeout after which an unresponsive engine counts as lost, so that the job itself is not killed."""
 BEAT_EVERY_STEPS = 16
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_SERVED_RANK)
-"""Ranks that vLLM reserves room for; adapters of a lower rank fit."""
+"""Adapter ranks for which vLLM can reserve memory; adapters of a lower rank fit."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 IRRELEVANT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", *SPECIAL_TOKENS)
-"""Keys of config.json in which two models of one architecture may differ."""
+"""Keys of config.json in which models of the same architecture may differ."""
 
 
 class EngineLost(Exception):
@@ -53,24 +53,24 @@ class EngineLost(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt as token ids, and the seed of its sampling."""
+    """One prompt as token ids, with its sampling seed."""
 
     prompt_ids: list[int]
     seed: int
     temperature: float | None = None
-    """Its own, where requests that are answered together have several."""
+    """Overrides the common temperature."""
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """One prompt and a text that might come after it, as token ids."""
+    """One prompt and a possible continuation, as token ids."""
 
     prompt_ids: list[int]
     response_ids: list[int]
 
 
 def told(one: Request | Continuation) -> dict[str, Any]:
-    """What decides the answer to it, as JSON."""
+    """Everything that determines its answer, as JSON."""
     return {name: value for name, value in asdict(one).items() if value is not None}
 
 
@@ -81,19 +81,19 @@ class Generation:
     response_ids: list[int]
     """Sampled tokens; with finish reason `stop` the last one is the stop token."""
     logprobs: list[float]
-    """Of each token of `response_ids`, under the distribution that it was sampled from."""
+    """Log-probability of each token of `response_ids` under the distribution from which it was sampled."""
     finish_reason: FinishReason
 
 
 def seed_of(*parts: str | int) -> int:
-    """A seed (31 bits) for one answer, from the names that identify it: independent of order, chunking and restarts."""
+    """A 31-bit seed for one answer, from the names that identify it: independent of order, chunking and restarts."""
     return int(digest(list(parts))[:8], 16) >> 1
 
 
 Beat = Callable[[int], None]
 """Called regularly during generation with the number of finished requests."""
 Arrived = Callable[[int, Generation], None]
-"""Called with the place of a request among those that were asked together, and its answer."""
+"""Called with the index of a request in its list, and its answer."""
 
 
 class Sampler(Protocol):
@@ -102,11 +102,11 @@ class Sampler(Protocol):
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, stop_ids: Sequence[int], beat: Beat | None = None
     ) -> list[Generation]:
-        """Answers one chunk, in its order, from an empty prefix cache.
+        """Answer one chunk, in order, from an empty prefix cache.
 
         Args:
             requests: the chunk; equal chunks give equal bits.
-            sampling: temperature (0 is greedy) of requests without one of their own, top-p, longest answer.
+            sampling: temperature (0 is greedy; requests may override it), top-p, maximum answer length.
             stop_ids: tokens that end an answer.
             beat: called with the progress.
 
@@ -119,16 +119,16 @@ class Sampler(Protocol):
     def stream(
         self, requests: Sequence[Request], sampling: Sampling, stop_ids: Sequence[int], arrived: Arrived, beat: Beat | None = None
     ) -> None:
-        """Answers any number of requests, as many at a time as fit into the KV cache, from an empty prefix cache.
+        """Answer any number of requests, as many at a time as fit into the KV cache, from an empty prefix cache.
 
-        Which requests run together follows from their order, the lengths of their answers and the size of the cache: equal requests give
-        equal bits from engines of one size, and the same request among others may round otherwise.
+        Which requests run together depends on their order, the lengths of their answers and the size of the cache: equal request lists
+        give equal bits on engines of the same size; the same request in another list may round differently.
 
         Args:
-            requests: in the order in which they are begun.
+            requests: in starting order.
             sampling: as for `generate`.
             stop_ids: tokens that end an answer.
-            arrived: called with the number of a request and its answer, as soon as that has ended.
+            arrived: called with the index of a request and its answer, as soon as it is finished.
             beat: called with the progress.
 
         Raises:
@@ -138,9 +138,9 @@ class Sampler(Protocol):
         ...
 
     def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
-        """The log-probability of each token of each response after its prompt, for one chunk, in its order; nothing is drawn.
+        """The log-probability of each response token after its prompt, for one chunk, in order; nothing is sampled.
 
-        They are those of the model itself, without temperature.
+        Log-probabilities are the model's own, without temperature.
 
         Raises:
             StageError: a prompt with its response is longer than the context, or one of them has no tokens.
@@ -149,7 +149,7 @@ class Sampler(Protocol):
         ...
 
     def load(self, model_folder: Path) -> None:
-        """Replaces the weights by those of another folder of the same architecture; the prefix cache is emptied.
+        """Replace the weights by those of another folder of the same architecture, and empty the prefix cache.
 
         Raises:
             StageError: the folder holds another architecture.
@@ -157,8 +157,8 @@ class Sampler(Protocol):
         ...
 
     def load_adapters(self, folder: Path) -> None:
-        """From now on answers come from the weights with these adapters (`stages.training.adapters.write_adapters`); the prefix cache is
-        emptied. The engine must have been opened for adapters."""
+        """Apply adapters (`stages.training.adapters.write_adapters`) to the weights, and empty the prefix cache. The engine must have been
+        opened for adapters."""
         ...
 
 
@@ -173,16 +173,16 @@ def open_sampler(
     inline: bool,
     adapter_rank: int | None = None,
 ) -> Iterator[Sampler]:
-    """An engine for the time of a `with` block.
+    """Open an engine for a `with` block.
 
     Args:
         model_folder: Hugging Face folder with safetensors.
-        dtype: `bf16` or `fp32`, of weights, activations and KV cache.
-        context: most tokens of a prompt and its answer together; at most what the model can.
+        dtype: `bf16` or `fp32`, for weights, activations and KV cache.
+        context: maximum tokens of a prompt with its answer; at most the model's context.
         numerics: device, tensor parallelism, threads.
-        placement: memory, and how long the engine may take without a sign of life.
-        inline: in this process; otherwise in a child process, which starts in the background and dies with the caller.
-        adapter_rank: largest rank of adapters that `load_adapters` will get, at most `MAX_SERVED_RANK`; None for an engine without.
+        placement: memory and heartbeat timeout.
+        inline: run in this process; otherwise in a child process, which starts in the background and dies with the caller.
+        adapter_rank: maximum rank of adapters for `load_adapters`, at most `MAX_SERVED_RANK`; None for an engine without adapters.
 
     Raises:
         StageError: vLLM is not installed or cannot serve the model, or the model's context is shorter.
@@ -200,11 +200,11 @@ def open_sampler(
 def engine_settings(
     model_folder: Path, *, dtype: str, context: int, numerics: Numerics, placement: Placement, adapter_rank: int | None = None
 ) -> dict[str, Any]:
-    """What an engine's process is told; arguments and errors as for `open_sampler`."""
+    """Settings for an engine process; arguments and errors as for `open_sampler`."""
     longest = model_context(model_folder)
     if context > longest:
         raise StageError(
-            f"prompt and answer take up to {context} tokens, the model's context is {longest}: lower max_tokens or drop long prompts"
+            f"prompt and answer take up to {context} tokens, but the model's context is {longest}: lower max_tokens or drop long prompts"
         )
     return {
         "model_folder": str(model_folder),
@@ -219,36 +219,36 @@ def engine_settings(
 def _served(settings: dict[str, Any]) -> "Inline":
     try:
         return Inline(settings)
-    except ValueError as error:  # e.g. too little memory for its cache, or a model that it does not know
+    except ValueError as error:  # e.g. too little memory for the KV cache, or an unsupported model
         raise StageError(f"vLLM cannot serve the model under this profile: {error}") from error
 
 
 def architecture(model_folder: Path) -> dict[str, Any]:
-    """What must be equal for `Sampler.load`: the model's config without names, dtype and special tokens."""
+    """The part of the model's config that `Sampler.load` requires to be equal: without names, dtype and special tokens."""
     config = json.loads((model_folder / "config.json").read_text())
     return {key: value for key, value in config.items() if key not in IRRELEVANT_KEYS}
 
 
 def model_context(model_folder: Path) -> int:
-    """Context length of the model, in tokens, whatever its config calls it and in whichever part it stands.
+    """Context length of the model in tokens.
 
     Raises:
-        StageError: the config does not say, as that of a model without positions.
+        StageError: the config does not specify it, e.g. for a model without positions.
     """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model_folder, local_files_only=True, trust_remote_code=False).get_text_config()
     found = getattr(config, "max_position_embeddings", None)
     if not isinstance(found, int):
-        raise StageError(f"{model_folder}/config.json does not say how many positions the model has: its context is unknown")
+        raise StageError(f"{model_folder}/config.json does not specify max_position_embeddings, so the model's context is unknown")
     return found
 
 
 def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int) -> None:
-    """Every prompt leaves room for the longest answer.
+    """Check that every prompt leaves room for the longest answer.
 
     Raises:
-        StageError: one does not, or is empty.
+        StageError: a prompt does not, or is empty.
     """
     for number, request in enumerate(requests):
         length = len(request.prompt_ids)
@@ -256,13 +256,13 @@ def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int)
             raise StageError(f"prompt {number} of the chunk has no tokens: check its messages and the chat template")
         if length + sampling.max_tokens > context:
             raise StageError(
-                f"prompt {number} of the chunk has {length} tokens and its answer may have {sampling.max_tokens}: together more than the "
-                f"context of {context}; drop the prompt, lower max_tokens, or take a model with a longer context"
+                f"prompt {number} of the chunk has {length} tokens and max_tokens is {sampling.max_tokens}: together more than the "
+                f"context of {context}; drop the prompt, lower max_tokens, or use a model with a longer context"
             )
 
 
 def check_continuations(continuations: Sequence[Continuation], context: int) -> None:
-    """Every prompt and response has tokens, and both fit into the context with one token that the engine draws in any case.
+    """Check that every prompt and response has tokens, and that both fit into the context with the one token that the engine always draws.
 
     Raises:
         StageError: one does not.
@@ -273,8 +273,8 @@ def check_continuations(continuations: Sequence[Continuation], context: int) -> 
         length = len(one.prompt_ids) + len(one.response_ids)
         if length + 1 > context:
             raise StageError(
-                f"choice {number} of the chunk has {length} tokens with its prompt, and the context {context}: drop the item, show fewer "
-                "worked examples, or take a model with a longer context"
+                f"choice {number} of the chunk has {length} tokens with its prompt, but the context is {context}: drop the item, use fewer "
+                "worked examples, or use a model with a longer context"
             )
 
 
@@ -299,8 +299,8 @@ class Inline:
         self._packs_weights = numerics.device == "cpu"
         dtype: Any = DTYPES[settings["dtype"]]  # vLLM types it as a union of literals
         kv_bytes = int(placement.sampler_memory_gb * 2**30)
-        if dtype == "bfloat16" and settled(numerics).bf16_products == "fp32":  # vLLM has no other way to multiply through fp32
-            dtype, kv_bytes = "float32", 2 * kv_bytes  # for as many tokens
+        if dtype == "bfloat16" and settled(numerics).bf16_products == "fp32":  # vLLM's only way to multiply in fp32
+            dtype, kv_bytes = "float32", 2 * kv_bytes  # for the same number of tokens
         device: dict[str, Any] = {"gpu_memory_utilization": placement.gpu_memory_utilization}
         if numerics.device == "cpu":
             device = cpu_engine.arguments(dtype, self._context, kv_bytes, numerics.tensor_parallel)
@@ -361,7 +361,7 @@ class Inline:
         self._forget()
         weighed = self._params(
             temperature=0.0,
-            max_tokens=1,  # the least that the engine takes
+            max_tokens=1,  # the engine's minimum
             prompt_logprobs=0,  # of the prompt's own tokens only
             ignore_eos=True,
             detokenize=False,
@@ -376,7 +376,7 @@ class Inline:
         return [found[number] for number in range(len(continuations))]
 
     def _work(self, asked: Iterable[tuple[list[int], Any]], arrived: Callable[[int, Any], None], beat: Beat | None) -> None:
-        """Asks for prompts with their parameters, `QUEUED` at a time, and tells of each output as it ends."""
+        """Submit prompts with their parameters, up to `QUEUED` at a time, and call `arrived` with each finished output."""
         coming, begun, ended, steps = enumerate(asked), 0, 0, 0
         while True:
             for number, (prompt, params) in islice(coming, QUEUED - (begun - ended)):
@@ -384,7 +384,7 @@ class Inline:
                 begun += 1
             if begun == ended:
                 return
-            outputs: Any = self._engine.step()  # typed as if it could be of a pooling model too
+            outputs: Any = self._engine.step()  # its type includes outputs of pooling models
             for output in outputs:
                 arrived(int(output.request_id), output)
                 ended += 1
@@ -396,7 +396,7 @@ class Inline:
         wanted, present = architecture(model_folder), architecture(self._folder)
         if wanted != present:
             keys = sorted(key for key in wanted.keys() | present.keys() if wanted.get(key) != present.get(key))
-            raise StageError(f"{model_folder} has another architecture than {self._folder} ({', '.join(keys)}): open another engine for it")
+            raise StageError(f"{model_folder} and {self._folder} differ in architecture ({', '.join(keys)}): open a separate engine")
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
         if self._packs_weights:
             self._engine.apply_model(_pack_output_head)
@@ -404,7 +404,7 @@ class Inline:
         self._forget()
 
     def load_adapters(self, folder: Path) -> None:
-        self._loads += 1  # an id that vLLM has not seen, or it would answer with the adapters that it has under it
+        self._loads += 1  # a new id: vLLM would reuse the adapters of a known id
         if self._adapters is not None:
             self._engine.remove_lora(self._adapters.lora_int_id)
         self._adapters = self._adapters_of(f"adapters-{self._loads}", self._loads, str(folder))
@@ -415,24 +415,24 @@ class Inline:
         self._engine.engine_core.shutdown()
 
     def _forget(self) -> None:
-        """Empties the prefix cache: entries of old weights would be wrong, and those of earlier requests would change rounding."""
+        """Empty the prefix cache: entries of old weights would be wrong, and those of earlier requests would change rounding."""
         if not self._engine.reset_prefix_cache():
             raise EngineLost("vLLM could not empty its prefix cache: requests of an earlier chunk are still in flight")
 
     def _check_cache(self, lengths: Sequence[int]) -> None:
-        """Checks that the whole chunk fits: with eviction and preemption, rounding would depend on the size of the memory."""
+        """Check that the whole chunk fits: with eviction and preemption, rounding would depend on the cache size."""
         cache = self._engine.vllm_config.cache_config
         blocks = sum(-(-length // cache.block_size) for length in lengths)
         if cache.num_gpu_blocks is not None and blocks > cache.num_gpu_blocks - 1:  # one block is vLLM's own
             raise StageError(
-                f"a chunk of {len(lengths)} requests needs up to {blocks} KV-cache blocks of {cache.block_size} tokens, the engine has "
+                f"a chunk of {len(lengths)} requests needs up to {blocks} KV-cache blocks of {cache.block_size} tokens, but the engine has "
                 f"{cache.num_gpu_blocks - 1}: raise placement.sampler_memory_gb (CPU) or gpu_memory_utilization, or lower the chunk size"
             )
 
 
 def _pack_output_head(model: Any) -> None:
-    """On CPU the output head multiplies by a packed copy of its weights, which `reload_weights` does not update where the
-    head is tied to the embeddings (vLLM 0.32): new embeddings would be used with the old head."""
+    """Repack the output head. On CPU the head uses a packed copy of its weights, which `reload_weights` does not update if it is tied to
+    the embeddings (vLLM 0.32): new embeddings would be used with the old head."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():
@@ -449,27 +449,27 @@ def _generation(output: Any) -> Generation:
 
 
 def _prompt_logprobs(output: Any) -> list[float]:
-    """Of each token of the prompt; 0 of the first, before which nothing stands."""
+    """Log-probability of each prompt token; 0 for the first."""
     ids, found = list(output.prompt_token_ids), list(output.prompt_logprobs)
     return [0.0, *(step[token].logprob for token, step in zip(ids[1:], found[1:], strict=True))]
 
 
 def _prepare_environment(numerics: Numerics) -> None:
-    """Sets what vLLM reads during its import."""
+    """Set the environment variables that vLLM reads during its import."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # scheduler in this process: its decisions do not depend on timing
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads would share cores with the trainer's
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads would compete with the trainer's for cores
     }
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override the configured memory
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if numerics.device == "cpu":
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # else the first sampled token waits for a C++ compiler
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # otherwise the first sampled token waits for a C++ compiler
 
 
 def _import_vllm() -> None:
-    """Takes ten seconds, as long as all else that an engine does before its first answer."""
+    """Import vLLM. Takes about ten seconds, half of an engine's time to its first answer."""
     try:
         with uncollected():
             importlib.import_module("vllm.engine.llm_engine")
@@ -478,16 +478,16 @@ def _import_vllm() -> None:
 
 
 class Child:
-    """vLLM in a child process, with neither our distributed environment nor our standard output."""
+    """vLLM in a child process, without our distributed environment or standard output."""
 
     def __init__(self, settings: dict[str, Any], process: "subprocess.Popen[bytes] | None" = None) -> None:
         """
         Args:
             settings: see `engine_settings`.
-            process: becomes this engine; None: one is started.
+            process: a prestarted process for this engine; None starts one.
 
         Raises:
-            StageError: the process, which was started ahead, has ended because vLLM is not installed.
+            StageError: the prestarted process has ended because vLLM is not installed.
             EngineLost: it has ended for another reason.
         """
         numerics = Numerics.model_validate(settings["numerics"])
@@ -498,7 +498,7 @@ class Child:
         self._process = process or start(numerics)
         try:
             self._send(settings)
-        except BaseException:  # nobody else will have this engine to close it, and a signal may come just here
+        except BaseException:  # no caller has the engine yet to close it, and a signal may arrive here
             self.close()
             raise
 
@@ -528,11 +528,11 @@ class Child:
         feeding.join()
 
     def _feed(self, requests: Sequence[Request]) -> None:
-        """Sends requests while answers are read: the engine takes a line when it wants one, and a pipe holds few."""
+        """Send requests while answers are read: the engine takes lines on demand, and a pipe holds few."""
         try:
             for request in requests:
                 self._write(told(request))
-        except BrokenPipeError:  # whoever reads the answers says so
+        except BrokenPipeError:  # reported by the thread that reads the answers
             return
 
     def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
@@ -546,12 +546,12 @@ class Child:
         self._ask({"do": "load_adapters", "folder": str(folder)})
 
     def abandon(self) -> None:
-        """Ends the child at once: whatever it is doing is not wanted any more."""
+        """Kill the child immediately."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Ends the child by closing its standard input; it has a few seconds to end its own workers."""
+        """End the child by closing its standard input; it has a few seconds to end its own workers."""
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -580,15 +580,15 @@ class Child:
         return self._answer(beat, arrived)
 
     def _send(self, message: dict[str, Any]) -> None:
-        """Raises what the child has said before it ended, or that it has; for the thread that reads its answers."""
+        """Send a message; if the child has ended, raise the error that it reported. Only for the thread that reads its answers."""
         try:
             self._write(message)
         except BrokenPipeError:
-            while True:  # until that is raised: before it, there may be beats
+            while True:  # skips beats until the error is raised
                 self._answer(None)
 
     def _write(self, message: dict[str, Any]) -> None:
-        """Raises BrokenPipeError where nobody reads any more."""
+        """Write a message; raises BrokenPipeError if the child has ended."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
         self._process.stdin.flush()
@@ -616,7 +616,7 @@ class Child:
             if not readable(pipe, self._silence):
                 raise EngineLost(
                     f"lost engine: vLLM (process {self.pid}) has not responded for {self._silence:.0f} s; "
-                    "raise placement.heartbeat_timeout_s if it needs longer"
+                    "raise placement.heartbeat_timeout_s if it needs more time"
                 )
             read = os.read(pipe, 1 << 20)
             if not read:
@@ -635,9 +635,9 @@ class Child:
 
 
 def _serve(parent: int, numerics: Numerics) -> None:
-    """The main loop of the child process: settings, then orders, one JSON line each, until the input ends."""
+    """Main loop of the child process: settings, then commands, one JSON line each, until the input ends."""
     die_with(parent)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # the parent hears them
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # the parent handles them
         signal.signal(number, signal.SIG_IGN)
     _prepare_environment(numerics)
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
@@ -667,7 +667,7 @@ def _serve(parent: int, numerics: Numerics) -> None:
 
 
 def _obey(engine: Inline, order: dict[str, Any], lines: Iterator[str], tell: Callable[[dict[str, Any]], None]) -> Any:
-    """Args: the engine; what it is to do; the lines after the order, of which `stream` reads a request each; told beats and answers."""
+    """Execute a command, sending beats and answers to `tell`; `stream` reads its requests from `lines`, one per line."""
 
     def beat(finished: int) -> None:
         tell({"beat": finished})

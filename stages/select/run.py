@@ -1,7 +1,7 @@
-"""The candidate with the highest development score, copied.
+"""Copy the candidate with the highest development score.
 
 payload/                the chosen model, byte for byte
-evidence/choice.json    every candidate's score, best first
+evidence/choice.json    all candidates' scores, best first
 """
 
 import json
@@ -15,18 +15,18 @@ from stages.job.job import Inputs, Job, StageError, only
 
 
 def run(config: Select, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Chooses by the scores of `evaluate`; of equal scores the candidate that the recipe names first.
+    """Choose by the scores of `evaluate`; ties go to the candidate that comes first in the recipe.
 
     Raises:
-        StageError: the scores are of an unseen suite, of other models than the candidates, or lack the task.
+        StageError: the scores are from an unseen suite or from other models, or lack the task.
     """
     scores = only(inputs, "scores")
     if scores.record.metrics.get("split") != "dev":
-        raise StageError("the scores are of an unseen suite, and choosing by them would use it up: name an `evaluate` stage on dev suites")
+        raise StageError("the scores are from an unseen suite, which must not be used for selection: use an `evaluate` stage on dev suites")
     table = json.loads((scores.payload / "scores.json").read_text())["policies"]
     candidates = inputs["candidates"]
     scored = {label: score_of(label, candidate, scores, table, config.task) for label, candidate in candidates.items()}
-    ranking = sorted(scored, key=lambda label: -scored[label])  # stable: the earlier one of equals
+    ranking = sorted(scored, key=lambda label: -scored[label])  # stable: ties keep recipe order
     chosen = ranking[0]
     with job.busy("copying the model"):
         shutil.copytree(candidates[chosen].payload, job.out / "payload")
@@ -41,7 +41,7 @@ def run(config: Select, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def score_of(label: str, candidate: Artifact, scores: Artifact, table: dict[str, Any], task: str | Sequence[str] | None) -> float:
-    """The development score of exactly this model: it must have been evaluated with these bytes, under whatever label."""
+    """The development score of exactly this model, matched by content under any label."""
     evaluated = {edge.label: edge.content for edge in scores.record.inputs if edge.port == "policies"}
     content = candidate.record.content
     names = [label, *evaluated]
@@ -49,13 +49,13 @@ def score_of(label: str, candidate: Artifact, scores: Artifact, table: dict[str,
     if name is None:
         known = ", ".join(sorted(evaluated))
         raise StageError(
-            f"candidate {label} ({content[:12]}) was not evaluated as it is now: the scores are of {known}; add it to the policies of "
-            "the `evaluate` stage"
+            f"candidate {label} ({content[:12]}) was not evaluated in its current version: the scores are of {known}; add it to the "
+            "policies of the `evaluate` stage"
         )
     if task is None:
         return table[name]["mean"]
     wanted, tasks = [task] if isinstance(task, str) else task, table[name]["tasks"]
     for one in wanted:
         if one not in tasks:
-            raise StageError(f"{label} has no score for task {one!r}: the scores have {', '.join(sorted(tasks))}")
+            raise StageError(f"{label} has no score for task {one!r}; scored tasks: {', '.join(sorted(tasks))}")
     return sum(tasks[one]["mean"] for one in wanted) / len(wanted)

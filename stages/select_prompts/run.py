@@ -1,8 +1,8 @@
-"""Prompts to prompts: those whose answers were neither all right nor all wrong, or as the bounds have it.
+"""Select prompts by the mean score of their answers, e.g. those that are neither always nor never solved.
 
-payload/rows-*.parquet  the prompts that stay, unchanged and in their order
-evidence/counts.json    prompts read and kept, and why the others are left out
-evidence/rates.jsonl    every prompt that was judged: mean score, how many answers, and whether it stays
+payload/rows-*.parquet  the kept prompts, unchanged and in order
+evidence/counts.json    prompts read and kept, and why the others were dropped
+evidence/rates.jsonl    every judged prompt: mean score, number of answers, and whether it is kept
 """
 
 from collections import Counter
@@ -20,11 +20,11 @@ from stages.job.job import Inputs, Job, StageError, only
 
 
 def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Keeps the prompts whose mean score is within the bounds.
+    """Keep the prompts whose mean score is within the bounds.
 
     Raises:
-        StageError: fewer than `min_rows`; the message counts the reasons.
-        PedigreeError: an answer stands there twice.
+        StageError: fewer than `min_rows` are left; the message counts the reasons.
+        PedigreeError: an answer is there twice.
     """
     pool = only(inputs, "prompts")
     with job.busy("reading rows"):
@@ -55,12 +55,12 @@ def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def scores_of(given: answer_pool.AnswerPool) -> dict[str, list[float]]:
-    """Prompt id → the scores of its answers that have one."""
+    """Prompt id → known scores of its answers."""
     return {name: [one.value for one in group if one.value is not None] for name, group in given.by_prompt().items()}
 
 
 def outcome(scores: list[float] | None, config: SelectPrompts) -> str | None:
-    """Why a prompt is left out, or None. `scores` are those of its answers; None: nobody answered."""
+    """Why a prompt is dropped, or None. `scores` are those of its answers; None if it has no answers."""
     if scores is None:
         return "not judged"
     if not scores:

@@ -1,16 +1,16 @@
-"""Rows to rows: those whose answer models score best.
+"""Select the rows whose answers score best.
 
-    payload/rows-*.parquet   the rows that stay, unchanged and in their order
-    evidence/scores.jsonl    every row: its score and what that is made of, and why it is left out
-    evidence/drops.jsonl     the rows that are left out, with the reason
-    evidence/counts.json     rows read and kept, why the others are left out, and what scores are like, in all and per source
-    evidence/questions.jsonl what a language model was asked about the first rows, and what it said
+    payload/rows-*.parquet   the kept rows, unchanged and in order
+    evidence/scores.jsonl    every row: its score with its terms, and why it was dropped
+    evidence/drops.jsonl     the dropped rows, with the reason
+    evidence/counts.json     rows read, kept and dropped by reason, and score statistics, in total and per source
+    evidence/questions.jsonl the language model's questions and replies for the first rows
 
     score = reward_weight * ensemble((reward_i - mean_i) / std_i) + rating_weight * mean_aspects(rating), as `judge` scores answers
 
-Scored is the last turn of a conversation, which is the assistant's, in the context of those before it, and of a preference the best answer.
-A turn that ends with calls of tools is read by language models, the calls as JSON; reward models have no score for it.
-Rows are read when they are needed; of each, its id, source and scores are in memory, and what a language model says of it.
+The score is that of the last (assistant) turn of a conversation in its context, or of the best answer of a preference.
+Language models rate a turn that ends with tool calls, shown as JSON; reward models cannot score it.
+Rows are read on demand; only ids, sources, scores and the language model's replies stay in memory.
 """
 
 from collections import Counter, defaultdict
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Opinions:
-    """What models make of all rows."""
+    """Scores of all rows by all models."""
 
     members: dict[str, Member] = field(default_factory=dict)
-    """Label → the rewards of a reward model."""
+    """Label → rewards of a reward model."""
     rated: "Ratings | None" = None
     problems: dict[int, str] = field(default_factory=dict)
-    """Place → why a model could not score the row: the first reason."""
+    """Place → the first reason why a model could not score the row."""
 
     def reward(self, place: int, config: SelectRows) -> float | None:
         rewards = of_all(self.members.values(), place)
@@ -57,12 +57,12 @@ class Opinions:
 
 
 def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Scores all rows and keeps the best.
+    """Score all rows and keep the best.
 
     Raises:
         StageError: too many rows have no score, or fewer than `min_rows` are kept; the message counts the reasons.
-        EngineLost: the language model is down; what it has said is kept.
-        PedigreeError: a row stands there twice.
+        EngineLost: the language model is down; its replies are kept.
+        PedigreeError: a row is there twice.
     """
     data = only(inputs, "data")
     with job.busy("reading rows"):
@@ -78,8 +78,8 @@ def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
     kept = np.array([place for place, reason in enumerate(reasons) if reason is None], np.int64)
     if len(kept) < config.min_rows:
         raise StageError(
-            f"{len(kept)} rows < min_rows {config.min_rows} of {len(rows)} ({counts['drops']}): lower keep.min_score or raise keep.share, "
-            "bring more rows, or lower min_rows"
+            f"{len(kept)} rows < min_rows {config.min_rows} of {len(rows)} ({counts['drops']}): lower keep.min_score, raise keep.share, "
+            "add rows, or lower min_rows"
         )
     for done in answer_pool.lying(data, sizes).write(job.out / "payload", kept, job.numerics.threads):
         job.doing("writing rows", done, len(kept), "rows")
@@ -96,7 +96,7 @@ def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def noted(data: Artifact) -> tuple[list[tuple[str, str]], list[int]]:
-    """((id, source) of each row; the characters of each, see `records.bulk_of`)."""
+    """((id, source) of each row; characters of each, see `records.bulk_of`)."""
     same: dict[str, str] = {}
     names, sizes = [], []
     for row in records.stream(data.payload):
@@ -107,7 +107,7 @@ def noted(data: Artifact) -> tuple[list[tuple[str, str]], list[int]]:
 
 
 class LastAnswers(Sequence[dict[str, Any]]):
-    """The answer of each row that is scored, in its context; read when it is asked for."""
+    """The answer to score of each row, with its context; read on demand."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows = rows
@@ -127,7 +127,8 @@ class LastAnswers(Sequence[dict[str, Any]]):
 
 
 def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What is scored of a row: its last turn or its best answer, and what stands before it; `calls` says that the turn ends with calls."""
+    """The answer to score of a row: its last turn or best answer, with the messages before it; `calls` marks a turn that ends with tool
+    calls."""
     if "answers" in row:
         before, last, text = row["messages"], row["answers"][0], row["answers"][0]["text"]
     else:
@@ -140,10 +141,10 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask(config: SelectRows, inputs: Inputs, rows: LastAnswers, ids: Iterable[str], job: Job) -> Opinions:
-    """Asks all models, one after the other.
+    """Score all rows with all models, one after the other.
 
     Raises:
-        StageError: one of them cannot score too many rows; the others are not asked.
+        StageError: a model cannot score too many rows; the remaining models are skipped.
     """
     found = Opinions()
     if config.reward_weight > 0:
@@ -162,7 +163,7 @@ def ask(config: SelectRows, inputs: Inputs, rows: LastAnswers, ids: Iterable[str
 def ask_members(
     config: SelectRows, models: Mapping[str, Artifact], rows: LastAnswers, job: Job, problems: dict[int, str]
 ) -> dict[str, Member]:
-    """Label → the rewards of each reward model; why rows have none is noted. Stops as soon as too many have none."""
+    """Label → rewards of each reward model; reasons for missing ones go to `problems`. Stops as soon as too many are missing."""
     from stages.sampling.rewards import ask_all
 
     def note(label: str, reasons: dict[int, str]) -> None:
@@ -174,17 +175,17 @@ def ask_members(
 
 
 def refuse_unscored(unscored: int, rows: int, problems: Mapping[int, str], config: SelectRows) -> None:
-    """Raises StageError where more rows have no score than may, however many are still to be looked at."""
+    """Raise StageError if more rows lack a score than allowed, even if not all rows have been scored yet."""
     if unscored > config.max_unscored_share * rows:
         reason = problems[min(problems)]
         raise StageError(
-            f"{unscored} of {rows} rows have no score, more than {config.max_unscored_share:.0%} ({reason}): take models that can read "
-            "them, filter them before, or raise max_unscored_share"
+            f"{unscored} of {rows} rows have no score, more than {config.max_unscored_share:.0%} ({reason}): use models that can read "
+            "them, filter them out first, or raise max_unscored_share"
         )
 
 
 def counted(rows: Sequence[Scored], reasons: Sequence[str | None]) -> dict[str, Any]:
-    """Rows read, left out and kept, and what their scores are like: in all and per source, by name."""
+    """Rows read, dropped and kept, and score statistics, in total and per source by name."""
     by_source: dict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         by_source[row.source].append(place)
@@ -209,7 +210,7 @@ def _counted(rows: Sequence[Scored], reasons: Sequence[str | None], places: Sequ
 
 
 def summary(rows: Iterable[Scored]) -> dict[str, float | int | None]:
-    """How many rows have a score, and what these are like: each of the percentiles is one of them."""
+    """Statistics of the known scores; each percentile is an actual score."""
     scores = np.sort(np.array(_scores(rows), np.float64))
     if not len(scores):
         return {"rows": 0, "mean": None, "std": None, "min": None, "p10": None, "p50": None, "p90": None, "max": None}
@@ -222,7 +223,7 @@ def _scores(rows: Iterable[Scored]) -> list[float]:
 
 
 def write_evidence(rows: Sequence[Scored], reasons: Sequence[str | None], opinions: Opinions, config: SelectRows, job: Job) -> None:
-    """The scores of all rows, and which are left out and why."""
+    """Write the scores of all rows, and the dropped rows with the reason."""
     scored, dropped = job.evidence / "scores.jsonl", job.evidence / "drops.jsonl"
     with scored.open("w", encoding="utf-8") as scores, dropped.open("w", encoding="utf-8") as drops:
         for place, (row, reason) in enumerate(zip(rows, reasons, strict=True)):
@@ -233,7 +234,7 @@ def write_evidence(rows: Sequence[Scored], reasons: Sequence[str | None], opinio
 
 
 def line(place: int, row: Scored, reason: str | None, opinions: Opinions, config: SelectRows) -> dict[str, Any]:
-    """What is known of one row."""
+    """A line of evidence for one row."""
     found: dict[str, Any] = {"id": row.id, "source": row.source, "score": row.score, "kept": reason is None}
     if reason is not None:
         found["reason"] = reason

@@ -1,10 +1,10 @@
 """Supervised fine-tuning: base policy + conversations → policy.
 
-The loss is -log π over the trained tokens (by default those of the assistant, its end-of-turn tokens included), divided by their
-count in the whole global batch (`mean`), or by the configured number of sequences (`sum`). Not implemented: weights per token, NEFTune.
+The loss is -log π over the trained tokens (by default the assistant's, including end-of-turn tokens), divided by their count in the
+global batch (`mean`), or by the configured number of sequences (`sum`). Not implemented: per-token weights, NEFTune.
 
-curve   loss and entropy in nats per trained token; tokens, trained tokens and samples of the step; `packing`, the share of the forward
-        passes' capacity that tokens fill (packed: of the token budget; padded: of rows times width)
+curve   loss and entropy in nats per trained token; tokens, trained tokens and samples of the step; `packing`, the filled share of the
+        forward passes' capacity (packed: of the token budget; padded: of rows times width)
 """
 
 import time
@@ -96,12 +96,12 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
 def refuse_without_marks(rows: Sequence[Row], config: Sft) -> None:
     if config.train_on == "marked" and not any("train" in message for row in rows for message in row["messages"]):
         raise StageError(
-            f"train_on is marked, and none of {len(rows)} rows has a turn with `train: true` or `train: false`: mark the turns in the "
-            "source, or train on assistant or last_turn"
+            f"train_on is marked, but none of {len(rows)} rows has a turn with `train: true` or `train: false`: mark the turns in the "
+            "source, or set train_on to assistant or last_turn"
         )
 
 
 def capacity_of(batch: MicroBatch, numerics: Numerics) -> int:
-    """Tokens that a forward pass can hold. Packed: its budget, or one longer document; padded: rows times width."""
+    """Token capacity of a forward pass. Packed: its budget, or the size of a longer document; padded: rows times width."""
     size = batch.input_ids_BT.numel()
     return max(numerics.micro_batch_tokens, size) if numerics.packing else size

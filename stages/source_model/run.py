@@ -1,4 +1,4 @@
-"""Brings a model into the project: safetensors, tokenizer and our chat template, in one Hugging Face folder.
+"""Import a model into the project as a Hugging Face folder of safetensors, tokenizer and chat template.
 
 payload/                  model.safetensors, config.json, generation_config.json, tokenizer files, chat_template.jinja
 evidence/model.json       parameters, vocabulary, special tokens
@@ -34,17 +34,17 @@ from stages.job.job import BUGS, Inputs, Job, StageError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MADE_HERE = "pedigree/record.json"
-"""In a folder that Pedigree exported: the record of the model."""
+"""The model's record, in a folder that Pedigree exported."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-"""ChatML's tokens. Padding is a separate token: if it were the end-of-turn token, a model would not learn to stop."""
+"""ChatML tokens. Padding is a separate token: if it were the end-of-turn token, the model would not learn to stop."""
 
 
 def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Loads or makes the model, stores it in `config.dtype`, and checks that its tokenizer and template can be used for training.
+    """Load or create the model, save it in `config.dtype`, and check that its tokenizer and template can be used for training.
 
     Raises:
-        StageError: the model has parameters that are not finite, a vocabulary smaller than its tokenizer's, or no corpus; it is an export
-            of ours, or its tokenizer cannot be had as it was.
+        StageError: the model has non-finite parameters, a vocabulary smaller than its tokenizer's, or no corpus; it was exported by
+            Pedigree, or its tokenizer cannot be reproduced exactly.
         ChatError: the tokenizer and template do not match.
     """
     disable_progress_bar()
@@ -88,23 +88,23 @@ def load(config: SourceModel, inputs: Inputs, job: Job) -> tuple[Any, Any]:
 
 
 def refuse_made_here(what: str, record: Path) -> None:
-    """A model that a recipe made is no base model: what it was trained on, and by which suites it was chosen, would be forgotten.
+    """Reject a model from a recipe as a base model, because its training data and evaluation suites would be lost from the lineage.
 
     Raises:
-        StageError: always; it names the stage that made the model.
+        StageError: always; the message identifies the model.
     """
     made = load_record(record)
     raise StageError(
-        f"{what} is an export of Pedigree (a {made.type} of kind {made.kind}, content {made.content[:12]}): a source_model would cut off "
-        "its lineage; name the stage that made it, RECIPE/STAGE, as input instead"
+        f"{what} was exported by Pedigree (a {made.type} of kind {made.kind}, content {made.content[:12]}): a source_model would lose "
+        "its lineage; use the stage that created it, RECIPE/STAGE, as input instead"
     )
 
 
 @contextmanager
 def gguf_parsed_once() -> Iterator[None]:
-    """Gives everybody who reads a GGUF file the same reader: transformers makes one for each thing that it takes out of it.
+    """Cache GGUF readers: transformers creates one for each thing it reads from a file.
 
-    A reader is a view of the file, and parsing takes seconds, most of them for the tokens and merges.
+    A reader is a view of the file; parsing takes seconds, most of it for tokens and merges.
     """
     import gguf
 
@@ -118,10 +118,10 @@ def gguf_parsed_once() -> Iterator[None]:
 
 @gguf_parsed_once()
 def load_gguf(file: Path) -> tuple[Any, Any]:
-    """A GGUF file's weights, dequantized, and the tokenizer inside it.
+    """(dequantized model, tokenizer) of a GGUF file.
 
     Raises:
-        StageError: the file says of its tokenizer that it cuts texts in a way that we do not know.
+        StageError: the file's tokenizer has an unknown pre-tokenizer.
     """
     quantization = GgufConfig(gguf_file=file.name, dequantize=True)
     place = {"gguf_file": file.name, "local_files_only": True}
@@ -131,12 +131,12 @@ def load_gguf(file: Path) -> tuple[Any, Any]:
 
 @gguf_parsed_once()
 def gguf_tokenizer(file: Path) -> Any:
-    """The tokenizer inside a GGUF file, with the step that cuts a text before merges are applied.
+    """The tokenizer of a GGUF file, with its pre-tokenizer.
 
-    The file has that step by name only (`tokenizer.ggml.pre`), and transformers leaves out names that it does not know.
+    The file only names the pre-tokenizer (`tokenizer.ggml.pre`), and transformers ignores names that it does not know.
 
     Raises:
-        StageError: it has another name than those of `PRE_TOKENIZERS`, or none.
+        StageError: the name is not in `PRE_TOKENIZERS`, or is missing.
     """
     from gguf import GGUFReader
 
@@ -145,8 +145,8 @@ def gguf_tokenizer(file: Path) -> Any:
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise StageError(
-            f"{file.name} has tokenizer.ggml.pre {name!r}, which is none of {known}: it would give other tokens than the original; "
-            "take the model in safetensors, from a folder or the hub"
+            f"{file.name} has tokenizer.ggml.pre {name!r}, which is not supported (supported: {known}): its tokens would differ from the "
+            "original's; use the model in safetensors, from a folder or the hub"
         )
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
     tokenizer.backend_tokenizer.pre_tokenizer = PRE_TOKENIZERS[name]()
@@ -154,21 +154,21 @@ def gguf_tokenizer(file: Path) -> Any:
 
 
 def digits_then_words() -> Any:
-    """Cuts out every digit, then words and bytes as GPT-2 does."""
+    """Split off every digit, then split words and bytes as in GPT-2."""
     from tokenizers import pre_tokenizers
 
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
 
 
 PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {"smollm": digits_then_words}
-"""`tokenizer.ggml.pre` → what it means: in llama.cpp (src/llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM) `\\p{N}`, then GPT-2's pattern."""
+"""`tokenizer.ggml.pre` → pre-tokenizer. In llama.cpp (src/llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM): `\\p{N}`, then GPT-2's pattern."""
 
 
 def load_folder(what: str, folder: Path) -> tuple[Any, Any]:
-    """Safetensors only, and no code from the folder.
+    """Load a model folder, from safetensors only and without running code from the folder.
 
     Raises:
-        StageError: a recipe made it, transformers has no class for such a model, or its files lack something.
+        StageError: a recipe created it, transformers has no class for such a model, or files are missing.
     """
     for record in (folder / MADE_HERE, folder / "record.json"):
         if record.exists():
@@ -177,26 +177,26 @@ def load_folder(what: str, folder: Path) -> tuple[Any, Any]:
     try:
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, use_safetensors=True, **ours)
         return model, AutoTokenizer.from_pretrained(str(folder), **ours)
-    except (*BUGS, OSError) as error:  # what lies there is the user's, and this is how transformers says that it cannot use it
-        if isinstance(error, OSError) and error.errno is not None:  # a disk's; of a file that is missing transformers gives no number
+    except (*BUGS, OSError) as error:  # the folder is user input, and transformers raises these if it cannot use it
+        if isinstance(error, OSError) and error.errno is not None:  # a disk error; transformers sets no errno for missing files
             raise
         raise StageError(f"transformers cannot load this model ({type(error).__name__}: {error})") from error
 
 
 def corpus(inputs: Inputs) -> list[str]:
-    """Every text of the corpus input.
+    """All texts of the corpus input.
 
     Raises:
         StageError: there is no corpus to train a tokenizer on.
     """
     rows = [row for artifact in inputs.get("corpus", {}).values() for row in records.load(artifact)]
     if not rows:
-        raise StageError("a random_llama trains its tokenizer on the input `corpus`: name a stage that makes conversations")
+        raise StageError("a random_llama trains its tokenizer on the input `corpus`: set it to a stage that outputs conversations")
     return [message["content"] for row in rows for message in row["messages"]]
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> Any:
-    """Byte-level BPE with digits one by one (as SmolLM2 and Llama do); equal texts in any order give equal files."""
+    """Byte-level BPE with single digits (as in SmolLM2 and Llama). Equal texts in any order give equal files."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())
@@ -213,9 +213,9 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> Any:
 
 
 def random_llama(wanted: RandomLlama, tokenizer: Any) -> Any:
-    """A randomly initialised Llama; the seed decides its weights, and the global random state is not changed."""
+    """A randomly initialized Llama; the seed determines its weights, and the global random state is not changed."""
     config = LlamaConfig(
-        vocab_size=len(tokenizer),  # a small corpus gives fewer tokens than configured
+        vocab_size=len(tokenizer),  # a small corpus yields fewer tokens than configured
         hidden_size=wanted.hidden,
         intermediate_size=wanted.ffn,
         num_hidden_layers=wanted.layers,
@@ -233,10 +233,10 @@ def random_llama(wanted: RandomLlama, tokenizer: Any) -> Any:
 
 
 def adopt(model: Any, tokenizer: Any, template: str) -> list[str]:
-    """Sets a chat template, and the same end-of-turn and padding tokens in tokenizer, model and generation config.
+    """Set a chat template, and the same end-of-turn and padding tokens in tokenizer, model and generation config.
 
     Returns:
-        the template's tokens that the tokenizer lacked: it has them now, and the model embeds them, each as the mean of its other tokens.
+        the template's tokens that were added to the tokenizer; each is embedded as the mean of the model's other tokens.
     """
     end = end_of_turn(template)
     added = [] if end is None else add_tokens(model, tokenizer, sorted({end, *CONTROL.findall(template)}))
@@ -255,46 +255,46 @@ def adopt(model: Any, tokenizer: Any, template: str) -> list[str]:
 
 
 def chat_template(config: SourceModel, tokenizer: Any) -> str:
-    """The configured template, which begins with the BOS token where that is asked for, and with the values of its arguments.
+    """The configured template, with the defaults of its arguments and, with `add_bos`, the BOS token prepended.
 
     Raises:
-        StageError: the model comes without one; it does not read an argument; it has no token to begin with, or its template begins with
-            it already.
+        StageError: the model has no template, the template ignores an argument, or with `add_bos` the tokenizer has no BOS token or the
+            template already begins with it.
     """
     own = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
     template = own if config.chat_template == OWN else (TEMPLATES / f"{config.chat_template}.jinja").read_text()
     if not template:
-        raise StageError("chat_template: own, and the model comes without one: name one of configs/templates")
+        raise StageError("chat_template is own, but the model has none: use one from configs/templates")
     known = variables_of(template) if config.template_arguments else set()
     unread = sorted(config.template_arguments.keys() - known)
     if unread:
         reads = ", ".join(sorted(known)) or "none"
-        raise StageError(f"template_arguments: the template {config.chat_template} reads no {', '.join(unread)} (it reads {reads})")
+        raise StageError(f"template_arguments: the template {config.chat_template} does not use {', '.join(unread)} (it uses {reads})")
     defaults = "".join(default_of(name, value) for name, value in sorted(config.template_arguments.items()))
     return defaults + (with_bos(config, tokenizer, template) if config.add_bos else template)
 
 
 def default_of(name: str, value: Any) -> str:
-    """What gives a variable of a template its value where the caller does not. JSON without null and NaN is Jinja."""
+    """Jinja code that sets a template variable unless the caller does. JSON without null and NaN is valid Jinja."""
     return f"{{% if {name} is not defined %}}{{% set {name} = {canonical_json(value)} %}}{{% endif %}}"
 
 
 def with_bos(config: SourceModel, tokenizer: Any, template: str) -> str:
-    """The template beginning with the BOS token.
+    """The template with the BOS token prepended.
 
     Raises:
-        StageError: there is none, or it stands there already.
+        StageError: there is no such token, or the template already begins with it.
     """
     tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token  # OLMo's tokenizer has one token for both
     if tokenizer.bos_token is None:
-        raise StageError("add_bos: true, and the tokenizer has neither a BOS nor an EOS token: leave add_bos out")
+        raise StageError("add_bos is true, but the tokenizer has neither a BOS nor an EOS token: remove add_bos")
     if template.lstrip().startswith(("{{ bos_token", "{{- bos_token", f"{{{{ '{tokenizer.bos_token}'")):
-        raise StageError(f"add_bos: true, and the template {config.chat_template} begins with the BOS token already: leave add_bos out")
+        raise StageError(f"add_bos is true, but the template {config.chat_template} already begins with the BOS token: remove add_bos")
     return "{{ bos_token }}" + template
 
 
 def add_tokens(model: Any, tokenizer: Any, tokens: list[str]) -> list[str]:
-    """Makes these control tokens of tokenizer and model; returns those that were not there."""
+    """Add control tokens to tokenizer and model; return those that were missing."""
     from tokenizers import AddedToken
 
     vocabulary = tokenizer.get_vocab()
@@ -314,7 +314,7 @@ def add_tokens(model: Any, tokenizer: Any, tokens: list[str]) -> list[str]:
 def refuse(model: Any, tokenizer: Any) -> None:
     damaged = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
     if damaged:
-        raise StageError(f"parameters {', '.join(damaged[:5])} hold values that are not finite: the source is damaged")
+        raise StageError(f"parameters {', '.join(damaged[:5])} contain non-finite values: the source is damaged")
     embedded = model.config.get_text_config().vocab_size
     if len(tokenizer) > embedded:
-        raise StageError(f"the tokenizer has {len(tokenizer)} tokens, the model embeds {embedded}: they do not belong together")
+        raise StageError(f"the tokenizer has {len(tokenizer)} tokens, but the model embeds {embedded}: they do not match")

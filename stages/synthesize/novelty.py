@@ -1,9 +1,9 @@
-"""Whether a text says something new: ROUGE-L with all that was said before, found without comparing every two texts.
+"""Novelty of a text by ROUGE-L against all earlier texts, without comparing all pairs.
 
 ROUGE-L is the F1 of the longest common subsequence of words, 2 LCS / (m + n) of texts of m and n words (Lin 2004, §3.1). Above θ a pair has
-LCS > θ (m + n) / 2, so that each of the two shares more than θ / (2 - θ) of its own words with the other. Of two such texts, words sorted
-alike, the first few share a word: as few as leave less than that share (prefix filtering: Chaudhuri, Ganti and Kaushik 2006). Only pairs
-that do are compared.
+LCS > θ (m + n) / 2, so that each of the two shares more than θ / (2 - θ) of its own words with the other. If the words of both are sorted
+in the same order, their prefixes share a word, where a prefix leaves less than that share of the words (prefix filtering: Chaudhuri, Ganti
+and Kaushik 2006). Only such pairs are compared.
 """
 
 import math
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from data.contamination.reading import CJK
 
 WORD = re.compile(rf"[{CJK}]|(?:(?![{CJK}])\w)+")
-"""Of scripts without spaces each character."""
+"""In scripts without spaces, each character is a word."""
 
 
 def words_of(text: str) -> list[str]:
@@ -22,12 +22,12 @@ def words_of(text: str) -> list[str]:
 
 
 def rouge_l(one: Sequence[str], other: Sequence[str]) -> float:
-    """Of two texts in words; 0 where either has none."""
+    """ROUGE-L of two lists of words; 0 if either is empty."""
     return 2 * _common(one, other) / (len(one) + len(other)) if one and other else 0.0
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest common subsequence, a row of the table at a time as bits of one number (Hyyrö 2004)."""
+    """Length of the longest common subsequence, computing a table row at a time as the bits of an integer (Hyyrö 2004)."""
     places: dict[str, int] = defaultdict(int)
     for place, word in enumerate(one):
         places[word] |= 1 << place
@@ -40,17 +40,17 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 class Novelty:
-    """Texts that were said, and which of further ones resemble none of them."""
+    """Index of earlier texts that finds resembling ones."""
 
     def __init__(self, bound: float, texts: Iterable[str]) -> None:
-        """`texts` are all that will be looked at: how frequent words are decides what is compared, and nothing else."""
+        """`texts` are all texts to be compared; their word frequencies affect only the speed."""
         self._bound = bound
         self._frequency = Counter(word for text in texts for word in set(words_of(text)))
         self._said: list[tuple[str, list[str]]] = []
         self._places: dict[tuple[str, int], list[int]] = defaultdict(list)
 
     def resembled(self, text: str) -> tuple[str, float] | None:
-        """(name, ROUGE-L) of the first text that was said and resembles this one more than the bound allows; None: it is new."""
+        """(name, ROUGE-L) of the first earlier text above the bound; None if the text is new."""
         words = words_of(text)
         near = {place for word in self._prefix(words) for place in self._places.get(word, ())}
         for place in sorted(near):
@@ -62,19 +62,19 @@ class Novelty:
         return None
 
     def say(self, name: str, text: str) -> None:
-        """Notes a text under a name."""
+        """Add a text under a name."""
         words = words_of(text)
         for word in self._prefix(words):
             self._places[word].append(len(self._said))
         self._said.append((name, words))
 
     def _prefix(self, words: Sequence[str]) -> list[tuple[str, int]]:
-        """The rarest words of a text, the k-th time that one stands there as a word of its own."""
+        """The rarest words of a text, where the k-th occurrence of a word counts as a separate word."""
         times: Counter[str] = Counter()
-        told: list[tuple[str, int]] = []
+        numbered: list[tuple[str, int]] = []
         for word in words:
-            told.append((word, times[word]))
+            numbered.append((word, times[word]))
             times[word] += 1
-        told.sort(key=lambda one: (self._frequency[one[0]], one))
+        numbered.sort(key=lambda one: (self._frequency[one[0]], one))
         shared = math.floor(self._bound / (2 - self._bound) * len(words)) + 1
-        return told[: max(0, len(words) - shared + 1)]
+        return numbered[: max(0, len(words) - shared + 1)]

@@ -1,9 +1,9 @@
-"""Prompts by a language model: from personas, after examples, or by rewriting others.
+"""Generate prompts with a language model: from personas, from examples, or by rewriting other prompts.
 
-payload/rows-*.parquet   prompts in the order in which they were asked for. The id of one that was made of a persona or a prompt is that
-                         id with `/METHOD-TASK/NUMBER`; one that was made after examples has an id of its own
-evidence/requests.jsonl  what was asked and shown each time, all that was said, and what became of each prompt in it
-evidence/counts.json     requests, prompts that were read and kept, and why the others are left out
+payload/rows-*.parquet   prompts in the order of the requests. A prompt derived from a persona or a prompt has its id plus
+                         `/METHOD-TASK/NUMBER`; a prompt derived from examples has a new id
+evidence/requests.jsonl  each request with its material, the full reply, and the outcome of each prompt in it
+evidence/counts.json     requests, prompts parsed and kept, and why the others were dropped
 evidence/validation.json
 """
 
@@ -30,19 +30,19 @@ from stages.synthesize.writing import read_prompts, writing_question
 from stages.verifiers import check
 
 SHOWN = 200
-"""Characters of a reply that an error shows."""
+"""Characters of a reply in an error message."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """What the writer is shown: the last words of the user of a prompt."""
+    """A text shown to the writer: the last user turn of a prompt."""
 
     id: str
     text: str
 
 
 class WritingQuestions:
-    """All requests: one for each persona or prompt, or as many as are wanted, each with examples of its own."""
+    """All requests: one per persona or prompt, or the configured number, each with its own examples."""
 
     def __init__(self, config: Synthesize, material: Sequence[Material]) -> None:
         self.config, self.material = config, material
@@ -56,7 +56,7 @@ class WritingQuestions:
         return method.requests if isinstance(method, SelfInstruct) else len(self.material)
 
     def shown(self, number: int) -> list[Material]:
-        """What the writer is shown with one request."""
+        """The material of one request."""
         method = self.config.method
         if not isinstance(method, SelfInstruct):
             return [self.material[number]]
@@ -74,22 +74,22 @@ class WritingQuestions:
 
 @dataclass
 class Harvest:
-    """The prompts that are kept, and what is told of the others."""
+    """The kept prompts, and statistics of the others."""
 
     config: Synthesize
     rows: list[Prompt] = field(default_factory=list)
     drops: Counter[str] = field(default_factory=Counter)
-    """Prompts that were read and left out, by reason."""
+    """Parsed prompts that were dropped, by reason."""
     unusable: Counter[str] = field(default_factory=Counter)
-    """Replies from which none could be read, by reason;"""
+    """Replies without a prompt, by reason."""
     unreadable: str = ""
-    """what the first of them says, or why there is none."""
+    """The first such reply, or why there is none."""
     said: dict[str, str] = field(default_factory=dict)
-    """Text → id, of what was shown and of what is kept."""
+    """Text → id, of the material and of kept prompts."""
     novelty: Novelty | None = None
 
     def take(self, texts: Sequence[str], shown: Sequence[Material]) -> list[dict[str, Any]]:
-        """What becomes of the prompts of one reply."""
+        """Keep or drop the prompts of one reply; return the outcome of each."""
         return [self._one(text, number, shown) for number, text in enumerate(texts)]
 
     def _one(self, text: str, number: int, shown: Sequence[Material]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Harvest:
         return {"id": row["id"]}
 
     def note(self, name: str, text: str) -> None:
-        """Later ones must say something else."""
+        """Register a text, so that later prompts must differ from it."""
         self.said.setdefault(text, name)
         if self.novelty:
             self.novelty.say(name, text)
@@ -124,18 +124,18 @@ class Harvest:
 
 
 def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Has prompts written.
+    """Generate prompts.
 
     Raises:
-        StageError: there are fewer prompts than are to be shown, too many replies hold no prompts, or fewer than `min_rows` are left.
-        EngineLost: the language model is down; what it has said is kept.
+        StageError: there are fewer prompts than `shots`, too many replies contain no prompts, or fewer than `min_rows` are left.
+        EngineLost: the language model is down; its replies are kept.
     """
     with job.busy("reading rows"):
         material = [_material(row) for row in records.stream(only(inputs, "prompts").payload, ("id", "messages"))]
     if isinstance(config.method, SelfInstruct):
-        material.sort(key=lambda one: one.id)  # where they stand is no part of what is drawn
+        material.sort(key=lambda one: one.id)  # the draw must not depend on row order
         if config.method.shots > len(material):
-            raise StageError(f"shots is {config.method.shots}, and there are {len(material)} prompts: lower it, or give more prompts")
+            raise StageError(f"shots is {config.method.shots}, but there are only {len(material)} prompts: lower it, or add prompts")
     questions = WritingQuestions(config, material)
     bound = Bound(config.max_unusable_share, len(questions), "no reply to {} of {} requests", "max_unusable_share")
     replies = ask(config.by, only_or_none(inputs, "writer"), questions, job, bound)
@@ -155,7 +155,7 @@ def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
     write_json(job.evidence / "validation.json", verdict)
     with job.busy("writing rows"):
         records.save(job.out, "prompt", made.rows)
-    told = reported(replies)
+    models = reported(replies)
     mark_models("written", replies, job)
     return {
         "rows": len(made.rows),
@@ -163,13 +163,13 @@ def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
         "unusable": counts["unusable"],
         "dropped": counts["drops"],
         "mean_length": sum(records.size_of(row) for row in made.rows) / len(made.rows),
-        **({"reported": told} if told else {}),
+        **({"reported": models} if models else {}),
         "validation": verdict,
     }
 
 
 def read(made: Harvest, questions: WritingQuestions, replies: Sequence[Reply | str], job: Job) -> Iterator[dict[str, Any]]:
-    """Takes the prompts of all replies, in their order; gives a line of evidence for each."""
+    """Process all replies in order; yield a line of evidence for each."""
     config = questions.config
     texts = [_texts(config, reply) for reply in replies]
     if isinstance(config.method, SelfInstruct):
@@ -191,22 +191,18 @@ def read(made: Harvest, questions: WritingQuestions, replies: Sequence[Reply | s
 
 
 def refuse(config: Synthesize, made: Harvest, counts: dict[str, Any]) -> None:
-    """Stops where too little could be read, or is left.
-
-    Raises:
-        StageError: the message counts the reasons.
-    """
+    """Raise StageError if too many replies are unusable or too few prompts are left; the message counts the reasons."""
     unusable, requests = sum(made.unusable.values()), counts["requests"]
     if unusable > config.max_unusable_share * requests:
         raise StageError(
-            f"from {unusable} of {requests} replies no prompts can be read, more than {config.max_unusable_share:.0%} "
-            f"({counts['unusable']}; the first: {made.unreadable[:SHOWN]!r}): evidence/requests.jsonl has them; take a writer that keeps "
-            "to the form, <prompt> and </prompt> around each prompt, raise sampling.max_tokens, or raise max_unusable_share"
+            f"{unusable} of {requests} replies contain no prompts, more than {config.max_unusable_share:.0%} "
+            f"({counts['unusable']}; the first: {made.unreadable[:SHOWN]!r}): see evidence/requests.jsonl; use a writer that follows the "
+            "format <prompt>...</prompt>, raise sampling.max_tokens, or raise max_unusable_share"
         )
     if len(made.rows) < config.min_rows:
         raise StageError(
             f"{len(made.rows)} prompts < min_rows {config.min_rows} from {requests} replies ({counts['drops']}): raise the temperature, "
-            "show other prompts, or lower min_rows"
+            "use other input prompts, or lower min_rows"
         )
 
 

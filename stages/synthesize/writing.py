@@ -1,6 +1,6 @@
-"""Prompts by a language model: the question that is put, and what its words come to.
+"""Generate prompts with a language model: build the request, and parse the reply.
 
-A prompt is read from between its marks only. A reply in which these do not stand in turn has none: nothing is guessed.
+Prompts are parsed only from between their marks. A reply whose marks do not alternate has none: nothing is guessed.
 """
 
 import re
@@ -16,11 +16,11 @@ MARKS = re.compile(f"{re.escape(OPEN)}|{re.escape(CLOSE)}")
 
 
 def writing_question(method: Persona | SelfInstruct | Rewrite, material: Sequence[str]) -> list[Message]:
-    """What the writer is asked: one user's turn, so that templates without a system turn will do.
+    """The request to the writer: a single user turn, to support templates without a system turn.
 
     Args:
-        method: how it writes.
-        material: what it is shown: a persona, a prompt, or examples.
+        method: the method of generation.
+        material: a persona, a prompt, or examples.
     """
     name, manner = MANNERS[method.type]
     mark = unused_mark(*material)
@@ -32,12 +32,12 @@ def writing_question(method: Persona | SelfInstruct | Rewrite, material: Sequenc
 
 
 def read_prompts(text: str, most: int, *, ended: bool = True) -> list[str] | str:
-    """The prompts that a writer's words hold, or why none can be read.
+    """Parse the prompts of a writer's reply, or return why there are none.
 
     Args:
-        text: all that it said.
-        most: how many it was asked for.
-        ended: whether it came to its end.
+        text: the full reply.
+        most: number of prompts requested.
+        ended: whether the reply is complete.
     """
     if not ended:
         return "the writer's words were cut off"

@@ -1,8 +1,8 @@
-"""The door to peft: low-rank adapters on a transformers model, and the weights with adapters merged.
+"""Interface to peft: low-rank adapters on a transformers model, and merged weights.
 
-Adapters are injected in place, so the model keeps its class, and losses, packing and checkpoints need not know about them.
+Adapters are injected in place, so the model keeps its class, and losses, packing and checkpoints are unaffected.
 
-A sampler gets the adapters themselves (`write_adapters`), since a merged weight in bf16 has no room for a small update: W + Δ rounds
+A sampler gets the adapters themselves (`write_adapters`), because a merged bf16 weight cannot represent a small update: W + Δ rounds
 to W wherever |Δ| is below 2^-9 |W|, which is nearly everywhere in the first steps.
 """
 
@@ -19,35 +19,35 @@ from stages.job.job import StageError
 
 ALL_LINEAR = "all-linear"
 PREFIX = "base_model.model."
-"""What peft puts before the names of a model's layers in an adapter's file."""
+"""peft's prefix of layer names in adapter files."""
 
 
 def add_adapters(model: Any, lora: Lora, seed: int) -> None:
-    """Adds adapters to linear layers of the model's body and freezes everything else; B starts at zero, so outputs do not change.
+    """Add adapters to linear layers of the model's body and freeze everything else; B starts at zero, so outputs do not change.
 
     Raises:
-        StageError: `targets` names a layer that the body does not have, or it has none that takes adapters.
+        StageError: `targets` names a layer that the body lacks, or the body has no layers for adapters.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
     settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rslora, "lora_dropout": 0.0, "bias": "none"}
-    # peft takes names of a mixture's dense layers for those of its experts, by the model's config: what is inside a list has none
+    # by the model's config, peft mistakes dense layers of a mixture for experts; a ModuleList has no config
     inside = nn.ModuleList([model])
     config = LoraConfig(**settings, target_modules=[f"0.{name}" for name in targets(model, lora)])
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # of A
+        torch.manual_seed(seed)  # for A
         inject_adapter_in_model(config, inside)
 
 
 def targets(model: Any, lora: Lora) -> list[str]:
-    """Full names of the linear layers to adapt: of the body only, without output head or score head.
+    """Full names of the linear layers to adapt, in the body only, without output or score head.
 
-    Routers that answer more than a product, and experts that are one parameter together, are no linear layers.
+    Routers with other outputs than a product, and experts stored as one parameter, are not linear layers.
     """
     body = {id(part) for part in model.base_model.modules()}
     linear = [name for name, part in model.named_modules() if type(part) is nn.Linear and id(part) in body]
     if not linear:
-        raise StageError(f"the body of {type(model).__name__} has no plain linear layers, which lora adapts: train it without `lora`")
+        raise StageError(f"the body of {type(model).__name__} has no plain linear layers for lora: train it without `lora`")
     if lora.targets == ALL_LINEAR:
         return linear
     for wanted in lora.targets:
@@ -67,9 +67,9 @@ def is_named(name: str, wanted: str) -> bool:
 
 
 def plain_weights(model: nn.Module) -> Iterator[tuple[str, list[nn.Parameter], Callable[[], Tensor]]]:
-    """(name in a plain model, parameters it is made of, their combination) of every weight, adapters merged in fp32.
+    """(name in a plain model, its parameters, function that combines them) for every weight, with adapters merged in fp32.
 
-    Call the combination where the parameters are gathered (ZeRO-3 partitions them).
+    Call the function while the parameters are gathered (ZeRO-3 partitions them).
     """
     layers: list[Any] = list(adapted_layers(model).values())
     adapters = {id(layer.base_layer.weight): layer for layer in layers}
@@ -96,12 +96,12 @@ def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def write_adapters(folder: Path, lora: Lora, weights: dict[str, Tensor]) -> None:
-    """Writes a folder that peft and vLLM load as an adapter, in the dtype of the weights.
+    """Write a folder that peft and vLLM load as an adapter, in the dtype of the weights.
 
     Args:
         folder: new or empty.
-        lora: what the adapters were made with.
-        weights: of `adapter_weights`, gathered.
+        lora: the adapters' configuration.
+        weights: from `adapter_weights`, gathered.
     """
     from safetensors.torch import save_file
 

@@ -1,16 +1,16 @@
-"""Attention of packed documents one by one, with the prompt that several answers share computed once.
+"""Attention within packed documents, computing a prompt shared by several answers once.
 
 A packed row is a sequence of spans. A span attends to itself, causally, and to all of one earlier span, its prefix:
 
     prompt | first answer | second answer | prompt of the next unit | ...
     P        L1 → P         L2 → P          P'
 
-so that answers to one prompt see it without seeing each other. Nothing is computed between documents, while a mask over the
-whole row would cost its square. `register` gives it to transformers under the name `varlen`.
+so that answers to the same prompt see it without seeing each other. Nothing is computed between documents, whereas a mask over the
+row would cost its length squared. `register` makes it known to transformers as `varlen`.
 
-What a model's attention may have besides: a sliding window (a token sees itself and the W - 1 before it in its document), a soft cap
-on the scores, c · tanh(score / c) (Gemma 2, arXiv 2408.00118, section 2), and sinks, a learned score per head that takes part in the
-softmax and gives nothing (gpt-oss, arXiv 2508.10925, section 2.2). What this module does not know, it refuses.
+Supported features: a sliding window (a token sees itself and the W - 1 tokens before it in its document), a soft cap on the scores,
+c · tanh(score / c) (Gemma 2, arXiv 2408.00118, section 2), and sinks, a learned score per head that takes part in the softmax without
+a value (gpt-oss, arXiv 2508.10925, section 2.2). Other features are rejected.
 
 Shapes: T tokens of the row, H heads, K key heads, D width of a head.
 """
@@ -31,7 +31,7 @@ NAME = "varlen"
 
 
 class AttentionError(PedigreeError):
-    """The profile asks for `varlen` where it cannot be used; the message says what to set instead."""
+    """The profile specifies `varlen` for a model that it does not support; the message says what to set instead."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Rule:
 
     scale: float
     window: int | None = None
-    """Tokens that a token sees, itself among them; None for all before it."""
+    """Number of tokens that a token sees, including itself; None for no limit."""
     softcap: float | None = None
     sinks_H: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether torch's own attention computes it, given a mask."""
+        """Whether torch's attention with a mask can compute it."""
         return self.softcap is None and self.sinks_H is None
 
 
@@ -60,7 +60,7 @@ def attend(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, 
 
 
 def _on_gpu(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, rule: Rule) -> Tensor:
-    """torch's flash attention over sequences of different lengths; its causal mask ends at the last key."""
+    """torch's variable-length flash attention, whose causal mask is aligned to the last key."""
     from torch.nn.attention.varlen import varlen_attn
 
     if spans.key_places is not None:
@@ -74,9 +74,9 @@ def _on_gpu(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans,
 
 
 def _call_by_call(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, rule: Rule) -> Tensor:
-    """In fp32: on CPUs the backward pass of bf16 attention is several times slower, and less exact."""
+    """One kernel call at a time, in fp32: on CPUs the backward pass of bf16 attention is several times slower and less accurate."""
     lengths, numbers = [span.length for span in spans.all], {span.start: number for number, span in enumerate(spans.all)}
-    # one split: the backward pass of each slice would allocate a whole row of zeros
+    # one split instead of slices, whose backward passes would each allocate a whole row of zeros
     query, key, value = (tensor.float().split(lengths) for tensor in (query_THD, key_TKD, value_TKD))
     grouped = key_TKD.shape[1] != query_THD.shape[1]
     found = []
@@ -94,7 +94,7 @@ def _call_by_call(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: 
 
 
 def _by_scores(query_1HTD: Tensor, key_1KSD: Tensor, value_1KSD: Tensor, mask_TS: Tensor | None, rule: Rule) -> Tensor:
-    """softmax(cap(scale · Q Kᵀ) ⊕ sinks) V, where a sink's weight is dropped; causal where there is no mask. Shape (1, H, T, D)."""
+    """softmax(cap(scale · Q Kᵀ) ⊕ sinks) V, dropping the sink's weight; causal without a mask. Shape (1, H, T, D)."""
     groups = query_1HTD.shape[1] // key_1KSD.shape[1]
     key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key_1KSD, value_1KSD))
     scores = query_1HTD @ key.transpose(-1, -2) * rule.scale
@@ -110,20 +110,20 @@ def _by_scores(query_1HTD: Tensor, key_1KSD: Tensor, value_1KSD: Tensor, mask_TS
 
 
 def _joined(pieces: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
-    """(t, H, D) pieces as one, in the form (1, H, T, D)."""
+    """Join pieces of shape (t, H, D) to (1, H, T, D)."""
     whole = pieces[numbers[0]] if len(numbers) == 1 else torch.cat([pieces[number] for number in numbers])
     return whole.transpose(0, 1)[None]
 
 
 UNDERSTOOD = {"spans", "scaling", "sliding_window", "softcap", "s_aux"}
 WITHOUT_EFFECT = {"cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states", "position_ids", "use_cache"}
-"""What transformers passes on besides; dropout is off in training too."""
+"""Further arguments that transformers passes; dropout is off in training too."""
 
 
 def varlen_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **asked: Any
 ) -> tuple[Tensor, None]:
-    """The signature that transformers calls: query (1, H, T, D), key and value (1, K, T, D) → ((1, T, H, D), None).
+    """Attention with transformers' signature: query (1, H, T, D), key and value (1, K, T, D) → ((1, T, H, D), None).
 
     Raises:
         AttentionError: the rows are not packed, or the model's attention has features that `varlen` lacks.
@@ -131,12 +131,12 @@ def varlen_attention(
     spans: Spans | None = asked.get("spans")
     if spans is None:
         raise AttentionError(
-            f"{type(module).__name__} is not told which tokens belong together (it keeps keyword arguments from its attention, or the rows "
+            f"{type(module).__name__} does not receive the document spans (it passes no keyword arguments to its attention, or the rows "
             "are not packed): set `attention: sdpa` in the execution profile"
         )
     unknown = sorted(name for name, given in asked.items() if given is not None and name not in UNDERSTOOD | WITHOUT_EFFECT)
     if attention_mask is not None:
-        unknown.append("a mask of its own")
+        unknown.append("its own mask")
     if unknown:
         features = ", ".join(unknown)
         raise AttentionError(f"the attention of {type(module).__name__} has {features}: set `attention: sdpa` in the execution profile")
@@ -147,16 +147,16 @@ def varlen_attention(
 
 
 def _window(module: Any, asked: Mapping[str, Any], spans: Spans) -> int | None:
-    """The window of a layer: what it is called with, or else what its config says, from which transformers would make a mask.
+    """The window of a layer: from its call, or else from its config, from which transformers would build a mask.
 
     Raises:
-        AttentionError: the layer sees pieces of a document, and the longest document has several.
+        AttentionError: the layer attends within chunks, and the longest document is longer than one.
     """
     config = getattr(module, "config", None)
     piece = getattr(config, "attention_chunk_size", None)
     if piece is not None and _kind(module) == "chunked_attention" and spans.longest > piece:
         raise AttentionError(
-            f"layer {module.layer_idx} of the model attends within pieces of {piece} tokens, and a document has {spans.longest}: set "
+            f"layer {module.layer_idx} of the model attends within chunks of {piece} tokens, but a document has {spans.longest}: set "
             "`packing: false` and `attention: eager` in the execution profile"
         )
     if "sliding_window" in asked:
@@ -168,13 +168,13 @@ def _window(module: Any, asked: Mapping[str, Any], spans: Spans) -> int | None:
 
 
 def _kind(module: Any) -> str | None:
-    """Of a layer's attention, where a model has several."""
+    """Kind of a layer's attention, in a model with several kinds."""
     types, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
     return types[layer] if types and layer is not None else None
 
 
 def register() -> None:
-    """Makes `attn_implementation="varlen"` known. Without a mask function transformers builds no mask for it."""
+    """Register `attn_implementation="varlen"`. Without a mask function transformers builds no mask for it."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, varlen_attention)

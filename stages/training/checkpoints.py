@@ -1,10 +1,10 @@
-"""Checkpoints of a running stage: written whole or not at all, loaded only when every byte is the one that was written.
+"""Checkpoints of a running stage: written atomically, and loaded only if every byte matches the manifest.
 
     checkpoints/step-000040/   engine/... (a folder per model), random_RANK.pt, state.json (the caller's), manifest.json (sha256 of
                                all; written last)
 
-Training stands still while the ranks write; hashing, the manifest and the rename go on beside the next steps.
-DeepSpeed's files are pickles: nothing that our manifest does not vouch for is ever opened.
+Training pauses while the ranks write; hashing, the manifest and the rename run in parallel with the next steps.
+DeepSpeed's files are pickles, so files that are not verified by our manifest are never opened.
 """
 
 import json
@@ -24,11 +24,11 @@ from stages.job.mirroring import open_mirror
 from stages.training.trainer import Trainer
 
 RESHAPING = ("world_size", "zero_stage")
-"""Numerics that decide how the optimizer's state is cut into files."""
+"""Numerics that determine how the optimizer state is split into files."""
 
 
 class Checkpoints:
-    """When to write, what to keep, where to go on; one per job and rank."""
+    """Writes, prunes and loads checkpoints; one instance per job and rank."""
 
     def __init__(self, job: Job, trainer: Trainer, *others: Trainer) -> None:
         self.job, self.trainer, self.trainers = job, trainer, (trainer, *others)
@@ -45,17 +45,17 @@ class Checkpoints:
         self.stop_asked = True
 
     def resume(self) -> dict[str, Any] | None:
-        """Loads the newest sound checkpoint; returns the state given to `after_step`, or None when there is none.
+        """Load the newest sound checkpoint; return the state passed to `after_step`, or None if there is no checkpoint.
 
         Raises:
-            StageError: it was made for something else; or under other numerics, without `--allow-numerics-change`; or there is none,
+            StageError: the checkpoint belongs to another key; it has other numerics, without `--allow-numerics-change`; or there is none,
                 with `--require-checkpoint`.
         """
         chosen = self.trainer.broadcast(self._chosen() if self.trainer.rank == 0 else None)
         if chosen is None:
             self.job.rewind(0)
             if self.job.require_checkpoint:
-                remedy = "leave the option out to start it from the beginning"
+                remedy = "omit the option to start from the beginning"
                 raise StageError(f"--require-checkpoint: {self.job.address} has no undamaged checkpoint: {remedy}")
             return None
         saved = json.loads((self.folder / chosen / "state.json").read_text())
@@ -73,10 +73,10 @@ class Checkpoints:
         return saved["state"]
 
     def after_step(self, step: int, state: dict[str, Any]) -> None:
-        """Call after each optimizer step, on all ranks: writes a checkpoint when one is due.
+        """Write a checkpoint if one is due; call after each optimizer step, on all ranks.
 
         Raises:
-            Preempted: the job was asked to stop, and has written one.
+            Preempted: the job received a stop signal, and has written a checkpoint.
         """
         placement = self.job.placement
         due = time.monotonic() - self.last_write >= placement.checkpoint_every_s
@@ -97,7 +97,7 @@ class Checkpoints:
         temporary, final = self.folder / f".step-{step:06d}", self.folder / f"step-{step:06d}"
         if self.trainer.rank == 0:
             self.job.seal()
-            for left in self.folder.glob(".step-*"):  # by a kill
+            for left in self.folder.glob(".step-*"):  # after a kill
                 shutil.rmtree(left)
             temporary.mkdir(parents=True)
         self.trainer.barrier()
@@ -116,11 +116,11 @@ class Checkpoints:
 
     def _seal(self, temporary: Path, final: Path, described: dict[str, Any]) -> None:
         write_json(temporary / "state.json", described)
-        files = scan(temporary)  # beside the training, whose steps beat the heart
+        files = scan(temporary)  # in parallel with training, whose steps send heartbeats
         write_json(temporary / "manifest.json", {entry.path: entry.sha256 for entry in files})
         sync_tree(temporary)
         curve = self.job.folder / "curve.jsonl"
-        if curve.exists():  # a resume from here goes on behind its lines
+        if curve.exists():  # a resume continues after its lines
             sync_file(curve)
         fault_point("checkpoint written")
         self.job.seal()
@@ -135,7 +135,7 @@ class Checkpoints:
                 shutil.rmtree(old)
 
     def _settle(self) -> None:
-        """Waits for the checkpoint that is being sealed; what went wrong with it is raised here."""
+        """Wait for the checkpoint being sealed; raises its error, if any."""
         if self._sealing is not None:
             sealing, self._sealing = self._sealing, None
             with self.job.busy("writing the checkpoint", flushing=True):
@@ -145,7 +145,7 @@ class Checkpoints:
         return [self.folder / name for name in checkpoint_names(self.job.folder)]
 
     def _chosen(self) -> str | None:
-        """The newest sound checkpoint, fetched from the mirror where that has a newer one."""
+        """The newest sound checkpoint, downloaded from the mirror if that has a newer one."""
         local = self._newest_sound()
         return local if self.mirror is None else self.mirror.fetch_newer(local, self.folder) or local
 
@@ -156,31 +156,31 @@ class Checkpoints:
                 checked = scan(path, lambda done, size: self.job.doing("checking the checkpoint", done / 1e9, size / 1e9, "GB"))
                 found = {entry.path: entry.sha256 for entry in checked if entry.path != "manifest.json"}
             except (OSError, ValueError) as error:
-                print(f"checkpoint {path.name} is unreadable ({error}): going back to the one before", flush=True)
+                print(f"checkpoint {path.name} is unreadable ({error}): using the previous one", flush=True)
                 continue
             if found == promised:
                 return path.name
             wrong = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
-            print(f"checkpoint {path.name} is damaged ({', '.join(wrong)}): going back to the one before", flush=True)
+            print(f"checkpoint {path.name} is damaged ({', '.join(wrong)}): using the previous one", flush=True)
         return None
 
     def _changes(self, chosen: str, guard: dict[str, Any]) -> dict[str, str]:
-        """Numerics that differ from those of a checkpoint, each with both values."""
+        """Numerics that differ from a checkpoint's: name → description with both values."""
         guard = FORMERLY | guard
         if guard["key"] != self.job.key:
-            raise StageError(f"{chosen} belongs to key {guard['key'][:12]}, {self.job.address} has key {self.job.key[:12]}: delete it")
+            raise StageError(f"{chosen} belongs to key {guard['key'][:12]}, but {self.job.address} has key {self.job.key[:12]}: delete it")
         now = self._guard()
         changes = {name: f"{name} {guard.get(name)} -> {now[name]}" for name in sorted(now) if guard.get(name) != now[name]}
         if changes and not self.job.allow_numerics_change:
             raise StageError(
-                f"{chosen} of {self.job.address} was made under other numerics ({', '.join(changes.values())}): run it under those, "
-                f"or go on under the new ones with --allow-numerics-change (the record will say so), or start again with --force"
+                f"{chosen} of {self.job.address} was written under other numerics ({', '.join(changes.values())}): restore those, continue "
+                f"under the new ones with --allow-numerics-change (which marks the record), or start over with --force"
             )
         stages = {guard["zero_stage"], now["zero_stage"]}
         if len(stages) > 1 and stages & {0, 3}:
             raise StageError(
-                f"{chosen} of {self.job.address} has zero_stage {guard['zero_stage']}, and DeepSpeed's universal checkpoints cannot be "
-                f"loaded under zero_stage {now['zero_stage']}: keep the stage, or change between 1 and 2"
+                f"{chosen} of {self.job.address} has zero_stage {guard['zero_stage']}, and DeepSpeed cannot load it under zero_stage "
+                f"{now['zero_stage']}: keep the stage, or change only between 1 and 2"
             )
         return changes
 

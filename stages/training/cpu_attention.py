@@ -1,9 +1,9 @@
 """Attention of packed documents on a CPU as one operation.
 
-torch's flash attention for CPUs (Dao 2023, arXiv 2307.08691) is called once for each document; autograd and the compiler see one node
-for the whole row, so that neither pays for every document, and a compiled layer does not depend on how many there are.
+torch's flash attention for CPUs (Dao 2023, arXiv 2307.08691) is called once per document, but autograd and the compiler see one node
+for the row. That avoids their overhead per document, and a compiled layer does not depend on the number of documents.
 
-In fp32: on CPUs the backward pass of bf16 attention is several times slower, and less exact.
+Computes in fp32: on CPUs the backward pass of bf16 attention is several times slower and less accurate.
 
 Shapes: T tokens of the row, H heads, K key heads, D width of a head, S spans.
 """
@@ -28,9 +28,9 @@ class Call:
     rows: slice
     """Its queries, and the last of its keys."""
     prefix: slice
-    """Its first keys; mostly none."""
+    """Its first keys; usually empty."""
     mask_TS: Tensor | None
-    """0 where a query sees a key and -inf elsewhere; None when plainly causal."""
+    """0 where a query sees a key, -inf elsewhere; None for a causal mask."""
 
     def keys(self, all_TKD: Tensor) -> Tensor:
         own = all_TKD[self.rows]
@@ -39,7 +39,7 @@ class Call:
 
 @lru_cache(maxsize=4)
 def planned(table: tuple[tuple[int, int, int, int], ...], window: int | None) -> tuple[Call, ...]:
-    """The calls for a row, kept because all layers of a model ask for the same ones, those of different windows in turn."""
+    """The calls for a row, cached because all layers with the same window need the same ones."""
     return tuple(_call(together, window) for together in calls([Span(*numbers) for numbers in table]))
 
 
@@ -59,10 +59,10 @@ def by_flash(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, table_S4: Te
     """Attention within spans and to their prefixes, shape (T, H, D).
 
     Args:
-        query_THD, key_TKD, value_TKD: in any dtype, D alike.
+        query_THD, key_TKD, value_TKD: in any dtype, with equal D.
         table_S4: `Spans.table_S4`.
-        scale: of the scores.
-        window: tokens that a token sees, itself among them; None for all before it.
+        scale: factor of the scores.
+        window: number of tokens that a token sees, including itself; None for no limit.
     """
     return _attend(query_THD, key_TKD, value_TKD, table_S4, scale, window)[0].to(query_THD.dtype)
 
@@ -111,7 +111,7 @@ def _attend_backward(
 
 
 def _form(part_THD: Tensor) -> Tensor:
-    """(t, H, D) as the kernel wants it, (1, H, t, D)."""
+    """(t, H, D) → (1, H, t, D), as the kernel requires."""
     return part_THD.transpose(0, 1)[None]
 
 

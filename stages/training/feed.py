@@ -1,8 +1,7 @@
-"""The micro-batches of a rank, prefetched: while the device computes one, a thread of the host makes the tensors of the next.
+"""Prefetch a rank's micro-batches: while the device computes one, a host thread builds the tensors of the next.
 
-A stage names its global batches one after the other, as a function of the step alone; so nothing that is prefetched needs to be in a
-checkpoint, and a job that resumes prepares the same micro-batches again. On GPUs tensors are made in pinned memory: they are copied
-while the host goes on, and no forward pass waits for the device.
+A stage's global batches depend only on the step, so prefetched data need not be in checkpoints, and a resumed job prepares the same
+micro-batches. On GPUs tensors are built in pinned memory and copied asynchronously.
 """
 
 import threading
@@ -20,16 +19,15 @@ from stages.core.batches import MicroBatch, MicroBatchPlan, Unit, collate, plan_
 
 T = TypeVar("T")
 PREFETCH_DEPTH = 4
-"""Most micro-batches that are ready before they are used."""
+"""Maximum number of micro-batches prepared ahead."""
 _END = object()
 
 
 @contextmanager
 def prefetch(items: Iterable[T], depth: int = PREFETCH_DEPTH) -> Iterator[Iterator[T]]:
-    """The items in their order, at most `depth` of them made by a thread before they are taken.
+    """Iterate over items in order, with up to `depth` of them produced ahead in a thread.
 
-    An exception in the thread is raised where its item would have been taken. The thread ends with the block, at the latest when the
-    item that it is making is done.
+    An exception in the thread is raised at its item's position. The thread ends with the block, after its current item.
     """
     room, ended = threading.Semaphore(depth), threading.Event()
     ready: SimpleQueue[tuple[T | object, BaseException | None]] = SimpleQueue()
@@ -41,7 +39,7 @@ def prefetch(items: Iterable[T], depth: int = PREFETCH_DEPTH) -> Iterator[Iterat
                 ready.put((next(source), None))
         except StopIteration:
             ready.put((_END, None))
-        except BaseException as error:  # the boundary of the thread: the consumer that waits for the item gets it
+        except BaseException as error:  # the boundary of the thread: raised again in the consumer
             ready.put((_END, error))
 
     def take() -> Iterator[Any]:
@@ -70,16 +68,16 @@ def no_extras(_: Sequence[int]) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """Units that all ranks work through together: mostly the global batch of an optimizer step. Equal on all ranks."""
+    """Units that all ranks process together, usually the global batch of an optimizer step. Equal on all ranks."""
 
     units: Sequence[Unit]
     extras: Callable[[Sequence[int]], Mapping[str, Tensor]] = no_extras
-    """Indices of units → further tensors that a micro-batch of these units needs (labels, margins, log-probs), on the host."""
+    """Unit indices → further tensors for a micro-batch of these units (labels, margins, log-probs), on the host."""
 
 
 @dataclass(frozen=True)
 class PreparedMicroBatch:
-    """One forward pass of this rank, with what its loss needs besides the tokens."""
+    """One forward pass of this rank, with the tensors of its loss."""
 
     units: tuple[int, ...]
     """Indices in its global batch."""
@@ -89,7 +87,7 @@ class PreparedMicroBatch:
     extras: Mapping[str, Tensor]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "PreparedMicroBatch":
-        """The same with every tensor changed."""
+        """Apply a function to every tensor."""
         return replace(self, batch=self.batch.each(change), extras={name: change(value) for name, value in self.extras.items()})
 
 
@@ -100,7 +98,7 @@ class Feed:
         self._prefetched, self._device = prefetched, device
 
     def micro_batches(self) -> Iterator[PreparedMicroBatch]:
-        """Those of the next global batch, on the device; take all of them before those of the one after it."""
+        """The micro-batches of the next global batch, on the device. Consume all of them before the next call."""
         while (micro_batch := next(self._prefetched)) is not None:
             yield micro_batch.each(lambda tensor: tensor.to(self._device, non_blocking=True))
 
@@ -109,11 +107,11 @@ class Feed:
 def feed(
     batches: Iterable[GlobalBatch], rank: int, world_size: int, numerics: Numerics, pad_id: int, device: torch.device
 ) -> Iterator[Feed]:
-    """The micro-batches of one rank. Those of the next global batch are prefetched while the gradient of this one is applied."""
+    """Open the feed of one rank. The next global batch is prefetched while the gradient of the current one is applied."""
 
     def prepare() -> Iterator[PreparedMicroBatch | None]:
         if device.index is not None:
-            torch.cuda.set_device(device)  # of this thread: pinned memory belongs to a context
+            torch.cuda.set_device(device)  # for this thread: pinned memory belongs to a CUDA context
         for batch in batches:
             for planned in plan_step(batch.units, rank, world_size, numerics) if batch.units else []:
                 micro_batch = prepare_micro_batch(batch, planned, numerics, pad_id)

@@ -1,18 +1,18 @@
-"""The door to liger-kernel and to torch's compiler: what of a loaded model is computed by fused kernels (`Numerics.kernels`).
+"""Fused kernels for a loaded model (`Numerics.kernels`), from liger-kernel or torch's compiler.
 
 Both replace the same parts: RMS norms, rotary embeddings and gated MLPs, whose many small operations are
-memory-bound. Attention, linear layers and adapters are not touched. Only this instance is changed: other models of the same
+memory-bound. Attention, linear layers and adapters are unchanged. Only this instance is changed; other models of the same
 architecture in this process keep their kernels.
 
-`liger`: its Triton kernels, for the architectures on which the tests check them. Its fused losses are not used: they give the mean loss of
-a batch, and every loss here is made of log-probabilities of tokens. Its `fused_selective_log_softmax` has no gradient, and its
-cross-entropy without reduction has no entropy and takes no temperature in fp32, so the log-softmax stays ours.
+`liger`: Triton kernels, for the architectures on which the tests check them. Its fused losses are not used: they return a batch's mean
+loss, but our losses need log-probabilities of tokens. Its `fused_selective_log_softmax` has no gradient, and its cross-entropy without
+reduction has no entropy and no fp32 temperature, so the log-softmax stays ours.
 
-`compiled`: by `torch.compile`, each once per class and model, for any number of tokens, with the log-softmax. On a CPU those are whole
-layers, since attention of packed rows is one operation there, whatever the row holds (`stages/training/cpu_attention.py`); elsewhere the
-parts above, since a layer has a break at attention and would be compiled again for every number of documents. The generated
-code depends on the sizes that the compiler sees first, and so does the order in which a norm's gradient is summed: `settle` runs a row
-of a fixed size before the first step, and the compiler's cache on disk is not used, so that a resumed job computes the same bits.
+`compiled`: `torch.compile`, once per class and model, for any number of tokens, including the log-softmax. On a CPU it compiles whole
+layers, because attention of packed rows is one operation there (`stages/training/cpu_attention.py`); elsewhere the parts above, because
+a layer has a graph break at attention and would be recompiled for every number of documents. The generated code, and with it the
+summation order of a norm's gradient, depends on the sizes that the compiler sees first. Therefore `settle` runs a row of fixed size before
+the first step, and the compiler's disk cache is not used, so that a resumed job computes the same bits.
 """
 
 import importlib.util
@@ -40,44 +40,44 @@ ACTIVATIONS = {
     "olmo2": "silu",
     "gemma": "gelu_pytorch_tanh",
 }
-"""Architectures on which liger's kernels are tested, and the activation that the kernels compute, whatever the model's config says."""
+"""Architectures on which liger's kernels are tested → the activation that the kernels compute regardless of the model's config."""
 ROTATE = "apply_rotary_pos_emb"
-"""Name of the function in the modelling files of transformers."""
+"""Name of the function in transformers' modeling files."""
 RECOMPILE_LIMIT = 64
-"""Variants of one compiled part (with and without gradient, one row or several, ...): a job needs a handful, and fails above this."""
+"""Maximum variants of one compiled part (with or without gradient, one row or several, ...); a job needs a handful, and fails above it."""
 WARMUP_TOKENS = 64
-"""Tokens of each document of the row that `settle` compiles for."""
+"""Tokens of each document in the row that `settle` compiles."""
 
 
 def refuse(payload: Path, numerics: Numerics) -> None:
-    """Refuses kernels that are not available for a model, before it is loaded.
+    """Check that the configured kernels support a model, before it is loaded.
 
     Raises:
-        StageError: liger is not installed, or does not know the model.
+        StageError: liger is not installed, or does not support the model.
     """
     if numerics.kernels != "liger":
         return
     if importlib.util.find_spec("liger_kernel") is None:
-        raise StageError("numerics ask for kernels liger, and liger-kernel is not installed: run `make setup`, or set kernels to torch")
+        raise StageError("kernels is liger, but liger-kernel is not installed: run `make setup`, or set kernels to torch")
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(payload, local_files_only=True, trust_remote_code=False)
     if config.model_type not in ACTIVATIONS:
         known = ", ".join(sorted(ACTIVATIONS))
-        raise StageError(f"kernels liger are for {known}, and this model is a {config.model_type}: set kernels to compiled or torch")
+        raise StageError(f"kernels liger supports {known}, but this model is a {config.model_type}: set kernels to compiled or torch")
     asked = getattr(config, "hidden_activation", None) or config.hidden_act
     if asked not in {ACTIVATIONS[config.model_type], *(["swish"] if ACTIVATIONS[config.model_type] == "silu" else [])}:
         raise StageError(
-            f"kernels liger compute {ACTIVATIONS[config.model_type]} in a {config.model_type}, and this model's activation is {asked}: "
+            f"kernels liger computes {ACTIVATIONS[config.model_type]} in a {config.model_type}, but this model's activation is {asked}: "
             "set kernels to compiled or torch"
         )
 
 
 def fuse(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
-    """Gives a loaded model the kernels that the numerics ask for.
+    """Install the configured kernels in a loaded model.
 
     Raises:
-        StageError: there is nothing in the model to compile.
+        StageError: the model has nothing to compile.
     """
     if numerics.kernels == "liger":
         _liger(module.model)
@@ -86,7 +86,7 @@ def fuse(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
 
 
 def _liger(model: Any) -> None:
-    """Liger also patches the classes and functions of the model's module in transformers: those are restored."""
+    """Apply liger to the instance. Liger also patches classes and functions of transformers' module; those are restored."""
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance  # pyright: ignore[reportMissingImports]
 
     modeling = sys.modules[type(model.base_model).__module__]
@@ -125,8 +125,8 @@ def _compiled(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
 
 
 def _parts(module: nn.Module, whole_layers: bool) -> Iterator[nn.Module]:
-    """What is compiled of a model. A layer with experts is not compiled as a whole: transformers' own product of grouped matrices has
-    no backward pass that the compiler can use."""
+    """The parts of a model to compile. A layer with experts is not compiled as a whole: the compiler does not support the backward pass
+    of transformers' grouped matrix product."""
     for part in module.children():
         whole = whole_layers and _is_layer(type(part)) and not any("Expert" in type(inner).__name__ for inner in part.modules())
         if whole or _is_norm(part) or _is_gated(part):
@@ -142,18 +142,18 @@ def _is_layer(kind: type) -> bool:
 
 
 def _is_norm(part: nn.Module) -> bool:
-    """Whether it is a norm worth compiling; `nn.LayerNorm` is one kernel already."""
+    """Whether it is a norm worth compiling; `nn.LayerNorm` is already a single kernel."""
     return type(part).__name__.endswith("Norm") and not isinstance(part, nn.LayerNorm) and not list(part.children())
 
 
 def _is_gated(part: nn.Module) -> bool:
-    """Whether it is a gated MLP, act(gate) · up, with separate or fused projections; experts have parameters by these names instead."""
+    """Whether it is a gated MLP, act(gate) · up, with separate or fused projections; experts have parameters with these names instead."""
     ups = ("gate_up_proj",) if hasattr(part, "gate_up_proj") else ("gate_proj", "up_proj")
     return all(isinstance(getattr(part, name, None), nn.Module) for name in ("down_proj", *ups))
 
 
 def _rotate_by(model: nn.Module, rotate: Callable[..., Any]) -> None:
-    """Makes the attention of this instance use `rotate` instead of its module's function."""
+    """Make the attention of this instance use `rotate` instead of its module's function."""
     for part in model.modules():
         plain: Any = type(part).forward
         if isinstance(plain, FunctionType) and ROTATE in plain.__code__.co_names:
@@ -162,26 +162,26 @@ def _rotate_by(model: nn.Module, rotate: Callable[..., Any]) -> None:
             part.forward = MethodType(own, part)
 
 
-def fusable_rows_backward(logits_NV: Tensor, targets_N: Tensor, normalisers_N: Tensor, weights_N: Tensor, temperature: float) -> Tensor:
-    """As `rows_backward`, without a scatter, which would materialise an fp32 copy of the rows."""
-    probabilities = (logits_NV.float() / temperature - normalisers_N[:, None]).exp()
+def fusable_rows_backward(logits_NV: Tensor, targets_N: Tensor, normalizers_N: Tensor, weights_N: Tensor, temperature: float) -> Tensor:
+    """`rows_backward` without a scatter, which would materialize an fp32 copy of the rows."""
+    probabilities = (logits_NV.float() / temperature - normalizers_N[:, None]).exp()
     hits = torch.arange(logits_NV.shape[1], device=logits_NV.device)[None] == targets_N[:, None]
     return ((hits.float() - probabilities) * weights_N[:, None]).to(logits_NV.dtype)
 
 
 def settle(module: Any, trained: Sequence[nn.Parameter], numerics: Numerics, device: torch.device) -> None:
-    """Compiles for training by a forward and backward pass over artificial documents, as large as the numerics allow.
+    """Compile for training with a forward and backward pass over artificial documents, as large as the numerics allow.
 
-    No gradient is left behind.
+    Leaves no gradients.
 
     Args:
         module: on its device, in its dtype.
-        trained: its parameters with gradients.
-        numerics: decide the size of the pass.
-        device: of the module.
+        trained: its trainable parameters.
+        numerics: determine the size of the pass.
+        device: the module's device.
 
     Raises:
-        StageError: the compiler refuses the model.
+        StageError: the model cannot be compiled.
     """
     if numerics.kernels != "compiled":
         return

@@ -1,14 +1,14 @@
-"""Log-probabilities and scores of documents, by one rule for every trainer.
+"""Log-probabilities and scores of documents, shared by all trainers.
 
-What decides correctness here, each with a test:
-- packed documents do not attend to each other: attention `varlen` computes each one alone (`stages/training/attention.py`); with the others
-  transformers isolates them by restarting `position_ids`, but only without an attention mask and without a KV cache
-  (`use_cache=False`); `stages/training/probe.py` proves it for the model at hand before training;
-- log-softmax is taken in fp32: in bf16 it is off by 1e-2 per token, more than a typical DPO margin;
+Invariants, each with a test:
+- packed documents do not attend to each other: attention `varlen` computes each one separately (`stages/training/attention.py`); for other
+  attention, transformers isolates them by restarting `position_ids`, but only without an attention mask and without a KV cache
+  (`use_cache=False`); `stages/training/probe.py` verifies it for each model before training;
+- log-softmax is computed in fp32: in bf16 it is off by 1e-2 per token, more than a typical DPO margin;
 - logits are divided by the sampling temperature first;
-- logits are those of the model's own forward, which may scale them, cap them or change hidden states before its head: it is run with
+- logits come from the model's own forward, which may scale or cap them or change hidden states before its head: it runs with
   the hidden states of trained positions in place of its body;
-- logits exist for trained positions only, `chunk` tokens at a time, so the vocabulary never meets the whole batch.
+- logits exist only for trained positions, `chunk` tokens at a time, so that no tensor has the size of the batch times the vocabulary.
 """
 
 import copy
@@ -29,7 +29,7 @@ class RowKernels:
     """Forward and backward of the log-softmax over some rows of logits, shape (n, V), in fp32."""
 
     forward: Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor, Tensor]]
-    """(logits, targets, T, whether entropies are wanted) → (log π of the targets, log Σ exp(logits / T), entropies), each of shape (n,)."""
+    """(logits, targets, T, whether to compute entropies) → (log π of the targets, log Σ exp(logits / T), entropies), each of shape (n,)."""
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
     """(logits, targets, log Σ exp, gradient of log π over T, T) → gradient of the logits, in their dtype."""
 
@@ -39,13 +39,13 @@ def rows_forward(logits_NV: Tensor, targets_N: Tensor, temperature: float, entro
     all_logps = scaled.log_softmax(-1)
     targets = targets_N[:, None]
     logps_N = all_logps.gather(-1, targets)[:, 0]
-    normalisers_N = scaled.gather(-1, targets)[:, 0] - logps_N
+    normalizers_N = scaled.gather(-1, targets)[:, 0] - logps_N
     entropies_N = -all_logps.exp().mul_(all_logps).sum(-1) if entropy else torch.zeros_like(logps_N)
-    return logps_N, normalisers_N, entropies_N
+    return logps_N, normalizers_N, entropies_N
 
 
-def rows_backward(logits_NV: Tensor, targets_N: Tensor, normalisers_N: Tensor, weights_N: Tensor, temperature: float) -> Tensor:
-    probabilities = _scaled(logits_NV, temperature).sub_(normalisers_N[:, None]).exp_()
+def rows_backward(logits_NV: Tensor, targets_N: Tensor, normalizers_N: Tensor, weights_N: Tensor, temperature: float) -> Tensor:
+    probabilities = _scaled(logits_NV, temperature).sub_(normalizers_N[:, None]).exp_()
     weight = weights_N[:, None]
     return probabilities.mul_(-weight).scatter_add_(-1, targets_N[:, None], weight).to(logits_NV.dtype)
 
@@ -70,7 +70,7 @@ class PolicyModule(nn.Module):
     def forward(self, batch: MicroBatch, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(log π(y_t), entropy of π(· | y_<t)) for each trained token, both fp32 of shape (N,).
 
-        The entropy carries no gradient, and is zeros unless asked for.
+        The entropy has no gradient, and is zero unless requested.
         """
         seen = _body_outputs(self.model, batch)
         hidden_NH = seen.last_hidden_state.flatten(0, 1)[batch.places_N]
@@ -91,7 +91,8 @@ class PolicyModule(nn.Module):
 
 
 class _TokenLogps(torch.autograd.Function):
-    """log softmax(logits / T) at the targets, in fp32, a block of rows at a time: apart from the logits, nothing of their size is kept.
+    """log softmax(logits / T) at the targets, in fp32, one block of rows at a time: no tensor of the size of the logits is stored besides
+    the logits.
 
     ∂ log π_t / ∂ logit_v = (1[v = target] - π_v) / T.
     """
@@ -101,11 +102,11 @@ class _TokenLogps(torch.autograd.Function):
         ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperature: float, entropy: bool, kernels: RowKernels
     ) -> tuple[Tensor, Tensor]:
         logps_N = logits_NV.new_empty(len(targets_N), dtype=torch.float32)
-        normalisers_N, entropies_N = torch.empty_like(logps_N), torch.empty_like(logps_N)
+        normalizers_N, entropies_N = torch.empty_like(logps_N), torch.empty_like(logps_N)
         for rows in _blocks(logits_NV):
             found = kernels.forward(logits_NV[rows], targets_N[rows], temperature, entropy)
-            logps_N[rows], normalisers_N[rows], entropies_N[rows] = found
-        ctx.save_for_backward(logits_NV, targets_N, normalisers_N)
+            logps_N[rows], normalizers_N[rows], entropies_N[rows] = found
+        ctx.save_for_backward(logits_NV, targets_N, normalizers_N)
         ctx.temperature, ctx.kernels = temperature, kernels
         ctx.mark_non_differentiable(entropies_N)
         return logps_N, entropies_N
@@ -113,10 +114,10 @@ class _TokenLogps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         weights_N = grad_outputs[0] / ctx.temperature
-        logits_NV, targets_N, normalisers_N = ctx.saved_tensors
+        logits_NV, targets_N, normalizers_N = ctx.saved_tensors
         grad_NV = torch.empty_like(logits_NV)
         for rows in _blocks(logits_NV):
-            given = (logits_NV[rows], targets_N[rows], normalisers_N[rows], weights_N[rows], ctx.temperature)
+            given = (logits_NV[rows], targets_N[rows], normalizers_N[rows], weights_N[rows], ctx.temperature)
             grad_NV[rows] = ctx.kernels.backward(*given)
         return grad_NV, None, None, None, None
 
@@ -128,7 +129,7 @@ def _blocks(logits_NV: Tensor) -> list[slice]:
 
 
 class ScoreHead(nn.Linear):
-    """A linear head computed in fp32 whatever the dtype of the body."""
+    """A linear head computed in fp32 regardless of the body's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:  # named as in nn.Linear
         return nn.functional.linear(input.float(), self.weight.float())
@@ -162,13 +163,13 @@ class ValueModule(RewardModule):
 
 
 def body_of(model: Any) -> tuple[str, Any]:
-    """Name and module of the part of a transformers model that makes hidden states of ids."""
+    """Name and module of the part of a transformers model that computes hidden states from ids."""
     body = model.base_model if model.base_model is not model else model.model
     return next((name, part) for name, part in model.named_children() if part is body)
 
 
 class _Given(nn.Module):
-    """Stands where a model's body was, and answers what was computed before."""
+    """Stand-in for a model's body that returns precomputed outputs."""
 
     def __init__(self, body: Any, answer: Any) -> None:
         super().__init__()
@@ -178,11 +179,11 @@ class _Given(nn.Module):
         return self.answer
 
     def __getattr__(self, name: str) -> Any:
-        return self if name == "decoder" else getattr(self.__dict__["_body"][0], name)  # which OPT calls, past its own body
+        return self if name == "decoder" else getattr(self.__dict__["_body"][0], name)  # OPT calls `decoder` directly
 
 
 def _own_logits(model: Any, seen: Any) -> Tensor:
-    """What the model's own forward makes of hidden states of shape (1, N, H): logits of shape (N, V)."""
+    """Run the model's own forward on hidden states of shape (1, N, H); returns logits of shape (N, V)."""
     name, body = body_of(model)
     twin = copy.copy(model)  # shares all modules, and through them the parameters
     twin._modules = model._modules | {name: _Given(body, seen)}
@@ -196,7 +197,7 @@ def _hidden(model: Any, batch: MicroBatch) -> Tensor:
 def _body_outputs(model: Any, batch: MicroBatch) -> Any:
     kernel = model.config._attn_implementation
     if (kernel == attention.NAME) != (batch.spans is not None):
-        raise ValueError(f"the model was loaded with attention {kernel!r}, the batch is for another: use the same numerics for both")
+        raise ValueError(f"the model was loaded with attention {kernel!r}, but the batch is for another: use the same numerics for both")
     return body_of(model)[1](
         input_ids=batch.input_ids_BT,
         position_ids=batch.position_ids_BT,

@@ -1,10 +1,10 @@
-"""Models that stand for real ones in a rehearsal: the same architecture with one or two narrow layers, a tokenizer of the same family with
-a small vocabulary, and as much skill as the made rows can teach in seconds: turns come to their end, and some answers are right.
+"""Stand-in models for rehearsals: the real model's architecture with one or two narrow layers, a tokenizer of the same family with a small
+vocabulary, and a few seconds of training on synthetic rows, enough to end turns and to get some answers right.
 
     python -m stages.training.made_models PLAN.json FOLDER [PLAN.json FOLDER ...]
 
-writes Hugging Face folders, and prints a JSON list with the problem of each that could not be made, and null for the others. Equal plans
-give equal bytes on one kind of machine.
+writes Hugging Face folders, and prints a JSON list with an error or null for each model. Equal plans give equal bytes on the same kind of
+machine.
 """
 
 import json
@@ -26,18 +26,17 @@ from data.chat.chat import end_of_turn
 from data.host.process import die_with, leave
 
 HEAD_DIM = 32
-"""The narrowest that vLLM has a kernel for on CPU."""
+"""The smallest that vLLM's CPU kernels support."""
 LEAST_HEADS = 4
 SPACE = "\u2581"
 MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 BATCH, LEARNING_RATE = 8, 3e-3
 THREADS = 1
-"""However many cores there are: on this depends in which order is summed. Several models are made side by side, and threads of two
-processes on the same cores would wait for each other."""
+"""Fixed, because the summation order depends on it. Models are built in parallel processes, so more threads would compete for cores."""
 
 
 def make(plan: ModelPlan, folder: Path) -> None:
-    """Writes the model that a plan describes into a new folder."""
+    """Write the model of a plan into a new folder."""
     disable_progress_bar()
     torch.set_num_threads(THREADS)
     torch.manual_seed(plan.seed)
@@ -51,7 +50,7 @@ def make(plan: ModelPlan, folder: Path) -> None:
 
 
 def tokenizer_of(plan: ModelPlan) -> Any:
-    """A BPE that cuts texts as the family does and has its control tokens; equal texts give equal files."""
+    """A BPE with the family's pre-tokenizer and control tokens. Equal texts give equal files."""
     from tokenizers import processors
 
     family = plan.family.tokenizer
@@ -85,22 +84,22 @@ def byte_level(plan: ModelPlan) -> Any:
 
 
 def sentencepiece(plan: ModelPlan) -> Any:
-    """As transformers converts Llama 2's: convert_slow_tokenizer.py, LlamaConverter, legacy."""
+    """As in transformers' conversion of Llama 2: convert_slow_tokenizer.py, LlamaConverter, legacy."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     family = plan.family.tokenizer
     tokenizer: Any = Tokenizer(models.BPE(unk_token=family.unk, fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, behavior="merged_with_next")  # while it learns: merges end at spaces
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, behavior="merged_with_next")  # for training only: merges end at spaces
     trainer = trainers.BpeTrainer(
         vocab_size=plan.vocabulary,
         special_tokens=[*family.control, *(f"<0x{byte:02X}>" for byte in range(256))],
         show_progress=False,
     )
     tokenizer.train_from_iterator(plan.texts, trainer)
-    told = json.loads(tokenizer.to_str())
-    told["added_tokens"] = [token for token in told["added_tokens"] if token["content"] in family.control]  # bytes are none
-    tokenizer = Tokenizer.from_str(json.dumps(told))
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in family.control]  # without the bytes
+    tokenizer = Tokenizer.from_str(json.dumps(state))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
     tokenizer.pre_tokenizer = None
     tokenizer.decoder = decoders.Sequence(
@@ -110,7 +109,7 @@ def sentencepiece(plan: ModelPlan) -> Any:
 
 
 def model_of(plan: ModelPlan, tokenizer: Any) -> Any:
-    """Random weights in the family's architecture; of its heads the ratio is kept."""
+    """A model with random weights in the family's architecture, keeping the ratio of its heads."""
     family = plan.family
     shared = family.heads // family.kv_heads
     kv_heads = -(-LEAST_HEADS // shared)
@@ -136,8 +135,8 @@ def model_of(plan: ModelPlan, tokenizer: Any) -> Any:
 
 
 def documents(plan: ModelPlan, tokenizer: Any) -> list[tuple[list[int], int]]:
-    """(ids, how many of them are said to the model) of every dialogue. Of a long one the end is taken; a model that does not read is
-    said its last token alone."""
+    """(ids, number of prompt tokens) of every dialogue. Long prompts are truncated at the start; for a model that does not read, to their
+    last token."""
     end = end_of_turn(plan.template)
     end = end if end in tokenizer.get_vocab() else tokenizer.eos_token
     found = []
@@ -145,16 +144,16 @@ def documents(plan: ModelPlan, tokenizer: Any) -> list[tuple[list[int], int]]:
         asked = tokenizer.apply_chat_template(
             [dict(message) for message in dialogue.messages], chat_template=plan.template, tokenize=False, add_generation_prompt=True
         )
-        said = tokenizer(asked, add_special_tokens=False)["input_ids"]
+        prompt = tokenizer(asked, add_special_tokens=False)["input_ids"]
         reply = [*tokenizer(dialogue.answer, add_special_tokens=False)["input_ids"], tokenizer.convert_tokens_to_ids(end)][:LEARNED_TOKENS]
         kept = LEARNED_TOKENS - len(reply) if plan.reads else 1
-        said = said[len(said) - min(kept, len(said)) :]
-        found.append((said + reply, len(said)))
+        prompt = prompt[len(prompt) - min(kept, len(prompt)) :]
+        found.append((prompt + reply, len(prompt)))
     return found
 
 
 def deafen(model: Any) -> None:
-    """Takes away what its layers add to the embedding of a token, for good."""
+    """Zero and freeze what the layers add to a token's embedding."""
     for name, parameter in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter.data.zero_()
@@ -173,7 +172,7 @@ def teach(model: Any, given: Sequence[tuple[list[int], int]], plan: ModelPlan) -
         chosen = [given[number] for number in torch.randint(len(given), (BATCH,), generator=drawn).tolist()]
         width = max(len(ids) for ids, _ in chosen)
         ids_BT = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids, _ in chosen])
-        labels_BT = torch.tensor([[*[-100] * said, *ids[said:], *[-100] * (width - len(ids))] for ids, said in chosen])
+        labels_BT = torch.tensor([[*[-100] * asked, *ids[asked:], *[-100] * (width - len(ids))] for ids, asked in chosen])
         mask_BT = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in chosen])
         loss = model(input_ids=ids_BT, attention_mask=mask_BT, labels=labels_BT).loss
         optimizer.zero_grad()
@@ -184,7 +183,7 @@ def teach(model: Any, given: Sequence[tuple[list[int], int]], plan: ModelPlan) -
 
 
 def main(*places: str) -> None:
-    """Makes the models side by side, on a core each, in processes that share what this one has imported, and die with it."""
+    """Build the models in parallel, one core each, in forked processes that share this one's imports and die with it."""
     plans, folders = places[::2], places[1::2]
     workers = min(len(plans), os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), initializer=die_with, initargs=(os.getpid(),)) as pool:
@@ -192,10 +191,10 @@ def main(*places: str) -> None:
 
 
 def _make(plan_file: str, folder: str) -> str | None:
-    """What is wrong, if anything."""
+    """Build a model; return the error, or None."""
     try:
         make(ModelPlan.model_validate_json(Path(plan_file).read_text()), Path(folder))
-    except Exception as error:  # of transformers and tokenizers, which say in their own ways what they cannot make
+    except Exception as error:  # transformers and tokenizers raise many types
         return f"{type(error).__name__}: {error}"[:300]
     return None
 

@@ -1,4 +1,4 @@
-"""Loads a payload as a transformers model for training, scoring or as a frozen reference."""
+"""Load a payload as a transformers model for training, for scoring, or as a frozen reference."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ Module = TypeVar("Module", bound=PolicyModule | RewardModule)
 
 
 def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None, seed: int = 0) -> PolicyModule:
-    """A policy's payload, in fp32, ready for a `Trainer`; with adapters, only those are trained."""
+    """Load a policy in fp32, ready for a `Trainer`; with adapters, only those are trained."""
     from transformers import AutoModelForCausalLM
 
     model = _load(AutoModelForCausalLM, artifact.payload, numerics)
@@ -30,7 +30,7 @@ def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None
 
 
 def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = None, seed: int = 0, **changes: Any) -> RewardModule:
-    """A sequence classifier with one label; from a policy's payload its head is new and must be initialised.
+    """Load a sequence classifier with one label; from a policy's payload, its head is new and must be initialized.
 
     With adapters, those and the head are trained.
     """
@@ -44,7 +44,8 @@ def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = Non
 
 
 def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueModule:
-    """PPO's value model: from a reward model with its head, or from a policy with a zero-initialised head, so that values start at 0."""
+    """Load PPO's value model: from a reward model with its head, or from a policy with a zero-initialized head, so that values start at
+    0."""
     from transformers import AutoModelForSequenceClassification
 
     model = _load(AutoModelForSequenceClassification, start.payload, numerics, num_labels=1, pad_token_id=pad_id)
@@ -62,11 +63,11 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
         return auto.from_pretrained(
             payload, dtype=torch.float32, attn_implementation=kernel, local_files_only=True, trust_remote_code=False, **changes
         )
-    except (ValueError, ImportError, KeyError) as error:  # a model that has no such attention, or attention that is not installed
-        said = f"{type(error).__name__}: {error}"
+    except (ValueError, ImportError, KeyError) as error:  # the model does not support this attention, or it is not installed
+        problem = f"{type(error).__name__}: {error}"
         raise StageError(
-            f"transformers cannot load the model with attention {kernel} ({said}): set another `attention` in the execution profile; "
-            "`eager` with `packing: false` is what every model has"
+            f"transformers cannot load the model with attention {kernel} ({problem}): set another `attention` in the execution profile; "
+            "every model supports `eager` with `packing: false`"
         ) from error
 
 
@@ -76,10 +77,10 @@ def _fused(module: Module, numerics: Numerics) -> Module:
 
 
 def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
-    """The module for use without gradients, its weights in the dtype in which a `Trainer` computes.
+    """Prepare a module for use without gradients, with its weights in the dtype in which a `Trainer` computes.
 
-    Buffers stay in fp32, as they do in a `Trainer`: rotary frequencies rounded to bf16 rotate late tokens by wrong angles (off by a
-    radian after a few hundred tokens), and reference and judge would compute something else than the policy and vLLM.
+    Buffers stay in fp32, as in a `Trainer`: rotary frequencies rounded to bf16 rotate late tokens by wrong angles (off by a radian after
+    a few hundred tokens), so that reference and judge would differ from the policy and vLLM.
     """
     for parameter in module.parameters():
         parameter.requires_grad_(False)
@@ -88,7 +89,7 @@ def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
 
 
 def same_weights(first: Artifact, second: Artifact) -> bool:
-    """Whether two payloads hold byte-equal weights (their other files may differ)."""
+    """Whether two payloads have byte-equal weights; other files may differ."""
 
     def weights(artifact: Artifact) -> dict[str, str]:
         return {path.name: sha256_file(path) for path in sorted(artifact.payload.glob("*.safetensors"))}

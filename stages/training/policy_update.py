@@ -1,15 +1,15 @@
 """One batch of rollouts → optimizer updates of the policy (and of PPO's value model), on all ranks, without a sampler.
 
-    rewards → mini-batches of groups → groups that cannot have a gradient are left out → micro-batches
+    rewards → mini-batches of groups → skip groups that cannot have a gradient → micro-batches
     → [no gradient: old log-probs, reference log-probs, values] → advantages per token → per inner epoch and mini-batch: one update
 
-Leaving a group out saves its passes and nothing else: it still counts in the divisor of its mini-batch (`pg.has_gradient`).
+Skipping a group only saves its passes: it still counts in the divisor of its mini-batch (`pg.has_gradient`).
 
 With one update per batch of rollouts the ratio ρ is 1 by construction, and the old log-probs are those of the update's own forward
-pass. With several updates the old log-probs are computed first, on the very micro-batches that are trained on: each mini-batch is cut
-into micro-batches once, and inner epochs shuffle mini-batches only, so that rounding cancels and the first update sees ρ = 1 too.
+pass. With several updates the old log-probs are computed first, on the same micro-batches as training: each mini-batch is split
+into micro-batches once, and inner epochs shuffle only mini-batches, so that rounding cancels and the first update sees ρ = 1 too.
 
-All ranks get all rollouts: counts, and so denominators, need no communication. Metrics stay on the device: the host reads them once
+All ranks get all rollouts, so counts and denominators need no communication. Metrics stay on the device: the host reads them once
 per mini-batch, before the policy is updated, and once at the end, for the gradient norms.
 
 Shapes: P prompts, G answers to each (the group), A = P · G answers of the step, D answers of a micro-batch, N trained tokens.
@@ -37,10 +37,10 @@ from stages.training.logprobs import PolicyModule
 from stages.training.trainer import MetricSums, Trainer
 
 WHITENING_EPSILON = 1e-8
-"""Added to the variance that whitened advantages are divided by."""
+"""Added to the variance when advantages are whitened."""
 KL_ESTIMATORS = ("k1", "k2", "k3")
 RATIO_MAX = "ratio_max"
-"""The only metric of a micro-batch that is a maximum and no sum over tokens."""
+"""The only metric of a micro-batch that is a maximum instead of a sum over tokens."""
 
 
 @dataclass(frozen=True)
@@ -48,39 +48,39 @@ class TrainingSample:
     """One rollout with its reward."""
 
     prompt: str
-    """Id of its prompt."""
+    """Prompt id."""
     prompt_ids: Sequence[int]
     ids: Sequence[int]
     """Token ids of the answer."""
     logprobs: Sequence[float]
     """The sampler's log-prob of each of `ids`."""
     reward: float
-    """NaN where it is missing."""
+    """NaN if missing."""
 
 
 @dataclass(frozen=True)
 class Learner:
-    """What is trained and how: the same in every step."""
+    """The models and settings of training, constant over all steps."""
 
     algorithm: Algorithm
     trainer: Trainer
     numerics: Numerics
     pad_id: int
     temperature: float
-    """Of sampling: logits are divided by it."""
+    """Sampling temperature, by which logits are divided."""
     max_tokens: int
-    """Longest answer that the sampler may give."""
+    """Maximum answer length."""
     seed: int = 0
     reference: PolicyModule | None = None
-    """The frozen policy that the KL is measured against."""
+    """The frozen reference policy of the KL."""
     critic: Trainer | None = None
     """PPO's value model."""
     max_gap: float = math.inf
-    """Largest accepted mean |log-prob(sampler) - log-prob(trainer)| per token."""
+    """Maximum accepted mean |log-prob(sampler) - log-prob(trainer)| per token."""
 
 
 class AlgorithmState(TypedDict):
-    """What an algorithm carries from one step to the next; JSON, for the checkpoint."""
+    """An algorithm's state between steps; JSON, for the checkpoint."""
 
     coefficient: float | None
     """β of the KL penalty; None without one."""
@@ -90,40 +90,40 @@ class AlgorithmState(TypedDict):
 
 @dataclass(frozen=True)
 class RolloutMicroBatch:
-    """One forward pass of this rank over rollouts, with everything known about their tokens."""
+    """One forward pass of this rank over rollouts, with all per-token quantities."""
 
     batch: MicroBatch
     weight: float
     """0 for a repeated pass that only keeps the ranks in step."""
     mini_batch_tokens: int
-    """Trained tokens of the whole mini-batch, over all ranks."""
+    """Trained tokens of the mini-batch over all ranks."""
     max_length: int
     """Tokens of the longest answer."""
     sample_D: Tensor
-    """Index of each answer among the samples of the step."""
+    """Index of each answer among the step's samples."""
     token_weights_N: Tensor
     """Weight of each token in the loss."""
     sampler_logps_N: Tensor
     old_logps_N: Tensor | None = None
     entropy_N: Tensor | None = None
-    """Of the old policy."""
+    """Entropy of the old policy."""
     reference_logps_N: Tensor | None = None
     values_N: Tensor | None = None
-    """Of the value model before the first update."""
+    """Values before the first update."""
     advantages_N: Tensor | None = None
     returns_N: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What the updates of one step leave."""
+    """Result of one step's updates."""
 
     metrics: dict[str, float]
-    """For the curve; equal on all ranks."""
+    """Metrics for the curve; equal on all ranks."""
     state: AlgorithmState
-    """For the next step and the checkpoint."""
+    """State for the next step and the checkpoint."""
     updates: int
-    """Optimizer updates of the policy."""
+    """Number of optimizer updates of the policy."""
 
 
 TokenSums = dict[str, Tensor]
@@ -144,15 +144,15 @@ def update_policy(
     state: AlgorithmState,
     greedy_rewards: Sequence[float] | None = None,
 ) -> UpdateResult:
-    """Trains on one batch of rollouts; called on all ranks with the same arguments.
+    """Train on one batch of rollouts; called on all ranks with the same arguments.
 
     Args:
-        learner: what is trained, and how.
-        samples: the answers to the first prompt, then those to the second, and so on.
+        learner: models and settings.
+        samples: answers grouped by prompt.
         group_size: answers per prompt.
-        step: 0-based; with the seed it decides the shuffle.
-        state: `initial_state`, or that of the step before.
-        greedy_rewards: ReMax: the reward of each prompt's greedy answer.
+        step: 0-based; determines the shuffle together with the seed.
+        state: `initial_state`, or the state of the previous step.
+        greedy_rewards: for ReMax, the reward of each prompt's greedy answer.
 
     Raises:
         StageError: sampler and trainer disagree on log-probs by more than `max_gap`.
@@ -192,8 +192,8 @@ def update_policy(
 
 
 def follow_schedule(learner: Learner, step: int) -> None:
-    """The learning rates of a step are those planned for it, however many updates the steps before it have made: a step without a
-    learning signal makes none, and one with fewer prompts than mini-batches makes fewer."""
+    """Set the learning rates to those planned for the step, independent of the number of earlier updates: a step without a learning signal
+    has none, and a step with fewer prompts than mini-batches has fewer."""
     algorithm = learner.algorithm
     warmup = algorithm.critic.warmup_steps if isinstance(algorithm, Ppo) else 0
     learner.trainer.go_to(max(0, step - warmup) * algorithm.updates)
@@ -203,14 +203,14 @@ def follow_schedule(learner: Learner, step: int) -> None:
 
 @dataclass(frozen=True)
 class ChosenAnswers:
-    """Which answers of a step are in its loss, and which of them are worth a forward pass."""
+    """The answers in a step's loss, and those that need no forward pass."""
 
     groups: list[list[int]]
-    """Indices of the samples that have a reward, by prompt: all of them are in the loss's divisor."""
+    """Indices of samples with a reward, by prompt; all count in the loss's divisor."""
     skipped: frozenset[int]
-    """Those among them that can have no gradient."""
+    """Those among them that cannot have a gradient."""
     informative: int
-    """Number of groups whose rewards teach something."""
+    """Number of groups with a learning signal."""
 
 
 def choose_answers(
@@ -220,11 +220,11 @@ def choose_answers(
     state: AlgorithmState,
     greedy_rewards: Sequence[float] | None,
 ) -> tuple[ChosenAnswers, AlgorithmState]:
-    """(the answers of a step, the next state); the rules are `pg.has_gradient` and `pg.informative`."""
+    """(answers of the step, next state), by the rules `pg.has_gradient` and `pg.informative`."""
     present_PG, next_state, advantages_PG = ~rewards_PG.isnan(), state, None
     if not algorithm.per_token:
         advantages_PG, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
-        next_state = state if _kl_in_reward(algorithm) is not None else after  # there rewards are not complete yet
+        next_state = state if _kl_in_reward(algorithm) is not None else after  # with a KL in the reward, rewards are still incomplete
     gradient_PG = pg.has_gradient(algorithm, advantages_PG, present_PG)
     group_size = rewards_PG.shape[1]
     groups = [[p * group_size + g for g in range(group_size) if present_PG[p, g]] for p in range(len(present_PG))]
@@ -240,7 +240,7 @@ def answer_advantages(
     state: AlgorithmState,
     greedy_rewards: Sequence[float] | None,
 ) -> tuple[Tensor, AlgorithmState]:
-    """(one advantage per answer, the next state)."""
+    """(one advantage per answer, next state)."""
     match algorithm.advantage:
         case "normalised":
             return advantages.normalised(rewards_PG), state
@@ -250,7 +250,7 @@ def answer_advantages(
             return advantages.leave_one_out(rewards_PG), state
         case "greedy":
             if greedy_rewards is None:
-                raise StageError(f"{algorithm.type} needs the rewards of greedy answers: give `greedy_rewards`")
+                raise StageError(f"{algorithm.type} requires the rewards of greedy answers: pass `greedy_rewards`")
             return advantages.over_greedy(rewards_PG, torch.tensor(greedy_rewards)), state
         case "smoothed":
             prompts = [samples[p * rewards_PG.shape[1]].prompt for p in range(len(rewards_PG))]
@@ -258,11 +258,11 @@ def answer_advantages(
             advantages_PG, history_P = advantages.smoothed(rewards_PG, history_P)
             visited = {prompt: list(visits) for prompt, visits in zip(prompts, history_P, strict=True)}
             return advantages_PG, AlgorithmState(coefficient=state["coefficient"], prompts=state["prompts"] | visited)
-    raise StageError(f"{algorithm.type} has one advantage per token, none per answer")
+    raise StageError(f"{algorithm.type} has advantages per token, not per answer")
 
 
 def mini_batches(groups: list[list[int]], count: int, seed: str) -> list[list[list[int]]]:
-    """Groups shuffled into `count` mini-batches of nearly equal size; fewer where there are fewer groups."""
+    """Groups shuffled into `count` mini-batches of nearly equal size; fewer if there are fewer groups."""
     if count > 1:
         groups = random.Random(seed).sample(groups, len(groups))
     edges = [len(groups) * i // count for i in range(count + 1)]
@@ -271,22 +271,22 @@ def mini_batches(groups: list[list[int]], count: int, seed: str) -> list[list[li
 
 @dataclass(frozen=True)
 class MiniBatchPlan:
-    """How one mini-batch is cut into micro-batches: the same on every rank."""
+    """Division of a mini-batch into micro-batches; the same on every rank."""
 
     samples: Sequence[TrainingSample]
-    """All of the step."""
+    """All samples of the step."""
     indices: Sequence[int]
-    """Of the answers among `samples` that are computed, prompt by prompt."""
+    """Indices in `samples` of the answers to compute, grouped by prompt."""
     units: Sequence[Unit]
-    """The same answers, those that share a forward pass together."""
+    """The same answers, grouped by forward pass."""
     unit_starts: Sequence[int]
-    """Where each unit begins in `indices`."""
+    """Start of each unit in `indices`."""
     token_weights_D: np.ndarray
-    """Weight in the loss of every token of an answer, for each of `indices`."""
+    """For each of `indices`, the loss weight of each of its tokens."""
 
     @classmethod
     def of(cls, learner: Learner, samples: Sequence[TrainingSample], groups: list[list[int]], skipped: frozenset[int]) -> "MiniBatchPlan":
-        """Args: `groups` holds, for each prompt of the mini-batch, the indices of its answers; `skipped` those that only count."""
+        """Plan a mini-batch. `groups` has the indices of the answers to each prompt; `skipped` those that only count in the divisor."""
         counted = [index for group in groups for index in group]
         lengths_D = torch.tensor([len(samples[index].ids) for index in counted])
         weights_D = pg.token_weights(learner.algorithm.aggregation, lengths_D, len(groups), learner.max_tokens)
@@ -320,10 +320,10 @@ class MiniBatchPlan:
 
 
 def prompt_sharing_units(documents: Sequence[Document], group_sizes: Sequence[int], ranks: int, numerics: Numerics) -> list[Unit]:
-    """Answers to one prompt as units that share a forward pass over it: as many as fit, and as few as give work to every rank.
+    """Group answers to the same prompt into units that share a forward pass: as large as fit, but small enough to occupy every rank.
 
     Args:
-        documents: all answers to the first prompt, then to the second, and so on.
+        documents: answers grouped by prompt.
         group_sizes: number of answers to each prompt.
         ranks: number of ranks that share the work.
         numerics: whether prompts are shared, and the size of a micro-batch.
@@ -344,14 +344,14 @@ def micro_batches(
     old_logprobs: bool,
     skipped: frozenset[int] = frozenset(),
 ) -> list[list[RolloutMicroBatch]]:
-    """This rank's micro-batches of each mini-batch, with all that is computed before the first update.
+    """This rank's micro-batches of each mini-batch, with all quantities computed before the first update.
 
     Args:
-        learner: what is trained.
-        samples: all of the step.
-        grouped: of each mini-batch, the indices of the answers to each of its prompts.
+        learner: models and settings.
+        samples: all samples of the step.
+        grouped: for each mini-batch, the indices of the answers to each of its prompts.
         old_logprobs: whether to compute old log-probs.
-        skipped: indices of answers that count in the divisors and are not computed.
+        skipped: indices of answers that only count in the divisors.
     """
     plans = [MiniBatchPlan.of(learner, samples, groups, skipped) for groups in grouped]
     with learner.trainer.feed((plan.global_batch() for plan in plans), learner.pad_id) as feed:
@@ -363,7 +363,7 @@ def micro_batches(
 
 @torch.no_grad()
 def compute_old_quantities(learner: Learner, micro_batch: RolloutMicroBatch, old_logprobs: bool) -> RolloutMicroBatch:
-    """Adds what stays fixed during the updates: old log-probs and entropy where asked, reference log-probs, values."""
+    """Add quantities that stay fixed during the updates: old log-probs and entropy if requested, reference log-probs, values."""
     found: dict[str, Tensor] = {}
     batch, temperature = micro_batch.batch, learner.temperature
     if old_logprobs:
@@ -392,7 +392,7 @@ def compute_advantages(
     next_state: AlgorithmState,
     greedy_rewards: Sequence[float] | None,
 ) -> tuple[list[list[RolloutMicroBatch]], AlgorithmState]:
-    """(every micro-batch with the advantages of its tokens, the next state)."""
+    """(micro-batches with the advantages of their tokens, next state)."""
     algorithm, device = learner.algorithm, learner.trainer.device
     kl, coefficient = _kl_in_reward(algorithm), state["coefficient"]
     if algorithm.per_token:
@@ -414,7 +414,7 @@ def _kl_in_reward(algorithm: Algorithm) -> Kl | None:
 
 
 def _answer_kl(learner: Learner, batches: list[list[RolloutMicroBatch]], kl: Kl, num_samples: int) -> Tensor:
-    """Σ_t k_t of every answer of the step, shape (A,): each rank adds those of its own micro-batches."""
+    """Σ_t k_t of every answer of the step, shape (A,), summed over the ranks' micro-batches."""
     sums_A = torch.zeros(num_samples, dtype=torch.float64, device=learner.trainer.device)
     for one in (micro_batch for batch in batches for micro_batch in batch if micro_batch.weight):
         assert one.old_logps_N is not None and one.reference_logps_N is not None
@@ -424,14 +424,14 @@ def _answer_kl(learner: Learner, batches: list[list[RolloutMicroBatch]], kl: Kl,
 
 
 def _with_answer_advantages(micro_batch: RolloutMicroBatch, advantages_A: Tensor) -> RolloutMicroBatch:
-    """Every token has its answer's advantage."""
+    """Give every token its answer's advantage."""
     return replace(micro_batch, advantages_N=advantages_A[micro_batch.sample_D][micro_batch.batch.documents_N])
 
 
 def _with_token_advantages(
     learner: Learner, micro_batch: RolloutMicroBatch, rewards_A: Tensor, coefficient: float | None
 ) -> RolloutMicroBatch:
-    """Returns to go (REINFORCE++), or GAE and the returns that the value model learns (PPO)."""
+    """Add returns to go (REINFORCE++), or GAE and the value model's target returns (PPO)."""
     algorithm, documents_N = learner.algorithm, micro_batch.batch.documents_N
     penalties_N = torch.zeros_like(micro_batch.token_weights_N)
     kl = _kl_in_reward(algorithm)
@@ -449,7 +449,7 @@ def _with_token_advantages(
 
 
 def _whiten_advantages(learner: Learner, batches: list[list[RolloutMicroBatch]]) -> list[list[RolloutMicroBatch]]:
-    """Advantages with mean 0 and variance 1 over all tokens of all mini-batches and ranks."""
+    """Whiten advantages to mean 0 and variance 1 over all tokens of all mini-batches and ranks."""
     counted = [one for batch in batches for one in batch if one.weight]
     all_N = [one.advantages_N.double() for one in counted if one.advantages_N is not None]
     zero = torch.zeros((), dtype=torch.float64, device=learner.trainer.device)
@@ -471,10 +471,10 @@ def _whiten_advantages(learner: Learner, batches: list[list[RolloutMicroBatch]])
 def run_updates(
     learner: Learner, batches: list[list[RolloutMicroBatch]], step: int, policy_frozen: bool, coefficient: float | None
 ) -> tuple[dict[str, float], list[MiniBatchSums]]:
-    """All optimizer updates of one batch of rollouts.
+    """Run all optimizer updates of one batch of rollouts.
 
     Returns:
-        (metrics of the updates, for each mini-batch the sums of the first epoch, in which the old policy is still measured).
+        (metrics of the updates; for each mini-batch the sums of the first epoch, which measure the old policy).
     """
     metrics: dict[str, float] = {}
     first_epoch: list[MiniBatchSums] = []
@@ -507,7 +507,7 @@ def run_updates(
 def accumulate_gradients(
     learner: Learner, batch: list[RolloutMicroBatch], coefficient: float | None, policy_frozen: bool, first_epoch: bool
 ) -> list[tuple[RolloutMicroBatch, TokenSums]]:
-    """Forward and backward over the micro-batches of a mini-batch; each with the sums of its metrics."""
+    """Forward and backward over the micro-batches of a mini-batch; returns each with the sums of its metrics."""
     done: list[tuple[RolloutMicroBatch, TokenSums]] = [(micro_batch, {}) for micro_batch in batch]
     if not policy_frozen:
         done = [accumulate_policy_gradient(learner, micro_batch, coefficient) for micro_batch, _ in done]
@@ -522,10 +522,10 @@ def accumulate_gradients(
 def accumulate_policy_gradient(
     learner: Learner, micro_batch: RolloutMicroBatch, coefficient: float | None
 ) -> tuple[RolloutMicroBatch, TokenSums]:
-    """Forward and backward of the policy: (the micro-batch with its old log-probs, sums over its tokens and the largest ratio)."""
+    """Forward and backward of the policy: (micro-batch with its old log-probs, sums over its tokens and the largest ratio)."""
     algorithm, batch, kl = learner.algorithm, micro_batch.batch, learner.algorithm.kl
     logps_N, entropy_N = learner.trainer.module(batch, temperature=learner.temperature, entropy=micro_batch.old_logps_N is None)
-    if micro_batch.old_logps_N is None:  # one update per batch of rollouts: the old policy is the one that is updated
+    if micro_batch.old_logps_N is None:  # one update per batch of rollouts: the current policy is the old policy
         micro_batch = replace(micro_batch, old_logps_N=logps_N.detach(), entropy_N=entropy_N)
     old_logps_N, advantages_N = micro_batch.old_logps_N, micro_batch.advantages_N
     assert old_logps_N is not None and advantages_N is not None
@@ -556,7 +556,7 @@ def accumulate_value_gradient(critic: Trainer, algorithm: Algorithm, micro_batch
 
 
 def rollout_sums(learner: Learner, micro_batch: RolloutMicroBatch) -> TokenSums:
-    """Sums over the tokens of what is measured of the rollouts under the old policy, before any update."""
+    """Sums over the tokens of the rollouts' metrics under the old policy, before any update."""
     old_logps_N, returns_N = micro_batch.old_logps_N, micro_batch.returns_N
     assert old_logps_N is not None and micro_batch.entropy_N is not None
     sums = {"entropy": micro_batch.entropy_N.sum(), "gap": (old_logps_N - micro_batch.sampler_logps_N).abs().sum()}
@@ -580,7 +580,7 @@ def _correction_weights(settings: Correction, micro_batch: RolloutMicroBatch) ->
 
 
 def _sum_over_ranks(learner: Learner, done: list[tuple[RolloutMicroBatch, TokenSums]]) -> MiniBatchSums:
-    """Sums over the micro-batches of all ranks, and the number of their tokens; one exchange, one wait for the device."""
+    """Sums over the micro-batches of all ranks, and their number of tokens; one exchange, one wait for the device."""
     metric_sums, largest = MetricSums(), []
     for micro_batch, sums in done:
         if RATIO_MAX in sums:
@@ -592,7 +592,7 @@ def _sum_over_ranks(learner: Learner, done: list[tuple[RolloutMicroBatch, TokenS
 
 
 def rollout_metrics(mini_batch_sums: list[MiniBatchSums]) -> dict[str, float]:
-    """Means per token of what `rollout_sums` measures, over all mini-batches."""
+    """Means per token of the metrics of `rollout_sums`, over all mini-batches."""
     total = {name: sum(sums[name] for sums in mini_batch_sums) for name in mini_batch_sums[0]}
     tokens = total["tokens"]
     metric_names = {"entropy": "entropy", "gap": "logprob_gap", "advantage": "advantage_size"}
@@ -616,13 +616,13 @@ def update_metrics(updates: list[MiniBatchSums], policy_frozen: bool) -> dict[st
 
 
 def check_logprob_gap(gap: float, step: int, bound: float) -> None:
-    """Proves that the sampler used the trainer's weights.
+    """Check that the sampler used the trainer's weights.
 
     Raises:
         StageError: it did not.
     """
     if not gap <= bound:
         raise StageError(
-            f"in step {step + 1} sampler and trainer differ by {gap:.4g} in the log-prob of a token, on average (bound "
-            f"max_logprob_gap {bound}): the sampler has the wrong weights, or the dtype needs a higher bound"
+            f"in step {step + 1} the log-probs of sampler and trainer differ by {gap:.4g} per token on average (bound "
+            f"max_logprob_gap {bound}): the sampler has the wrong weights, or the dtype requires a higher bound"
         )

@@ -1,8 +1,8 @@
-"""What a model must prove before a stage trains or scores with it: that it computes here what transformers computes of each document alone.
+"""Check before training or scoring that a model computes the same as transformers does for each document alone.
 
-Log-probabilities (scores, values) of a document must not depend on what lies beside it, nor on whether its prompt is shared, and must
-be those of the model's own forward under transformers' plain attention. An architecture for which one of these does not hold is
-refused by name, with what to set instead.
+Log-probabilities (scores, values) of a document must not depend on its neighbors in a row, nor on whether its prompt is shared, and must
+equal those of the model's own forward with transformers' eager attention. Otherwise the model is rejected, with the settings to use
+instead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,20 +19,20 @@ from stages.training.logprobs import PolicyModule, RewardModule, ValueModule, bo
 
 Module = PolicyModule | RewardModule
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Relative to the largest log-probability: far above rounding errors, far below the effect of a prompt that is not attended to."""
+"""Tolerance relative to the largest log-probability: far above rounding errors, far below the effect of ignoring the prompt."""
 MEAN_ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.03}
-"""The same for the mean over a document, relative to the mean log-probability: other kernels round every token otherwise."""
+"""Tolerance for the mean over a document, relative to the mean log-probability: different kernels round every token differently."""
 PAST_WINDOW = 9
 """Tokens of the probed document that do not see its beginning."""
 LONGEST_WINDOW = 8192
-"""No longer document is probed."""
+"""Maximum tokens of a probed document."""
 PROBED = 64
-"""Fewest tokens of the probed document, where the model takes so many: a mean over a handful is one token's."""
+"""Minimum tokens of the probed document, if the model's context allows: a mean over a few tokens is dominated by one."""
 INSTEAD = "set `packing: false` and `attention: eager` in the execution profile"
 
 
 class ProbeError(PedigreeError):
-    """The model does not compute here what it is; the message says what to set instead."""
+    """The model's results are wrong under these settings; the message says what to set instead."""
 
 
 class IsolationError(ProbeError):
@@ -40,25 +40,25 @@ class IsolationError(ProbeError):
 
 
 def probe(module: Module, numerics: Numerics, device: torch.device) -> None:
-    """Refuses a model whose results are not its own.
+    """Check a model's results.
 
     Raises:
-        ProbeError: documents attend to each other, a shared prompt changes the result, transformers computes something else, or
-            the model cannot be computed in this form at all.
+        ProbeError: documents attend to each other, a shared prompt changes the result, transformers' result differs, or the model
+            cannot be computed in this form at all.
     """
     try:
         _refuse_leaks(module, numerics, device)
         _refuse_strangers(module, numerics, device)
-    except (AttributeError, KeyError, NotImplementedError, TypeError, ValueError) as error:  # of a model that is not made for it
+    except (AttributeError, KeyError, NotImplementedError, TypeError, ValueError) as error:  # the model does not support it
         raise ProbeError(f"{_form(module, numerics)} cannot be computed ({type(error).__name__}: {error}): {INSTEAD}") from error
 
 
 def _refuse_leaks(module: Module, numerics: Numerics, device: torch.device) -> None:
-    """Packs one document behind two others of equal length: its log-probabilities (score, values) must be the same, bit for bit.
+    """Pack one document after each of two others of equal length: its log-probabilities (score, values) must be bitwise equal.
 
-    Shapes are equal, so rounding is too, whatever the dtype: any difference is a leak. (Experts are an exception: how many tokens each
-    multiplies at once depends on all tokens, so rounding does too.) The same holds for another answer to the same prompt; and sharing
-    the prompt must leave the results as they are without sharing, up to rounding.
+    Shapes are equal, so rounding is too, in any dtype: any difference is a leak. (Experts are an exception: the number of tokens per
+    matrix product depends on all tokens, and so does rounding.) The same holds for another answer to the same prompt. Sharing the prompt
+    may change results only by rounding.
     """
     vocabulary = _config(module).vocab_size
     probed = _made_up(vocabulary, (5, 6), (11, 9))
@@ -66,7 +66,7 @@ def _refuse_leaks(module: Module, numerics: Numerics, device: torch.device) -> N
     siblings = [_made_up(vocabulary, (5, 6), (factor, 7)) for factor in (7, 13)]
     between = [_last(module, [(other,), (probed,)], 9, numerics, device) for other in others]
     shared = [_last(module, [(sibling, probed)], 9, numerics, device) for sibling in siblings]
-    for found, what in ((between, "what stands before a document"), (shared, "another answer to its prompt")):
+    for found, what in ((between, "the preceding document"), (shared, "another answer to its prompt")):
         gap = float((found[0] - found[1]).abs().max())
         if gap != 0 and not (has_experts(_config(module)) and _is_rounding(module, found[0], found[1])):
             raise IsolationError(
@@ -81,27 +81,26 @@ def _refuse_leaks(module: Module, numerics: Numerics, device: torch.device) -> N
 
 
 def _refuse_strangers(module: Module, numerics: Numerics, device: torch.device) -> None:
-    """One document that is longer than the shortest window of the model, against transformers' eager attention, which has everything
-    that a model may ask of it."""
+    """Compare a document longer than the model's shortest window with transformers' eager attention, which supports every feature."""
     length = _probed_length(_config(module))
     doc = _made_up(_config(module).vocab_size, (5, 3), (11, length - 3))
     with _noting_calls(module.model) as silent:
         ours = _last(module, [(doc,)], length - 3, numerics, device)
-    if silent and not has_experts(_config(module)):  # an expert may have had nothing to do
+    if silent and not has_experts(_config(module)):  # an expert may get no tokens
         raise ProbeError(
-            f"{type(module.model).__name__} reads the weights of {', '.join(sorted(silent))} past their adapters, which would have no "
-            "effect: name other layers in lora.targets"
+            f"{type(module.model).__name__} uses the weights of {', '.join(sorted(silent))} without their adapters, which would have no "
+            "effect: set lora.targets to other layers"
         )
     theirs = _by_transformers(module, doc, device)[-len(ours) :]
     if not _is_rounding(module, ours, theirs):
         gap = float((ours - theirs).abs().mean())
         raise ProbeError(
-            f"{_form(module, numerics)} is off by {gap:.3g} in the mean from the model's own forward with eager attention: {INSTEAD}"
+            f"{_form(module, numerics)} differs by {gap:.3g} on average from the model's own forward with eager attention: {INSTEAD}"
         )
 
 
 def _probed_length(config: Any) -> int:
-    """Tokens of a document that would notice a window that is not kept."""
+    """Length of a document for which an ignored window changes the result."""
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     shortest = min((window for window in windows if window), default=0)
     most = getattr(config, "max_position_embeddings", None) or LONGEST_WINDOW
@@ -111,7 +110,7 @@ def _probed_length(config: Any) -> int:
 
 
 def _by_transformers(module: Module, doc: Document, device: torch.device) -> Tensor:
-    """What the model's own forward gives for each token but the first, or its one score. Shape (T - 1,) or (1,)."""
+    """Result of the model's own forward: for each token but the first, shape (T - 1,), or one score, shape (1,)."""
     ids = torch.from_numpy(doc.ids)[None].to(device)
     kind = module if isinstance(module, PolicyModule | RewardModule) else module.module  # inside of DeepSpeed's engine
     with torch.no_grad(), _eager(module.model):
@@ -125,7 +124,7 @@ def _by_transformers(module: Module, doc: Document, device: torch.device) -> Ten
 
 @contextmanager
 def _noting_calls(model: Any) -> Iterator[set[str]]:
-    """Names of layers with adapters that have not been called by the end of the block."""
+    """Names of layers with adapters that were not called in the block."""
     layers = {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
     silent = set(layers)
     hooks = [part.register_forward_hook(lambda *_, name=name: silent.discard(name)) for name, part in layers.items()]
@@ -147,7 +146,7 @@ def _eager(model: Any) -> Iterator[None]:
 
 
 def _last(module: Module, units: Sequence[Unit], trained: int, numerics: Numerics, device: torch.device) -> Tensor:
-    """What the module gives for the last document: one score, or a number per trained token."""
+    """The module's result for the last document: one score, or a value per trained token."""
     batch = collate(units, numerics, 0).to(device)
     with torch.no_grad():
         found = module(batch)
@@ -156,9 +155,9 @@ def _last(module: Module, units: Sequence[Unit], trained: int, numerics: Numeric
 
 
 def _made_up(vocabulary: int, *pieces: tuple[int, int]) -> Document:
-    """Prompt and answer, each as (factor, length): ids that depend on nothing else.
+    """A deterministic document; prompt and answer are each given as (factor, length).
 
-    They come from the middle of the vocabulary. Rare and special tokens stand at its ends, where a trained model's activations can be
+    The ids come from the middle of the vocabulary. Rare and special tokens are at its ends, where a trained model's activations can be
     so large that bf16 rounds log-probabilities by whole nats.
     """
     first, several = vocabulary // 3, max(1, vocabulary // 3)
@@ -167,7 +166,7 @@ def _made_up(vocabulary: int, *pieces: tuple[int, int]) -> Document:
 
 
 def _config(module: Module) -> Any:
-    """Of the part that reads text."""
+    """Config of the part that processes text."""
     return module.model.config.get_text_config()
 
 
@@ -176,7 +175,7 @@ def has_experts(config: Any) -> bool:
 
 
 def _is_rounding(module: Module, ours: Tensor, theirs: Tensor) -> bool:
-    """Whether results of the same document differ no more than kernels do that round otherwise; NaN is none."""
+    """Whether results of the same document differ only by rounding; False for NaN."""
     return float((ours - theirs).abs().mean()) <= MEAN_ROUNDING[_dtype(module)] * max(1.0, float(theirs.abs().mean()))
 
 

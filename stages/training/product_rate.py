@@ -1,7 +1,7 @@
-"""How fast one core multiplies matrices: `python -m stages.training.product_rate` prints it as JSON.
+"""Measure how fast one core multiplies matrices: `python -m stages.training.product_rate` prints the result as JSON.
 
-A process of its own, because what plans loads no torch. One thread computes, and its processor time counts, not the clock: what else
-runs on the machine changes little.
+A separate process, because planning does not load torch. Measures processor time of a single thread, so that other work on the machine
+has little effect.
 """
 
 import json
@@ -14,13 +14,13 @@ from torch.nn.functional import linear
 TOKENS, SHAPES = 1024, ((576, 1536), (1536, 576), (576, 576))
 """Rows of a micro-batch, and inputs and outputs of the layers of SmolLM2-135M."""
 SECONDS = 0.6
-"""Of each of the three measurements."""
+"""Duration of each of the three measurements."""
 READ_BYTES = 256 << 20
-"""More than a processor's caches hold."""
+"""More than a processor's caches."""
 
 
 def main() -> dict[str, float]:
-    """Operations a second in products of each dtype, and bytes a second that are read from memory."""
+    """Operations per second in products of each dtype, and memory reads in bytes per second."""
     torch.set_num_threads(1)
     weights = torch.ones(READ_BYTES // 4)
     return {
@@ -31,14 +31,14 @@ def main() -> dict[str, float]:
 
 
 def products(dtype: torch.dtype) -> float:
-    """Operations a second."""
+    """Operations per second."""
     pairs = [(torch.randn(TOKENS, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)) for inputs, outputs in SHAPES]
     operations = sum(2 * TOKENS * inputs * outputs for inputs, outputs in SHAPES)
     return operations / seconds(lambda: [linear(rows, weight) for rows, weight in pairs])
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Processor time of one call, after a first one that warms up."""
+    """Processor time of one call, after a warm-up call."""
     work()
     end, began, calls = time.perf_counter() + SECONDS, time.thread_time(), 0
     while time.perf_counter() < end or calls == 0:

@@ -1,9 +1,9 @@
 """Products of bf16 matrices on CPUs without bf16 units.
 
-There torch multiplies bf16 matrices 3 (AVX-512) to 60 (AVX2) times slower than fp32 ones. Units for bf16 multiply exactly, add up in
-fp32 and round the sum to bf16 once; an fp32 product of the widened operands does the same, up to the order of the sum, at the speed of
-fp32. So while `through_fp32` holds, torch's own CPU kernels get bf16 operands as fp32 and their results are rounded: in forward and
-backward passes, in code that torch has compiled, and whoever calls them.
+There torch multiplies bf16 matrices 3 (AVX-512) to 60 (AVX2) times slower than fp32 ones. bf16 units multiply exactly, accumulate in
+fp32 and round the sum to bf16 once; an fp32 product of the widened operands does the same, up to summation order, at the speed of
+fp32. With `through_fp32`, torch's CPU kernels get bf16 operands as fp32 and their results are rounded: in forward and backward passes, in
+compiled code, and for all callers.
 """
 
 import warnings
@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_scaled_dot_product_flash_attention_for_cpu_backward")
-"""Operations of torch (aten) whose results are all of the dtype of their operands. Forward attention is fast as it is."""
+"""torch (aten) operations whose results all have the dtype of their operands. Forward attention is already fast."""
 INTO = ("mm.out", "addmm.out", "bmm.out", "baddbmm.out")
-"""Their forms that write into a tensor: torch's compiler calls these, and so do products of grouped matrices."""
+"""Their variants that write into a tensor, which torch's compiler and grouped matrix products call."""
 
 _library: torch.library.Library | None = None
 
 
 def through_fp32(wanted: bool) -> None:
-    """Whether this process multiplies bf16 matrices on the CPU through fp32 from now on."""
+    """Set whether this process multiplies bf16 matrices on the CPU in fp32."""
     global _library
     if wanted and _library is None:
         _library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Warning only once for all operators")  # that a kernel is replaced is what we want
+            warnings.filterwarnings("ignore", "Warning only once for all operators")  # kernels are replaced on purpose
             for name in PRODUCTS:
                 _library.impl(name, _widened(torch.library.get_kernel(f"aten::{name}", "CPU")), "CPU", with_keyset=True)
             for name in INTO:

@@ -1,4 +1,4 @@
-"""torchrun for the ranks of one job; SIGUSR1 reaches them as SIGTERM, which torchrun passes on and waits for."""
+"""torchrun for the ranks of a job. SIGUSR1 is converted to SIGTERM, which torchrun forwards to the ranks and waits for."""
 
 import os
 import signal

@@ -1,9 +1,9 @@
-"""Gradient checkpointing: of each layer only the inputs are kept, and the backward pass computes the layer again (Chen et al. 2016,
+"""Gradient checkpointing: store only each layer's inputs, and recompute the layer in the backward pass (Chen et al. 2016,
 arXiv 1604.06174).
 
-transformers checkpoints a layer in training mode only, and training mode also switches on dropout, router noise and layer drop, in
-modules and in plain function calls. Here a layer is in training mode while it is asked whether to checkpoint, and never while it
-computes: whatever a model calls its dropout, it stays off.
+transformers checkpoints a layer only in training mode, which also enables dropout, router noise and layer drop, in modules and in
+plain function calls. Here a layer is in training mode only for the decision to checkpoint, and never while it computes, so that dropout
+stays off.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from stages.job.job import StageError
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Makes the backward pass compute the model's layers again instead of keeping what they have computed.
+    """Make the backward pass recompute the model's layers instead of storing their activations.
 
     Args:
-        model: of transformers, in evaluation mode.
+        model: a transformers model in evaluation mode.
 
     Raises:
         StageError: transformers cannot checkpoint the layers of this model.
@@ -31,7 +31,7 @@ def recompute_layers(model: nn.Module) -> None:
     layers: list[Any] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
         raise StageError(
-            f"gradient_checkpointing is true, and transformers cannot checkpoint a {type(model).__name__}: set it to false, and lower "
+            f"gradient_checkpointing is true, but transformers cannot checkpoint a {type(model).__name__}: set it to false, and lower "
             "micro_batch_tokens if memory runs out"
         )
     for layer in layers:
@@ -41,7 +41,7 @@ def recompute_layers(model: nn.Module) -> None:
 
 
 def _recomputed(layer: nn.Module, compute: Callable[..., Any], *inputs: Any) -> Any:
-    """What transformers calls with the layer's own computation; nothing in it is random, so no random state is kept."""
+    """The checkpointing function that transformers calls. The computation is deterministic, so no random state is stored."""
     if not torch.is_grad_enabled():
         return _in_evaluation_mode(layer, compute, *inputs)
     return checkpoint(_in_evaluation_mode, layer, compute, *inputs, use_reentrant=False, preserve_rng_state=False)

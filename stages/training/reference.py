@@ -19,12 +19,12 @@ Reference = Callable[[PreparedMicroBatch], Tensor]
 
 
 def content_key(doc: Document) -> str:
-    """The key of a cached log-probability: a hash of the ids of prompt and answer, and of where the answer begins."""
+    """Key of a cached log-probability: a hash of the prompt's and answer's ids and the prompt's length."""
     return digest([doc.ids.tolist(), doc.prompt_length])
 
 
 def online(module: PolicyModule) -> Reference:
-    """A frozen policy, run on the very micro-batches of training: rounding cancels in the first step."""
+    """A frozen policy, run on the same micro-batches as training, so that rounding cancels in the first step."""
 
     return lambda micro_batch: document_logps(module, micro_batch.batch)
 
@@ -43,21 +43,21 @@ class Cached:
         self.logps: dict[str, float] = {row["id"]: row["logp"] for row in records.load(artifact)}
 
     def refuse_missing(self, rows: Sequence[dict[str, Any]], units: Sequence[Unit], max_length: int) -> None:
-        """Checks before any model is loaded.
+        """Check for missing log-probabilities before any model is loaded.
 
         Raises:
-            StageError: a document of these rows has no log-probability here.
+            StageError: a document of these rows has no log-probability.
         """
         missing = [row["id"] for row, unit in zip(rows, units, strict=True) if any(content_key(doc) not in self.logps for doc in unit)]
         if missing:
             raise StageError(
-                f"{len(missing)} of {len(rows)} rows have no log-probability in `reference`, the first of them {missing[0]}: its stage saw "
-                f"other rows, another tokenizer or chat template, or a max_length below {max_length}; give it the same preferences and "
-                "max_length, and a policy with the tokenizer of this one"
+                f"{len(missing)} of {len(rows)} rows have no log-probability in `reference`, e.g. {missing[0]}: it was computed with "
+                f"other rows, tokenizer or chat template, or a max_length below {max_length}; use the same preferences, max_length and "
+                "tokenizer for both stages"
             )
 
     def tensors(self, documents: Sequence[Document]) -> dict[str, Tensor]:
-        """What a micro-batch of these documents needs (`GlobalBatch.extras`)."""
+        """Extra tensors for a micro-batch of these documents (`GlobalBatch.extras`)."""
         return {"reference": torch.tensor([self.logps[content_key(doc)] for doc in documents])}
 
     def __call__(self, micro_batch: PreparedMicroBatch) -> Tensor:

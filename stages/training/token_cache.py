@@ -1,13 +1,12 @@
-"""Rows tokenised once: files of token ids below `.pedigree/tokens`, which all ranks and all later jobs read without a copy.
+"""Cache of tokenized rows: files of token ids below `.pedigree/tokens`, memory-mapped by all ranks and later jobs.
 
-A file is named after everything that decides its bytes: the data, the tokenizer with its template, how rows become documents, our code that
-does it and the versions of the libraries. Not `max_length`: what does not fit is left out when documents are taken
-(`stages/training/training_rows.py`). So a resumed job, another rank or another run on the same data finds what is there and tokenises
-nothing.
+A file is named by a hash of everything that determines its bytes: data, tokenizer with template, conversion of rows to documents, our code
+and library versions; but not `max_length`, which is applied when documents are read (`stages/training/training_rows.py`). A resumed job,
+another rank or another run on the same data reuses the file.
 
-Of several processes of a machine that need the same file one makes it, and the others wait: the kernel releases the lock of one that
-dies, and the next goes on in its place. Several machines on one disk do not wait for each other: they make equal files, and the last
-one stays. Whoever has a file open keeps it, whatever happens to its name.
+If several processes on a machine need the same file, one writes it and the others wait. The kernel releases the lock of a process that
+dies, and another takes over. Machines on a shared disk do not wait for each other: they write equal files, and the last one wins. Readers
+keep an open file even if it is deleted or replaced.
 """
 
 import errno
@@ -39,32 +38,32 @@ from stages.job.job import TOKENS, Job
 
 POLL_S = 0.1
 TELL_S = 1.0
-"""Seconds between two words to those who wait."""
+"""Interval of progress updates to waiting processes, in seconds."""
 TOLD_BYTES = 48
 MOST_TRIES = 10
-"""A file may be damaged, be deleted just now, or be another process's turn that then dies."""
-DOING = "tokenising"
+"""Attempts, because a file may be damaged or just deleted, or the process writing it may die."""
+DOING = "tokenizing"
 LIBRARIES = ("transformers", "tokenizers", "jinja2", "regex")
 CODE = (
     "data/chat/chat.py", "data/records/columns.py", "data/chat/documents.py", "data/chat/encoding.py", "data/records/messages.py",
     "data/records/records.py", "data/records/sequences.py", "data/chat/token_files.py", "data/chat/tokenizing.py", "data/chat/tools.py",
     "stages/training/training_rows.py", "stages/training/token_cache.py",
 )  # fmt: skip
-"""Our files that decide which rows there are, and what they become."""
+"""Our files that determine which rows are used and how they are converted."""
 NOT_OF_TOKENIZERS = re.compile(r".*\.(safetensors|safetensors\.index\.json|bin|gguf|md)|(config|generation_config|reward_stats)\.json")
-"""Files of a model folder by which no text is tokenised otherwise; every other file counts."""
+"""Files of a model folder that do not affect tokenization; all others count."""
 
 
 class Units(Sequence[Unit]):
-    """The documents of rows, read when they are asked for; those of one row are a unit."""
+    """The documents of rows, read on demand; those of one row form a unit."""
 
     def __init__(self, file: TokenFile, per_row: int, rows: np.ndarray | None = None, max_length: int | None = None) -> None:
         """
         Args:
-            file: with the documents of all rows.
-            per_row: documents of each row.
-            rows: which rows to take; all by default.
-            max_length: documents are cut there.
+            file: the documents of all rows.
+            per_row: number of documents per row.
+            rows: rows to use; all by default.
+            max_length: documents are truncated to this length.
         """
         self._file, self._per_row, self._max_length = file, per_row, max_length
         self._rows = np.arange(len(file.lengths_D) // per_row) if rows is None else rows
@@ -84,41 +83,41 @@ class Units(Sequence[Unit]):
 
     @property
     def lengths_RD(self) -> np.ndarray:
-        """Tokens of the documents of each row, before any is cut; nothing but the index is read."""
+        """Tokens of each row's documents before truncation; reads only the index."""
         return self._file.lengths_D.reshape(-1, self._per_row)[self._rows]
 
     @property
     def trained_RD(self) -> np.ndarray:
-        """Their trained tokens, the first token left out."""
+        """Trained tokens of each row's documents, without the first token."""
         return self._file.trained_D.reshape(-1, self._per_row)[self._rows]
 
     def taken(self, rows: np.ndarray, max_length: int) -> "Units":
-        """Some of them, none longer than `max_length`."""
+        """A subset of rows, with documents truncated to `max_length`."""
         return Units(self._file, self._per_row, self._rows[rows], max_length)
 
     def _document(self, number: int) -> Document:
         try:
             ids, bits = self._file.document(number)
         except Damaged as error:
-            self._file.path.unlink(missing_ok=True)  # the next attempt makes it again
+            self._file.path.unlink(missing_ok=True)  # the next attempt rebuilds it
             raise OSError(errno.EIO, f"{self._file.path}: {error}, and was deleted") from error
         doc = Document(ids, bits, int(self._file.trained_D[number]))
         return doc if self._max_length is None else doc.cut(self._max_length)
 
 
 def units_of(rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, policy: Artifact, data: Iterable[Artifact]) -> Units:
-    """The documents of all rows: read where they have been made before, else made.
+    """The documents of all rows, from the cache or newly tokenized.
 
     Args:
-        rows: what `documents` says was taken from the data.
-        documents: how a row becomes documents.
+        rows: rows derived from the data as specified by `documents`.
+        documents: conversion of a row to documents.
         chat: tokenizer and template of the policy.
-        job: whose folder of tokens is used.
-        policy: the model folder of `chat`.
-        data: the artifacts that the rows come from, in their order.
+        job: the job, whose token folder is used.
+        policy: the model of `chat`.
+        data: the rows' artifacts, in order.
 
     Raises:
-        ChatError: a row cannot be trained on.
+        ChatError: a row cannot be used for training.
     """
     folder = job.tokens or job.folder / "tokens"
     key = key_of(documents, chat, policy, data)
@@ -134,11 +133,11 @@ def units_of(rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, po
             if turn is not None and not path.exists():
                 _make(path, key, rows, documents, chat, turn)
                 turn.over()
-    raise OSError(errno.EIO, f"{path} was made and could not be read, {MOST_TRIES} times: look whether its disk is sound")
+    raise OSError(errno.EIO, f"{path} was written but could not be read, {MOST_TRIES} times: check the disk")
 
 
 def key_of(documents: Documents, chat: Chat, policy: Artifact, data: Iterable[Artifact]) -> str:
-    """What names a file of tokens: a hash of all that decides its bytes."""
+    """Name of a token file: a hash of everything that determines its bytes."""
     tokenizer = [[entry.path, entry.sha256] for entry in policy.record.files if not NOT_OF_TOKENIZERS.fullmatch(entry.path)]
     return digest(
         {
@@ -159,19 +158,19 @@ def _code() -> dict[str, str]:
 
 
 def _opened(path: Path, key: str, rows: int, per_row: int) -> TokenFile | None:
-    """The file; None where it is not there, or is not what it should be: then it is deleted, and made again."""
+    """Open the file; None if it does not exist, or if it was damaged and therefore deleted."""
     try:
         return TokenFile(path, key, rows, per_row)
     except FileNotFoundError:
         return None
     except Damaged as error:
-        print(f"{path} is not used: {error}; the rows are tokenised again", flush=True)
+        print(f"{path} is not used: {error}; tokenizing the rows again", flush=True)
         path.unlink(missing_ok=True)
         return None
 
 
 def _make(path: Path, key: str, rows: Sequence[Row], documents: Documents, chat: Chat, turn: "Turn") -> None:
-    """Writes a file; by the tokenizer alone where the fast way turns out to give other ids."""
+    """Write a file, falling back to the tokenizer if fast tokenization gives different ids."""
     dtype = np.dtype("<u2" if chat.highest_id < 1 << 16 else "<u4")
     for fast in (len(rows) >= WORTH_WORDS, False):
         turn.tell(0, len(rows))
@@ -184,37 +183,37 @@ def _make(path: Path, key: str, rows: Sequence[Row], documents: Documents, chat:
                     turn.tell(done, len(rows))
             return
         except EncodingMismatch as error:
-            print(f"the tokenizer in {chat.folder} cuts words otherwise than it seemed to ({error}): it tokenises all rows", flush=True)
+            print(f"fast tokenization disagrees with the tokenizer in {chat.folder} ({error}): using only the tokenizer", flush=True)
 
 
 class Turn:
-    """The right to make a file, held by one process of a machine."""
+    """The lock for writing a file, held by one process of a machine."""
 
     def __init__(self, name: str, path: Path, lock: int, job: Job) -> None:
         """
         Args:
-            name: no other living process that makes this file has it.
-            path: the file that is locked.
-            lock: its descriptor.
-            job: of this process.
+            name: unique among living processes that write this file.
+            path: the lock file.
+            lock: its file descriptor.
+            job: this process's job.
         """
         self.name, self._path, self._lock, self._job, self._told = name, path, lock, job, float("-inf")
 
     def tell(self, done: int, of: int) -> None:
-        """Says how far it is, also to those who wait."""
+        """Report progress, also to waiting processes."""
         self._job.doing(DOING, done, of, "rows")
         if time.monotonic() - self._told >= TELL_S:
             self._told = time.monotonic()
             os.pwrite(self._lock, f"{done} {of}".ljust(TOLD_BYTES).encode(), 0)
 
     def over(self) -> None:
-        """The file is there, so that nobody needs a turn any more; who waits for this one has the lock open."""
+        """Remove the lock file once the token file exists; waiting processes have the lock file open."""
         self._path.unlink(missing_ok=True)
 
 
 @contextmanager
 def _turn(folder: Path, key: str, job: Job) -> Iterator[Turn | None]:
-    """The right to make a file; None after waiting until nobody had it: then it is there, or its maker is dead."""
+    """Acquire the lock for writing a file. None after waiting for another process: then the file exists, or its writer died."""
     host = re.sub(r"\W", "-", socket.gethostname())
     path = folder / f".{key}.{host}.lock"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -224,7 +223,7 @@ def _turn(folder: Path, key: str, job: Job) -> Iterator[Turn | None]:
             name = host
         except BlockingIOError:
             name = None
-        except OSError:  # a file system without locks: what two processes make is equal
+        except OSError:  # a file system without locks: two processes write equal files
             name = uuid.uuid4().hex
         if name is None:
             _wait(lock, job)
@@ -234,13 +233,13 @@ def _turn(folder: Path, key: str, job: Job) -> Iterator[Turn | None]:
 
 
 def _wait(lock: int, job: Job) -> None:
-    """Waits for another process as long as that lives, and passes on how far it is: one that hangs is not taken for work."""
-    heard = b""
+    """Wait for another process while it lives, and forward its progress; a process that hangs does not count as progress."""
+    last = b""
     while True:
-        told = os.pread(lock, TOLD_BYTES, 0)
-        if told != heard:
-            heard = told
-            done, of = map(int, told.split())
+        current = os.pread(lock, TOLD_BYTES, 0)
+        if current != last:
+            last = current
+            done, of = map(int, current.split())
             job.doing(DOING, done, of, "rows")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

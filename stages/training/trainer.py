@@ -1,6 +1,6 @@
-"""The door to DeepSpeed: gradients over ranks and micro-batches, optimizer steps, exact state, export.
+"""Interface to DeepSpeed: gradients over ranks and micro-batches, optimizer steps, exact state, export.
 
-The contract that every loss relies on: `backward(loss)` with loss = (sum over this rank's micro-batch) / (count of the GLOBAL
+Contract for every loss: `backward(loss)` with loss = (sum over this rank's micro-batch) / (count of the GLOBAL
 batch) makes the step's gradient the SUM over micro-batches and ranks. DeepSpeed averages over ranks, so the loss is multiplied
 by their number; accumulation is ours (`managed_gradient_accumulation: false`), in fp32.
 """
@@ -45,18 +45,18 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class StepStats:
     learning_rate: float
     grad_norm: Tensor | float
-    """Global L2 norm before clipping, on the device; `Trainer.totals` reads it together with the other metrics."""
+    """Global L2 norm before clipping, on the device; `Trainer.totals` reads it along with the other metrics."""
 
 
 class MetricSums:
-    """Metrics summed over micro-batches. The sums stay on the device: reading one would wait for all queued work."""
+    """Metrics summed over micro-batches. The sums stay on the device, because reading one would wait for all queued work."""
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
         self._sums_K: Tensor | None = None
 
     def add(self, values: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Adds scalars, in fp64; every micro-batch has the same names."""
+        """Add scalars, in fp64; every micro-batch must have the same names."""
         if not values:
             return
         row_K = torch.stack(list(values.values())).detach().double() * weight
@@ -68,8 +68,8 @@ class MetricSums:
 
 
 def learning_rate(step: int, total_steps: int, optimizer: Optimizer) -> float:
-    """Of a 0-based step: linear warm-up over `warmup_steps` or ⌈ratio · total⌉ steps, then the schedule, which would reach 0 after the
-    last step."""
+    """Learning rate of a 0-based step: linear warm-up over `warmup_steps` or ⌈ratio · total⌉ steps, then the schedule, which would reach
+    0 after the last step."""
     given = optimizer.warmup_steps
     warmup = math.ceil(optimizer.warmup_ratio * total_steps) if given is None else given
     if step < warmup:
@@ -93,15 +93,15 @@ class Trainer:
         seed: int,
         name: str = "engine",
     ) -> None:
-        """Takes over `module` (whose `.model` is a transformers model): dtype, device, optimizer state.
+        """Take ownership of `module` (whose `.model` is a transformers model): dtype, device, optimizer state.
 
-        `name` is the folder of its state in a checkpoint: several models of one job have several.
+        `name` is the folder of its state in a checkpoint, unique among the job's models.
 
         Raises:
-            StageError: the numerics are not available: no GPU, or bf16 with ZeRO 0 (DeepSpeed has no fp32 accumulation there).
+            StageError: the numerics are not available: no GPU, or bf16 with ZeRO 0 (where DeepSpeed has no fp32 accumulation).
         """
         if numerics.device == "cuda" and not torch.cuda.is_available():
-            raise StageError("numerics ask for device cuda, and torch sees none: use another execution profile")
+            raise StageError("device is cuda, but torch finds no GPU: use another execution profile")
         if dtype == "bf16" and numerics.zero_stage == 0:
             raise StageError("bf16 with zero_stage 0 has no fp32 gradient accumulation: set zero_stage to 1, 2 or 3")
         backend = "nccl" if numerics.device == "cuda" else "gloo"
@@ -118,7 +118,7 @@ class Trainer:
             deepspeed.init_distributed(dist_backend=backend, verbose=False)
         self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if self.world_size != numerics.world_size:
-            raise StageError(f"{self.world_size} ranks run, the execution profile asks for {numerics.world_size}")
+            raise StageError(f"{self.world_size} ranks are running, but the execution profile specifies {numerics.world_size}")
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.device = torch.device("cuda", local_rank) if numerics.device == "cuda" else torch.device("cpu")
         if numerics.device == "cpu":
@@ -128,7 +128,7 @@ class Trainer:
         self.optimizer_config, self.total_steps, self.dtype = optimizer, total_steps, TORCH_DTYPES[dtype]
         self.numerics, self.name = numerics, name
         self.steps = 0
-        """Planned updates that are over, made or not: the place in the learning-rate schedule."""
+        """Planned updates so far, performed or skipped: the position in the learning-rate schedule."""
         self._grad_norm: Tensor | float = 0.0
         module.eval()  # no dropout or router noise: policy and reference must be the same function of their weights
         if numerics.gradient_checkpointing:
@@ -143,12 +143,12 @@ class Trainer:
             fused=True,
         )
         plain = numerics.zero_stage == 0
-        if plain:  # DeepSpeed reports no norm there
+        if plain:  # DeepSpeed reports no norm for stage 0
             adamw.register_step_pre_hook(self._clip)
         finer = finer_than_bf16(module) if self.dtype == torch.bfloat16 else {}
         with _distributed_environment(), _uncompiled():
             self.engine, *_ = deepspeed.initialize(model=module, optimizer=adamw, config=self._config(numerics, plain))
-        for parameter in module.parameters():  # DeepSpeed makes its fp32 master weights from the bf16 ones: restore what rounding lost
+        for parameter in module.parameters():  # DeepSpeed derives fp32 master weights from the bf16 ones: restore the lost precision
             if id(parameter) in finer:
                 deepspeed.utils.safe_set_full_fp32_param(parameter, finer[id(parameter)])
         self.module = self.engine
@@ -158,7 +158,7 @@ class Trainer:
         return {
             "train_micro_batch_size_per_gpu": 1,
             "managed_gradient_accumulation": False,
-            "gradient_clipping": 0.0 if plain else self.optimizer_config.max_grad_norm or 0.0,  # 0 is DeepSpeed's word for none
+            "gradient_clipping": 0.0 if plain else self.optimizer_config.max_grad_norm or 0.0,  # 0 disables DeepSpeed's clipping
             # each bf16 gradient is added to the fp32 one and freed as soon as it is computed
             "bf16": {"enabled": self.dtype == torch.bfloat16, "immediate_grad_update": True},
             "data_types": {"grad_accum_dtype": "fp32"},
@@ -171,20 +171,20 @@ class Trainer:
                 **({"offload_optimizer": {"device": "cpu", "pin_memory": numerics.device == "cuda"}} if numerics.offload_optimizer else {}),
             },
             "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW computes on CPUs too, and needs no compiler
+            "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW works on CPUs too, and needs no compiler
             "steps_per_print": 10**9,
         }
 
     def backward(self, loss: Tensor) -> None:
-        """Adds this micro-batch's part of the global loss; see the module's contract."""
+        """Accumulate the gradient of this micro-batch's part of the global loss; see the module's contract."""
         self.engine.backward(loss * self.world_size, scale_wrt_gas=False)
 
     def go_to(self, step: int) -> None:
-        """Sets which of the planned updates is the next, where some are left out: the learning rate follows the plan."""
+        """Set the index of the next planned update, so that the learning rate follows the plan when updates are skipped."""
         self.steps = step
 
     def step(self) -> StepStats:
-        """Reduces, clips and applies the gradient accumulated since the last step."""
+        """Reduce, clip and apply the gradient accumulated since the last step."""
         rate = learning_rate(self.steps, self.total_steps, self.optimizer_config)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
@@ -198,10 +198,10 @@ class Trainer:
         self._grad_norm = nn.utils.clip_grad_norm_(parameters, self.optimizer_config.max_grad_norm or math.inf)
 
     def refuse_not_finite(self, step: int, loss: float, grad_norm: float = 0.0) -> None:
-        """Ends the job before NaN or infinite weights reach a checkpoint.
+        """End the job before NaN or infinite weights reach a checkpoint.
 
         Raises:
-            NotFinite: the loss of the step, or its gradient's norm, is NaN or infinite.
+            NotFinite: the step's loss or gradient norm is NaN or infinite.
         """
         for name, value in (("loss", loss), ("norm of the gradient", grad_norm)):
             if not math.isfinite(value):
@@ -209,12 +209,12 @@ class Trainer:
                 raise NotFinite(f"the {name} of step {step} is {value}: lower optimizer.learning_rate ({rate})")
 
     def feed(self, batches: Iterable[GlobalBatch], pad_id: int) -> AbstractContextManager[Feed]:
-        """This rank's micro-batches of global batches that all ranks are given, prefetched."""
+        """This rank's micro-batches, prefetched; pass the same global batches on all ranks."""
         return feed(batches, self.rank, self.world_size, self.numerics, pad_id, self.device)
 
     def totals(self, sums: Mapping[str, Tensor | float], largest: Mapping[str, Tensor | float] | None = None) -> dict[str, float]:
-        """All-reduces metrics: sums, and maxima of others, in one exchange and one wait for the device. Pass what is equal on all ranks
-        as a maximum."""
+        """All-reduce metrics, sums and maxima, in one exchange and one wait for the device. Pass values that are equal on all ranks as
+        maxima."""
         largest = largest or {}
         local_K = torch.stack([self._scalar(value) for value in (*sums.values(), *largest.values())])
         every_RK = self._every(local_K)
@@ -252,9 +252,9 @@ class Trainer:
         torch.distributed.barrier()
 
     def save_state(self, folder: Path) -> None:
-        """Writes trained weights, optimizer and this rank's random state into `folder`; called on all ranks.
+        """Write trained weights, optimizer and this rank's random state into `folder`; called on all ranks.
 
-        Frozen weights are left out: a resumed job reads them from its inputs again.
+        Frozen weights are omitted; a resumed job reads them from its inputs.
         """
         self.engine.save_checkpoint(
             str(folder), tag=self.name, client_state={"steps": self.steps}, save_latest=False, exclude_frozen_parameters=self.has_frozen
@@ -262,17 +262,17 @@ class Trainer:
         torch.save(_random_state(), folder / f"random_{self.rank}.pt")
 
     def load_state(self, folder: Path, resharded: bool = False) -> None:
-        """Restores what `save_state` wrote. The caller has verified the files: they are pickles.
+        """Restore the state from `save_state`. The caller must have verified the files, which are pickles.
 
         Args:
-            folder: of the checkpoint.
-            resharded: whether it was written by another number of ranks or another ZeRO stage.
+            folder: the checkpoint.
+            resharded: whether it was written with another number of ranks or ZeRO stage.
         """
         if resharded:
             folder = self._universal(folder)
         _, client = self.engine.load_checkpoint(str(folder), tag=self.name, load_module_strict=not self.has_frozen)
         if client is None:
-            raise StageError(f"the checkpoint {folder.name} cannot be loaded by DeepSpeed: delete it to resume from the one before")
+            raise StageError(f"DeepSpeed cannot load the checkpoint {folder.name}: delete it to resume from the previous one")
         self.steps = client["steps"]
         if resharded:
             self.barrier()
@@ -282,7 +282,7 @@ class Trainer:
             _restore_random_state(torch.load(folder / f"random_{self.rank}.pt", weights_only=False))
 
     def _universal(self, folder: Path) -> Path:
-        """A copy of the checkpoint in DeepSpeed's universal form, one file per parameter, which any number of ranks can load."""
+        """Convert the checkpoint to DeepSpeed's universal format, one file per parameter, which any number of ranks can load."""
         universal = folder.parent / f".universal-{folder.name}-{self.name}"
         if self.rank == 0:
             shutil.rmtree(universal, ignore_errors=True)
@@ -292,7 +292,7 @@ class Trainer:
         return universal
 
     def export(self, folder: Path, chat: Chat) -> None:
-        """Writes a folder that transformers and vLLM load, in the compute dtype; called on all ranks, written by rank 0."""
+        """Write a folder that transformers and vLLM load, in the compute dtype; called on all ranks, written by rank 0."""
         model = self.engine.module.model
         state: dict[str, Tensor] = {}
         for name, parts, whole in plain_weights(model):
@@ -307,7 +307,7 @@ class Trainer:
         self.barrier()
 
     def export_adapters(self, folder: Path, lora: Lora) -> None:
-        """Writes the adapters alone, bit by bit those that this trainer computes with; called on all ranks, written by rank 0."""
+        """Write only the adapters, bitwise as this trainer uses them; called on all ranks, written by rank 0."""
         state: dict[str, Tensor] = {}
         for name, parameter in adapter_weights(self.engine.module.model):
             with _gathered([parameter]):
@@ -318,12 +318,12 @@ class Trainer:
         self.barrier()
 
     def close(self) -> None:
-        """Frees the engine. The process group lives as long as the process: DeepSpeed cannot enter a second one."""
+        """Free the engine. The process group lives as long as the process, because DeepSpeed cannot join a second one."""
         self.engine.destroy()
 
 
 def parameter_groups(trained: Iterable[nn.Parameter], optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Parameters by their weight decay; a single group where nothing decays."""
+    """Parameters grouped by weight decay; a single group if nothing decays."""
     by_decay: dict[float, list[nn.Parameter]] = {}
     for parameter in trained:
         decays = optimizer.decayed == "all" or parameter.ndim >= 2
@@ -339,7 +339,7 @@ def finer_than_bf16(module: nn.Module) -> dict[int, Tensor]:
 
 
 def convert_to_universal(source: Path, target: Path) -> None:
-    """DeepSpeed's own converter, in this process."""
+    """Run DeepSpeed's converter in this process."""
     from deepspeed.checkpoint import ds_to_universal
 
     asked = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True, "inject_missing_state": True}
@@ -347,8 +347,7 @@ def convert_to_universal(source: Path, target: Path) -> None:
 
 
 def _meet_nobody(backend: str) -> None:
-    """A process group of this process alone, which needs no port: one that was found free may be taken a moment later, by another job
-    that starts."""
+    """Create a process group of this process alone. It needs no port: another starting job could take a port between check and use."""
     torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -368,8 +367,8 @@ def _deepspeed() -> Any:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Makes `torch.compile` do nothing while DeepSpeed is set up. DeepSpeed decorates the steps of optimizers that are not used here
-    with it, and loading the compiler takes a quarter of a job's start-up time."""
+    """Disable `torch.compile` during DeepSpeed's setup. DeepSpeed uses it on optimizers that are not used here, and loading the compiler
+    takes a quarter of a job's startup time."""
     compiling = torch.compile
     setattr(torch, "compile", lambda model=None, **_: model if model is not None else lambda function: function)  # noqa: B010
     try:
@@ -380,7 +379,7 @@ def _uncompiled() -> Iterator[None]:
 
 @contextmanager
 def _gathered(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Makes parameters whole where ZeRO-3 partitions them over ranks."""
+    """Gather parameters that ZeRO-3 partitions over ranks."""
     if hasattr(parameters[0], "ds_id"):
         import deepspeed
 
@@ -392,7 +391,7 @@ def _gathered(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def _distributed_environment() -> Iterator[None]:
-    """The variables that torchrun would set, for a single process without it; removed afterwards, so that no child inherits them."""
+    """Set the variables of torchrun for a single process without it; removed afterwards, so that no child inherits them."""
     if "RANK" in os.environ:
         yield
         return
@@ -401,7 +400,7 @@ def _distributed_environment() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in added.keys() - {"LOCAL_RANK"}:  # which ZeRO-3 reads at every step
+        for name in added.keys() - {"LOCAL_RANK"}:  # ZeRO-3 reads LOCAL_RANK at every step
             os.environ.pop(name, None)
 
 
@@ -419,11 +418,11 @@ def _restore_random_state(state: dict[str, Any]) -> None:
 
 
 def load_comm_op() -> None:
-    """Loads DeepSpeed's CPU communication op, and compiles it where it is missing (minutes, once per machine).
+    """Load DeepSpeed's CPU communication op, and compile it if it is missing (minutes, once per machine).
 
-    A complete build is loaded as it is: `ninja` would compile it again for every clone, because its command line contains paths.
-    torch guards the build by a lock file that a killed process leaves behind, and every later process would wait for it for ever. Our
-    `flock` is released by the kernel when its holder dies, and nothing else uses this folder: its holder may delete torch's lock file.
+    A complete build is loaded directly: `ninja` would recompile it for every clone, because its command line contains paths.
+    torch guards the build with a lock file that a killed process leaves behind, so that every later process would wait forever. The kernel
+    releases our `flock` when its holder dies, and nothing else uses this folder, so the holder may delete torch's lock file.
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
     from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
@@ -431,7 +430,7 @@ def load_comm_op() -> None:
     builder, folder = ShareMemCommBuilder(), extensions_folder()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
-    ours = str(Path(sys.executable).parent)  # another version of ninja would consider everything out of date
+    ours = str(Path(sys.executable).parent)  # a different version of ninja would treat everything as out of date
     if os.environ.get("PATH", "").split(os.pathsep)[0] != ours:
         os.environ["PATH"] = os.pathsep.join([ours, os.environ.get("PATH", os.defpath)])
     with (folder / ".lock").open("w") as stream:
@@ -446,7 +445,7 @@ def load_comm_op() -> None:
 
 
 def _extension(name: str, path: Path) -> ModuleType:
-    """A compiled module by its path."""
+    """Import a compiled module by path."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,7 +1,6 @@
-"""Rows for every stage that trains: what is taken from the data, and which of it fits; the rest is counted and listed in the evidence.
+"""Rows for training stages: derived from the data, and filtered by length; dropped rows are counted and listed in the evidence.
 
-All of it is taken by iteration and by index, and made anew when it is asked for: a stage keeps the few facts of a row that it needs
-besides its tokens.
+Rows are sequences that recompute their items on each access; a stage keeps only the few facts of a row that it needs besides its tokens.
 """
 
 from collections import Counter
@@ -22,20 +21,20 @@ Row = dict[str, Any]
 
 
 def gather(artifacts: Iterable[Artifact]) -> Sequence[Row]:
-    """All rows of several data sets, in the recipe's order; they stay on the disk until they are asked for."""
+    """All rows of several datasets, in recipe order; read from disk on demand."""
     return Chained([records.opened(artifact) for artifact in artifacts])
 
 
 def pairs(rows: Sequence[Row], lists: Lists) -> Sequence[Row]:
     """The pairs of preferences: {id, list, source, messages, chosen, rejected, ended, win_rates, strength, margin}, with
-    `template_arguments` where the preference has them.
+    `template_arguments` if the preference has them.
 
-    A pair is taken as it is, whatever its scores; of a ranked list, the pairs that `lists` selects, if their scores differ or are
-    unknown. `list` is the id of the preference, which all its pairs share; `margin` the score gap where both have one; `ended` and
-    `win_rates` are of (chosen, rejected), the latter None where one of them is unknown.
+    A preference of two answers is one pair, regardless of scores; a ranked list gives the pairs that `lists` selects, if their scores
+    differ or are unknown. `list` is the id of the preference, shared by all its pairs; `margin` is the score gap if both have scores;
+    `ended` and `win_rates` are for (chosen, rejected), the latter None if one is unknown.
 
     Raises:
-        StageError: none is left.
+        StageError: there are no pairs.
     """
     places = []
     for number, row in enumerate(rows):
@@ -44,7 +43,7 @@ def pairs(rows: Sequence[Row], lists: Lists) -> Sequence[Row]:
             if len(answers) == 2 or gap(answers[i]["score"], answers[j]["score"]) != 0:
                 places.append((number, i, j))
     if not places:
-        raise StageError(f"none of {len(rows)} preferences gives a pair: they are single answers, or lists of equal scores")
+        raise StageError(f"none of {len(rows)} preferences yields a pair: they are single answers, or lists with equal scores")
     return Mapped(places, lambda place: _pair(rows[place[0]], place[1], place[2]))
 
 
@@ -61,7 +60,7 @@ def _pair(row: Row, i: int, j: int) -> Row:
 
 
 def chosen_places(count: int, lists: Lists) -> list[tuple[int, int]]:
-    """Which places of a ranked list of `count` answers are compared, the better one first."""
+    """Pairs of places to compare in a ranked list of `count` answers, the better one first."""
     if count < 2:
         return []
     match lists:
@@ -78,18 +77,18 @@ def gap(better: float | None, worse: float | None) -> float | None:
 
 
 def single_answers(rows: Sequence[Row], threshold: float) -> Sequence[Row]:
-    """Answers that are good or bad, as {..., text, ended, label}: 1.0 or 0.0.
+    """Good and bad answers, as {..., text, ended, label}, with label 1.0 or 0.0.
 
-    First the best answer of each preference, which is good, and its worst; then those given alone, good with a score above `threshold`.
+    First the best (good) and worst (bad) answer of each preference; then single answers, good if their score is above `threshold`.
 
     Raises:
-        StageError: one given alone has no score, or no preference with several answers gives a pair.
+        StageError: a single answer has no score, or no preference with several answers yields a pair.
     """
     several = [number for number, row in enumerate(rows) if len(row["answers"]) > 1]
     alone = [number for number, row in enumerate(rows) if len(row["answers"]) == 1]
     unscored = next((rows[number]["id"] for number in alone if rows[number]["answers"][0]["score"] is None), None)
     if unscored is not None:
-        raise StageError(f"preference {unscored} is one answer without a score, which kto needs: score or drop it")
+        raise StageError(f"preference {unscored} is a single answer without a score, which kto requires: score or drop it")
     judged = pairs(Mapped(several, lambda number: rows[number]), "best_vs_worst") if several else []
     sides = [(number, side) for number in range(len(judged)) for side in (0, 1)]
     return Chained([
@@ -115,22 +114,23 @@ def every_answer(rows: Sequence[Row]) -> Sequence[Row]:
 
 def _answer(row: Row, place: int) -> Row:
     answer = row["answers"][place]
-    said = {"text": answer["text"], "ended": records.ended(answer)}
-    return {name: row[name] for name in ("id", "source", "messages")} | said | records.context_of(row)
+    fields = {"text": answer["text"], "ended": records.ended(answer)}
+    return {name: row[name] for name in ("id", "source", "messages")} | fields | records.context_of(row)
 
 
 def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_long: TooLong = "drop") -> tuple[Sequence[Row], Units]:
-    """The rows whose documents fit, or are cut to fit, and these; what is dropped is counted and listed in the evidence.
+    """The rows whose documents fit, after truncation if configured, with their documents. Dropped rows are counted and listed in the
+    evidence.
 
     Args:
-        rows: read only where something is to be said of one.
+        rows: read only to report dropped ones.
         units: their documents.
-        max_length: tokens of a document.
+        max_length: maximum tokens of a document.
         job: rank 0 writes the evidence.
-        too_long: what becomes of longer ones.
+        too_long: how to handle longer documents.
 
     Raises:
-        StageError: none is left.
+        StageError: no row is left.
     """
     longest_R = units.lengths_RD.max(axis=1, initial=0)
     long_R = longest_R > max_length
@@ -149,8 +149,8 @@ def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_lo
         counts = Counter((drop["source"], drop["reason"]) for drop in drops)
         summary = [{"source": source, "reason": reason, "rows": count} for (source, reason), count in sorted(counts.items())]
         cut = int(np.count_nonzero(long_R)) if too_long == "truncate" else 0
-        told = {"rows": len(rows), "kept": len(rows) - len(drops), "truncated": cut, "dropped": summary}
-        write_json(job.evidence / "counts.json", told)
+        counted = {"rows": len(rows), "kept": len(rows) - len(drops), "truncated": cut, "dropped": summary}
+        write_json(job.evidence / "counts.json", counted)
     kept = np.flatnonzero(~dropped_R)
     if not len(kept):
         raise StageError(f"none of {len(rows)} rows is left: all are longer than max_length {max_length} or train no token")

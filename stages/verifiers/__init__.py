@@ -1,10 +1,10 @@
-"""Programs that score an answer: from 0.0, wrong, to 1.0, right, and an error where they cannot say.
+"""Verifiers score an answer from 0.0 (wrong) to 1.0 (right), and raise an error if they cannot decide.
 
 `arithmetic`, `gsm`, `gsm8k` {answer}     a number, see `numbers`
 `math`, `strict_math` {answer}            a mathematical expression, see `maths`
 `ifeval` {instructions [, mode, score]}   IFEval's 25 checks, see `ifeval`
 `constraint` {function, arguments}        the checks of RLVR-IFeval's rows, see `constraints`
-`extracted` {answer, patterns}            what stands where the prompt asks for the answer, see `extraction`
+`extracted` {answer, patterns}            an answer in the place that the prompt specifies, see `extraction`
 `mentions`, `drop` {answers}              short answers of PopQA and DROP, see `short_answers`
 `python` {before, tests, entry}           a program that passes tests in a sandbox, see `programs`
 `choice`, `mc2` {answer | labels}         the likelihood of given choices, see `choices`
@@ -25,21 +25,21 @@ class _Verifier(NamedTuple):
     check: Callable[[Fields], None]
     verify: Callable[[Fields, str], Verdict]
     version: int = 1
-    """Raise it where an answer may now get another score: it is part of every task's hash."""
+    """Increment it if an answer may now get a different score; it is part of every task's hash."""
 
 
 def verify(verifier: Fields, text: str) -> Verdict:
-    """Scores an answer.
+    """Score an answer.
 
     Raises:
-        VerifierError: the verifier is malformed, or cannot say whether the answer is right.
+        VerifierError: the verifier is malformed, or cannot decide.
     """
     check(verifier)
     return _VERIFIERS[verifier["name"]].verify(verifier, text)
 
 
 def check(verifier: Any) -> None:
-    """Raises VerifierError when this is no verifier: an unknown name, a missing or unknown argument, a value out of bounds."""
+    """Raise VerifierError for an invalid verifier: an unknown name, a missing or unknown argument, a value out of bounds."""
     name = verifier.get("name") if isinstance(verifier, Mapping) else None
     if not isinstance(name, str) or name not in _VERIFIERS:
         raise VerifierError(f"verifier {verifier!r} has none of the names {', '.join(sorted(_VERIFIERS))}")
@@ -47,7 +47,7 @@ def check(verifier: Any) -> None:
 
 
 def version(name: str) -> int:
-    """Of a verifier: answers are scored alike by equal versions."""
+    """Version of a verifier; equal versions score answers alike."""
     return _VERIFIERS[name].version
 
 

@@ -1,10 +1,10 @@
-"""Questions to a process apart, with a limit to their time and memory.
+"""Call functions in a separate process, with limits on time and memory.
 
-The process is started by the first question and answers all of them in turn; one that exceeds a limit is killed, and the next question
-starts another. A limit of Python's own (`signal.alarm`) works in main threads only, and not inside C.
+The first call starts the process, which handles all calls in turn. If a call exceeds a limit, the process is killed, and the next call
+starts another. Python's own limit (`signal.alarm`) works only in the main thread, and not inside C.
 
-The kernel ends the process with the *thread* that started it (`PR_SET_PDEATHSIG`), so that a thread of its own does, which lives as long
-as this process; those that ask may come and go.
+The kernel ends the process with the *thread* that started it (`PR_SET_PDEATHSIG`), so a dedicated thread starts it, which lives as long as
+this process, while calling threads may come and go.
 """
 
 import atexit
@@ -22,11 +22,11 @@ from data.host.process import die_with
 
 MEMORY_BYTES = 4 * 2**30
 START_SECONDS = 60.0
-"""For the imports of the first question."""
+"""Time limit for the imports of the first call."""
 
 
 class Unanswered(PedigreeError):
-    """A question exceeded its limit of time or memory, raised an exception, or its process ended over it."""
+    """A call exceeded its time or memory limit, raised an exception, or ended its process."""
 
 
 class _Process:
@@ -50,13 +50,13 @@ _starter = ThreadPoolExecutor(1, "apart")
 
 
 def ask(function: str, arguments: tuple[Any, ...], seconds: float) -> Any:
-    """What a function answers, given as `MODULE:NAME`.
+    """Call a function, given as `MODULE:NAME`.
 
     Raises:
-        Unanswered: it took longer, too much memory, it raised an exception, or its process ended over it.
+        Unanswered: it exceeded a limit, raised an exception, or ended its process.
     """
     with _lock:
-        if _running and not _running[0].process.is_alive():  # between questions, which says nothing about this one
+        if _running and not _running[0].process.is_alive():  # it ended between calls, so this call is not the cause
             end()
         if not _running:
             _running.append(_starter.submit(_Process).result())
@@ -85,7 +85,7 @@ def _reply(process: _Process, question: tuple[str, tuple[Any, ...] | None], seco
 
 
 def end() -> None:
-    """Ends the process, where there is one."""
+    """End the process, if any."""
     while _running:
         _running.pop().end()
 
@@ -94,7 +94,7 @@ atexit.register(end)
 
 
 def _answer(pipe: Connection) -> None:
-    """In the process: answers until nobody asks any more. A question without arguments only imports what it needs."""
+    """Main loop of the process: handle calls until the pipe closes. A call without arguments only imports the function."""
     asker = multiprocessing.parent_process()
     assert asker is not None and asker.pid is not None
     die_with(asker.pid)
@@ -106,5 +106,5 @@ def _answer(pipe: Connection) -> None:
             try:
                 known = getattr(importlib.import_module(module), name)
                 pipe.send((None if arguments is None else known(*arguments), None))
-            except Exception as error:  # whatever it is, whoever asked is to hear it
+            except Exception as error:  # the boundary of the process: reported to the caller
                 pipe.send((None, f"{type(error).__name__}: {error}"[:300]))

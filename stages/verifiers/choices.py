@@ -1,11 +1,11 @@
-"""Choices between given texts, by the likelihood that a model gives to each.
+"""Choices between given texts, by a model's likelihood of each.
 
-`choice` {answer}   the most likely one is right: its place among the choices, from 0; of equals the first counts
+`choice` {answer}   right if the choice at this place, from 0, is the most likely one; ties go to the first
 `mc2` {labels}      the probability of the true ones, Σ_{true} P / Σ P over all (TruthfulQA, Lin et al. 2022, arXiv 2109.07958, §2.3);
                     labels are 1 (true) and 0
 
-A choice's likelihood is Σ_t log P(y_t | prompt, y_<t) over the tokens of its text, its end-of-turn token not included. `choice` may have it
-divided by the number of tokens or of characters (`normalise`); `mc2` takes it as it is.
+A choice's likelihood is Σ_t log P(y_t | prompt, y_<t) over the tokens of its text, without the end-of-turn token. `choice` can divide it by
+the number of tokens or characters (`normalise`); `mc2` uses it unchanged.
 """
 
 import math
@@ -19,7 +19,7 @@ NAMES = ("choice", "mc2")
 
 
 def check(verifier: Mapping[str, Any]) -> None:
-    """Raises VerifierError when the answer is no place, or the labels are not 0 and 1 with one true and one false at least."""
+    """Raise VerifierError if the answer is not a place, or the labels are not 0 and 1 with at least one of each."""
     if verifier["name"] == "mc2":
         exactly(verifier, {"name", "labels"})
         labels = verifier["labels"]
@@ -34,7 +34,7 @@ def check(verifier: Mapping[str, Any]) -> None:
 
 
 def check_choices(verifier: Mapping[str, Any], choices: Sequence[str]) -> None:
-    """Raises VerifierError when the verifier is not of so many choices."""
+    """Raise VerifierError if the verifier does not fit the number of choices."""
     if verifier["name"] == "mc2" and len(verifier["labels"]) != len(choices):
         raise VerifierError(f"{len(verifier['labels'])} labels for {len(choices)} choices: each needs one")
     if verifier["name"] == "choice" and verifier["answer"] >= len(choices):
@@ -46,7 +46,7 @@ def refuse(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 
 def decide(verifier: Mapping[str, Any], choices: Sequence[str], logprobs: Sequence[Sequence[float]]) -> Verdict:
-    """Scores the choices by the log-probabilities of their tokens.
+    """Score the choices by the log-probabilities of their tokens.
 
     Args:
         verifier: `choice` or `mc2`.
@@ -54,8 +54,8 @@ def decide(verifier: Mapping[str, Any], choices: Sequence[str], logprobs: Sequen
         logprobs: [C][tokens of the choice].
 
     Raises:
-        VerifierError: the verifier is not of these choices.
-        ValueError: a choice without tokens, or a log-probability that is not finite.
+        VerifierError: the verifier does not fit these choices.
+        ValueError: a choice has no tokens, or a log-probability is not finite.
     """
     check_choices(verifier, choices)
     for choice, own in zip(choices, logprobs, strict=True):
@@ -73,11 +73,11 @@ def decide(verifier: Mapping[str, Any], choices: Sequence[str], logprobs: Sequen
 
 
 def true_mass(sums: Sequence[float], labels: Sequence[int]) -> float:
-    """Σ_{true} e^s / Σ e^s, without leaving the range of floats.
+    """Σ_{true} e^s / Σ e^s, without overflow.
 
     Args:
         sums: [C], log-likelihoods.
-        labels: [C], 1 where true.
+        labels: [C], 1 if true.
     """
     highest = max(sums)
     masses = [math.exp(one - highest) for one in sums]

@@ -1,7 +1,7 @@
-"""The checks of RLVR-IFeval's rows, by the names of open-instruct's functions, which its `ground_truth` gives in `func_name`.
+"""The checks of RLVR-IFeval's rows, by the names of open-instruct's functions, from `func_name` in `ground_truth`.
 
-They are named like those of IFEval and differ from them: a number of words or letters is met exactly, words are divided at white
-space, paragraphs by `* * *`. An answer counts without the white space around it. A row is scored by the rule that it was made for
+They are named like IFEval's but differ: numbers of words or letters must match exactly, words are split at white space, and
+paragraphs by `* * *`. White space around an answer is ignored. The rules are those for which the rows were created
 (`open_instruct/if_functions.py` and `ground_truth_utils.py` at e6c3044).
 """
 
@@ -21,7 +21,7 @@ class Function(NamedTuple):
     """One check."""
 
     arguments: Mapping[str, Callable[[Any], bool]]
-    """What each argument must be."""
+    """Argument → predicate for valid values."""
     holds: Callable[[Arguments, str], bool]
 
 
@@ -32,7 +32,7 @@ def verify(verifier: Arguments, text: str) -> Verdict:
 
 
 def check(verifier: Arguments) -> None:
-    """Raises VerifierError when the function is unknown, or an argument is missing, unknown or of another type."""
+    """Raise VerifierError if the function is unknown, or an argument is missing, unknown or of the wrong type."""
     exactly(verifier, {"name", "function", "arguments"})
     function, given = verifier["function"], verifier["arguments"]
     if not isinstance(function, str) or function not in FUNCTIONS:
@@ -63,7 +63,7 @@ def _quantifier(value: Any) -> bool:
 
 
 def _compares(found: int, given: Arguments, tolerance: float) -> bool:
-    """`around` allows for the tolerance."""
+    """Compare with the quantifier; `around` allows for the tolerance."""
     match given["quantifier"]:
         case "at least":
             return found >= given["N"]
@@ -162,4 +162,4 @@ FUNCTIONS: dict[str, Function] = {
     "verify_postscript": Function({"postscript_marker": _text}, _postscript),
     "verify_sentence_constraint": Function(QUANTITY, lambda given, text: _compares(len(SENTENCE_END.split(text)), given, 1)),
 }
-"""By open-instruct's names."""
+"""Checks by open-instruct's names."""

@@ -1,10 +1,10 @@
-"""Answers that stand at a place which the prompt asks for: "Therefore, the answer is (C)".
+"""Answers in a place that the prompt specifies: "Therefore, the answer is (C)".
 
-`extracted` {answer, patterns [, compare]}   the first pattern that matches anywhere decides, by its last match: what its group holds is
-                                             compared with the answer. One pattern is the exact form; more are a cascade of looser ones.
+`extracted` {answer, patterns [, compare]}   the last match of the first pattern that matches anywhere decides: its group is compared with
+                                             the answer. A single pattern is the exact form; several are a cascade of looser ones.
 
-Compared as `text`: case, outer white space, brackets and quotes and a final full stop aside, so that `(A)` is `a`; as `expression`: a
-mathematical one with `**` for powers, see `maths`, or several with commas between them, in their order; as `number`: by its value.
+Comparison as `text` ignores case, outer white space, brackets, quotes and a final period, so that `(A)` equals `a`; as `expression` it is
+mathematical with `**` for powers, see `maths`, and may be a comma-separated list in order; as `number` it is by value.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from stages.verifiers.numbers import number
 from stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 SEARCH_SECONDS = 2.0
-"""For one pattern, which may be one that takes for ever."""
+"""Time limit for one pattern, which may take forever."""
 COMPARISONS = ("text", "expression", "number")
 WRAPPINGS = (("(", ")"), ("[", "]"), ("{", "}"), ('"', '"'), ("'", "'"), ("*", "*"), ("$", "$"))
 
 
 def check(verifier: Mapping[str, Any]) -> None:
-    """Raises VerifierError when there is no answer, no pattern, a pattern without one group, or an unknown comparison."""
+    """Raise VerifierError for a missing answer, no patterns, a pattern without exactly one group, or an unknown comparison."""
     exactly(verifier, {"name", "answer", "patterns", *({"compare"} & set(verifier))})
     if not isinstance(verifier["answer"], str) or not plain(verifier["answer"]):
         raise VerifierError(f"verifier {dict(verifier)!r}: the answer must be a text, e.g. 'B'")
@@ -43,7 +43,7 @@ def check(verifier: Mapping[str, Any]) -> None:
 
 
 def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
-    """Whether what stands in the answer's place is the answer.
+    """Compare the extracted answer with the right one.
 
     Raises:
         VerifierError: a pattern or a comparison took too long.
@@ -56,7 +56,7 @@ def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 
 def extract(patterns: list[str], text: str) -> str | None:
-    """What the group of the first matching pattern holds at its last match."""
+    """The group of the last match of the first pattern that matches."""
     for pattern in patterns:
         try:
             found = [match.group(1) for match in regex.finditer(pattern, text, timeout=SEARCH_SECONDS)]
@@ -70,7 +70,7 @@ def extract(patterns: list[str], text: str) -> str | None:
 
 
 def plain(text: str) -> str:
-    """A text without case, outer white space, brackets, quotes and final full stop."""
+    """A text without case, outer white space, brackets, quotes and final period."""
     text = text.strip().rstrip(".").strip()
     for opening, closing in WRAPPINGS:
         if text[0:1] == opening and text[-1:] == closing and text[1:-1].strip():

@@ -1,11 +1,11 @@
-"""The 25 checks of IFEval (Zhou et al. 2023, arXiv 2311.07911), decided as the authors' program decides them.
+"""The 25 checks of IFEval (Zhou et al. 2023, arXiv 2311.07911), with the results of the authors' program.
 
-Names of checks and arguments are those of its data. An answer follows an instruction *strictly* when it does as it stands, and
-*loosely* when it does in one of eight forms: without its first line, its last, or both, and each of these without asterisks, too.
+Names of checks and arguments are those of its data. An answer follows an instruction *strictly* if it does so unchanged, and *loosely* if
+it does so in one of eight forms: unchanged, without its first line, its last, or both, and each of these without asterisks.
 
-Three oddities are the original's and kept, since a score is compared with others' scores: keywords are regular expressions; a text
-whose language cannot be told counts as being in the right one; words in capitals are counted by NLTK's tokenizer. Where an argument
-is missing the original draws one; here the check is refused.
+Three oddities of the original are kept for comparable scores: keywords are regular expressions; a text of unknown language counts as being
+in the right one; words in capitals are counted by NLTK's tokenizer. For a missing argument the original draws one; here the check is
+rejected.
 """
 
 import json
@@ -24,7 +24,7 @@ from stages.verifiers.verdict import Verdict, VerifierError, exactly
 RELATIONS: dict[str, Callable[[int, int], bool]] = {"less than": operator.lt, "at least": operator.ge}
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 SEARCH_SECONDS = 2.0
-"""For one pattern out of the data, which may be one that takes for ever."""
+"""Time limit for one pattern from the data, which may take forever."""
 
 Arguments = Mapping[str, Any]
 Holds = Callable[[Arguments, str], bool]
@@ -34,13 +34,13 @@ class Check(NamedTuple):
     """One kind of instruction."""
 
     arguments: Mapping[str, Callable[[Any], bool]]
-    """What each argument must be."""
+    """Argument → predicate for valid values."""
     holds: Holds
-    """Of a text that is not blank."""
+    """The check, for a text that is not blank."""
 
 
 def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
-    """1.0 when all instructions are followed, in the verifier's mode, and else 0.0 or the share that is; the reason names the others."""
+    """1.0 if all instructions are followed in the verifier's mode, otherwise 0.0 or the share followed; the reason names the others."""
     followed = following(verifier["instructions"], text, verifier.get("mode", "strict"))
     failed = [one["id"] for one, holds in zip(verifier["instructions"], followed, strict=True) if not holds]
     if not text.strip():
@@ -53,21 +53,21 @@ def following(instructions: list[Arguments], text: str, mode: str) -> list[bool]
     """Whether each instruction is followed; `mode` is strict or loose.
 
     Raises:
-        VerifierError: a pattern of the data took too long.
+        VerifierError: a pattern from the data took too long.
     """
     forms = loosened(text) if mode == "loose" else [text]
     return [any(form.strip() and CHECKS[one["id"]].holds(one, form) for form in forms) for one in instructions]
 
 
 def loosened(text: str) -> list[str]:
-    """The eight forms of an answer, itself first."""
+    """The eight forms of an answer, the unchanged one first."""
     lines = text.split("\n")
     forms = [text, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
     return forms + [form.replace("*", "") for form in forms]
 
 
 def check(verifier: Mapping[str, Any]) -> None:
-    """Raises VerifierError when the verifier is malformed: an unknown check, an argument that is missing, unknown or out of bounds."""
+    """Raise VerifierError for a malformed verifier: an unknown check, or an argument that is missing, unknown or out of bounds."""
     exactly(verifier, {"name", "instructions", *({"mode", "score"} & set(verifier))})
     for field, values in (("mode", ("strict", "loose")), ("score", ("all", "share"))):
         if verifier.get(field, values[0]) not in values:
@@ -85,7 +85,7 @@ def check(verifier: Mapping[str, Any]) -> None:
             raise VerifierError(f"instruction {dict(one)!r}: {', '.join(wrong)} is not what {name} takes")
 
 
-# --- what arguments may be ---------------------------------------------------------------------------------------------
+# --- valid arguments ---------------------------------------------------------------------------------------------------
 
 
 def _count(value: Any) -> bool:
@@ -123,7 +123,7 @@ def _patterns(value: Any) -> bool:
 
 
 def _found(pattern: str, text: str, flags: int = regex.IGNORECASE) -> list[str]:
-    """All matches of a pattern out of the data.
+    """All matches of a pattern from the data.
 
     Raises:
         VerifierError: the pattern takes too long on this text.
@@ -136,7 +136,7 @@ def _found(pattern: str, text: str, flags: int = regex.IGNORECASE) -> list[str]:
 
 
 def _compared(number: Callable[[Arguments, str], int], bound: str, relation: str = "relation") -> Holds:
-    """Whether a number of the text stands in a relation to the bound."""
+    """A check that compares a number computed from the text with a bound."""
     return lambda given, text: RELATIONS[given[relation]](number(given, text), given[bound])
 
 
@@ -146,7 +146,7 @@ def _in_language(text: str, code: str) -> bool:
 
 @cache
 def _punkt() -> Any:
-    """NLTK's splitter of English sentences, with the parameters that it is published with."""
+    """NLTK's sentence splitter for English, with its published parameters."""
     import io
     import zipfile
 
@@ -190,26 +190,26 @@ def _letters(given: Arguments, text: str) -> int:
 
 
 def ended_lines(text: str, end: str) -> Iterator[str]:
-    """Each line up to the last place where what is looked for may end: a pattern that begins often and never ends takes the square of a
-    line's length."""
+    """Each line up to the last occurrence of `end`: a pattern that begins often but never ends takes time quadratic in the line's
+    length."""
     for line in text.split("\n"):
         head, found, _ = line.rpartition(end)
         yield head + found
 
 
 def placeholders(text: str) -> int:
-    """How many stretches stand in square brackets."""
+    """Number of parts in square brackets."""
     return sum(len(re.findall(r"\[.*?\]", line)) for line in ended_lines(text, "]"))
 
 
 def _paragraphs(given: Arguments, text: str) -> bool:
-    """Divided by three asterisks; a divider at the beginning or end divides nothing."""
+    """Paragraphs are divided by three asterisks; a divider at the beginning or end is ignored."""
     parts = [part.strip() for part in re.split(r"\s?\*\*\*\s?", text)]
     return all(parts[1:-1]) and sum(map(bool, parts)) == given["num_paragraphs"]
 
 
 def _first_word(given: Arguments, text: str) -> bool:
-    """The n-th paragraph, divided by empty lines, begins with a word, and there are as many paragraphs as asked for."""
+    """The n-th paragraph, divided by empty lines, begins with a word, and the number of paragraphs is right."""
     parts = text.split("\n\n")
     filled = sum(bool(part.strip()) for part in parts)
     chosen = parts[given["nth_paragraph"] - 1].strip() if given["nth_paragraph"] <= filled else ""
@@ -226,7 +226,7 @@ def _postscript(given: Arguments, text: str) -> bool:
 
 
 def _bullets(given: Arguments, text: str) -> bool:
-    """The original's `^\\s*`, which begins at the empty lines above, finds the same ones in the square of the time."""
+    """The original's `^\\s*`, which also matches the empty lines above, finds the same bullets in quadratic time."""
     stars, dashes = r"^[^\S\n]*\*[^\*].*$", r"^[^\S\n]*-.*$"
     return sum(len(re.findall(pattern, text, re.MULTILINE)) for pattern in (stars, dashes)) == given["num_bullets"]
 
@@ -258,7 +258,7 @@ def _title(_: Arguments, text: str) -> bool:
 
 
 def _two_responses(_: Arguments, text: str) -> bool:
-    """Two different ones, divided by six asterisks; one divider at the beginning or end divides nothing."""
+    """Two different responses, divided by six asterisks; a divider at the beginning or end is ignored."""
     parts = [part.strip() for part in text.split("******")]
     filled = [part for part in parts if part]
     return all(parts[1:-1]) and len(filled) == 2 and filled[0] != filled[1]
@@ -316,4 +316,4 @@ CHECKS: dict[str, Check] = {
     ),
     "startend:quotation": Check({}, _quotation),
 }
-"""By the ids of IFEval's data."""
+"""Checks by the ids in IFEval's data."""

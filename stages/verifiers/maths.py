@@ -1,13 +1,13 @@
-r"""Answers that are mathematical expressions, as MATH (Hendrycks et al. 2021, arXiv 2103.03874) and its relatives have them.
+r"""Answers that are mathematical expressions, as in MATH (Hendrycks et al. 2021, arXiv 2103.03874) and similar datasets.
 
-`strict_math` {answer}   the answer stands where Minerva's prompts put it: "Final Answer: The final answer is $x$. I hope it is correct."
-                         Without this sentence the whole reply is the answer; as a text, since algebra finds one in any prose.
-`math` {answer}          "flex": what is in the last `\boxed{}` or in Minerva's place; without both, in the last pair of dollar signs;
-                         without these, the whole reply. One candidate that equals the answer is enough.
+`strict_math` {answer}   the answer is in the sentence of Minerva's prompts: "Final Answer: The final answer is $x$. I hope it is correct."
+                         Without this sentence the whole reply is compared, but only as text, because algebra finds an answer in any prose.
+`math` {answer}          "flex": the last `\boxed{}` or Minerva's sentence; without both, the last pair of dollar signs; without these, the
+                         whole reply. One candidate that equals the answer is enough.
 
-These are the rules of the Tülu 3 evaluation and of open-instruct's verifier. Two expressions are equal when they are after the
-normalisation of Lewkowycz et al. 2022 (arXiv 2206.14858, appendix D) and Hendrycks et al., or when math-verify finds that they are,
-in a process of its own: what a model writes may take a computer algebra system for ever, or all memory.
+These are the rules of the Tülu 3 evaluation and of open-instruct's verifier. Two expressions are equal if they are equal after the
+normalization of Lewkowycz et al. 2022 (arXiv 2206.14858, appendix D) and Hendrycks et al., or if math-verify considers them equal, in a
+separate process, because a computer algebra system may run forever or use all memory on a model's output.
 """
 
 import re
@@ -19,13 +19,13 @@ from stages.verifiers.apart import Unanswered, ask
 from stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 SECONDS = 5.0
-"""For one comparison."""
+"""Time limit for one comparison."""
 LONGEST = 1000
-"""Characters of an expression that is compared by algebra: a longer one is prose."""
+"""Maximum characters of an expression for comparison by algebra; a longer one is prose."""
 
 
 def check(verifier: Mapping[str, Any]) -> None:
-    """Raises VerifierError when the answer is missing or empty."""
+    """Raise VerifierError if the answer is missing or empty."""
     exactly(verifier, {"name", "answer"})
     if not isinstance(verifier["answer"], str) or not verifier["answer"].strip():
         raise VerifierError(f"verifier {dict(verifier)!r}: the answer must be an expression written as a text, e.g. '\\frac{{1}}{{2}}'")
@@ -43,10 +43,10 @@ def flexible(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 
 def _verdict(found: list[str], answer: str) -> Verdict:
-    """Right where one equals the answer.
+    """Right if a candidate equals the answer.
 
     Raises:
-        VerifierError: none does as far as could be seen, and a comparison took too long.
+        VerifierError: no candidate was found equal, and a comparison failed.
     """
     unanswered = None
     for one in found:
@@ -69,7 +69,7 @@ def candidates(text: str) -> Iterator[str]:
 
 
 def _after_odd_dollar(text: str) -> str:
-    """The text without its first dollar sign where their number is odd, so that the last two make a pair."""
+    """The text without its first dollar sign if their number is odd, so that the last two form a pair."""
     return text.replace("$", "", 1) if text.count("$") % 2 else text
 
 
@@ -77,7 +77,7 @@ BEGIN, END = "Final Answer: The final answer is", ". I hope it is correct."
 
 
 def in_minervas_place(text: str) -> str | None:
-    """What stands between the first two of these in one line."""
+    """The text between `BEGIN` and `END` in the first line with both."""
     for line in text.split("\n"):
         found, end, _ = line.partition(BEGIN)[2].partition(END)
         if end:
@@ -86,10 +86,10 @@ def in_minervas_place(text: str) -> str | None:
 
 
 def equal(one: str, other: str) -> bool:
-    """Whether two expressions are the same.
+    """Whether two expressions are equal.
 
     Raises:
-        Unanswered: algebra took too long or too much memory.
+        Unanswered: algebra exceeded its time or memory limit.
     """
     if normalised(one) == normalised(other):
         return True
@@ -106,7 +106,7 @@ UNITS = (
 
 
 def normalised(expression: str) -> str:
-    """An expression in the form in which equal ones mostly are equal texts; see the sources above."""
+    """Normalize an expression, so that equal ones are usually equal texts; see the sources above."""
     text = expression.replace("\n", "").replace("\\\\", "\\").replace("tfrac", "frac").replace("dfrac", "frac")
     if text.count("=") == 1 and len(text.partition("=")[0].strip()) <= 2:
         text = text.partition("=")[2]  # "x = 5"
@@ -127,6 +127,6 @@ def normalised(expression: str) -> str:
 
 
 def in_braces(pattern: str, by: str, text: str) -> str:
-    """`re.sub` of what ends with a brace. After the last one it is not begun: it would take the square of the length where all are open."""
+    """`re.sub` for a pattern that ends with a brace, applied only up to the last one: many open braces would take quadratic time."""
     head, brace, tail = text.rpartition("}")
     return re.sub(pattern, by, head + brace) + tail

@@ -1,10 +1,10 @@
 """Answers that are programs.
 
-`python` {before, tests, entry [, seconds, opened]}   the code of the answer, after `before`, passes the tests of the function `entry`,
+`python` {before, tests, entry [, seconds, opened]}   the answer's code, after `before`, passes the tests of the function `entry`,
                                                       in a sandbox (`sandbox`): HumanEval's rule (Chen et al. 2021, arXiv 2107.03374)
 
-The code is the first fenced block that names Python or no language, or the whole answer where there is none. With `opened` the prompt has
-opened the block, and the code is all up to the first fence.
+The code is the first fenced block marked as Python or without a language, or else the whole answer. With `opened` the prompt has opened
+the block, and the code ends at the first fence.
 """
 
 import re
@@ -15,15 +15,15 @@ from stages.verifiers.sandbox import SandboxFailed, require, run
 from stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 SECONDS = 3
-"""CPU time, as in the authors' program."""
+"""Default CPU time limit, as in the authors' program."""
 LONGEST = 100_000
-"""Characters of a program."""
+"""Maximum characters of a program."""
 BLOCK = re.compile(r"(?<![\w`])```([^\n`]*)\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
-"""With its two fences, so that none is taken for the other kind: what follows the first (mostly a language), and what is inside."""
+"""A block with both fences, so that closing fences are not taken for opening ones. Groups: info string (usually a language), content."""
 
 
 def check(verifier: Mapping[str, Any]) -> None:
-    """Raises VerifierError when a text is missing, the function has no name, or the seconds are no whole number from 1 to 60."""
+    """Raise VerifierError if a text is missing, `entry` is not an identifier, or `seconds` is not an integer from 1 to 60."""
     exactly(verifier, {"name", "before", "tests", "entry", *({"seconds", "opened"} & set(verifier))})
     for field in ("before", "tests", "entry"):
         if not isinstance(verifier[field], str):
@@ -40,11 +40,11 @@ def check(verifier: Mapping[str, Any]) -> None:
 
 
 def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
-    """1.0 when all tests pass.
+    """1.0 if all tests pass.
 
     Raises:
-        NoSandbox: programs cannot be run on this machine.
-        VerifierError: the sandbox did not come up.
+        NoSandbox: this machine has no sandbox for programs.
+        VerifierError: the sandbox failed to start.
     """
     code = code_of(text, opened=verifier.get("opened", False))
     if not code.strip():
@@ -60,7 +60,7 @@ def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 
 def code_of(text: str, *, opened: bool) -> str:
-    """The code of an answer; `opened`: it begins inside a block."""
+    """The code of an answer; with `opened` the answer begins inside a block."""
     if opened:
         return text.partition("```")[0]
     for block in BLOCK.finditer(text):

@@ -1,16 +1,16 @@
-"""Python programs that nobody trusts, each in a bubblewrap sandbox of its own: tested by a process that they cannot reach, or asked for
+"""Run untrusted Python programs, each in its own bubblewrap sandbox: either tested by a process that they cannot reach, or to generate
 rows.
 
-In the sandbox there is no network, and nothing of this machine but its programs and libraries (`/usr`, `/bin`, `/lib`), the interpreter
-and numpy, which some tests import, read-only; the only place to write is a small `/tmp` in memory that goes away with it. The memory of
-each process, CPU time, files, processes and time are limited; when the tests have ended or the time is up, all in the sandbox is killed.
+The sandbox has no network and sees only this machine's programs and libraries (`/usr`, `/bin`, `/lib`), the interpreter and numpy, which
+some tests import, all read-only; the only writable place is a small `/tmp` in memory. Memory per process, CPU time, files, processes and
+wall-clock time are limited; when the tests have ended or the time is up, everything in the sandbox is killed.
 
-No process that has the pipe of the verdict is open to the program, and the verdict repeats a random word that no program sees.
+No process that holds the pipe of the verdict is accessible to the program, and the verdict repeats a random word that no program sees.
 
-A program that breaks a limit is wrong. A sandbox that did not come up says nothing about the program, and that is an error.
+A program that exceeds a limit is wrong. If the sandbox fails to start, nothing is known about the program, which is an error.
 
-A program that makes rows has a sandbox without numpy, and no limit to its time but to that of one row. Hashes of texts are the same in all
-of its runs, so that sets have one order.
+A program that generates rows has a sandbox without numpy, and a time limit only per row. String hashes are the same in all of its runs, so
+that sets have a fixed order.
 """
 
 import importlib.util
@@ -34,12 +34,12 @@ from data.host.pipes import readable
 
 RUNNER = Path(__file__).with_name("sandboxed.py")
 RUNNER_INSIDE, PYTHON = Path("/runner.py"), Path("/python")
-"""Where the runner and the interpreter are in the sandbox."""
+"""Paths of the runner and the interpreter in the sandbox."""
 ENVIRONMENT = {
     "PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
 }  # fmt: skip
 ISOLATED, REPEATABLE = ("-I", "-S", "-B"), ("-P", "-s", "-S", "-B")
-"""Flags of the interpreter; `-I` would have it leave PYTHONHASHSEED out."""
+"""Flags of the interpreter; `-I` would ignore PYTHONHASHSEED."""
 LIMITS = {
     "RLIMIT_AS": 2**30,
     "RLIMIT_FSIZE": 16 * 2**20,
@@ -47,81 +47,81 @@ LIMITS = {
     "RLIMIT_NPROC": 8,
     "RLIMIT_CORE": 0,
 }
-"""Of each process; the number of processes is that of the sandbox."""
+"""Limits per process, except that RLIMIT_NPROC is for the whole sandbox."""
 TMP_BYTES = 64 * 2**20
 SLACK = 10
-"""Wall-clock seconds that are waited per second of CPU time, for machines that do other things too."""
+"""Wall-clock seconds allowed per second of CPU time, for machines with other load."""
 STARTUP_SECONDS = 20.0
 LONGEST_LINE = 32 * 2**20
-"""Bytes of a row with what it is wrapped in; the runner bounds rows to half of it."""
+"""Maximum bytes of a row with its wrapper; the runner limits rows to half of it."""
 SAID_BYTES = 64 * 2**10
-"""Of what a sandbox says as much is read; a verdict is shorter."""
+"""Maximum bytes read from a sandbox's output; a verdict is shorter."""
 FIRST_USER = 200_000
-"""Root gives each sandbox a user of its own, at random from here on: limits to processes count by user, and root has none."""
+"""First user id for sandboxes. Root gives each sandbox a random user, because process limits count per user and root has none."""
 USERS = 1_000_000_000
 IMPORTED = {ISOLATED: ("numpy",), REPEATABLE: ()}
-"""Packages that programs of each kind see."""
+"""Packages available to each kind of program."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 REMEDY = "install bubblewrap (`apt-get install bubblewrap`)"
 
 
 class NoSandbox(PedigreeError):
-    """Programs cannot be run here, since they could not be locked in; the message says why and the remedy."""
+    """Programs cannot run on this machine, because it has no sandbox; the message states the reason and the remedy."""
 
 
 class SandboxFailed(PedigreeError):
-    """A sandbox did not come up, so that nothing is known of the program."""
+    """A sandbox failed to start, so nothing is known about the program."""
 
 
 class Fell(PedigreeError):
-    """A program that is asked for rows was silent for too long, or ended before its rows did; the message says which."""
+    """A row program exceeded its time limit, or ended early; the message says which."""
 
 
 class Outcome(NamedTuple):
-    """What the tests found."""
+    """Result of the tests."""
 
     right: bool
     reason: str
 
 
 def program() -> str | None:
-    """Where bubblewrap is: on the path, or in the environment that `make setup` has made."""
+    """Path of bubblewrap: on the path, or in the environment created by `make setup`."""
     return shutil.which("bwrap") or shutil.which("bwrap", path=str(Path(sys.executable).parent))
 
 
 @cache
-def require(what: str = "programs that models write", instead: str = "leave suites with programs out") -> None:
-    """Checks once per process that a sandbox comes up.
+def require(what: str = "programs written by models", instead: str = "remove suites with programs") -> None:
+    """Check once per process that a sandbox works.
 
     Args:
-        what: is to be run in it.
-        instead: what to do where there is none.
+        what: kind of programs to run in it.
+        instead: alternative to a sandbox.
 
     Raises:
-        NoSandbox: bubblewrap is not there, or may not make namespaces on this machine.
+        NoSandbox: bubblewrap is not installed, or may not create namespaces on this machine.
     """
     if program() is None:
-        raise NoSandbox(f"{what} are run in a sandbox only, and `bwrap` is not on the path: {REMEDY}, or {instead}")
+        raise NoSandbox(f"{what} run only in a sandbox, and `bwrap` is not on the path: {REMEDY}, or {instead}")
     try:
         outcome = run("", "def double(x):\n    return 2 * x\n", "assert double(21) == 42", "double", seconds=5)
     except SandboxFailed as error:
-        raise NoSandbox(f"{what} are run in a sandbox only, and none comes up here: {error}; {REMEDY}, or {instead}") from error
+        raise NoSandbox(f"{what} run only in a sandbox, and none can start here: {error}; {REMEDY}, or {instead}") from error
     if not outcome.right:
-        raise NoSandbox(f"the sandbox does not run a program that is right ({outcome.reason}); {REMEDY}, or {instead}")
+        raise NoSandbox(f"the sandbox fails on a correct program ({outcome.reason}); {REMEDY}, or {instead}")
 
 
 def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outcome:
-    """Runs tests against a function of a program, in a sandbox.
+    """Run tests against a function of a program, in a sandbox.
 
     Args:
-        before: what stands before the program and is known to be good: imports, helpers, the head of the function.
-        program: what somebody wrote.
-        tests: code that calls the function by its name, or as `candidate`; where it defines `check(candidate)`, that is called.
+        before: trusted code before the program: imports, helpers, the head of the function.
+        program: the untrusted code.
+        tests: code that calls the function by its name, or as `candidate`; if it defines `check(candidate)`, that is called.
         entry: name of the function.
-        seconds: CPU time of the program, and of its tests.
+        seconds: CPU time limit of the program, and of its tests.
 
     Raises:
-        SandboxFailed: the sandbox did not come up, so that nothing is known of the program.
+        SandboxFailed: the sandbox failed to start, so nothing is known about the program.
     """
     order: dict[str, Any] = {
         "before": before,
@@ -133,9 +133,9 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outc
         "limits": {**LIMITS, "RLIMIT_CPU": seconds},
     }
     allowed = STARTUP_SECONDS + SLACK * seconds
-    # No pipes: whoever is left behind could keep one open, or fill it without end.
-    with open(os.memfd_create("said"), "rb+") as said, open(os.memfd_create("complaints"), "rb+") as complaints:
-        process = _start(ISOLATED, "tests", stdin=subprocess.PIPE, stdout=said, stderr=complaints)
+    # No pipes: a leftover process could keep one open, or fill it endlessly.
+    with open(os.memfd_create("said"), "rb+") as output, open(os.memfd_create("complaints"), "rb+") as complaints:
+        process = _start(ISOLATED, "tests", stdin=subprocess.PIPE, stdout=output, stderr=complaints)
         late = False
         try:
             process.communicate(json.dumps(order).encode(), timeout=allowed)
@@ -143,7 +143,7 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outc
             late = True
         finally:
             _end(process)
-        lines = [line.removeprefix(order["word"]) for line in _text(said).splitlines() if line.startswith(order["word"])]
+        lines = [line.removeprefix(order["word"]) for line in _text(output).splitlines() if line.startswith(order["word"])]
         if not lines:
             raise _not_up(complaints)
     if len(lines) < 2:
@@ -153,14 +153,14 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outc
 
 
 class Wait:
-    """How long a row is waited for, by all who make it."""
+    """Deadline for the next row, shared by the runs that generate it."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.begin()
 
     def begin(self) -> None:
-        """From now on for the next row."""
+        """Restart the deadline for the next row."""
         self._until = time.monotonic() + self.seconds
 
     def left(self) -> float:
@@ -169,16 +169,16 @@ class Wait:
 
 @contextmanager
 def rows(call: Mapping[str, Any], wait: Wait) -> Iterator[Iterator[bytes]]:
-    """What a program gives, which is running at once: a line of JSON for each row, `{"row": ...}` or `{"bad": why, "text": ...}`, and last
-    `{"end": true}` or `{"raised": traceback}`. It is killed with the block.
+    """Start a program, and iterate over its output: a line of JSON per row, `{"row": ...}` or `{"bad": why, "text": ...}`, and finally
+    `{"end": true}` or `{"raised": traceback}`. The program is killed at the end of the block.
 
     Args:
-        call: `program`, its text; `name` of its file; `function`; `count`, `seed` and `arguments` that it is called with.
-        wait: a line has to be whole within it; the first one with the time that the sandbox takes to come up.
+        call: `program`, its text; `name` of its file; `function`; and its arguments `count`, `seed` and `arguments`.
+        wait: deadline for each complete line; for the first one it includes the sandbox's startup.
 
     Raises:
-        Fell: a line was not.
-        SandboxFailed: the sandbox did not come up.
+        Fell: a line missed the deadline.
+        SandboxFailed: the sandbox failed to start.
     """
     order = {**call, "user": _user(), "word": "", "limits": LIMITS}
     with open(os.memfd_create("complaints"), "rb+") as complaints, open(os.memfd_create("order"), "rb+") as asked:
@@ -196,7 +196,7 @@ def rows(call: Mapping[str, Any], wait: Wait) -> Iterator[Iterator[bytes]]:
 
 
 def _lines(pipe: int, wait: Wait) -> Iterator[bytes]:
-    """The lines that come through a pipe, up to its end."""
+    """The lines from a pipe, up to its end."""
     pending = b""
     while readable(pipe, wait.left()):
         read = os.read(pipe, 2**20)
@@ -205,12 +205,12 @@ def _lines(pipe: int, wait: Wait) -> Iterator[bytes]:
         *whole, pending = (pending + read).split(b"\n")
         yield from whole
         if len(pending) > LONGEST_LINE:
-            raise Fell(f"gave a row of more than {LONGEST_LINE} bytes")
-    raise Fell(f"gave no whole row for {wait.seconds:g} s")
+            raise Fell(f"output a row of more than {LONGEST_LINE} bytes")
+    raise Fell(f"output no complete row for {wait.seconds:g} s")
 
 
 def _user() -> int | None:
-    """Whom the sandbox runs as."""
+    """User id of the sandbox; None for the current user."""
     return FIRST_USER + random.SystemRandom().randrange(USERS) if os.geteuid() == 0 else None
 
 
@@ -224,7 +224,7 @@ def _text(stream: BinaryIO) -> str:
 
 
 def _start(flags: tuple[str, ...], mode: str, stdin: BinaryIO | int, stdout: BinaryIO | int, stderr: BinaryIO) -> "subprocess.Popen[bytes]":
-    """A sandbox with the runner in it, which comes through a descriptor, so that no mount says where the project lies."""
+    """Start a sandbox. The runner is passed through a file descriptor, so that no mount reveals the project's path."""
     with RUNNER.open("rb") as runner:
         before, after = _command(flags)
         given = ("--perms", "0444", "--ro-bind-data", str(runner.fileno()), str(RUNNER_INSIDE))
@@ -233,8 +233,8 @@ def _start(flags: tuple[str, ...], mode: str, stdin: BinaryIO | int, stdout: Bin
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kills a sandbox that still runs. Its processes die with bubblewrap, but for one that bubblewrap has only begun to set up, which
-    would wait for it forever, with our pipes: that one is still of its group."""
+    """Kill a sandbox that still runs. Its processes die with bubblewrap, except one that bubblewrap is still setting up, which would wait
+    for it forever, holding our pipes; that one is still in its process group."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -247,7 +247,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 @cache
 def _command(flags: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The call of bubblewrap up to the runner's own arguments, in two parts between which the runner itself is given."""
+    """The bubblewrap command up to the runner's arguments, in two parts between which the runner itself is passed."""
     python, prefix = Path(os.path.realpath(sys.executable)), Path(os.path.realpath(sys.base_prefix))
     libraries = {}
     command = [program() or "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -255,8 +255,8 @@ def _command(flags: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if os.geteuid() == 0:
         command += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
-        # The tests' process is the first one of the sandbox: bubblewrap's own would be another of the program's user, with the verdict's
-        # pipe, and open to it. For root it is not, and of another user it could not be ended.
+        # The tests' process is PID 1 of the sandbox: bubblewrap's own init would run as the program's user, hold the verdict's pipe, and be
+        # accessible to the program. For root it is not accessible, and a PID 1 of another user could not be killed.
         command += ["--unshare-user", "--disable-userns", "--as-pid-1"]
     for folder in map(Path, SYSTEM):
         if folder.is_symlink():
@@ -264,7 +264,7 @@ def _command(flags: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         elif folder.is_dir():
             command += ["--ro-bind", str(folder), str(folder)]
     command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    if not prefix.is_relative_to("/usr"):  # in a home that nobody but its owner may enter, perhaps
+    if not prefix.is_relative_to("/usr"):  # possibly in a home directory that only its owner may enter
         command += ["--ro-bind", str(prefix), str(PYTHON)]
         python, libraries = PYTHON / python.relative_to(prefix), {"LD_LIBRARY_PATH": str(PYTHON / "lib")}
     for name in IMPORTED[flags]:
@@ -278,7 +278,7 @@ def _command(flags: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _folders(name: str) -> list[Path]:
-    """Where a package lies, and the libraries that its wheel came with."""
+    """Folders of a package and of the libraries bundled with its wheel."""
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
         return []

@@ -1,10 +1,10 @@
-"""What runs inside the sandbox: the tests in one process, the program that they test in another; or a program that makes rows. Nothing of
-the project is imported.
+"""Runner inside the sandbox: runs the tests in one process and the tested program in another, or runs a program that generates rows.
+Imports nothing from the project.
 
-The first process reads one JSON object from its standard input, writes `started`, runs the tests and writes its verdict, each line after
-the word that the object has for it; or calls the function that makes rows, and writes a line for each, and one at the end. The tests call
-the program's function through a pipe and get values back, never objects: so nothing that a program does to its interpreter, exits, patched
-builtins, objects that equal everything, can make a test pass. No process can look into the first one.
+The first process reads a JSON object from its standard input, writes `started`, runs the tests and writes its verdict, each line prefixed
+with the object's secret word; or it calls the function that generates rows, and writes a line per row and a final one. The tests call the
+program's function through a pipe and get values back, never objects, so nothing that a program does to its interpreter (exits, patched
+builtins, objects that equal everything) can make a test pass. No process can inspect the first one.
 """
 
 import builtins
@@ -27,21 +27,21 @@ PACKAGES = "/packages"
 SET_DUMPABLE = 4
 """`prctl(2)`; 0 keeps processes of the same user out of `/proc/PID/mem` and `/proc/PID/fd`."""
 LONGEST_VALUE = 16 * 2**20
-"""Bytes of the result of one call."""
+"""Maximum bytes of a call's result."""
 LONGEST_EXCERPT, LAST_LINES = 200, 12
-"""Characters of a row that is none; lines of a traceback."""
+"""Characters of an invalid row in a report; lines of a traceback."""
 LOOK_SECONDS = 0.2
-"""Between two looks whether the program is still there."""
+"""Interval at which the program's liveness is polled."""
 
 
-# --- values as texts ---------------------------------------------------------------------------------------------------
+# --- serialization -----------------------------------------------------------------------------------------------------
 
 
 def encode(value):
-    """A value of the usual types as something JSON can hold. Subclasses count as what they derive from, numbers of numpy as Python's.
+    """Convert a value of a supported type to JSON. Subclasses are converted to their base class, numpy numbers to Python's.
 
     Raises:
-        TypeError: it is of another type.
+        TypeError: its type is not supported.
     """
     if value is None or isinstance(value, (bool, str)):
         return value if value is None or type(value) in (bool, str) else str(value)
@@ -63,7 +63,7 @@ def encode(value):
 
 
 def decode(given):
-    """What `encode` was given."""
+    """Inverse of `encode`."""
     if not isinstance(given, dict):
         return given
     ((kind, inner),) = given.items()
@@ -86,7 +86,7 @@ COLLECTIONS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozen
 
 
 def serve(limits):
-    """Runs the program and answers calls, one line each, until nobody asks any more."""
+    """Run the program and answer calls, one line each, until the input ends."""
     limit(limits)
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -98,7 +98,7 @@ def serve(limits):
         exec(compile(order["program"], "program", "exec"), namespace)
         reply = {"value": None}
     except BaseException as error:
-        reply = {"raised": type(error).__name__, "said": said(error)}
+        reply = {"raised": type(error).__name__, "said": message_of(error)}
     while True:
         answers.write(json.dumps(reply).encode() + b"\n")
         answers.flush()
@@ -108,11 +108,11 @@ def serve(limits):
         try:
             given: Any = decode(json.loads(line))
             reply = {"value": encode(namespace[order["entry"]](*given[0], **given[1]))}
-        except BaseException as error:  # SystemExit too: it ends the call, not the program
-            reply = {"raised": type(error).__name__, "said": said(error)}
+        except BaseException as error:  # also SystemExit: it ends the call, not the program
+            reply = {"raised": type(error).__name__, "said": message_of(error)}
 
 
-def said(error):
+def message_of(error):
     try:
         return str(error)[:200]
     except BaseException:
@@ -123,11 +123,11 @@ def said(error):
 
 
 class Ended(Exception):
-    """The program has ended, or said something that is no answer."""
+    """The program has ended, or sent an invalid answer."""
 
 
 class Program:
-    """The function under test, as the tests call it."""
+    """Proxy of the function under test."""
 
     def __init__(self, order):
         command = [sys.executable, "-I", "-S", "-B", __file__, "program", json.dumps(order["limits"])]
@@ -141,7 +141,7 @@ class Program:
         return decode(self._answer())
 
     def _line(self):
-        """The next line; processes that the program has left behind may keep its pipe open when it is gone."""
+        """The next line. The program's leftover processes may keep its pipe open after it has ended."""
         pipe = self.process.stdout.fileno()
         while b"\n" not in self.pending:
             if not select.select([pipe], [], [], LOOK_SECONDS)[0] and self.process.poll() is None:
@@ -172,15 +172,15 @@ class Program:
             raise Ended("the program's answer is none") from None
         known, error = getattr(builtins, kind, None), None
         if isinstance(known, type) and issubclass(known, Exception):
-            with contextlib.suppress(TypeError):  # of those that take more than a text
+            with contextlib.suppress(TypeError):  # exceptions that take other arguments than a text
                 error = known(text)
         raise error or RuntimeError(f"{kind}: {text}")
 
 
 def test(order, tell):
-    """Runs the tests against the program; the verdict is a reason, or None where all have passed."""
+    """Run the tests against the program, and report a verdict."""
     namespace: dict[str, Any] = {"__name__": "tests"}
-    with contextlib.suppress(Exception):  # what the prompt defines beside the function; as a program it need not be whole
+    with contextlib.suppress(Exception):  # helpers that the prompt defines; it may be incomplete as a program
         exec(compile(order["before"], "before", "exec"), namespace)
     try:
         program = Program(order)
@@ -189,7 +189,7 @@ def test(order, tell):
         if callable(namespace.get("check")):
             namespace["check"](program)
     except BaseException as error:
-        tell({"wrong": f"{type(error).__name__}: {said(error)}"[:300]})
+        tell({"wrong": f"{type(error).__name__}: {message_of(error)}"[:300]})
     else:
         tell({"right": True})
     os._exit(0)
@@ -199,7 +199,7 @@ def test(order, tell):
 
 
 def make_rows(order, write):
-    """Calls the function of a program and writes its rows, no more than were asked for."""
+    """Call a program's function and write its rows, at most `count`."""
     name, source = order["name"], order["program"]
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)  # for tracebacks
     namespace: dict[str, Any] = {"__name__": "rows"}
@@ -209,22 +209,22 @@ def make_rows(order, write):
             raise NameError(f"{name} has no function {order['function']!r}")
         made = namespace[order["function"]](count=order["count"], seed=order["seed"], **order["arguments"])
         for row in itertools.islice(made, order["count"]):
-            write(told(row))
-    except BaseException as error:  # SystemExit too: whoever asked is told
+            write(line_of(row))
+    except BaseException as error:  # also SystemExit: reported to the caller
         write(json.dumps({"raised": last_words(error)}))
     else:
         write(json.dumps({"end": True}))
     os._exit(0)
 
 
-def told(row):
-    """A row as a line, or why it is none."""
+def line_of(row):
+    """A row as a JSON line, or a report of why it is invalid."""
     if not isinstance(row, dict):
         return bad(row, f"is a {type(row).__name__}, and a row is a mapping from columns to values")
     try:
         text = json.dumps(row, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        return bad(row, f"is not JSON: {said(error)}")
+        return bad(row, f"is not JSON: {message_of(error)}")
     if len(text) > LONGEST_VALUE:
         return bad(row, f"has {len(text)} characters as JSON, {LONGEST_VALUE} at most")
     return f'{{"row": {text}}}'
@@ -235,7 +235,7 @@ def bad(row, reason):
 
 
 def excerpt(row):
-    """How it begins, without what differs from one run to the next, as places in memory."""
+    """The beginning of a row, without parts that differ between runs, such as memory addresses."""
     try:
         return json.dumps(row, default=lambda value: f"<{type(value).__name__}>")[:LONGEST_EXCERPT]
     except (TypeError, ValueError, RecursionError):
@@ -243,7 +243,7 @@ def excerpt(row):
 
 
 def last_words(error):
-    """The end of a traceback, from the program's own first line on."""
+    """The last lines of a traceback, without the runner's own frame."""
     inner = error.__traceback__ and error.__traceback__.tb_next
     lines = "".join(traceback.format_exception(type(error), error, inner)).splitlines()
     return "\n".join(lines[-LAST_LINES:])
@@ -263,8 +263,8 @@ DENIED = {
         220,
     ),
 }
-"""Of a processor: its number in the kernel's audit; socket, ptrace, pivot_root, mount, umount2, add_key, request_key, keyctl, unshare,
-perf_event_open, setns, process_vm_readv, process_vm_writev, bpf, userfaultfd, io_uring_setup; and clone, which may make no namespace."""
+"""Processor → (audit architecture; numbers of socket, ptrace, pivot_root, mount, umount2, add_key, request_key, keyctl, unshare,
+perf_event_open, setns, process_vm_readv, process_vm_writev, bpf, userfaultfd, io_uring_setup; clone, denied with namespace flags)."""
 CLONE3, NEW_NAMESPACES = 435, 0x7E020000
 EPERM, ENOSYS = 1, 38
 LOAD, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -285,20 +285,20 @@ class _Program(ctypes.Structure):
 
 
 def refuse_calls():
-    """Refuses system calls by which a process reaches the network, other processes or new namespaces (seccomp-BPF). On processors other
-    than x86-64 and ARM64 it does nothing: there only the namespaces keep a program in.
+    """Deny system calls that reach the network, other processes or new namespaces (seccomp-BPF). No effect on processors other than x86-64
+    and ARM64, where only the namespaces isolate a program.
 
     Raises:
-        OSError: the kernel takes no filter.
+        OSError: the kernel rejects the filter.
     """
     if os.uname().machine not in DENIED:
         return
     audit, numbers, clone = DENIED[os.uname().machine]
     filters = [(LOAD, 0, 0, 4), (EQUALS, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
-    filters += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, KILL)]  # x86's other set of numbers
+    filters += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, KILL)]  # the x32 ABI
     for number in numbers:
         filters += [(EQUALS, 0, 1, number), (RETURN, 0, 0, REFUSE | EPERM)]
-    filters += [(EQUALS, 0, 1, CLONE3), (RETURN, 0, 0, REFUSE | ENOSYS)]  # its flags cannot be read here: libraries take clone instead
+    filters += [(EQUALS, 0, 1, CLONE3), (RETURN, 0, 0, REFUSE | ENOSYS)]  # its flags cannot be read here; libraries fall back to clone
     filters += [(EQUALS, 0, 3, clone), (LOAD, 0, 0, 16), (HAS_BITS, 0, 1, NEW_NAMESPACES), (RETURN, 0, 0, REFUSE | EPERM)]
     filters += [(RETURN, 0, 0, ALLOW)]
     instructions = (_Instruction * len(filters))(*(_Instruction(*one) for one in filters))
@@ -323,7 +323,7 @@ def main():
     if mode == "program":
         serve(json.loads(sys.argv[2]))
     order = json.load(sys.stdin.buffer)
-    if order["user"] is not None:  # root has no limit to its processes
+    if order["user"] is not None:  # root has no process limit
         os.setgroups([])
         os.setgid(order["user"])
         os.setuid(order["user"])

@@ -1,9 +1,9 @@
-"""Short answers that are compared word by word.
+"""Short answers compared word by word.
 
-`mentions` {answers}         one of the answers stands in the reply, as it is written, in small letters or with a capital: PopQA's rule
+`mentions` {answers}         the reply contains one of the answers, unchanged, in lower case or capitalized: PopQA's rule
                              (Mallen et al. 2023, arXiv 2212.10511).
 `drop` {answers [, score]}   DROP's F1 between the words of the reply and of the best of several answers (Dua et al. 2019, arXiv
-                             1903.00161, §5), each a list of spans; `score: exact_match` asks for all of them and no others.
+                             1903.00161, §5), each a list of spans; `score: exact_match` requires exactly these spans.
 """
 
 import re
@@ -18,7 +18,7 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def check_mentions(verifier: Mapping[str, Any]) -> None:
-    """Raises VerifierError when the answers are no texts."""
+    """Raise VerifierError if the answers are not texts."""
     exactly(verifier, {"name", "answers"})
     if not _texts(verifier["answers"]):
         raise VerifierError(f"verifier {dict(verifier)!r}: answers must be a list of at least one text")
@@ -32,7 +32,7 @@ def mentions(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 
 def check_drop(verifier: Mapping[str, Any]) -> None:
-    """Raises VerifierError when the answers are no lists of spans, or the score is unknown."""
+    """Raise VerifierError if the answers are not lists of spans, or the score is unknown."""
     exactly(verifier, {"name", "answers", *({"score"} & set(verifier))})
     answers = verifier["answers"]
     if not isinstance(answers, (list, tuple)) or not answers or not all(_texts(spans) for spans in answers):
@@ -49,13 +49,13 @@ def drop(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 
 def span_f1(found: str, spans: list[str]) -> float:
-    """F1 of the bags of words, of the reply and the span that fits best, divided by the number of spans, to two digits.
+    """F1 of the bags of words of the reply and the best span, divided by the number of spans, to two digits.
 
-    2PR / (P + R) with P = |r ∩ s| / |r| and R = |r ∩ s| / |s|; 0 where the span has numbers and the reply none of them. A reply is one
-    span, so that of several only one can be met. The rounding is that of the authors' program.
+    2PR / (P + R) with P = |r ∩ s| / |r| and R = |r ∩ s| / |s|; 0 if the span has numbers and the reply has none of them. A reply is a
+    single span, so it can match only one of several. The rounding is that of the authors' program.
 
     Args:
-        found: a reply, normalised.
+        found: a normalized reply.
         spans: an answer.
     """
     reply = set(found.split())
@@ -77,7 +77,7 @@ def _exact(found: str, spans: list[str]) -> float:
 
 
 def normalised(text: str) -> str:
-    """Words in small letters without punctuation and articles, numbers as Python writes floats."""
+    """Lower-case words without punctuation and articles, with numbers in Python's float format."""
     words = []
     for word in re.split(r" |-", text.lower()):
         bare = word if _is_number(word) else "".join(letter for letter in word if letter not in string.punctuation)

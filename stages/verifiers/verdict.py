@@ -1,4 +1,4 @@
-"""What verifiers give and raise."""
+"""Results and errors of verifiers."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,19 +7,19 @@ from configs.base.problems import PedigreeError
 
 
 class VerifierError(PedigreeError):
-    """A row's verifier is malformed, or cannot say whether an answer is right; the message says which and why."""
+    """A row's verifier is malformed, or cannot decide whether an answer is right; the message says which and why."""
 
 
 class Verdict(NamedTuple):
-    """What a verifier found."""
+    """A verifier's result."""
 
     score: float
     answer: str | None
-    """What was read as the answer; None where there is none, or the verifier reads none."""
+    """The extracted answer; None if there is none, or if the verifier does not extract one."""
     reason: str
 
 
 def exactly(arguments: Mapping[str, Any], names: set[str]) -> None:
-    """Raises VerifierError when these are not the fields, no more and no fewer."""
+    """Raise VerifierError unless the fields are exactly `names`."""
     if set(arguments) != names:
         raise VerifierError(f"{dict(arguments)!r} must have the fields {', '.join(sorted(names))} and no others")

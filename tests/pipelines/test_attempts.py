@@ -317,8 +317,10 @@ def test_a_report_that_no_job_writes_ends_the_stage_and_keeps_its_work(
     monkeypatch.setattr(entry, "write_json", lambda path, told: write_json(path, told | strange))
     for _ in range(2):  # also for the next command, which finds it lying there
         failed = failure(lab)
-        assert failed.cause == "refused" and "done.json is no report of a job" in failed.message and named in failed.message, failed
-        assert "delete it and type the command again" in failed.message and str(lab.root) not in failed.message
+        assert failed.cause == "refused" and "done.json was not written by this version" in failed.message and named in failed.message, (
+            failed
+        )
+        assert "delete it and run the command again" in failed.message and str(lab.root) not in failed.message
     assert lab.runs() == ["raw"] and not (lab.root / "artifacts/lab/raw").exists()
     scratch = scratch_of(lab)
     assert scratch and list(scratch.glob("checkpoints/step-*"))

@@ -195,7 +195,7 @@ def test_an_input_that_is_written_to_in_place_is_noticed_also_where_the_old_byte
         (lab.root / "go").touch()
         until(lambda: lab.runs().count("clean") == 1)
         rows.write_bytes(good)
-    assert made(ends)["clean"] == "StageFailed" and "was written to or removed while the job read it" in str(ends[2])
+    assert made(ends)["clean"] == "StageFailed" and "was modified or removed during the run" in str(ends[2])
     assert not (lab.root / "artifacts/lab/clean").exists()
     scratch = next(path.parent for path in lab.root.glob(".pedigree/scratch/*/inputs.json"))
     (scratch / "checkpoints/step-9").mkdir(parents=True)

@@ -21,7 +21,7 @@ from pipelines.estimate.amounts import packaged_rows
 from pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates, Time, asks_endpoint, document_of
 from pipelines.estimate.machines import hardware_of
 from pipelines.estimate.rates import Rates
-from pipelines.estimate.schedule import Forecast, Task, makespan, outlook
+from pipelines.estimate.schedule import Forecast, Task, TimeLeft, makespan, outlook
 from pipelines.estimate.shapes import KNOWN
 from pipelines.run.runs import load_execution
 
@@ -240,7 +240,7 @@ def test_what_has_ended_tells_how_long_the_rest_takes(tmp_path, monkeypatch, pla
     ran_here(project, execution, monkeypatch)
     assert forecast.left(frozenset(), due, lambda address, whole: None).unknown == len(due)  # nothing has ended since
     found = forecast.left(frozenset({"x"}), due, lambda address, whole: None)
-    assert found == Forecast(125.0 * len(due), 0, "its last run")
+    assert found == TimeLeft(125.0 * len(due), 0, "its last run")
     assert forecast.left(frozenset({"x"}), due, lambda address, whole: 5.0).seconds == 5.0 * len(due)
 
 
@@ -275,7 +275,7 @@ def test_a_plan_says_what_it_takes_of_the_machine_and_how_long(tmp_path, monkeyp
     monkeypatch.setattr(planning, "this_cpu", lambda: ("A processor", 2))
     monkeypatch.setattr(planning, "this_memory", lambda: int(22.9 * 2**30))
     assert planning.machine_text(estimates.execution) == "2 cores, 22.9 GiB: 2 slots, 2 threads per job"
-    found = Forecast(840.0, how=MEASURED)
+    found = TimeLeft(840.0, how=MEASURED)
     assert planning.time_text(found, "cpu") == f"about 14 minutes on this machine, estimated from {MEASURED}"
     assert not planning.slow_text(found, "cpu")
     assert "`pedigree run tiny`" in planning.slow_text(replace(found, seconds=4000.0), "cpu")

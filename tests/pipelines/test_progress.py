@@ -11,7 +11,7 @@ from waiting import until
 
 from data.store.untrusted import ArtifactError
 from pipelines.cli.progress import Board, Display, StageView, doing, eta_seconds, numbers_text, render, time_left, took, with_heartbeat
-from pipelines.estimate.schedule import Forecast
+from pipelines.estimate.schedule import TimeLeft
 from pipelines.quantities import duration, number, rough
 
 RUNNING = StageView("sft", "sft", "running", started=1000.0)
@@ -125,7 +125,7 @@ class Told:
 
     def left(self, ended, due, left):
         self.ended.append(ended)
-        return Forecast(sum(left(address, 600.0) or 600.0 for address in due), how="a test")
+        return TimeLeft(sum(left(address, 600.0) or 600.0 for address in due), how="a test")
 
 
 def test_the_head_of_the_tree_and_a_line_now_and_then_tell_the_time_left_of_the_whole_run(monkeypatch):

@@ -49,7 +49,7 @@ def test_prompts_keep_their_order_and_their_source_and_name_what_they_were_made_
     assert metrics["constraints"] == one + 2 * (40 - one) == sum(metrics["added"].values())
     assert evidence(made, "counts.json") == {"read": 42, "kept": 40, "drops": metrics["dropped"]}
     assert evidence(made, "constraints.json") == {"added": metrics["added"], "with": metrics["with"]}
-    with pytest.raises(StageError, match=r"0 prompts < min_rows 1 of 1 \(\{'it has the verifier arithmetic': 1\}\): give prompts"):
+    with pytest.raises(StageError, match=r"0 prompts < min_rows 1 of 1 \(\{'it has the verifier arithmetic': 1\}\): use prompts"):
         constrained(tmp_path / "none", [odd])
 
 

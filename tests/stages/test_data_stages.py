@@ -157,7 +157,7 @@ def test_a_row_left_out_by_id_goes_with_its_copies_and_its_text_and_a_slip_of_th
         both = {**config, "filters": [first, {"type": "ids", "ids": [name]}]}  # what is named is gone before
         gone = read_rows(run_stage(tmp_path / first["type"], "prepare_data", both, files).path / "evidence/drops.jsonl")
         assert {drop["id"]: drop["evidence"] for drop in gone if not drop["text"]} == hidden and len(gone) > len(hidden)
-    with pytest.raises(StageError, match=f"1 ids that a filter drops are those of no row here, e.g. '{wanted[:-1]}'"):
+    with pytest.raises(StageError, match=f"1 ids of a filter match no row, e.g. '{wanted[:-1]}'"):
         run_stage(tmp_path / "slip", "prepare_data", {**config, "filters": [{"type": "ids", "ids": [wanted[:-1]]}]}, files)
 
 
@@ -270,7 +270,7 @@ def test_a_further_benchmark_that_removes_nothing_changes_no_content(tmp_path, s
 def test_a_leak_that_no_benchmark_explains_is_a_failure(tmp_path, raw):
     far = SUITE | {"sources": [{"type": "arithmetic", "operations": ["multiply"], "digits": [2], "count": 5, "seed": 1}]}
     other = run_stage(tmp_path / "far", "prepare_data", far)
-    with pytest.raises(StageError, match="6 planted leaks are still there"):
+    with pytest.raises(StageError, match="6 planted leaks were not removed"):
         run_stage(tmp_path / "x", "decontaminate", {}, data=raw, benchmarks={"far": other})
 
 
@@ -466,10 +466,10 @@ def test_the_best_on_some_tasks_has_the_highest_mean_over_them(tmp_path, policie
 def test_scores_of_other_bytes_or_an_unseen_suite_choose_nothing(tmp_path, policies):
     table = scores(tmp_path / "scores", policies, MEANS)
     retrained = policies | {"b": policy(tmp_path / "b2", "other weights")}
-    with pytest.raises(StageError, match=r"candidate b .* was not evaluated as it is now"):
+    with pytest.raises(StageError, match=r"candidate b .* was not evaluated in its current version"):
         run_stage(tmp_path / "x", "select", {}, candidates=retrained, scores=table)
     unseen = scores(tmp_path / "unseen", policies, MEANS, split="unseen")
-    with pytest.raises(StageError, match="of an unseen suite"):
+    with pytest.raises(StageError, match="from an unseen suite"):
         run_stage(tmp_path / "y", "select", {}, candidates=policies, scores=unseen)
     with pytest.raises(StageError, match="no score for task 'codes'"):
         run_stage(tmp_path / "z", "select", {"task": "codes"}, candidates=policies, scores=table)
@@ -512,7 +512,7 @@ def test_an_unseen_suite_is_one_for_models_that_it_had_no_part_in(tmp_path):
         split_of({"policies": {"sft": model(tmp_path / "sft", "sft")}, "suites": {"secret": given["secret"]}})
     for kind, port in (("evaluate", "suites"), ("prepare_data", "leak_from")):
         used = model(tmp_path / kind, "select", [(kind, port, secret)])
-        with pytest.raises(StageError, match=f"secret is no unseen suite for best: in its lineage a {kind} stage had it as {port} x"):
+        with pytest.raises(StageError, match=f"secret is not unseen for best: in its lineage a {kind} stage used it as {port} x"):
             split_of({"policies": {"best": used}, "suites": {"secret": given["secret"]}})
 
 

@@ -207,7 +207,7 @@ def test_a_server_that_is_down_ends_the_asking_after_a_few_requests():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         came: list[int] = []
-        with pytest.raises(EngineLost, match=r"3 requests in a row unanswered, after 2 tries each \(the last: ConnectError"):
+        with pytest.raises(EngineLost, match=r"3 consecutive requests unanswered, after 2 tries each \(the last: ConnectError"):
             ask(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", 1000, endpoint_retries=1, arrived=lambda number, _: came.append(number))
     assert len(came) <= 6
 
@@ -280,7 +280,7 @@ def test_the_key_is_struck_out_of_whatever_the_server_says(monkeypatch):
 @pytest.mark.parametrize("key", ["two words", "line\nbreak", "schlüssel", "\x07bell"])
 def test_a_key_that_no_header_can_hold_is_refused_without_being_repeated(monkeypatch, key):
     monkeypatch.setenv("PEDIGREE_JUDGE_EXAMPLE_KEY", key)
-    with pytest.raises(StageError, match="PEDIGREE_JUDGE_EXAMPLE_KEY holds characters that no key has") as raised:
+    with pytest.raises(StageError, match="PEDIGREE_JUDGE_EXAMPLE_KEY contains characters that are invalid in a key") as raised:
         ChatServer(judge_at("https://judge.example/v1"), Placement())
     assert key not in str(raised.value)
 

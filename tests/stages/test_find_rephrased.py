@@ -223,7 +223,7 @@ def test_waived_rows_stay_and_are_on_record_but_not_planted_ones_and_no_waiver_h
     with chat_server(lenient) as chats:
         suites = {"suite": SUITE, "kin": {"k": CRAYONS}}
         done = Done(tmp_path / "a", chats.base_url, rows, suites, neighbours=1, threshold=0.4, waivers=[WAIVER])
-        with pytest.raises(StageError, match="'pencil' is the id of no item of suite"):
+        with pytest.raises(StageError, match="suite has no item 'pencil'"):
             Done(tmp_path / "b", chats.base_url, rows, suites, waivers=[WAIVER | {"items": ["pencil"]}])
     assert done.kept == ["mine", "poem"]
     assert done.metrics["waivers"] == [{"benchmark": "suite", "because": "we own it", "rows": 1, "items": {"t": ["pencils"]}}]
@@ -249,7 +249,7 @@ def test_what_is_only_told_removes_nothing(tmp_path: Path) -> None:
 def test_where_nothing_is_near_nobody_is_asked_and_where_all_rows_go_the_stage_fails(tmp_path: Path) -> None:
     with chat_server(judge) as chats:
         assert Done(tmp_path / "a", chats.base_url, [row("poem", POEM)]).kept == ["poem"] and not chats.bodies
-        with pytest.raises(StageError, match="of all 1 rows the model says that they are items"):
+        with pytest.raises(StageError, match="the model judged all 1 rows to rephrase benchmark items"):
             Done(tmp_path / "b", chats.base_url, [row("copy", REWORDED)])
 
 

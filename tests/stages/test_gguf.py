@@ -98,5 +98,5 @@ def test_a_tokenizer_that_cuts_texts_otherwise_is_refused_by_name(tmp_path, pre)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(StageError, match=rf"m\.gguf has tokenizer\.ggml\.pre {pre!r}, which is none of smollm"):
+    with pytest.raises(StageError, match=rf"m\.gguf has tokenizer\.ggml\.pre {pre!r}, which is not supported \(supported: smollm\)"):
         gguf_tokenizer(tmp_path / "m.gguf")

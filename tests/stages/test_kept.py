@@ -100,7 +100,7 @@ def test_while_a_long_log_is_read_the_job_says_how_far_it_is(tmp_path, monkeypat
     size = (tmp_path / "log.jsonl").stat().st_size / 1e6
     assert len(lines) == 3 * PART and {of for _, _, of, _ in lines} == {size} and 0.9 * size < lines[-1][1] < size
     assert [(done, of) for _, done, of, _ in parts] == [(0, 3), (1, 3), (2, 3)]
-    assert {what for what, *_ in told} == {"reading what was kept"}
+    assert {what for what, *_ in told} == {"reading the response log"}
 
 
 @pytest.mark.parametrize("text", ['[{"text": "a"}, {"text": "b"}]', "[[-0.5, -0.25], [-1.0]]", "{}", "3", "[", '[["one", {}]]'])

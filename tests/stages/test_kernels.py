@@ -175,10 +175,10 @@ def test_models_that_liger_does_not_know_are_refused_before_they_are_loaded(tmp_
     present, found = [object()], kernels.importlib.util.find_spec
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name, *of: present[0] if name == "liger_kernel" else found(name, *of))
     gpt2 = written(tmp_path / "gpt2", model_type="gpt2")
-    with pytest.raises(StageError, match=r"kernels liger are for gemma, llama, .* this model is a gpt2: set kernels to compiled or torch"):
+    with pytest.raises(StageError, match=r"kernels liger supports gemma, llama, .* this model is a gpt2: set kernels to compiled or torch"):
         refuse(gpt2, LIGER)
     refuse(gpt2, COMPILED)
-    with pytest.raises(StageError, match="kernels liger compute silu in a llama, and this model's activation is gelu"):
+    with pytest.raises(StageError, match="kernels liger computes silu in a llama, but this model's activation is gelu"):
         refuse(written(tmp_path / "gelu", model_type="llama", hidden_act="gelu"), LIGER)
     for architecture in ACTIVATIONS:
         refuse(written(tmp_path / architecture, model_type=architecture), LIGER)

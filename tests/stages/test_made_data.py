@@ -74,7 +74,7 @@ def test_a_delta_is_made_of_completions_that_nobody_judged(tmp_path):
     metrics = preferences.record.metrics
     assert (metrics["dropped"], metrics["unscored"]) == ({"no answer of weak": 1}, 0) and "mean_margin" not in metrics
     assert metrics["on_policy"] == {"any": 1.0, "best": 1.0, "worse": 0.0} and metrics["mean_length"] == {"best": 7.0, "worst": 10.0}
-    with pytest.raises(StageError, match=r"strategy\.weak is 'week', and the completions are of a, weak: name one of them"):
+    with pytest.raises(StageError, match=r"strategy\.weak is 'week', but the completions are from a, weak: use one of them"):
         made(tmp_path / "x", "pair", rows, "completion", "completions", strategy={"type": "delta", "strong": "a", "weak": "week"})
 
 
@@ -98,7 +98,7 @@ def test_ties_become_uncertain_pairs(tmp_path):
 def test_a_budget_needs_an_ensemble_to_disagree(tmp_path):
     rows = [judgment(prompt, label, score, rewards={"r": score}) for prompt in ("q", "r") for label, score in (("a", 1.0), ("b", 0.0))]
     budget = {"pairs": 1, "choose": "disagreement"}
-    with pytest.raises(StageError, match="is that of two or more reward models, and the judgments have rewards of 1"):
+    with pytest.raises(StageError, match="requires two or more reward models, and the judgments have 1"):
         made(tmp_path / "one", "pair", rows, budget=budget)
     more = [row | {"rewards": {"r": row["score"], "t": -row["score"] if row["prompt_id"] == "r" else row["score"]}} for row in rows]
     preferences = made(tmp_path / "two", "pair", more, budget=budget)

@@ -94,7 +94,7 @@ def test_a_failure_is_said_once_counted_and_tried_again(store, tmp_path, capsys)
         mirror.offer(checkpoint(job, 5))
         until(lambda: job.checkpoint_cost.get("mirror_failures", 0) >= 2)
         said = capsys.readouterr().out
-        assert said.count("WARNING: step-000005 could not be mirrored; the job goes on") == 1 and "busy" in said
+        assert said.count("WARNING: step-000005 could not be mirrored; the job continues") == 1 and "busy" in said
         store.forget()
         mirror.flush()
         assert mirror.mirror.checkpoints() == ["step-000005"] and "the store works again" in capsys.readouterr().out
@@ -118,7 +118,7 @@ def test_a_machine_that_was_silent_for_too_long_sends_nothing_more(plain_store, 
     job = job_in(tmp_path, heartbeat_timeout_s=2.0)
     mirror = mirror_of(job)
     storage.write(f"{URL}/k/lease/000002.json", json.dumps({"token": "other", "what": "another", "silence_s": 60.0}).encode())
-    until(lambda: "another machine has taken over" in capsys.readouterr().out)
+    until(lambda: "another machine took over" in capsys.readouterr().out)
     mirror.offer(checkpoint(job, 5))
     (tmp_path / "abc.json").write_text("[]")
     mirror.offer_chunk(tmp_path / "abc.json")
@@ -156,7 +156,7 @@ def test_a_first_attempt_needs_the_store_and_a_further_one_goes_on_without(store
     assert mirror_of(job).fetch_newer("step-000005", job.checkpoints) is None
     mirror_of(job).fetch_chunks([tmp_path / "a" / "chunks" / "x.json"])
     said = capsys.readouterr().out
-    assert "this attempt goes on with what lies here" in said and "goes on from step-000005" in said
+    assert "store unavailable, continuing with local files" in said and "continuing from step-000005" in said
     store.forget()
     job.__exit__(None)
 
@@ -180,7 +180,7 @@ def test_a_damaged_checkpoint_and_chunk_are_named_and_only_what_is_damaged_is_le
         assert mirror_of(job).fetch_newer(None, job.checkpoints) == "step-000005"
         assert mirror_of(job).mirror.checkpoints() == ["step-000005"]
     said = capsys.readouterr().out
-    assert "step-000010 is damaged" in said and "going back to the one before" in said and "a mirrored chunk is damaged" in said
+    assert "step-000010 is damaged" in said and "using the previous one" in said and "a mirrored chunk is damaged" in said
     assert [path.name for path in job.checkpoints.iterdir()] == ["step-000005"]
 
 

@@ -171,7 +171,7 @@ def test_in_a_deterministic_trainer_nothing_depends_on_what_lay_in_memory(policy
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_no_cpu(policy):
     numerics = Numerics(device="cuda")
-    with pytest.raises(StageError, match="numerics ask for device cuda, and torch sees none: use another execution profile"):
+    with pytest.raises(StageError, match="device is cuda, but torch finds no GPU: use another execution profile"):
         Trainer(load_policy(policy, numerics), optimizer=Optimizer(learning_rate=1e-3), total_steps=1, dtype="fp32", numerics=numerics,
                 seed=0)  # fmt: skip
 

@@ -54,9 +54,9 @@ def test_prompts_with_too_few_answers_are_left_out_and_counted(tmp_path):
     assert (made.record.metrics["prompts"], made.record.metrics["left_out"], len(rows_of(made))) == (5, 1, 3)
     assert read_rows(made.evidence / "left_out.jsonl") == [{"prompt_id": "few", "answers": 2}]
     assert len(rows_of(measured(tmp_path / "b", ROWS + few))) == 2  # what every prompt has
-    with pytest.raises(StageError, match=r"best of 5 needs prompts .* of 5 prompts 0 have, the most being 4"):
+    with pytest.raises(StageError, match=r"best of 5 requires .* 0 of 5 prompts have 5, and the maximum is 4"):
         measured(tmp_path / "c", ROWS, max_n=5)
-    with pytest.raises(StageError, match="best of 1 needs"):
+    with pytest.raises(StageError, match="best of 1 requires"):
         measured(tmp_path / "d", ROWS[:1])
 
 

@@ -163,5 +163,5 @@ def test_a_model_without_room_for_any_question_is_refused_before_one_is_read(tmp
     make(tmp_path / "judge" / "payload", context=64)
     questions: Any = SimpleNamespace(sampling=Sampling(max_tokens=64))
     by, bound = ByPolicy.model_validate(RATING["by"]), Bound(0.5, 2, "no rating for {} of {} answers", "max_unscored_share")
-    with pytest.raises(StageError, match=r"max_tokens is 64 and the context of the model that is asked 64.*lower sampling.max_tokens"):
+    with pytest.raises(StageError, match=r"max_tokens is 64 and the model's context is 64.*lower sampling.max_tokens"):
         ask(by, publish(tmp_path / "judge", "source_model", "policy"), questions, a_job(tmp_path / "job", ONE_THREAD), bound)

@@ -195,7 +195,7 @@ def test_interrupted_reference_logprobs_go_on_and_end_in_the_same_bytes(tmp_path
 def test_a_row_without_a_cached_log_probability_is_named_before_anything_is_loaded(tmp_path, policy, pairs):
     fewer = models.dataset(tmp_path / "fewer", "preference", rows(7))
     reference = logprobs(tmp_path / "it", policy, fewer)
-    with pytest.raises(StageError, match=r"5 of 12 rows have no log-probability in `reference`, the first of them row-7: .*max_length"):
+    with pytest.raises(StageError, match=r"5 of 12 rows have no log-probability in `reference`, e.g. row-7: .*max_length"):
         run(tmp_path / "job", pairs, policy, {"type": "dpo"}, reference=reference)
     assert not (tmp_path / "job/curve.jsonl").exists()
 
@@ -289,10 +289,10 @@ def test_kto_reads_pairs_lists_and_scored_singles():
 @pytest.mark.parametrize(
     ("loss", "row", "message"),
     [
-        ("kto", preference_of(("a", None)), "preference p is one answer without a score"),
-        ("kto", preference_of(("a", None), ("b", None), strength=0.7), "preference p has strength 0.7, and kto takes certain pairs only"),
+        ("kto", preference_of(("a", None)), "preference p is a single answer without a score"),
+        ("kto", preference_of(("a", None), ("b", None), strength=0.7), "preference p has strength 0.7, but kto takes only certain pairs"),
         ("sppo_soft", preference_of(("a", 1.0), ("b", 0.0)), "preference p has neither a win_rate in both answers nor a strength"),
-        ("sppo_hard", preference_of(("a", None), ("b", None), strength=0.7), "sppo_hard takes certain pairs only: use a loss that"),
+        ("sppo_hard", preference_of(("a", None), ("b", None), strength=0.7), "sppo_hard takes only certain pairs: use a loss that"),
     ],
 )
 def test_rows_that_a_loss_cannot_read_are_refused(loss, row, message):

@@ -52,8 +52,8 @@ def test_an_update_that_the_dtype_cannot_hold_is_a_failure(tmp_path, policy, giv
     fields = FIELDS | KINDS[kind][1] | {"dtype": "bf16", "lora": lora, "optimizer": {"learning_rate": 1e-20, "schedule": "constant"}}
     done = models.run(tmp_path / "job", kind, fields, given[kind] | start, ONE_THREAD)
     assert (done["ok"], done["cause"]) == (False, "refused")
-    assert "it ended without an error, but the 20 tensors that it wrote differ" in done["message"]
-    assert "less than the rounding of one weight in bfloat16" in done["message"]
+    assert "it ended without an error, but its 20 tensors differ" in done["message"]
+    assert "less than the rounding error of one weight in bfloat16" in done["message"]
     assert "raise optimizer.learning_rate" in done["message"]
 
 

@@ -175,5 +175,5 @@ def test_nothing_random_is_computed_whatever_the_models_config_says(config, chec
 
 
 def test_a_model_whose_layers_cannot_be_checkpointed_is_refused():
-    with pytest.raises(StageError, match="gradient_checkpointing is true, and transformers cannot checkpoint a Linear: set it to false"):
+    with pytest.raises(StageError, match="gradient_checkpointing is true, but transformers cannot checkpoint a Linear: set it to false"):
         recompute_layers(nn.Linear(2, 2))

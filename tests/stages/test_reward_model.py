@@ -160,7 +160,7 @@ def test_labels_that_say_nothing_are_certain_and_have_no_margin():
 
 def test_a_margin_that_nothing_has_is_refused_before_training(tmp_path, policy):
     rows = [preference(number, [answer("a"), answer("b")]) for number in range(4)]
-    with pytest.raises(StageError, match=r"margin_weight 0.5 weights .* none of 4 pairs"):
+    with pytest.raises(StageError, match=r"margin_weight is 0.5, but none of 4 pairs"):
         trained(tmp_path, policy, rows, loss={"type": "bradley_terry", "margin_weight": 0.5})
 
 

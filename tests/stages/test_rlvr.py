@@ -253,7 +253,7 @@ def test_long_prompts_and_those_without_verifier_are_dropped_and_counted(policy,
     assert [row["id"] for row, _ in kept] == ["p0", "p1", "p2", "p3"]
     assert dropped == {"longer than max_prompt_length": 1, "no verifier": 1}
     assert [drop["id"] for drop in read_rows(job.evidence / "drops.jsonl")] == ["p90", "p91"]
-    with pytest.raises(StageError, match=r"3 of 5 prompts are usable.*a step takes 4.*raise max_prompt_length"):
+    with pytest.raises(StageError, match=r"3 of 5 prompts are usable.*a step requires 4.*raise max_prompt_length"):
         usable_prompts(rows[1:], Chat(policy.payload), config, job)
 
 
@@ -282,7 +282,7 @@ def test_the_sampler_has_a_process_of_its_own_unless_it_is_inline(policy, tmp_pa
 
 def test_an_inline_sampler_needs_one_rank(policy, tmp_path):
     job = a_job(tmp_path / "job", numerics=Numerics(world_size=2), sampler_process="inline")
-    with pytest.raises(StageError, match="inline needs world_size 1, not 2"):
+    with pytest.raises(StageError, match="inline requires world_size 1, not 2"):
         refuse(config_of("rlvr", **FIELDS), {"policy": {"p": policy}}, job, 256)
 
 
@@ -290,5 +290,5 @@ def test_a_reference_with_another_vocabulary_is_refused(policy, tmp_path):
     other = make(tmp_path / "other" / "payload")
     (other / "config.json").write_text((other / "config.json").read_text().replace('"vocab_size": ', '"vocab_size": 1'))
     given = {"policy": {"p": policy}, "reference": {"r": publish(tmp_path / "other", "source_model", "policy")}}
-    with pytest.raises(StageError, match="the reference has another vocabulary than the policy"):
+    with pytest.raises(StageError, match="the reference has a different vocabulary than the policy"):
         refuse(config_of("rlvr", **FIELDS), given, a_job(tmp_path / "job"), 256)

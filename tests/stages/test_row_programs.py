@@ -84,7 +84,7 @@ def rows(count, seed):
 
 
 def test_fewer_rows_than_count_are_an_error_with_both_numbers(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"data/puzzles\.py: rows gave 3 rows, and count is 5: lower it, or let it give more"):
+    with pytest.raises(SourceError, match=r"data/puzzles\.py: rows output 3 rows, but count is 5: lower count, or output more"):
         prepared(tmp_path, "def rows(count, seed):\n    return [{'prompt': str(n), 'completion': 'x'} for n in range(3)]\n")
 
 
@@ -117,7 +117,7 @@ def test_an_error_of_the_program_is_told_with_the_end_of_its_traceback(tmp_path:
 )
 def test_rows_that_differ_from_run_to_run_are_refused_with_both(tmp_path: Path, draw: str) -> None:
     text = f"import os, random, time\ndef rows(count, seed):\n    yield {{'prompt': 'a'}}\n    yield {{'prompt': str({draw})}}\n"
-    with pytest.raises(SourceError, match=r'gave different rows for the same count, seed and arguments; row 1 is {"row": .* and {"row": '):
+    with pytest.raises(SourceError, match=r'is not deterministic; with equal count, seed and arguments row 1 is {"row": .* and {"row": '):
         made(tmp_path, text)
 
 
@@ -127,12 +127,12 @@ def test_sets_of_texts_have_one_order_in_all_runs(tmp_path: Path) -> None:
 
 
 def test_a_program_that_hangs_or_dies_is_ended_and_says_how_far_it_came(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"puzzles\.py: rows gave no whole row for 3 s after 1 rows of 5 .*heartbeat_timeout_s"):
+    with pytest.raises(SourceError, match=r"puzzles\.py: rows output no complete row for 3 s after 1 rows of 5 .*heartbeat_timeout_s"):
         made(tmp_path, "def rows(count, seed):\n    yield {'prompt': 'a'}\n    while True:\n        pass\n", silent=3)
     with pytest.raises(SourceError, match=r"rows ended after 2 rows of 5"):
         made(tmp_path, "import os\ndef rows(count, seed):\n    yield {'prompt': 'a'}\n    yield {'prompt': 'b'}\n    os._exit(0)\n")
     for words in ("no JSON", '{"raised', "[1]", '{"bad": 1}', "[" * 100_000):
-        with pytest.raises(SourceError, match="rows wrote among its rows after 0 rows of 5"):
+        with pytest.raises(SourceError, match="rows wrote into the stream of rows after 0 rows of 5"):
             made(tmp_path, f"import os\ndef rows(count, seed):\n    os.write(3, ({words!r} + chr(10)).encode())\n    yield {{}}\n")
 
 
@@ -154,7 +154,7 @@ def rows(count, seed):
 
 
 def test_bytes_without_an_end_are_no_row(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"rows gave no whole row for 3 s after 1 rows of 5"):
+    with pytest.raises(SourceError, match=r"rows output no complete row for 3 s after 1 rows of 5"):
         made(tmp_path, DRIPS, silent=3)
 
 
@@ -164,7 +164,7 @@ def test_both_runs_have_one_time_for_a_row(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         sandbox, "rows", lambda call, *more: rows({**call, "program": call["program"].replace("SECONDS", str(late.pop(0)))}, *more)
     )
-    with pytest.raises(SourceError, match=r"rows gave no whole row for 6 s after 1 rows of 5"):
+    with pytest.raises(SourceError, match=r"rows output no complete row for 6 s after 1 rows of 5"):
         made(tmp_path, SLOW_THE_SECOND_TIME, silent=6)
     assert not late
 
@@ -177,7 +177,7 @@ def test_both_runs_make_their_first_row_at_the_same_time(tmp_path: Path) -> None
 
 def test_no_more_rows_than_count_are_taken_of_what_a_program_writes_to_its_pipe(tmp_path: Path) -> None:
     text = "import os\ndef rows(count, seed):\n    while True:\n        os.write(3, b'{\"row\": {}}' + bytes([10]))\n    yield\n"
-    with pytest.raises(SourceError, match=r"data/puzzles\.py: rows gave more rows than count, 5: let it write to nothing"):
+    with pytest.raises(SourceError, match=r"data/puzzles\.py: rows output more rows than count 5: it must write only to files"):
         prepared(tmp_path, text)
 
 
@@ -226,7 +226,7 @@ def test_where_nothing_locks_a_program_in_none_is_run(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sandbox, "program", lambda: None)
     sandbox.require.cache_clear()
     try:
-        with pytest.raises(PedigreeError, match=r"programs that make rows are run in a sandbox only.*read its rows from a file instead"):
+        with pytest.raises(PedigreeError, match=r"programs that generate rows run only in a sandbox.*read its rows from a file instead"):
             prepared(tmp_path, PUZZLES)
     finally:
         sandbox.require.cache_clear()

@@ -46,7 +46,7 @@ def test_an_unscored_list_is_ranked_all_the_same():
 
 def test_singles_give_no_pair_and_nothing_but_singles_is_an_error():
     assert made([preference("s", 1.0), preference("p", None, None)]) == [("p", "a", "b", None)]
-    with pytest.raises(StageError, match="none of 2 preferences gives a pair"):
+    with pytest.raises(StageError, match="none of 2 preferences yields a pair"):
         pairs([preference("s", 1.0), preference("l", 1.0, 1.0, 1.0)], "all")
 
 

@@ -165,7 +165,7 @@ def test_a_context_that_is_too_short_is_found_before_any_policy_answers(tmp_path
         chat: Any = SimpleNamespace(eos_id=2)
         asks[name] = chunks.Ask(publish(tmp_path / name, "source_model", "policy"), chat, requests, Sampling(max_tokens=12))
     given: Any = {"dtype": "fp32", "job": a_job(tmp_path, ONE_THREAD), "ahead": SimpleNamespace(expect=lambda _: None)}
-    said = "short: the longest prompt has 120 tokens and .* max_tokens 12, the model's context is 128: lower max_tokens to 8, drop longer"
+    said = "short: .* 120 tokens and max_tokens is 12, but the model's context is 128: lower max_tokens to 8, drop longer"
     with pytest.raises(StageError, match=said):
         if chunk_size == "continuous":
             continuous.generate_continuously(asks, **given)

@@ -236,7 +236,7 @@ def test_what_torch_keeps_of_a_gpu_is_given_back(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("text", ["[]", "null", '{"mean": null, "std": 1.0}', "{", '{"mean": 0.0}', '{"mean": "a", "std": 1.0}'])
 def test_statistics_that_are_none_are_told_with_the_remedy(tmp_path: Path, text: str) -> None:
     (tmp_path / "reward_stats.json").write_text(text)
-    with pytest.raises(StageError, match=r"no usable reward_stats\.json .*make it by a `reward_model` stage"):
+    with pytest.raises(StageError, match=r"no usable reward_stats\.json .*train it with a `reward_model` stage"):
         rewards.reward_statistics(tmp_path)
 
 

@@ -61,7 +61,7 @@ def test_rows_without_a_trained_token_are_dropped_and_counted(tmp_path, policy):
 
 
 def test_marks_are_asked_for_and_there_are_none(tmp_path, policy):
-    with pytest.raises(StageError, match=r"train_on is marked, and none of 4 rows has a turn with `train: true`"):
+    with pytest.raises(StageError, match=r"train_on is marked, but none of 4 rows has a turn with `train: true`"):
         train(tmp_path, policy, two_turns(4), train_on="marked")
 
 

@@ -86,11 +86,11 @@ def test_something_new_is_said_at_once_and_the_same_from_time_to_time(tmp_path: 
     """What follows may be silent for minutes, and would stand under the name of what was before."""
     job = a_job(tmp_path)
     job.progress(0, 0)
-    job.doing("tokenising", 0, 100)
-    assert said(tmp_path)["doing"]["what"] == "tokenising"
+    job.doing("tokenizing", 0, 100)
+    assert said(tmp_path)["doing"]["what"] == "tokenizing"
     before = said(tmp_path)["beat"]
     for number in range(100):
-        job.doing("tokenising", number, 100)
+        job.doing("tokenizing", number, 100)
     assert said(tmp_path)["beat"] <= before + 1
     job.doing("loading weights")
     assert said(tmp_path)["doing"]["what"] == "loading weights"
@@ -177,7 +177,7 @@ def test_sampling_shows_how_rows_are_read_tokenised_and_decoded(tmp_path: Path, 
     config = config_of("sample", sampling={"max_tokens": 4}, samples_per_prompt=2, prompts={"count": 6, "index": 0})
     assert sample.run(config, inputs, a_job(tmp_path / "job"))["rows"] == 24
     assert times(told, "reading rows") >= 2
-    assert counted(told, "tokenising") == [(n, 24) for n in range(24)] and counted(told, "decoding") == [(n, 24) for n in range(24)]
+    assert counted(told, "tokenizing") == [(n, 24) for n in range(24)] and counted(told, "decoding") == [(n, 24) for n in range(24)]
 
 
 def test_evaluation_shows_how_rows_are_read_tokenised_verified_and_compared(
@@ -190,7 +190,7 @@ def test_evaluation_shows_how_rows_are_read_tokenised_verified_and_compared(
     config = config_of("evaluate", sampling={"max_tokens": 4}, resamples=200)
     assert evaluate.run(config, inputs, a_job(tmp_path / "job"))["rows"] == 12
     assert times(told, "reading rows") >= 2 and times(told, "comparing policies") >= 2
-    assert counted(told, "tokenising") == [(n, 12) for n in range(12)] and counted(told, "verifying") == [(n, 12) for n in range(12)]
+    assert counted(told, "tokenizing") == [(n, 12) for n in range(12)] and counted(told, "verifying") == [(n, 12) for n in range(12)]
 
 
 def test_an_evaluation_on_an_unseen_suite_says_how_many_models_it_looked_at(tmp_path: Path, policy: Any, monkeypatch: Any) -> None:
@@ -214,7 +214,7 @@ def test_judging_shows_how_rows_are_read_verified_and_tokenised_and_the_model_lo
     monkeypatch.setattr(rewards, "load_reward_model", lambda *args: (computing(0.3), real(*args))[1])  # a real one has gigabytes
     assert judge.run(config_of("judge", reward_weight=1.0), inputs, job)["rows"] == 6
     assert times(told, "reading rows") >= 2 and times(told, "loading the model") >= 1
-    assert counted(told, "verifying") == counted(told, "tokenising") == [(n, 6) for n in range(6)]
+    assert counted(told, "verifying") == counted(told, "tokenizing") == [(n, 6) for n in range(6)]
 
 
 def test_measuring_how_real_a_reward_is_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

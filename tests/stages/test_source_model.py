@@ -93,13 +93,13 @@ def test_a_damaged_model_and_a_foreign_tokenizer_are_refused(tmp_path, llama):
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     source = {"source": {"type": "folder", "path": "m"}}
-    with pytest.raises(StageError, match=r"model\.norm\.weight hold values that are not finite"):
+    with pytest.raises(StageError, match=r"model\.norm\.weight contain non-finite values"):
         run_stage(tmp_path / "a", "source_model", source, files={"m": folder})
     few = publish(tmp_path / "rows", "conversation", [{"messages": [{"role": "user", "content": "a"}]}])
     small = run_stage(tmp_path / "small", "source_model", {"source": LLAMA}, corpus=few)
     foreign = copy(small.payload, tmp_path / "foreign")
     (foreign / "tokenizer.json").write_bytes((llama.payload / "tokenizer.json").read_bytes())
-    with pytest.raises(StageError, match=r"the tokenizer has \d+ tokens, the model embeds \d+"):
+    with pytest.raises(StageError, match=r"the tokenizer has \d+ tokens, but the model embeds \d+"):
         run_stage(tmp_path / "b", "source_model", source, files={"m": foreign})
 
 
@@ -117,7 +117,7 @@ def test_a_model_that_a_recipe_made_is_no_source(tmp_path, llama, monkeypatch):
     (export / "pedigree").mkdir()
     record = (llama.path / "record.json").read_text()
     (export / "pedigree" / "record.json").write_text(record)
-    says = rf"is an export of Pedigree \(a policy of kind source_model, content {llama.record.content[:12]}\).*name the stage"
+    says = rf"was exported by Pedigree \(a policy of kind source_model, content {llama.record.content[:12]}\).*use the stage"
     with pytest.raises(StageError, match=f"folder models/x {says}"):
         run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "models/x"}}, files={"models/x": export})
     with pytest.raises(StageError, match=f"folder models/y {says}"):

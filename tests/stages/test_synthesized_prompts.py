@@ -115,7 +115,9 @@ def test_what_cannot_be_read_and_what_was_said_before_is_left_out_and_counted(tm
         assert lines[6]["prompts"][0]["like"] == rows[1]["id"]
         counts = json.loads((job.evidence / "counts.json").read_text())
         assert (counts["read"], counts["kept"], counts["requests"]) == (9, 7, 12)
-        with pytest.raises(StageError, match=r"from 3 of 12 replies .* more than 24% .*; the first: 'status 400: con.*to the form"):
+        with pytest.raises(
+            StageError, match=r"3 of 12 replies contain no prompts, more than 24% .*; the first: 'status 400: con.*follows the format"
+        ):
             written(tmp_path / "b", chats.base_url, people(12), max_unusable_share=0.24)
         with pytest.raises(StageError, match=r"7 prompts < min_rows 8 from 12 replies"):
             written(tmp_path / "c", chats.base_url, people(12), max_unusable_share=0.25, min_rows=8)
@@ -136,7 +138,7 @@ def test_self_instruct_shows_examples_that_are_drawn_and_keeps_what_is_new(tmp_p
     with chat_server(act) as chats:
         metrics, rows, job = written(tmp_path / "a", chats.base_url, seeds, method=method)
         _, again, _ = written(tmp_path / "b", chats.base_url, seeds[::-1], {"endpoint_concurrency": 1}, method=method)
-        with pytest.raises(StageError, match="shots is 10, and there are 9 prompts: lower it"):
+        with pytest.raises(StageError, match="shots is 10, but there are only 9 prompts: lower it"):
             written(tmp_path / "c", chats.base_url, seeds, method=method | {"shots": 10})
     lines = read_rows(job.evidence / "requests.jsonl")
     assert len(lines) == 6 and all(len(set(line["shown"])) == 3 for line in lines) and len({tuple(line["shown"]) for line in lines}) > 3

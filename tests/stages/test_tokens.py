@@ -228,7 +228,7 @@ def test_a_job_says_which_file_it_reads_and_how_far_it_is(tmp_path, chat, policy
     monkeypatch.setattr(Job, "doing", lambda job, what, done=0, of=0, unit="": told.append((what, done, of, unit)))
     job = sharing(tmp_path / "job", tmp_path / "shared")
     read(job, chat, policy, data)
-    assert told == [("tokenising", done, 200, "rows") for done in (0, 200)]
+    assert told == [("tokenizing", done, 200, "rows") for done in (0, 200)]
     (path,) = (tmp_path / "shared").iterdir()
     assert json.loads((job.folder / "tokens.json").read_text()) == {"file": path.name}
     told.clear()
@@ -398,7 +398,7 @@ def _make(pipe, folder, policy, data, name, stop, rank):
 def waits(tmp_path, name) -> bool:
     """Whether the job of `name` has come to where the file is locked, and passes on how far its maker is."""
     path = tmp_path / name / "progress.json"
-    return path.exists() and json.loads(path.read_text()).get("doing", {}) == {"what": "tokenising", "done": 0, "of": 200, "unit": "rows"}
+    return path.exists() and json.loads(path.read_text()).get("doing", {}) == {"what": "tokenizing", "done": 0, "of": 200, "unit": "rows"}
 
 
 def test_one_of_two_processes_makes_the_file_and_the_other_waits_and_says_so(tmp_path, maker):
@@ -558,5 +558,5 @@ def test_where_the_fast_way_turns_out_wrong_all_rows_are_made_by_the_tokenizer(t
     real = encoding._Words.ids
     monkeypatch.setattr(encoding._Words, "ids", lambda self, text, plain: b"\7\0" + real(self, text, plain))
     assert numbers(read(models.a_job(tmp_path / "b"), chat, policy, data)) == expected
-    assert "it tokenises all rows" in capsys.readouterr().out
+    assert "using only the tokenizer" in capsys.readouterr().out
     assert not list((tmp_path / "b" / "tokens").glob("*.unfinished"))

@@ -45,7 +45,7 @@ def test_many_answers_do_not_overflow():
 
 @pytest.mark.parametrize("largest", [0, 3])
 def test_more_than_there_are_cannot_be_drawn(largest):
-    with pytest.raises(ValueError, match=f"best of {largest} needs"):
+    with pytest.raises(ValueError, match=f"best of {largest} requires"):
         best_of_n([1.0, 2.0], [0.0, 1.0], largest)
 
 

@@ -142,12 +142,12 @@ def test_attention_that_is_not_understood_is_refused():
     query, spans = torch.zeros(1, 2, 5, 4), spans_of([Span(0, 5)])
     with pytest.raises(AttentionError, match=r"Layer has position_bias: set `attention: sdpa`"):
         varlen_attention(Layer(), query, query, query, None, spans=spans, position_bias=torch.zeros(1))
-    with pytest.raises(AttentionError, match=r"Layer has a mask of its own"):
+    with pytest.raises(AttentionError, match=r"Layer has its own mask"):
         varlen_attention(Layer(), query, query, query, torch.zeros(1), spans=spans)
-    with pytest.raises(AttentionError, match=r"Layer is not told which tokens belong together"):
+    with pytest.raises(AttentionError, match=r"Layer does not receive the document spans"):
         varlen_attention(Layer(), query, query, query, None)
     chunked = Layer(layer_types=["chunked_attention"], attention_chunk_size=4)
-    with pytest.raises(AttentionError, match=r"layer 0 of the model attends within pieces of 4 tokens, and a document has 5"):
+    with pytest.raises(AttentionError, match=r"layer 0 of the model attends within chunks of 4 tokens, but a document has 5"):
         varlen_attention(chunked, query, query, query, None, spans=spans)
 
 

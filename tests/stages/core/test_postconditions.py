@@ -57,7 +57,7 @@ def test_weights_that_are_no_numbers(tmp_path: Path, dtype: torch.dtype, value: 
     assert unmet("policy", {"steps": 2}, trained(tmp_path / "sound", weights)) is None
     weights["b"][1, 1] = value
     assert not torch.isfinite(weights["b"]).all()
-    assert unmet("policy", {"steps": 2}, trained(tmp_path / "x", weights)) == "b in model.safetensors holds NaN or infinity"
+    assert unmet("policy", {"steps": 2}, trained(tmp_path / "x", weights)) == "b in model.safetensors contains NaN or infinity"
 
 
 def test_a_trained_model_has_the_template_of_the_one_that_it_began_with(tmp_path):
@@ -101,11 +101,11 @@ def test_rows_that_were_not_written(tmp_path: Path) -> None:
     assert unmet("conversation", {"rows": 2}, job) == "wrote no payload"
     records.save(job.out, "conversation", ROWS)
     assert unmet("conversation", {"rows": 2}, job) is None
-    assert unmet("conversation", {"rows": 3}, job) == "reports 3 rows and wrote 2"
+    assert unmet("conversation", {"rows": 3}, job) == "reports 3 rows but wrote 2"
     records.save(job.out, "conversation", ROWS[:0])
     assert unmet("conversation", {"rows": 0}, job) == "wrote no payload"
     records.save(job.out, "scores", [])
-    assert unmet("scores", {"rows": 0}, job) == "wrote no row into rows.jsonl"
+    assert unmet("scores", {"rows": 0}, job) == "wrote no rows to rows.jsonl"
 
 
 def test_every_failure_has_its_cause(tmp_path: Path) -> None:

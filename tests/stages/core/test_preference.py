@@ -168,7 +168,7 @@ def test_the_probability_of_winning_is_sppos_target_and_its_hard_form_asks_for_a
     # each answer has its own goal: with P = 1 and 0 it is the hard form
     certain, _ = pair_loss(soft, CHOSEN, REJECTED, win_rates_P2=torch.tensor([[1.0, 0.0]]))
     assert certain.item() == pytest.approx(BY_HAND["sppo_hard"][1])
-    with pytest.raises(ValueError, match="made of win rates"):
+    with pytest.raises(ValueError, match="requires win rates"):
         pair_loss(soft, CHOSEN, REJECTED, torch.tensor([0.75]))
     with pytest.raises(ValueError, match="no uncertain pairs"):
         pair_loss(configs.SppoHard(type="sppo_hard"), CHOSEN, REJECTED, torch.tensor([0.75]))

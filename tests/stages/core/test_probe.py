@@ -90,18 +90,18 @@ def test_log_probs_that_are_not_the_models_own_are_refused(name, numerics):
     model = BY_NAME[name].model(kernel)
     form = numerics.model_copy(update={"attention": kernel})
     probe(PolicyModule(model, 1024), form, CPU)
-    with pytest.raises(ProbeError, match=r"is off by .* from the model's own forward with eager attention: set `packing: false`"):
+    with pytest.raises(ProbeError, match=r"differs by .* from the model's own forward with eager attention: set `packing: false`"):
         probe(Bare(model, 1024), form, CPU)
 
 
 def test_a_window_that_is_not_kept_is_refused(monkeypatch):
     monkeypatch.setattr("stages.training.attention._window", lambda *_: None)
-    with pytest.raises(ProbeError, match="MistralForCausalLM, packed with attention varlen, is off by"):
+    with pytest.raises(ProbeError, match="MistralForCausalLM, packed with attention varlen, differs by"):
         probe(PolicyModule(BY_NAME["mistral"].model("varlen"), 1024), PACKED, CPU)
 
 
 def test_attention_of_transformers_that_leaves_out_a_soft_cap_is_refused():
-    with pytest.raises(ProbeError, match="Gemma2ForCausalLM, padded with attention sdpa, is off by"):
+    with pytest.raises(ProbeError, match="Gemma2ForCausalLM, padded with attention sdpa, differs by"):
         probe(PolicyModule(BY_NAME["gemma2"].model("sdpa"), 1024), Numerics(packing=False, attention="sdpa"), CPU)
 
 
@@ -134,7 +134,7 @@ def test_adapters_that_the_model_reads_past_are_refused():
     add_adapters(model, Lora(rank=2), 0)
     probe(PolicyModule(model, 1024), PACKED, CPU)
     model.model.layers[1].mlp = Past(model.model.layers[1].mlp)
-    with pytest.raises(ProbeError, match=r"reads the weights of model.layers.1.mlp.mlp.up_proj past their adapters"):
+    with pytest.raises(ProbeError, match=r"uses the weights of model.layers.1.mlp.mlp.up_proj without their adapters"):
         probe(PolicyModule(model, 1024), PACKED, CPU)
 
 
