@@ -32,8 +32,8 @@ from pipelines.jobs.launcher import device_settings
 from stages.job.job import Job
 from stages.sampling.chunks import Ask, context_of, generate
 from stages.sampling.continuous import generate_continuously
-from stages.sampling.engine_processes import Ahead
-from stages.sampling.sampler import Generation, Request, told
+from stages.sampling.engine_processes import WarmEngines
+from stages.sampling.sampler import Generation, Request, request_key
 
 MODES = {"chunks of 64": 64, "chunks of 256": 256, "continuous": None}
 TUNED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -86,7 +86,7 @@ def ours(asks: dict[str, Ask], chunk_size: int | None, folder: Path) -> tuple[fl
     folder.mkdir()
     job = Clocked(folder, "bench/sample", "k", NUMERICS, PLACEMENT, {}, warm=WARM)
     found: Mapping[str, Sequence[Generation]]
-    with Ahead(NUMERICS) as ahead:
+    with WarmEngines(NUMERICS) as ahead:
         if chunk_size is None:
             found = generate_continuously(asks, dtype=DTYPE, job=job, ahead=ahead)
         else:
@@ -107,7 +107,7 @@ class Peer:
             "context": context_of(asks),
             "sampling": ask.sampling.model_dump(),
             "stop": [ask.chat.eos_id],
-            "requests": {name: [told(one) for one in given.requests] for name, given in asks.items()},
+            "requests": {name: [request_key(one) for one in given.requests] for name, given in asks.items()},
         }
         (folder / "peer.json").write_text(json.dumps(settings))
         quiet = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}

@@ -29,7 +29,7 @@ SHOWN = 20
 
 
 @dataclass
-class Outlook:
+class FirstPass:
     """Results of the first pass."""
 
     sizes: list[int] = field(default_factory=list)
@@ -62,7 +62,7 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         StageError: fewer than `min_rows` are left; the message counts the reasons.
     """
     pool, rules = only(inputs, "prompts"), load_constraints()
-    found = Outlook()
+    found = FirstPass()
     for row in records.stream(pool.payload):
         job.doing("drawing constraints", len(found.sizes), 0, "rows")
         found.note(row, constrained(row, config, rules))
@@ -82,7 +82,7 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {"rows": len(found.kept), "prompts": len(found.sizes), "dropped": drops, "constraints": total, **counted, "validation": verdict}
 
 
-def write(pool: Artifact, found: Outlook, config: Constrain, rules: ConstraintRules, job: Job) -> dict[str, Any]:
+def write(pool: Artifact, found: FirstPass, config: Constrain, rules: ConstraintRules, job: Job) -> dict[str, Any]:
     """Write the payload; return the verdict of the expectations."""
     lying = answer_pool.lying(pool, found.sizes)
     places = np.array([place for place, _ in found.kept], np.int64)

@@ -33,7 +33,7 @@ class Hit(NamedTuple):
         return REMOVED in self.verdicts
 
     @property
-    def kept_by_waiver(self) -> bool:
+    def waived(self) -> bool:
         return not self.removed and WAIVED in self.verdicts
 
     def with_ids(self) -> "Hit":
@@ -88,9 +88,9 @@ def summary(label: str, items: Sequence[dict[str, Any]], hits: Sequence[Hit]) ->
     }
 
 
-def kept_by(waiver: Waiver, hits: Sequence[Hit]) -> dict[str, Any]:
+def waiver_summary(waiver: Waiver, hits: Sequence[Hit]) -> dict[str, Any]:
     """Effect of a waiver: the number of kept rows, and the items that they overlap with, by task."""
-    of_rows = ([*hit.of(waiver.benchmark, WAIVED), *hit.of(waiver.benchmark, WAIVED, embedded=True)] for hit in hits if hit.kept_by_waiver)
+    of_rows = ([*hit.of(waiver.benchmark, WAIVED), *hit.of(waiver.benchmark, WAIVED, embedded=True)] for hit in hits if hit.waived)
     kept = [[one for one in some if waiver.covers(one.benchmark, one.item["id"])] for some in of_rows]
     items: dict[str, set[str]] = {}
     for overlap in (one for overlaps in kept for one in overlaps):

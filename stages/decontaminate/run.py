@@ -20,7 +20,7 @@ from data.records import records
 from data.records.scattered import Scattered
 from data.records.searching import search
 from data.sources.sources import LEAK
-from stages.core.overlaps import REMOVED, WAIVED, Hit, hit_of, kept_by, lines, refuse_contaminated, refuse_unknown, staying, summary
+from stages.core.overlaps import REMOVED, WAIVED, Hit, hit_of, waiver_summary, lines, refuse_contaminated, refuse_unknown, staying, summary
 from stages.job.job import Inputs, Job, StageError, only
 
 
@@ -67,7 +67,7 @@ def run(config: Decontaminate, inputs: Inputs, job: Job) -> dict[str, Any]:
         "planted_leaks": len(found.leaks),
         "leaks_found": len(found.leaks) - len(found.survivors),
         **({"paraphrases": {label: alike(label, found.hits) for label in benchmarks}} if config.embedded else {}),
-        **({"waivers": [kept_by(one, found.hits) for one in config.waivers]} if config.waivers else {}),
+        **({"waivers": [waiver_summary(one, found.hits) for one in config.waivers]} if config.waivers else {}),
     }
     write_json(job.evidence / "report.json", {"read": read, **metrics})
     refuse(config, report, found.survivors, read, len(kept))

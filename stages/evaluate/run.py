@@ -43,7 +43,7 @@ from stages.evaluate.suite_scores import (
 )
 from stages.job.job import Inputs, Job, StageError
 from stages.sampling.chunks import Ask, Score, generate
-from stages.sampling.engine_processes import Ahead
+from stages.sampling.engine_processes import WarmEngines
 from stages.sampling.prepared import Prepared
 from stages.sampling.sampler import Continuation, Generation, Request, seed_of
 from stages.verifiers import sandbox
@@ -102,10 +102,10 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     def beat() -> None:
         job.doing("tokenizing", next(tokenized), total, "items")
 
-    with Ahead(job.numerics, job.placement.engines) as ahead, Scoring(job.numerics.threads) as scoring:
+    with WarmEngines(job.numerics, job.placement.engines) as ahead, Scoring(job.numerics.threads) as scoring:
         chats = {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
         asks = {
-            (label, suite.label): asked(config, suite, policy, chats[label], job.folder, beat)
+            (label, suite.label): build_requests(config, suite, policy, chats[label], job.folder, beat)
             for label, policy in inputs["policies"].items()
             for suite in suites
         }
@@ -160,7 +160,7 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     }
 
 
-def asked(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat, folder: Path, beat: Callable[[], None]) -> Ask | Score:
+def build_requests(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat, folder: Path, beat: Callable[[], None]) -> Ask | Score:
     """The requests of a suite to a policy: each item once per answer, or once per choice. Requests for answers are stored in `folder`;
     choices stay in memory. `beat` is called at each item."""
 

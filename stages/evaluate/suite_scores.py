@@ -160,7 +160,7 @@ class Task:
         found = bootstrap_average(list(scores.values()), groups=groups, weights=weights, resamples=draws.resamples, seed=draws.seed)
         return {"n": len(scores), **found._asdict()}
 
-    def told(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """Description of the task in the table of scores."""
         draw = self.form.draw if self.form else None
         return {
@@ -213,7 +213,7 @@ def tabulate(
         for name, scores in primary[candidate].items()
         if (both := _differences(scores, primary[baseline][name]))
     ]
-    return {"tasks": {name: task.told() for name, task in tasks.items()}, "policies": policies, "differences": differences}
+    return {"tasks": {name: task.description() for name, task in tasks.items()}, "policies": policies, "differences": differences}
 
 
 def _known(rows: Sequence[ItemScore], metric: str) -> dict[str, float]:

@@ -26,7 +26,7 @@ from data.records import records
 from data.records.records import Message
 from data.records.scattered import Scattered
 from data.records.searching import search
-from stages.core.overlaps import TOLD, Hit, hit_of, kept_by, lines, refuse_contaminated, refuse_unknown, staying, summary
+from stages.core.overlaps import TOLD, Hit, hit_of, waiver_summary, lines, refuse_contaminated, refuse_unknown, staying, summary
 from stages.find_rephrased.rephrasing import parse_same, same_task_question
 from stages.job.job import Inputs, Job, StageError, only, only_or_none
 from stages.sampling.asking import Bound, ask, mark_models, reported
@@ -135,11 +135,11 @@ def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
     suspects, lying = looked_up(config, data, suites, job)
     rows = records.opened(data)
     questions = SameTaskQuestions(config, rows, suites.texts, suspects)
-    replies = asked(config, only_or_none(inputs, "judge"), questions, job)
+    replies = ask_judge(config, only_or_none(inputs, "judge"), questions, job)
     verdicts = [reply if isinstance(reply, str) else parse_same(reply.text, ended=reply.ended) for reply in replies]
     judged = [Judged(suspect, replies[number], verdicts[number]) for suspect, number in zip(suspects, questions.of, strict=True)]
     with job.busy("writing evidence"):
-        hits = list(found(config, suites, rows, judged))
+        hits = list(rephrased_rows(config, suites, rows, judged))
         write_evidence(suites, judged, hits, job)
     counts, models = counted(suites, judged), reported(replies)
     kept = staying(len(lying.sizes), hits)
@@ -153,7 +153,7 @@ def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
         "questions": len(questions),
         "unanswered": reasons(replies, verdicts),
         "rows_unanswered": len({one.suspect.place for one in judged if isinstance(one.verdict, str)} - gone),
-        **({"waivers": [kept_by(one, hits) for one in config.waivers]} if config.waivers else {}),
+        **({"waivers": [waiver_summary(one, hits) for one in config.waivers]} if config.waivers else {}),
         **({"reported": models} if models else {}),
     }
     write_json(job.evidence / "report.json", {"read": len(lying.sizes), **metrics})
@@ -193,13 +193,13 @@ def turn_of(row: dict[str, Any], suspect: Suspect, config: FindRephrased) -> str
     return searched(row, frozenset(config.turns))[suspect.like.turn]
 
 
-def asked(config: FindRephrased, judge: Artifact | None, questions: SameTaskQuestions, job: Job) -> list[Reply | str]:
+def ask_judge(config: FindRephrased, judge: Artifact | None, questions: SameTaskQuestions, job: Job) -> list[Reply | str]:
     """For each question its reply, or why there is none. Without questions no engine is started."""
     bound = Bound(config.max_unanswered_share, len(questions), "no verdict on {} of {} questions", "max_unanswered_share")
     return ask(config.by, judge, questions, job, bound) if len(questions) else []
 
 
-def found(config: FindRephrased, suites: Suites, rows: Sequence[dict[str, Any]], judged: Sequence[Judged]) -> Iterator[Hit]:
+def rephrased_rows(config: FindRephrased, suites: Suites, rows: Sequence[dict[str, Any]], judged: Sequence[Judged]) -> Iterator[Hit]:
     """The rows judged to rephrase items, in row order."""
     same, doubt = (one.suspect for one in judged if one.verdict is True), "" if config.remove else TOLD
     for place, suspects in groupby(same, lambda suspect: suspect.place):

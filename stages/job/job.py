@@ -175,7 +175,7 @@ class Failure(_Ended):
     message: Annotated[str, Field(max_length=LONGEST_MESSAGE)]
 
 
-class Seen(Frozen):
+class HashedFile(Frozen):
     """A payload file as hashed by the job."""
 
     size: Size
@@ -196,7 +196,7 @@ class Success(_Ended):
     files: tuple[FileEntry, ...] = Field(strict=False)
     metrics: dict[Line, Any]
     marks: tuple[Line, ...] = Field(default=(), strict=False)
-    seen: dict[RelativePath, Seen] = Field(default_factory=dict)
+    seen: dict[RelativePath, HashedFile] = Field(default_factory=dict)
     made_by: RunConditions
 
 

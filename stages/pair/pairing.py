@@ -31,7 +31,7 @@ class Preferred(NamedTuple):
     """Whether label noise reverses the texts; scores stay in place, as if the judge had confused the answers."""
 
     @property
-    def said(self) -> Ranked:
+    def ranking(self) -> Ranked:
         """The answer whose text is at each rank."""
         return self.ranked[::-1] if self.exchanged else self.ranked
 
@@ -59,7 +59,7 @@ def preferences(group: Sequence[AnswerFacts], config: Pair) -> list[Preferred] |
     lists, strength = found
     several = isinstance(config.strategy, AllPairs)
     made = [_named(ranked, f"/{number}" if several else "", strength, config) for number, ranked in enumerate(lists)]
-    worded = [one for one in made if not one.said[0].blank]
+    worded = [one for one in made if not one.ranking[0].blank]
     return worded or "empty best answer"
 
 

@@ -66,7 +66,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
         "truncated": counts["truncated"],
         "on_policy": on_policy_shares(made),
         **({"mean_margin": fmean(gaps)} if gaps else {}),
-        "mean_length": {"best": fmean(one.said[0].length for one in made), "worst": fmean(one.said[-1].length for one in made)},
+        "mean_length": {"best": fmean(one.ranking[0].length for one in made), "worst": fmean(one.ranking[-1].length for one in made)},
         "validation": verdict,
     }
 
@@ -162,7 +162,7 @@ def write(made: Sequence[Preferred], given: AnswerPool, job: Job) -> dict[str, A
 def preference(one: Preferred, rows: Mapping[int, dict[str, Any]]) -> Preference:
     """A preference with its texts; `rows` are its answers' rows, by place."""
     first = rows[one.ranked[0].place]
-    sides = zip(one.said, one.ranked, strict=True)
+    sides = zip(one.ranking, one.ranked, strict=True)
     return {
         "id": one.id,
         "source": first["source"],
@@ -174,7 +174,7 @@ def preference(one: Preferred, rows: Mapping[int, dict[str, Any]]) -> Preference
 
 
 def answer(value: float | None, said: Mapping[str, Any], judged: Mapping[str, Any]) -> Answer:
-    """An answer from the row `said`, with the verdict from the row `judged`: another row if the pair's labels were exchanged."""
+    """An answer from the row `ranking`, with the verdict from the row `judged`: another row if the pair's labels were exchanged."""
     return {
         "text": said["text"],
         "score": value,
@@ -188,14 +188,14 @@ def answer(value: float | None, said: Mapping[str, Any], judged: Mapping[str, An
 
 def on_policy_shares(made: Sequence[Preferred]) -> dict[str, float]:
     """Shares of the preferences with an on-policy answer at all, as the best, and among the worse."""
-    places = [[said.on_policy for said in one.said] for one in made]
+    places = [[said.on_policy for said in one.ranking] for one in made]
     counts = {"any": sum(map(any, places)), "best": sum(found[0] for found in places), "worse": sum(any(found[1:]) for found in places)}
     return {name: count / len(made) for name, count in counts.items()}
 
 
 def truncated(said: Sequence[AnswerFacts], made: Sequence[Preferred]) -> dict[str, int]:
     """Truncated answers among those read, those ranked best, and those ranked worse."""
-    places = [(place, one.ended) for preferred in made for place, one in enumerate(preferred.said)]
+    places = [(place, one.ended) for preferred in made for place, one in enumerate(preferred.ranking)]
     return {
         "read": sum(not one.ended for one in said),
         "best": sum(place == 0 and not ended for place, ended in places),

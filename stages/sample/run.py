@@ -27,7 +27,7 @@ from stages.core.drawing import draw_policies
 from stages.job.job import Inputs, Job, StageError, only
 from stages.sampling.chunks import Ask, generate
 from stages.sampling.continuous import generate_continuously
-from stages.sampling.engine_processes import Ahead
+from stages.sampling.engine_processes import WarmEngines
 from stages.sampling.prepared import Prepared
 from stages.sampling.sampler import Generation, Request, seed_of
 
@@ -61,7 +61,7 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
     def beat() -> None:
         job.doing("tokenizing", next(tokenized), total, "answers")
 
-    with Ahead(job.numerics, job.placement.engines) as ahead:
+    with WarmEngines(job.numerics, job.placement.engines) as ahead:
         asks = {label: ask(inputs["policies"][label], drawn, config.sampling.first, job.folder, beat) for label, drawn in draws.items()}
         if config.chunk_size == "continuous":
             answers = generate_continuously(asks, dtype=config.dtype, job=job, ahead=ahead)

@@ -20,9 +20,9 @@ from stages.core.forging import control_token
 from stages.job.job import Job, StageError
 from stages.sampling.chunks import Ask, generate
 from stages.sampling.endpoint import KEPT_NAME, ChatServer, NoReply, Reply, request_body
-from stages.sampling.engine_processes import Ahead
+from stages.sampling.engine_processes import WarmEngines
 from stages.sampling.prepared import Prepared
-from stages.sampling.replies import kept_replies
+from stages.sampling.replies import reply_log
 from stages.sampling.sampler import EngineLost, Request, model_context
 
 MOST_NAMES = 20
@@ -101,7 +101,7 @@ def ask(by: Speaker, policy: Artifact | None, questions: Questions, job: Job, bo
                 f"sampling.max_tokens is {questions.sampling.max_tokens} and the model's context is {longest}, so no question fits "
                 "with its reply: lower sampling.max_tokens, or use a model with a longer context"
             )
-        with Ahead(job.numerics, job.placement.engines) as ahead:
+        with WarmEngines(job.numerics, job.placement.engines) as ahead:
             return _of_policy(by, policy, questions, job, ahead)
     return _of_endpoint(by, questions, job, bound)
 
@@ -142,7 +142,7 @@ def _most(names: Counter[str]) -> dict[str, int]:
     return dict(sorted(ordered[:MOST_NAMES])) | ({f"{len(others)} others": sum(count for _, count in others)} if others else {})
 
 
-def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, ahead: Ahead) -> list[Reply | str]:
+def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, ahead: WarmEngines) -> list[Reply | str]:
     chat, longest = Chat(policy.payload), model_context(policy.payload)
     sampling = questions.sampling
     replies: list[Reply | str] = ["it was not asked"] * len(questions)
@@ -197,7 +197,7 @@ def _of_endpoint(by: ByEndpoint, questions: Questions, job: Job, bound: Bound) -
         done += 1
         job.progress(done, len(questions))
 
-    with kept_replies(job) as kept:
+    with reply_log(job) as kept:
 
         def unknown() -> Iterator[tuple[int, dict[str, Any]]]:
             """Requests for questions without a reply, equal ones once: a second reply could differ, and only one would be kept."""

@@ -20,7 +20,7 @@ from data.host.faults import fault_point
 from data.records.sequences import InParts
 from stages.job.job import Job, StageError
 from stages.job.mirroring import open_mirror
-from stages.sampling.engine_processes import Ahead
+from stages.sampling.engine_processes import WarmEngines
 from stages.sampling.fleet import open_engines, side_by_side
 from stages.sampling.sampler import (
     Beat,
@@ -32,7 +32,7 @@ from stages.sampling.sampler import (
     architecture,
     engine_settings,
     model_context,
-    told,
+    request_key,
 )
 
 CONTEXT_STEP = 128
@@ -57,7 +57,7 @@ class Ask:
         """Maximum tokens of a request with its answer."""
         return max(len(request.prompt_ids) for request in self.requests) + self.sampling.max_tokens
 
-    def made(self, sampler: Sampler, requests: Sequence[Any], beat: Beat) -> list[Any]:
+    def run(self, sampler: Sampler, requests: Sequence[Any], beat: Beat) -> list[Any]:
         """Answers to some of the requests, as JSON."""
         return [asdict(answer) for answer in sampler.generate(requests, self.sampling, [self.chat.eos_id], beat)]
 
@@ -80,7 +80,7 @@ class Score:
     def longest(self) -> int:
         return max(len(one.prompt_ids) + len(one.response_ids) for one in self.requests) + 1
 
-    def made(self, sampler: Sampler, requests: Sequence[Any], beat: Beat) -> list[Any]:
+    def run(self, sampler: Sampler, requests: Sequence[Any], beat: Beat) -> list[Any]:
         return sampler.score(requests, beat)
 
     def read(self, kept: Any) -> Any:
@@ -109,7 +109,7 @@ class _Answers(InParts[Any]):
 
 
 @dataclass(frozen=True)
-class Working:
+class EngineProgress:
     """Progress of an engine: requests answered in its current work."""
 
     engine: int
@@ -136,7 +136,7 @@ class Progress:
         self._working.pop(engine, None)
         self._tell()
 
-    def working(self, news: Working) -> None:
+    def working(self, news: EngineProgress) -> None:
         self._working[news.engine] = news.answered
         self._tell()
 
@@ -150,7 +150,7 @@ def generate(
     chunk_size: int,
     dtype: str,
     job: Job,
-    ahead: Ahead,
+    ahead: WarmEngines,
     tell: Callable[[K, Sequence[Any]], None] = lambda label, answers: None,
 ) -> dict[K, Sequence[Any]]:
     """Label → answers, in the order of its requests: `Generation`s, or the log-probabilities of each token. They are read on demand from
@@ -196,7 +196,7 @@ def generate(
 
 
 def _fill(
-    missing: list[_Chunk[K]], asks: Mapping[K, Ask | Score], dtype: str, context: int, ahead: Ahead, progress: Progress
+    missing: list[_Chunk[K]], asks: Mapping[K, Ask | Score], dtype: str, context: int, ahead: WarmEngines, progress: Progress
 ) -> Iterator[_Chunk[K]]:
     """Generate the missing chunks, each on an idle engine; yield each when it is complete."""
     job = progress.job
@@ -210,12 +210,12 @@ def _fill(
         with suppress(IndexError):  # another engine has taken the last one
             return waiting.popleft()
 
-    def work(number: int, engine: Child, tell: Callable[[str | Working | _Made[K]], None]) -> None:
+    def work(number: int, engine: Child, tell: Callable[[str | EngineProgress | _Made[K]], None]) -> None:
         loaded = opened
         for chunk in iter(take, None):
             ask = asks[chunk.label]
             loaded = with_weights(engine, loaded, ask.policy, tell)
-            tell(_Made(number, chunk, ask.made(engine, chunk.requests, lambda answered: tell(Working(number, answered)))))
+            tell(_Made(number, chunk, ask.run(engine, chunk.requests, lambda answered: tell(EngineProgress(number, answered)))))
 
     with closing(at_work(work, min(job.placement.engines, len(waiting)), opened, dtype, context, ahead, progress)) as made:
         for one in made:
@@ -226,12 +226,12 @@ def _fill(
 
 
 def at_work(
-    work: Callable[[int, Child, Callable[[str | Working | T], None]], None],
+    work: Callable[[int, Child, Callable[[str | EngineProgress | T], None]], None],
     engines: int,
     policy: Artifact,
     dtype: str,
     context: int,
-    ahead: Ahead,
+    ahead: WarmEngines,
     progress: Progress,
 ) -> Generator[T, None, None]:
     """Start engines with a policy's weights and run `work` on each, see `side_by_side`.
@@ -246,7 +246,7 @@ def at_work(
         for one in news:
             if isinstance(one, str):
                 job.doing(one)
-            elif isinstance(one, Working):
+            elif isinstance(one, EngineProgress):
                 progress.working(one)
             else:
                 yield one
@@ -260,14 +260,14 @@ def with_weights(engine: Child, loaded: Artifact, policy: Artifact, tell: Callab
     return policy
 
 
-def fetch_kept(job: Job) -> None:
+def fetch_saved(job: Job) -> None:
     """Download this job's chunks from the mirror."""
     mirror = open_mirror(job)
     if mirror is not None:
         mirror.fetch_all_chunks(job.folder / "chunks")
 
 
-def kept(name: str, make: Callable[[], Any], job: Job) -> Any:
+def cached(name: str, make: Callable[[], Any], job: Job) -> Any:
     """Load a value from the job's folder, or compute and save it.
 
     Args:
@@ -334,7 +334,7 @@ def _cut(label: K, ask: Ask | Score, chunk_size: int, dtype: str, context: int, 
         requests = ask.requests[start : start + chunk_size]
         decides = {
             "weights": ask.policy.record.content,
-            "requests": [told(request) for request in requests],
+            "requests": [request_key(request) for request in requests],
             **ask.settings(),
             "dtype": dtype,
             "context": context,

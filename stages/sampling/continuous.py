@@ -17,10 +17,10 @@ from typing import TypeVar
 from configs.base.frozen import digest
 from data.records.sequences import Mapped
 from stages.job.job import Job
-from stages.sampling.chunks import Ask, Progress, Working, at_work, by_architecture, context_of, with_weights
-from stages.sampling.engine_processes import Ahead
-from stages.sampling.response_log import KeptLog
-from stages.sampling.sampler import Child, Generation, Request, told
+from stages.sampling.chunks import Ask, Progress, EngineProgress, at_work, by_architecture, context_of, with_weights
+from stages.sampling.engine_processes import WarmEngines
+from stages.sampling.response_log import ResponseLog
+from stages.sampling.sampler import Child, Generation, Request, request_key
 
 K = TypeVar("K", bound=Hashable)
 
@@ -40,7 +40,7 @@ class _Answered:
     answer: Generation
 
 
-def generate_continuously(asks: Mapping[K, Ask], *, dtype: str, job: Job, ahead: Ahead) -> dict[K, Sequence[Generation]]:
+def generate_continuously(asks: Mapping[K, Ask], *, dtype: str, job: Job, ahead: WarmEngines) -> dict[K, Sequence[Generation]]:
     """Label → answers, in the order of its requests; read on demand from the job's folder.
 
     Policies of the same architecture share engines, whose weights are replaced.
@@ -57,7 +57,7 @@ def generate_continuously(asks: Mapping[K, Ask], *, dtype: str, job: Job, ahead:
         for labels, context in zip(families, contexts, strict=True):
             keys |= {label: _keys(asks[label], dtype, context, job) for label in labels}
     ahead.expect(len(families) * job.placement.engines)
-    with KeptLog(job, job.folder / "chunks" / "answers.jsonl", "answer", asdict, lambda written: Generation(**written)) as kept:
+    with ResponseLog(job, job.folder / "chunks" / "answers.jsonl", "answer", asdict, lambda written: Generation(**written)) as kept:
         if known := sum(key in kept for own in keys.values() for key in own):
             before = f"{known} of {progress.total} answers are those of interrupted attempts"
             job.marks.append(f"{before}: what is asked after an interruption runs in other company, and may round otherwise")
@@ -76,10 +76,10 @@ def _keys(ask: Ask, dtype: str, context: int, job: Job) -> list[str]:
     """A key per request: equal keys mean the same distribution of answers and the same seed."""
     numerics = job.numerics.model_dump()
     common = digest({"weights": ask.policy.record.content, **ask.settings(), "dtype": dtype, "context": context, "numerics": numerics})
-    return [digest([common, told(request)])[:32] for request in ask.requests]
+    return [digest([common, request_key(request)])[:32] for request in ask.requests]
 
 
-def _deal(asks: Mapping[K, Ask], keys: Mapping[K, Sequence[str]], kept: KeptLog[Generation], engines: int) -> list[list[_Share]]:
+def _deal(asks: Mapping[K, Ask], keys: Mapping[K, Sequence[str]], kept: ResponseLog[Generation], engines: int) -> list[list[_Share]]:
     """Unanswered requests for each engine, by policy; engines without work are omitted.
 
     Requests with the same prompt go to the same engine, which computes it once. The assignment is static: dynamic assignment to idle
@@ -98,11 +98,11 @@ def _deal(asks: Mapping[K, Ask], keys: Mapping[K, Sequence[str]], kept: KeptLog[
     return [shares for shares in dealt if shares]
 
 
-def _fill(dealt: Sequence[Sequence[_Share]], kept: KeptLog[Generation], dtype: str, context: int, ahead: Ahead, progress: Progress) -> None:
+def _fill(dealt: Sequence[Sequence[_Share]], kept: ResponseLog[Generation], dtype: str, context: int, ahead: WarmEngines, progress: Progress) -> None:
     """Run each engine on its shares, and keep each answer as it arrives."""
     opened = dealt[0][0].ask.policy
 
-    def work(number: int, engine: Child, tell: Callable[[str | Working | _Answered], None]) -> None:
+    def work(number: int, engine: Child, tell: Callable[[str | EngineProgress | _Answered], None]) -> None:
         loaded = opened
         for share in dealt[number]:
             loaded = with_weights(engine, loaded, share.ask.policy, tell)
@@ -112,7 +112,7 @@ def _fill(dealt: Sequence[Sequence[_Share]], kept: KeptLog[Generation], dtype: s
                 share.ask.sampling,
                 stop_ids,
                 lambda place, answer, keys=keys: tell(_Answered(keys[place], answer)),
-                lambda _: tell(Working(number, 0)),
+                lambda _: tell(EngineProgress(number, 0)),
             )
 
     with closing(at_work(work, len(dealt), opened, dtype, context, ahead, progress)) as answered:

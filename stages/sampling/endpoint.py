@@ -62,7 +62,7 @@ class NoReply:
     """True: the server rejected it and would do so again. False: it did not answer, and may later."""
 
 
-class Garbage(ValueError):
+class MalformedReply(ValueError):
     """The response is not a chat completion."""
 
 
@@ -99,11 +99,11 @@ def read_reply(raw: bytes) -> Reply:
         text = choice["message"]["content"]
         finish = choice.get("finish_reason")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise Garbage("the body is no chat completion") from error
+        raise MalformedReply("the body is no chat completion") from error
     if text is None:  # an empty reply, or a refusal in a separate field
         text = ""
     if not isinstance(text, str):
-        raise Garbage("the message's content is no text")
+        raise MalformedReply("the message's content is no text")
     ended = finish not in ("length", "content_filter")
     return Reply(_encodable(text), ended, _name(found.get("model")), _name(found.get("system_fingerprint")))
 
@@ -244,12 +244,12 @@ class ChatServer:
             return _Failed(f"no answer within {self._timeout_s:g} s")
         except httpx.RequestError as error:
             return _Failed(self._clean(f"{type(error).__name__}: {error}"))
-        except Garbage as error:
+        except MalformedReply as error:
             return _Failed(str(error))
         if status == 200:
             try:
                 return read_reply(raw)
-            except Garbage as error:
+            except MalformedReply as error:
                 return _Failed(str(error))
         problem = f"status {status}: {self._clean(raw.decode(errors='replace'))}"
         if status in PASSING or status >= 500:
@@ -266,7 +266,7 @@ class ChatServer:
             async for part in response.aiter_bytes():
                 size += len(part)
                 if size > MOST_BYTES:
-                    raise Garbage(f"the body has more than {MOST_BYTES} bytes")
+                    raise MalformedReply(f"the body has more than {MOST_BYTES} bytes")
                 parts.append(part)
             return response.status_code, response.headers, self._without_key(b"".join(parts))
 

@@ -12,7 +12,7 @@ from stages.job.job import StageError
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 
-class Ahead:
+class WarmEngines:
     """Pool of engine processes that import vLLM before they are needed: enough for all parallel engines while requests are prepared, and
     each further expected one while the previous ones work. A context manager that kills unused processes at its end.
 
@@ -35,7 +35,7 @@ class Ahead:
         self._expected = engines
         self._start()
 
-    def __enter__(self) -> "Ahead":
+    def __enter__(self) -> "WarmEngines":
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -6,14 +6,14 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from stages.sampling.engine_processes import Ahead
+from stages.sampling.engine_processes import WarmEngines
 from stages.sampling.sampler import Child
 
 N = TypeVar("N")
 
 
 @contextmanager
-def open_engines(settings: dict[str, Any], count: int, ahead: Ahead) -> Iterator[list[Child]]:
+def open_engines(settings: dict[str, Any], count: int, ahead: WarmEngines) -> Iterator[list[Child]]:
     """Open engines with equal settings (`stages.sampling.sampler.engine_settings`) for a `with` block."""
     with ExitStack() as opened:
         engines = []

@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 from stages.job.job import Job
 from stages.sampling.endpoint import Reply
-from stages.sampling.response_log import KeptLog
+from stages.sampling.response_log import ResponseLog
 
 
-def kept_replies(job: Job) -> KeptLog[Reply]:
+def reply_log(job: Job) -> ResponseLog[Reply]:
     """This job's replies, by the hash of the request."""
-    return KeptLog(job, job.folder / "replies.jsonl", "reply", asdict, lambda written: Reply(**written))
+    return ResponseLog(job, job.folder / "replies.jsonl", "reply", asdict, lambda written: Reply(**written))

@@ -29,7 +29,7 @@ READING = "reading the response log"
 T = TypeVar("T")
 
 
-class KeptLog(Generic[T]):
+class ResponseLog(Generic[T]):
     """This job's values, by the key of their request, read on demand. A context manager whose end uploads the remaining values; nothing
     can be added afterwards."""
 
@@ -58,7 +58,7 @@ class KeptLog(Generic[T]):
             self._places[key] = place
         self._take_parts(sorted(folder.glob("[0-9a-f]*.json")))  # also if they came from a mirror that is no longer configured
 
-    def __enter__(self) -> "KeptLog[T]":
+    def __enter__(self) -> "ResponseLog[T]":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -19,7 +19,7 @@ from data.records import records
 from stages.core.batches import Unit, document
 from stages.core.ensembles import Member
 from stages.job.job import Job, StageError
-from stages.sampling.chunks import fetch_kept, kept
+from stages.sampling.chunks import fetch_saved, cached
 from stages.sampling.sampler import model_context
 from stages.training.feed import GlobalBatch, feed
 from stages.training.models import frozen, load_reward_model
@@ -120,7 +120,7 @@ def rewards_in_parts(
 
     A part's file is named by a hash of everything that determines its rewards: weights, answers, dtype and numerics.
     """
-    fetch_kept(job)
+    fetch_saved(job)
     rest, done = iter(answers), 0
     with closing(FrozenRewardModel(model.payload, dtype, job)) as reader:
         while part := list(islice(rest, PART)):
@@ -130,7 +130,7 @@ def rewards_in_parts(
                 return [RawReward(one, problems.get(place, "")) for place, one in enumerate(raw)]
 
             decides = {"weights": model.record.content, "answers": part, "dtype": dtype, "numerics": job.numerics.model_dump()}
-            yield [RawReward(*one) for one in kept(f"{KEPT}{digest(decides)[:32]}", made, job)]
+            yield [RawReward(*one) for one in cached(f"{KEPT}{digest(decides)[:32]}", made, job)]
             done += len(part)
             progress(done)
 

@@ -69,7 +69,7 @@ class Continuation:
     response_ids: list[int]
 
 
-def told(one: Request | Continuation) -> dict[str, Any]:
+def request_key(one: Request | Continuation) -> dict[str, Any]:
     """Everything that determines its answer, as JSON."""
     return {name: value for name, value in asdict(one).items() if value is not None}
 
@@ -512,7 +512,7 @@ class Child:
         check_lengths(requests, sampling, self._context)
         order = {
             "do": "generate",
-            "requests": [told(request) for request in requests],
+            "requests": [request_key(request) for request in requests],
             "sampling": sampling.model_dump(),
             "stop_ids": list(stop_ids),
         }
@@ -531,13 +531,13 @@ class Child:
         """Send requests while answers are read: the engine takes lines on demand, and a pipe holds few."""
         try:
             for request in requests:
-                self._write(told(request))
+                self._write(request_key(request))
         except BrokenPipeError:  # reported by the thread that reads the answers
             return
 
     def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
         check_continuations(continuations, self._context)
-        return self._ask({"do": "score", "continuations": [told(one) for one in continuations]}, beat)
+        return self._ask({"do": "score", "continuations": [request_key(one) for one in continuations]}, beat)
 
     def load(self, model_folder: Path) -> None:
         self._ask({"do": "load", "model_folder": str(model_folder)})

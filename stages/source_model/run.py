@@ -87,7 +87,7 @@ def load(config: SourceModel, inputs: Inputs, job: Job) -> tuple[Any, Any]:
             return load_folder(f"hub model {repo}", found.folder)
 
 
-def refuse_made_here(what: str, record: Path) -> None:
+def refuse_own_models(what: str, record: Path) -> None:
     """Reject a model from a recipe as a base model, because its training data and evaluation suites would be lost from the lineage.
 
     Raises:
@@ -172,7 +172,7 @@ def load_folder(what: str, folder: Path) -> tuple[Any, Any]:
     """
     for record in (folder / MADE_HERE, folder / "record.json"):
         if record.exists():
-            refuse_made_here(what, record)
+            refuse_own_models(what, record)
     ours: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, use_safetensors=True, **ours)

@@ -61,7 +61,7 @@ class Novelty:
                     return name, found
         return None
 
-    def say(self, name: str, text: str) -> None:
+    def add(self, name: str, text: str) -> None:
         """Add a text under a name."""
         words = words_of(text)
         for word in self._prefix(words):

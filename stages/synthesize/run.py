@@ -110,7 +110,7 @@ class Harvest:
         """Register a text, so that later prompts must differ from it."""
         self.said.setdefault(text, name)
         if self.novelty:
-            self.novelty.say(name, text)
+            self.novelty.add(name, text)
 
     def _name(self, row: Prompt, number: int, shown: Sequence[Material]) -> str:
         method = self.config.method

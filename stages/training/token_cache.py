@@ -169,24 +169,24 @@ def _opened(path: Path, key: str, rows: int, per_row: int) -> TokenFile | None:
         return None
 
 
-def _make(path: Path, key: str, rows: Sequence[Row], documents: Documents, chat: Chat, turn: "Turn") -> None:
+def _make(path: Path, key: str, rows: Sequence[Row], documents: Documents, chat: Chat, turn: "BuildLock") -> None:
     """Write a file, falling back to the tokenizer if fast tokenization gives different ids."""
     dtype = np.dtype("<u2" if chat.highest_id < 1 << 16 else "<u4")
     for fast in (len(rows) >= WORTH_WORDS, False):
-        turn.tell(0, len(rows))
+        turn.report(0, len(rows))
         done = 0
         try:
             with written(path, key, len(rows), documents.per_row, dtype, turn.name) as file:
                 for count, some in packed(rows, chat, documents, dtype, fast, processes_for(len(rows))):
                     file.append(some)
                     done += count
-                    turn.tell(done, len(rows))
+                    turn.report(done, len(rows))
             return
         except EncodingMismatch as error:
             print(f"fast tokenization disagrees with the tokenizer in {chat.folder} ({error}): using only the tokenizer", flush=True)
 
 
-class Turn:
+class BuildLock:
     """The lock for writing a file, held by one process of a machine."""
 
     def __init__(self, name: str, path: Path, lock: int, job: Job) -> None:
@@ -199,7 +199,7 @@ class Turn:
         """
         self.name, self._path, self._lock, self._job, self._told = name, path, lock, job, float("-inf")
 
-    def tell(self, done: int, of: int) -> None:
+    def report(self, done: int, of: int) -> None:
         """Report progress, also to waiting processes."""
         self._job.doing(DOING, done, of, "rows")
         if time.monotonic() - self._told >= TELL_S:
@@ -212,7 +212,7 @@ class Turn:
 
 
 @contextmanager
-def _turn(folder: Path, key: str, job: Job) -> Iterator[Turn | None]:
+def _turn(folder: Path, key: str, job: Job) -> Iterator[BuildLock | None]:
     """Acquire the lock for writing a file. None after waiting for another process: then the file exists, or its writer died."""
     host = re.sub(r"\W", "-", socket.gethostname())
     path = folder / f".{key}.{host}.lock"
@@ -229,7 +229,7 @@ def _turn(folder: Path, key: str, job: Job) -> Iterator[Turn | None]:
             _wait(lock, job)
             yield None
         else:
-            yield Turn(name, path, lock, job)
+            yield BuildLock(name, path, lock, job)
 
 
 def _wait(lock: int, job: Job) -> None:

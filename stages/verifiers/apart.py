@@ -25,7 +25,7 @@ START_SECONDS = 60.0
 """Time limit for the imports of the first call."""
 
 
-class Unanswered(PedigreeError):
+class WorkerFailed(PedigreeError):
     """A call exceeded its time or memory limit, raised an exception, or ended its process."""
 
 
@@ -66,7 +66,7 @@ def ask(function: str, arguments: tuple[Any, ...], seconds: float) -> Any:
                 _reply(process, (function, None), START_SECONDS)
                 process.known.add(function)
             return _reply(process, (function, arguments), seconds)
-        except Unanswered:
+        except WorkerFailed:
             end()
             raise
 
@@ -75,12 +75,12 @@ def _reply(process: _Process, question: tuple[str, tuple[Any, ...] | None], seco
     try:
         process.pipe.send(question)
         if not process.pipe.poll(seconds):
-            raise Unanswered(f"no answer within {seconds:g} s")
+            raise WorkerFailed(f"no answer within {seconds:g} s")
         answer, problem = process.pipe.recv()
     except (EOFError, OSError) as error:
-        raise Unanswered("its process ended") from error
+        raise WorkerFailed("its process ended") from error
     if problem is not None:
-        raise Unanswered(problem)
+        raise WorkerFailed(problem)
     return answer
 
 

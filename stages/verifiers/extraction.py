@@ -12,7 +12,7 @@ from typing import Any
 
 import regex
 
-from stages.verifiers.apart import Unanswered
+from stages.verifiers.apart import WorkerFailed
 from stages.verifiers.maths import equal
 from stages.verifiers.numbers import number
 from stages.verifiers.verdict import Verdict, VerifierError, exactly
@@ -89,5 +89,5 @@ def _same(found: str, answer: str, compare: str) -> bool:
     ours, theirs = found.replace("**", "^").split(","), answer.replace("**", "^").split(",")
     try:
         return len(ours) == len(theirs) and all(equal(one.strip(), other.strip()) for one, other in zip(ours, theirs, strict=True))
-    except Unanswered as error:
+    except WorkerFailed as error:
         raise VerifierError(f"{found[:80]!r} could not be compared with {answer!r}: {error}") from error

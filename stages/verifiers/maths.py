@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data.sources.golds import last_boxed
-from stages.verifiers.apart import Unanswered, ask
+from stages.verifiers.apart import WorkerFailed, ask
 from stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 SECONDS = 5.0
@@ -53,7 +53,7 @@ def _verdict(found: list[str], answer: str) -> Verdict:
         try:
             if equal(one, answer):
                 return Verdict(1.0, one, "right")
-        except Unanswered as error:
+        except WorkerFailed as error:
             unanswered = error
     if unanswered:
         raise VerifierError(f"{found[0][:80]!r} could not be compared with {answer!r}: {unanswered}") from unanswered

@@ -60,8 +60,8 @@ def rows_of(source: RowProgram, file: Path, silent: float, told: Callable[[int],
                 told(made)
                 wait.begin()
             else:
-                raise sandbox.Fell("ended")
-    except sandbox.Fell as error:
+                raise sandbox.ProgramFailed("ended")
+    except sandbox.ProgramFailed as error:
         raise SourceError(
             f"{source.path}: {source.function} {error} after {made} rows of {source.count} (limits: 1 GiB of memory, 8 processes, "
             f"{silent:g} s per row, which is 90 % of the profile's heartbeat_timeout_s): reduce its usage, or raise the timeout"
@@ -84,7 +84,7 @@ def _agreed(source: RowProgram, made: int, one: bytes | None, other: bytes | Non
             words = str(_parsed(line)["raised"]).replace("\n", "\n  ")
             raise SourceError(f"{source.path}: {source.function} raised after {made} rows of {source.count}:\n  {words}")
     if one is None or other is None:
-        raise sandbox.Fell("ended")
+        raise sandbox.ProgramFailed("ended")
     if one != other:
         shown = " and ".join(line.decode(errors="replace")[:SHOWN] for line in (one, other))
         raise SourceError(
@@ -98,7 +98,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise sandbox.Fell("wrote into the stream of rows") from error
+        raise sandbox.ProgramFailed("wrote into the stream of rows") from error
     if not isinstance(found, dict) or not any(keys <= found.keys() for keys in ({"row"}, {"bad", "text"}, {"end"}, {"raised"})):
-        raise sandbox.Fell("wrote into the stream of rows")
+        raise sandbox.ProgramFailed("wrote into the stream of rows")
     return found

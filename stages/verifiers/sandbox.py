@@ -73,7 +73,7 @@ class SandboxFailed(PedigreeError):
     """A sandbox failed to start, so nothing is known about the program."""
 
 
-class Fell(PedigreeError):
+class ProgramFailed(PedigreeError):
     """A row program exceeded its time limit, or ended early; the message says which."""
 
 
@@ -205,8 +205,8 @@ def _lines(pipe: int, wait: Wait) -> Iterator[bytes]:
         *whole, pending = (pending + read).split(b"\n")
         yield from whole
         if len(pending) > LONGEST_LINE:
-            raise Fell(f"output a row of more than {LONGEST_LINE} bytes")
-    raise Fell(f"output no complete row for {wait.seconds:g} s")
+            raise ProgramFailed(f"output a row of more than {LONGEST_LINE} bytes")
+    raise ProgramFailed(f"output no complete row for {wait.seconds:g} s")
 
 
 def _user() -> int | None:

@@ -16,7 +16,7 @@ from configs.language.execution import Placement
 from configs.methods.training import Sampling
 from data.records.records import Message
 from stages.job.job import Preempted, StageError
-from stages.sampling.endpoint import MOST_BYTES, ChatServer, Garbage, NoReply, Reply, _seconds, read_reply, request_body
+from stages.sampling.endpoint import MOST_BYTES, ChatServer, MalformedReply, NoReply, Reply, _seconds, read_reply, request_body
 from stages.sampling.sampler import EngineLost
 
 KEY = "sk-of-nobody-0123456789abcdef"
@@ -336,7 +336,7 @@ def test_a_reply_is_read_with_all_that_says_what_it_is():
     assert read_reply(completion_of("a\ud800b")).text == "a?b"  # half a surrogate pair can be in no file
     assert read_reply(completion_of("x", model=7, system_fingerprint=None)) == Reply("x", True, None, None)
     for raw in (b"", b"null", b'{"choices": [{}]}', b'{"choices": {"0": 1}}', b'{"choices": [{"message": null}]}', b"\xff"):
-        with pytest.raises(Garbage):
+        with pytest.raises(MalformedReply):
             read_reply(raw)
 
 

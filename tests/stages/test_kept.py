@@ -9,11 +9,11 @@ from pipelines.jobs.attempts import _reached, resumable
 from pipelines.jobs.progress_kept import REWARDS, saved_progress
 from stages.job.job import Job
 from stages.sampling import rewards
-from stages.sampling.response_log import PART, KeptLog
+from stages.sampling.response_log import PART, ResponseLog
 
 
 def kept(job):
-    return KeptLog(job, job.folder / "log.jsonl", "number", lambda number: {"number": number}, lambda told: the(**told))
+    return ResponseLog(job, job.folder / "log.jsonl", "number", lambda number: {"number": number}, lambda told: the(**told))
 
 
 def the(number):
@@ -131,7 +131,7 @@ def test_a_reply_that_was_kept_is_further_than_before(tmp_path):
 def test_a_log_that_was_opened_and_holds_nothing_is_nothing_to_go_on_from(tmp_path, log):
     """An engine that fails at its start has left one: the next run is to take the code that was repaired."""
     job = a_job(tmp_path)
-    with KeptLog(job, tmp_path / log, "number", lambda number: {"number": number}, lambda told: the(**told)) as opened:
+    with ResponseLog(job, tmp_path / log, "number", lambda number: {"number": number}, lambda told: the(**told)) as opened:
         assert not resumable(tmp_path)
         opened.keep("one", 1)
         assert resumable(tmp_path)

@@ -21,7 +21,7 @@ from waiting import deadline, until
 from configs.language.execution import Numerics, Placement
 from configs.methods.training import Sampling
 from stages.job.job import StageError
-from stages.sampling.engine_processes import Ahead
+from stages.sampling.engine_processes import WarmEngines
 from stages.sampling.fleet import open_engines, side_by_side
 from stages.sampling.sampler import (
     QUEUED,
@@ -154,7 +154,7 @@ def test_a_process_that_was_started_ahead_becomes_a_fresh_engine_whose_bits_are_
     engine.load(models["b"])
     there = exact(engine.generate(CHUNK, WARM, STOP)), exact(engine.generate(CHUNK, GREEDY, STOP))
     settings = engine_settings(models["b"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT)
-    with Ahead(Numerics(threads=1)) as ahead:
+    with WarmEngines(Numerics(threads=1)) as ahead:
         (begun,) = started(1, engine)
         with open_engines(settings, 1, ahead) as (fresh,):
             assert fresh.pid == begun
@@ -165,7 +165,7 @@ def test_a_process_that_was_started_ahead_becomes_a_fresh_engine_whose_bits_are_
         with open_engines(settings, 1, ahead) as (second,):
             assert second.pid != begun
             second.abandon()
-    with Ahead(Numerics(threads=1)):
+    with WarmEngines(Numerics(threads=1)):
         (unused,) = started(1, engine)
     assert not alive(unused)
 
@@ -287,7 +287,7 @@ with t.sampler(Path({str(models["a"])!r})) as engine:
 
 @pytest.mark.slow
 def test_the_process_of_a_further_engine_starts_while_the_one_before_it_works(engine):
-    with Ahead(Numerics(threads=1)) as ahead:
+    with WarmEngines(Numerics(threads=1)) as ahead:
         ahead.expect(2)
         (begun,) = started(1, engine)
         first = ahead.take()
@@ -319,7 +319,7 @@ def test_a_process_that_ended_before_it_was_told_what_to_serve_says_why(models, 
     (tmp_path / "vllm" / "__init__.py").write_text(broken)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     settings = engine_settings(models["a"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT)
-    with Ahead(Numerics(threads=1)) as ahead:
+    with WarmEngines(Numerics(threads=1)) as ahead:
         process = ahead.take()
         assert process is not None
         process.wait(timeout=deadline(60))
@@ -364,7 +364,7 @@ def test_a_stream_of_more_requests_than_the_engine_knows_at_a_time_repeats_itsel
 def test_engines_side_by_side_see_gpus_of_their_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
     two = Numerics(device="cuda", tensor_parallel=2)
-    with Ahead(two, engines=2) as ahead:
+    with WarmEngines(two, engines=2) as ahead:
         ahead.expect(4)  # two architectures
         processes = [ahead.take() for _ in range(4)]
         environments = [Path(f"/proc/{one.pid}/environ").read_bytes().split(b"\0") for one in processes if one]
@@ -374,7 +374,7 @@ def test_engines_side_by_side_see_gpus_of_their_own(monkeypatch):
             process.communicate()
     assert seen == [[b"CUDA_VISIBLE_DEVICES=3,5"], [b"CUDA_VISIBLE_DEVICES=6,7"]] * 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    with pytest.raises(StageError, match=r"engine 2 needs GPU 4 of the job, which has 2: raise placement.slots"), Ahead(two, engines=2):
+    with pytest.raises(StageError, match=r"engine 2 needs GPU 4 of the job, which has 2: raise placement.slots"), WarmEngines(two, engines=2):
         pass
 
 
@@ -389,7 +389,7 @@ def test_when_one_engine_fails_the_others_are_ended_and_its_error_is_told(models
         engine.generate(CHUNK, WARM, STOP)
 
     heard = []
-    with Ahead(Numerics(threads=1), engines=2) as ahead, open_engines(settings, 2, ahead) as engines:
+    with WarmEngines(Numerics(threads=1), engines=2) as ahead, open_engines(settings, 2, ahead) as engines:
         with pytest.raises(EngineLost, match="this one"):
             heard.extend(side_by_side(engines, work))
         assert not any(alive(engine.pid) for engine in engines)

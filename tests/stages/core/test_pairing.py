@@ -162,7 +162,7 @@ def test_label_noise_exchanges_the_words_of_every_kind_of_pair(config):
     clean, _ = chosen(groups, Pair.model_validate(config))
     noisy, _ = chosen(groups, Pair.model_validate(config | {"label_noise": 0.25}))
     assert [one.ranked for one in noisy] == [one.ranked for one in clean] and len(noisy) == 400
-    assert all(one.said == (one.ranked[::-1] if one.exchanged else one.ranked) for one in noisy)
+    assert all(one.ranking == (one.ranked[::-1] if one.exchanged else one.ranked) for one in noisy)
     assert 66 < sum(one.exchanged for one in noisy) < 134  # 100 are due, with a deviation of 8.7
 
 

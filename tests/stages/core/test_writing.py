@@ -80,6 +80,6 @@ def test_nothing_that_resembles_an_earlier_text_is_missed(bound):
         assert novelty.resembled(text) == expected
         near += expected is not None
         if expected is None:
-            novelty.say(str(number), text)
+            novelty.add(str(number), text)
             said.append((str(number), words))
     assert 0 < near < len(texts)

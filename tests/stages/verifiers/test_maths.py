@@ -101,7 +101,7 @@ def test_what_takes_too_long_is_no_verdict_and_the_next_question_is_answered(mon
 
 
 def test_a_process_that_ends_over_a_question_is_no_verdict():
-    with pytest.raises(apart.Unanswered, match="ended"):
+    with pytest.raises(apart.WorkerFailed, match="ended"):
         apart.ask("os:_exit", (3,), 10.0)
     assert apart.ask("os:getpid", (), 10.0) != os.getpid()
 
