@@ -115,7 +115,7 @@ def verify(
     import dataclasses
 
     from configs.base.problems import UsageProblem
-    from pipelines.cli.telling import StatusLine
+    from pipelines.cli.status_line import StatusLine
     from pipelines.lineage.verify import verify_folders, verify_project
     from pipelines.quantities import size
 
@@ -154,7 +154,7 @@ def export(
     The folder includes a model card and the records of the artifact's whole ancestry.
     """
     from data.artifacts.artifacts import SIGNATURE, open_artifact
-    from pipelines.cli.telling import StatusLine
+    from pipelines.cli.status_line import StatusLine
     from pipelines.lineage.evaluations import evaluations_of
     from pipelines.lineage.find import artifact_folder
     from pipelines.publish.export import export as export_artifact

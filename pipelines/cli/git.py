@@ -16,7 +16,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print the model
 
     A model's name is accepted wherever an artifact is expected.
     """
-    from pipelines.cli.telling import StatusLine
+    from pipelines.cli.status_line import StatusLine
     from pipelines.publish.catalog import registry
 
     with StatusLine() as telling:

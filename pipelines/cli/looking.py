@@ -53,7 +53,7 @@ def plan(
     """
     from pipelines.cli import plan as planning
     from pipelines.cli.documents import plan_document
-    from pipelines.cli.telling import StatusLine, measured_by
+    from pipelines.cli.status_line import StatusLine, measured_by
 
     with for_programs(as_json) as emit:
         project = project_here()
@@ -160,7 +160,7 @@ def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False)
     """
     from pipelines.cli import status as state
     from pipelines.cli.documents import status_document
-    from pipelines.cli.telling import StatusLine
+    from pipelines.cli.status_line import StatusLine
     from pipelines.publish.commits import uncommitted
 
     with for_programs(as_json) as emit:

@@ -25,7 +25,7 @@ def rehearse(
     checked. Results go to a separate project, `.pedigree/rehearsals/PROFILE`.
     """
     from pipelines.cli.documents import rehearse_document
-    from pipelines.cli.telling import StatusLine
+    from pipelines.cli.status_line import StatusLine
     from pipelines.rehearsal.preparing import prepare
     from pipelines.rehearsal.proof import proof_of, sentences
     from pipelines.request import refuse_read_only, whose_code_has_changed

@@ -96,7 +96,7 @@ def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -
 
 
 def _traced(project: "Project", wanted: "RowQuery", within: Sequence[str]) -> "Trace":
-    from pipelines.cli.telling import StatusLine
+    from pipelines.cli.status_line import StatusLine
     from pipelines.lineage.trace import trace as look
 
     with StatusLine() as telling:

@@ -124,7 +124,7 @@ def run_what_is_due(
 ) -> "list[StageEnd] | None":
     """Run all stages that are not up to date and print the results; return each stage's outcome, or None if interrupted."""
     from pipelines.cli.plan import beforehand, plan, time_text, with_jobs
-    from pipelines.cli.telling import StatusLine, measured_by
+    from pipelines.cli.status_line import StatusLine, measured_by
     from pipelines.request import all_done, up_to_date_results
 
     with StatusLine() as telling:

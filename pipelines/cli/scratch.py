@@ -260,7 +260,7 @@ def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name:
 
 def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec: dict[str, Any]) -> Scratch:
     from pipelines.cli.removal import disk_time
-    from pipelines.jobs.progress_kept import saved_progress
+    from pipelines.jobs.saved_progress import saved_progress
     from stages.job.job import checkpoint_names
 
     kept, placement = saved_progress(folder), spec.get("placement")

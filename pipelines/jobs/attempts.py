@@ -22,7 +22,7 @@ from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.launcher import Handle, Launcher, Status
 from pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
 from pipelines.jobs.processes import described
-from pipelines.jobs.progress_kept import saved_progress
+from pipelines.jobs.saved_progress import saved_progress
 from pipelines.jobs.scratch_state import ATTEMPTS, attempts_here, has_reported, read_code, read_spec, write_spec
 from stages.job.job import PULSES, Failure, Success, checkpoint_names, is_full, read_done
 

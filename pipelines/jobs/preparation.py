@@ -22,7 +22,7 @@ from pipelines.jobs import checkpoint_store
 from pipelines.jobs.attempts import numerics_changes, resumable
 from pipelines.jobs.code import Code, differing, receive, snapshot
 from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.progress_kept import saved_progress
+from pipelines.jobs.saved_progress import saved_progress
 from pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
 from pipelines.ledger.identity import StageInputs
 from stages.job.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpoint_names, place_in

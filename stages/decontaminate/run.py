@@ -20,7 +20,7 @@ from data.records import records
 from data.records.scattered import Scattered
 from data.records.searching import search
 from data.sources.sources import LEAK
-from stages.core.overlaps import REMOVED, WAIVED, Hit, hit_of, waiver_summary, lines, refuse_contaminated, refuse_unknown, staying, summary
+from stages.core.overlaps import REMOVED, WAIVED, Hit, hit_of, lines, refuse_contaminated, refuse_unknown, staying, summary, waiver_summary
 from stages.job.job import Inputs, Job, StageError, only
 
 

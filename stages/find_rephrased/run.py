@@ -26,7 +26,7 @@ from data.records import records
 from data.records.records import Message
 from data.records.scattered import Scattered
 from data.records.searching import search
-from stages.core.overlaps import TOLD, Hit, hit_of, waiver_summary, lines, refuse_contaminated, refuse_unknown, staying, summary
+from stages.core.overlaps import TOLD, Hit, hit_of, lines, refuse_contaminated, refuse_unknown, staying, summary, waiver_summary
 from stages.find_rephrased.rephrasing import parse_same, same_task_question
 from stages.job.job import Inputs, Job, StageError, only, only_or_none
 from stages.sampling.asking import Bound, ask, mark_models, reported

@@ -47,7 +47,7 @@ from data.records import columns, records
 from data.records.records import FORM_FILE
 from data.records.scattered import Numbers
 from data.sources import procedural, sources
-from data.sources.drafts import DatasetBuilder, RowIndex, SourceRows
+from data.sources.dataset_builder import DatasetBuilder, RowIndex, SourceRows
 from data.sources.shares import Portion
 from data.sources.sources import LEAK, OpenSource, Outside, Parsed
 from stages.job.job import Inputs, Job, StageError, only_or_none

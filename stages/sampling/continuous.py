@@ -17,7 +17,7 @@ from typing import TypeVar
 from configs.base.frozen import digest
 from data.records.sequences import Mapped
 from stages.job.job import Job
-from stages.sampling.chunks import Ask, Progress, EngineProgress, at_work, by_architecture, context_of, with_weights
+from stages.sampling.chunks import Ask, EngineProgress, Progress, at_work, by_architecture, context_of, with_weights
 from stages.sampling.engine_processes import WarmEngines
 from stages.sampling.response_log import ResponseLog
 from stages.sampling.sampler import Child, Generation, Request, request_key
@@ -98,7 +98,9 @@ def _deal(asks: Mapping[K, Ask], keys: Mapping[K, Sequence[str]], kept: Response
     return [shares for shares in dealt if shares]
 
 
-def _fill(dealt: Sequence[Sequence[_Share]], kept: ResponseLog[Generation], dtype: str, context: int, ahead: WarmEngines, progress: Progress) -> None:
+def _fill(
+    dealt: Sequence[Sequence[_Share]], kept: ResponseLog[Generation], dtype: str, context: int, ahead: WarmEngines, progress: Progress
+) -> None:
     """Run each engine on its shares, and keep each answer as it arrives."""
     opened = dealt[0][0].ask.policy
 

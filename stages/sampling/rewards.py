@@ -19,7 +19,7 @@ from data.records import records
 from stages.core.batches import Unit, document
 from stages.core.ensembles import Member
 from stages.job.job import Job, StageError
-from stages.sampling.chunks import fetch_saved, cached
+from stages.sampling.chunks import cached, fetch_saved
 from stages.sampling.sampler import model_context
 from stages.training.feed import GlobalBatch, feed
 from stages.training.models import frozen, load_reward_model

@@ -12,10 +12,10 @@ from typing import Any
 
 import regex
 
-from stages.verifiers.apart import WorkerFailed
 from stages.verifiers.maths import equal
 from stages.verifiers.numbers import number
 from stages.verifiers.verdict import Verdict, VerifierError, exactly
+from stages.verifiers.worker import WorkerFailed
 
 SEARCH_SECONDS = 2.0
 """Time limit for one pattern, which may take forever."""

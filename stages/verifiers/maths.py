@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data.sources.golds import last_boxed
-from stages.verifiers.apart import WorkerFailed, ask
 from stages.verifiers.verdict import Verdict, VerifierError, exactly
+from stages.verifiers.worker import WorkerFailed, ask
 
 SECONDS = 5.0
 """Time limit for one comparison."""

@@ -18,7 +18,7 @@ from configs.rows.filters import Filter
 from data.expectations.validation import examine, facts_of
 from data.filters import patience, row_filters
 from data.filters.patience import TooSlow, each
-from data.sources import drafts, row_files, sources
+from data.sources import dataset_builder, row_files, sources
 from data.sources.sources import Outside
 
 FOR_EVER, VICTIM = r"(\w+\s?)+$", "a word " * 20 + "!"
@@ -91,7 +91,7 @@ def test_the_row_is_told_from_other_processes(tmp_path: Path, monkeypatch):
     source = sources.opened(Files(type="files", path="a.jsonl"), "conversation", None, Outside(files={"a.jsonl": tmp_path / "a.jsonl"}))
     with (
         pytest.raises(TooSlow, match=r"regex '.*', in row a-[0-9a-f]{16} takes"),
-        drafts.DatasetBuilder(tmp_path / "d", "conversation", chosen, 0, lambda verifier: None, 2) as laying,
+        dataset_builder.DatasetBuilder(tmp_path / "d", "conversation", chosen, 0, lambda verifier: None, 2) as laying,
     ):
         list(laying.take(source))
 

@@ -15,7 +15,7 @@ from configs.language.recipe import load_recipe
 from configs.rows.datasets import HubModel
 from data.host.machine import settled
 from pipelines.cli import plan as planning
-from pipelines.cli.telling import StatusLine, measured_by
+from pipelines.cli.status_line import StatusLine, measured_by
 from pipelines.estimate import machines, rates, work
 from pipelines.estimate.amounts import packaged_rows
 from pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates, Time, asks_endpoint, document_of

@@ -6,7 +6,7 @@ from models import a_job
 from data.artifacts.mirror import Mirror
 from data.store.storage import StoreError
 from pipelines.jobs.attempts import _reached, resumable
-from pipelines.jobs.progress_kept import REWARDS, saved_progress
+from pipelines.jobs.saved_progress import REWARDS, saved_progress
 from stages.job.job import Job
 from stages.sampling import rewards
 from stages.sampling.response_log import PART, ResponseLog

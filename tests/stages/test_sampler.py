@@ -374,7 +374,10 @@ def test_engines_side_by_side_see_gpus_of_their_own(monkeypatch):
             process.communicate()
     assert seen == [[b"CUDA_VISIBLE_DEVICES=3,5"], [b"CUDA_VISIBLE_DEVICES=6,7"]] * 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    with pytest.raises(StageError, match=r"engine 2 needs GPU 4 of the job, which has 2: raise placement.slots"), WarmEngines(two, engines=2):
+    with (
+        pytest.raises(StageError, match=r"engine 2 needs GPU 4 of the job, which has 2: raise placement.slots"),
+        WarmEngines(two, engines=2),
+    ):
         pass
 
 

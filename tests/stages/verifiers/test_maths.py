@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stages.verifiers import VerifierError, apart, check, maths, verify
+from stages.verifiers import VerifierError, check, maths, verify, worker
 from stages.verifiers.maths import candidates, equal, normalised
 
 
 @pytest.fixture(autouse=True, scope="module")
 def ended():
     yield
-    apart.end()
+    worker.end()
 
 
 PLACES = [
@@ -101,28 +101,28 @@ def test_what_takes_too_long_is_no_verdict_and_the_next_question_is_answered(mon
 
 
 def test_a_process_that_ends_over_a_question_is_no_verdict():
-    with pytest.raises(apart.WorkerFailed, match="ended"):
-        apart.ask("os:_exit", (3,), 10.0)
-    assert apart.ask("os:getpid", (), 10.0) != os.getpid()
+    with pytest.raises(worker.WorkerFailed, match="ended"):
+        worker.ask("os:_exit", (3,), 10.0)
+    assert worker.ask("os:getpid", (), 10.0) != os.getpid()
 
 
 def test_the_process_outlives_the_thread_that_asked_first():
     """As each suite is verified by threads of its own."""
     half, pids = {"name": "math", "answer": r"\frac{1}{2}"}, []
-    apart.end()
+    worker.end()
     for _ in range(3):
         with ThreadPoolExecutor(1) as threads:
             given = [r"\boxed{0.50}", r"\boxed{2/4}"]
             assert [verdict.score for verdict in threads.map(lambda text: verify(half, text), given)] == [1.0, 1.0]
-            pids.append(threads.submit(apart.ask, "os:getpid", (), 10.0).result())
+            pids.append(threads.submit(worker.ask, "os:getpid", (), 10.0).result())
         time.sleep(0.2)  # nothing is to happen, and a signal of a thread's death need not be there at once
     assert len(set(pids)) == 1
 
 
 def test_a_process_that_was_killed_between_questions_says_nothing_about_the_next():
-    os.kill(apart.ask("os:getpid", (), 10.0), signal.SIGKILL)
-    apart._running[0].process.join()
-    assert apart.ask("operator:add", (1, 2), 10.0) == 3
+    os.kill(worker.ask("os:getpid", (), 10.0), signal.SIGKILL)
+    worker._running[0].process.join()
+    assert worker.ask("operator:add", (1, 2), 10.0) == 3
 
 
 @pytest.mark.parametrize("verifier", [{"name": "math"}, {"name": "math", "answer": 5}, {"name": "strict_math", "answer": " "}])

@@ -17,7 +17,7 @@ from data.store import hashing
 from pipelines.cli.console import echo
 from pipelines.cli.main import app
 from pipelines.cli.progress import Board, Display
-from pipelines.cli.telling import StatusLine
+from pipelines.cli.status_line import StatusLine
 from pipelines.jobs import context
 from pipelines.ledger import objects, store
 from pipelines.lineage.verify import verify_project

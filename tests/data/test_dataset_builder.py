@@ -15,8 +15,8 @@ from configs.rows.datasets import Files
 from configs.rows.filters import Filter
 from data.filters import filtering, row_filters
 from data.records import columns, records
-from data.sources import drafts, row_files, sources
-from data.sources.drafts import DatasetBuilder, RowIndex
+from data.sources import dataset_builder, row_files, sources
+from data.sources.dataset_builder import DatasetBuilder, RowIndex
 from data.sources.procedural import SourceError
 from data.sources.sources import Outside
 
@@ -122,7 +122,9 @@ def test_neither_processes_nor_blocks_change_a_byte(given, tmp_path, monkeypatch
 
 
 def test_few_rows_are_parsed_here(given, tmp_path, monkeypatch):
-    monkeypatch.setattr(drafts, "mapped", lambda work, blocks, workers: map(work, blocks) if workers == 1 else pytest.fail("a process"))
+    monkeypatch.setattr(
+        dataset_builder, "mapped", lambda work, blocks, workers: map(work, blocks) if workers == 1 else pytest.fail("a process")
+    )
     with DatasetBuilder(tmp_path / "drafts", "conversation", [], 0, lambda verifier: None, 8) as laying:
         assert list(laying.take(opened(given, "b.jsonl")))
 
