@@ -61,7 +61,7 @@ class Cut:
         """
         Args:
             address: of the stage, `RECIPE/NAME`.
-            config: as the recipe has it.
+            config: as in the recipe.
             inputs: port → address → config of the stage there.
             stand_ins: what replaces the outside world.
         """

@@ -57,7 +57,7 @@ Speaker = Annotated[ByPolicy | ByEndpoint, Field(discriminator="type")]
 
 
 def shrink_asking(cut: Cut, port: str) -> None:
-    """Asks the rehearsal's own endpoint, whoever the recipe asks: a tiny model keeps to no form."""
+    """Query the rehearsal's own endpoint instead of the recipe's: a tiny model cannot follow an output format."""
     if cut.get("by.type") == "endpoint":
         cut.set("by.base_url", cut.stand_ins.judge_url, "judges")
         return

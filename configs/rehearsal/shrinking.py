@@ -1,6 +1,6 @@
 """Shrink a recipe for rehearsal on a CPU in minutes: the same graph, with few rows, few steps, short answers and tiny models.
 
-Each kind of stage reduces its own config (`Kind.shrink`). A setting that is not in the list of changes is as the recipe has it.
+Each kind of stage reduces its own config (`Kind.shrink`). Settings without a recorded change are as in the recipe.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -26,7 +26,7 @@ class _Over(Exception):
     pass
 
 
-def each(look: Callable[[Thing], Found], things: Iterable[Thing], told: Callable[[Thing], str]) -> list[Found]:
+def each(look: Callable[[Thing], Found], things: Iterable[Thing], describe: Callable[[Thing], str]) -> list[Found]:
     """Apply `look` to each thing, in order.
 
     A timer that ticks every `SECONDS` of CPU time aborts a call that was already running at the previous tick. This works in the main
@@ -35,7 +35,7 @@ def each(look: Callable[[Thing], Found], things: Iterable[Thing], told: Callable
     Args:
         look: may take long inside `re`, which checks for signals while matching.
         things: processed one after the other.
-        told: describes pattern and thing for the error.
+        describe: describes pattern and thing for the error.
 
     Raises:
         TooSlow: one call took more than `SECONDS`.
@@ -60,7 +60,7 @@ def each(look: Callable[[Thing], Found], things: Iterable[Thing], told: Callable
         return found
     except _Over:
         assert thing is not None
-        raise TooSlow(f"{told(thing)} takes more than {SECONDS:g} s of CPU time: {REMEDY}") from None
+        raise TooSlow(f"{describe(thing)} takes more than {SECONDS:g} s of CPU time: {REMEDY}") from None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)

@@ -69,7 +69,7 @@ class AnswerPool:
     def concat(self, other: "AnswerPool") -> "AnswerPool":
         """These complete answers followed by others of the same type."""
         moved = [one._replace(place=len(self.facts) + one.place) for one in other.facts]
-        return replace(self, said=[*self.facts, *moved], lying=self.lying.concat(other.lying))
+        return replace(self, facts=[*self.facts, *moved], lying=self.lying.concat(other.lying))
 
     def read(self, chosen: Iterable[AnswerFacts]) -> "Words":
         """Read the `WORDS` fields of chosen answers, each file once."""

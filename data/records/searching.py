@@ -34,7 +34,7 @@ def search(
     data: Artifact,
     look: Callable[[int, Sequence[dict[str, Any]]], Found],
     processes: int,
-    told: Callable[[int, int], None],
+    report: Callable[[int, int], None],
     ready: Callable[[], None] = lambda: None,
 ) -> tuple[list[Found], Scattered]:
     """Apply `look` to each row group; returns (results, rows by position), independent of the number of processes.
@@ -43,7 +43,7 @@ def search(
         data: the rows, in columns.
         look: called with the position of a group's first row, and the group's rows.
         processes: maximum number of processes.
-        told: called with the number of rows done and the total.
+        report: called with the number of rows done and the total.
         ready: called before processes are forked, for work that each of them would otherwise repeat.
     """
     files = [data.payload / name for name in records.row_files(path.name for path in data.payload.iterdir())]
@@ -61,7 +61,7 @@ def search(
     for group, (one, some) in zip(groups, mapped(look_at, groups, workers), strict=True):
         found.append(one)
         sizes += some
-        told(group.place + group.rows, total)
+        report(group.place + group.rows, total)
     scattered = Scattered(
         files=files,
         file=np.repeat([group.file for group in groups], [group.rows for group in groups]),

@@ -27,14 +27,14 @@ LONGEST_GAP_S = 5.0
 class Pulse:
     """Heartbeat file, rewritten by a thread every `BEAT_S` seconds while the context is open."""
 
-    def __init__(self, path: Path, *, told: Callable[[], Mapping[str, Any]] = dict, look: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, path: Path, *, extra: Callable[[], Mapping[str, Any]] = dict, look: Callable[[], None] = lambda: None) -> None:
         """
         Args:
             path: the file; its folder is created.
-            told: returns further fields to write.
+            extra: returns further fields to write.
             look: called at each beat, e.g. to check that the lease is still held.
         """
-        self.path, self._told, self._look = path, told, look
+        self.path, self._extra, self._look = path, extra, look
         self._life, self._began, self._beats = uuid.uuid4().hex, time.monotonic(), 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True, name=f"pulse {path.name}")
@@ -59,7 +59,7 @@ class Pulse:
         self._beats += 1
         fields: dict[str, Any] = {"beat": self._beats, "life": self._life, "seconds": round(time.monotonic() - self._began, 1)}
         with suppress(OSError):  # the beat counts without them
-            fields |= self._told()
+            fields |= self._extra()
         text = json.dumps(fields).encode()
         temporary = self.path.with_name(f".{self.path.name}.{self._life}")
         try:

@@ -132,7 +132,7 @@ def verify(
         if project is None:
             verdict = verify_folders(folders, show_bytes)
         else:
-            verdict = verify_project(project, addresses if artifacts else None, folders=folders, remote=not no_remote, told=show_bytes)
+            verdict = verify_project(project, addresses if artifacts else None, folders=folders, remote=not no_remote, report=show_bytes)
     if as_json:
         found = [dataclasses.asdict(problem) for problem in verdict.problems]
         echo_json({"problems": found, "signatures": signatures, "summary": verdict.summary()})
@@ -164,7 +164,7 @@ def export(
     project = _project_or_none()
     with artifact_folder(project, artifact) as (path, name), StatusLine() as telling:
         record, scored = open_artifact(path).record, evaluations_of(project, open_artifact(path).record.content)
-        written = export_artifact(path, name, folder, scored, project=project, signer=signer, told=telling.far)
+        written = export_artifact(path, name, folder, scored, project=project, signer=signer, progress=telling.far)
     signed = f"signature: {SIGNATURE}" if signer else "unsigned"
     echo(f"exported {len(record.files)} files to {written}, all hashes verified; records: {written / 'pedigree'}; {signed}.")
     echo(f"Run {command('verify', written)} to check the folder on any machine.")

@@ -18,7 +18,7 @@ from pipelines.ledger.git import names_at, text_at
 from pipelines.ledger.lock_files import read_lock, read_run_entry
 from pipelines.ledger.objects import damaged, hash_info, plain, remove, set_hash
 from pipelines.ledger.store import LedgerError, RemoteError, Store, dvc_errors, fill, set_deps, set_params, to_lock_entry
-from pipelines.ledger.transfers import UNTOLD, ProgressCallback, TransferProgress
+from pipelines.ledger.transfers import NO_PROGRESS, ProgressCallback, TransferProgress
 
 if TYPE_CHECKING:
     from pipelines.ledger.store import PipelineStage
@@ -127,24 +127,24 @@ class Ledger:
         return False
 
     @dvc_errors()
-    def restore(self, node: Node, key: str, told: TransferProgress = UNTOLD, check: Check = unchecked) -> bool:
+    def restore(self, node: Node, key: str, progress: TransferProgress = NO_PROGRESS, check: Check = unchecked) -> bool:
         """Restore the stage's artifact from `dvc.lock`, the run cache or the remote, and verify it.
 
         Every restored file is hashed again. A damaged cache object is deleted and counts as a miss, as does an artifact made under another
         key. `check` is called right before anything in the project is replaced.
         """
         stage = self._stage(node)
-        for candidate in self._candidates(stage, node, told.hashed, fetch=True):
-            if self._has_other_key(candidate, key) or not self._fetch(stage, node, candidate, told.fetched):
+        for candidate in self._candidates(stage, node, progress.hashed, fetch=True):
+            if self._has_other_key(candidate, key) or not self._fetch(stage, node, candidate, progress.fetched):
                 continue
             check()
             try:
-                checked_out = self.store.check_out(stage, told.placed)
+                checked_out = self.store.check_out(stage, progress.placed)
             except ArtifactError as error:  # forged: counts as missing, but the user is notified
                 self.notice(str(error))
                 checked_out = False
             fault_point("restore checked out")
-            if checked_out and self._is_proven(stage, node, key, told.hashed):
+            if checked_out and self._is_proven(stage, node, key, progress.hashed):
                 self._record(stage, check)
                 return True
             check()

@@ -41,7 +41,7 @@ class TransferProgress:
     """Bytes read and hashed."""
 
 
-UNTOLD = TransferProgress()
+NO_PROGRESS = TransferProgress()
 
 
 class Bytes(Callback):

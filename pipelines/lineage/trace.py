@@ -237,7 +237,7 @@ class Search:
     """(address, artifact)."""
     makers: Mapping[str, str]
     """Content → address of its producer."""
-    told: Callable[[str], None] = lambda words: None
+    report: Callable[[str], None] = lambda words: None
     """Receives progress messages."""
     unread: dict[str, str] = field(default_factory=dict)
     """Address of an unreadable artifact → error."""
@@ -264,7 +264,7 @@ class Search:
 
     def _named(self, wanted: RowQuery) -> Iterator[str]:
         for address, artifact in self.artifacts:
-            self.told(f"searching {address}")
+            self.report(f"searching {address}")
             with self._noting(address):
                 if wanted.id or artifact.type in records.RECORDS:  # texts of scores are answers; items are found by id
                     rows = records.stream(artifact.payload, ("id", "prompt_id") if wanted.id else FIELDS_OF_TEXT)
@@ -276,7 +276,7 @@ class Search:
     def places(self, ids: Collection[str]) -> Iterator[Place]:
         """Artifacts that contain rows with these ids or answers to them."""
         for address, artifact in self.artifacts if ids else ():
-            self.told(f"tracing in {address}")
+            self.report(f"tracing in {address}")
             with self._noting(address):
                 rows = [row for row in records.stream(artifact.payload, FIELDS) if subject(row) in ids]
                 if rows:
@@ -420,14 +420,14 @@ class ArtifactGraph:
 # --- the project -------------------------------------------------------------------------------------------------------
 
 
-def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), told: Callable[[str], None] = lambda words: None) -> Trace:
+def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report: Callable[[str], None] = lambda words: None) -> Trace:
     """Trace a row through all recipes and variants of a project.
 
     Args:
         project: the project to search.
         wanted: the row.
         within: names of the artifacts to search; all if empty.
-        told: receives progress messages.
+        report: receives progress messages.
 
     Raises:
         NoRow: the row is ambiguous.
@@ -440,7 +440,7 @@ def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), told: 
     chosen = {find_artifact(project, name).path for name in within}
     looked = [(address, found) for address, found in here if _has_rows(found.record) and (not chosen or found.path in chosen)]
     makers = {record.content: address for record, address in known.values() if record.kind != "select"}  # `select` only forwards
-    search = Search(looked, makers, told)
+    search = Search(looked, makers, report)
     ids = search.subjects(wanted)
     places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
     holding = {place.content for place in places if place.type != "scores"}

@@ -61,7 +61,7 @@ class Discrepancy:
         return f"{self.file} {self.what}: {self.remedy}"
 
 
-def untold(count: int) -> None:
+def silent(count: int) -> None:
     """Ignore progress."""
 
 
@@ -79,7 +79,7 @@ class Verification:
     unpushed: int = 0
     """Objects recorded in a lock but missing from the remote, which is not a problem."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    told: Callable[[int], None] = field(default=untold, repr=False)
+    report: Callable[[int], None] = field(default=silent, repr=False)
     """Receives the number of bytes read so far."""
 
     def summary(self) -> str:
@@ -95,13 +95,13 @@ Check = Callable[[Verification], Iterable[Discrepancy]]
 """Checks one file or object; runs in any thread."""
 
 
-def verify_folders(folders: Iterable[Path], told: Callable[[int], None] = untold) -> Verification:
-    """Verify artifact folders and exported folders, without a project. `told` receives the number of bytes read so far.
+def verify_folders(folders: Iterable[Path], report: Callable[[int], None] = silent) -> Verification:
+    """Verify artifact folders and exported folders, without a project. `report` receives the number of bytes read so far.
 
     Raises:
         ArtifactError: a folder has no record.
     """
-    verdict = Verification(told=told)
+    verdict = Verification(report=report)
     checks: list[Check] = []
     for folder in folders:
         checks += _folder_checks(folder, folder.name, verdict)
@@ -114,7 +114,7 @@ def verify_project(
     *,
     folders: Iterable[Path] = (),
     remote: bool = True,
-    told: Callable[[int], None] = untold,
+    report: Callable[[int], None] = silent,
 ) -> Verification:
     """Verify artifacts and their objects in the cache and the remote.
 
@@ -123,13 +123,13 @@ def verify_project(
         addresses: `RECIPE/STAGE`s; None: all that exist or are recorded in a `dvc.lock`.
         folders: additional artifact or export folders.
         remote: also verify the remote, if one is configured.
-        told: receives the number of bytes read so far.
+        report: receives the number of bytes read so far.
 
     Raises:
         ArtifactError: one of `folders` has no record.
         LedgerError: a `dvc.lock` cannot be read.
     """
-    verdict = Verification(told=told)
+    verdict = Verification(report=report)
     with closing(Ledger(project, looking=True)) as ledger:
         recorded = ledger.recorded()
         if addresses is None:
@@ -330,7 +330,7 @@ def _hash(stream: BinaryIO, algorithm: str, verdict: Verification) -> str:
         digest.update(piece)
         with verdict.lock:
             verdict.read_bytes += len(piece)
-            verdict.told(verdict.read_bytes)
+            verdict.report(verdict.read_bytes)
     with verdict.lock:
         verdict.files += 1
     return digest.hexdigest()

@@ -68,7 +68,7 @@ def export(
     *,
     project: Project | None = None,
     signer: Signer | None = None,
-    told: Callable[[str], Beat] = lambda what: silent,
+    progress: Callable[[str], Beat] = lambda what: silent,
 ) -> Path:
     """Atomically copy an artifact into a new or empty folder and verify the copy.
 
@@ -79,13 +79,13 @@ def export(
         evaluations: that scored it, for the card.
         project: whose recipes may state more licenses than the records.
         signer: signs the finished folder.
-        told: maps the name of a step to its progress callback.
+        progress: maps the name of a step to its progress callback.
 
     Raises:
         ExportError: the target is not empty, or a payload file has the name of an export file.
         ArtifactError: the artifact is damaged, or the copy does not match the record.
     """
-    artifact, pedigree = open_artifact(artifact_path, verify=True, beat=told("checking")), read_pedigree(artifact_path)
+    artifact, pedigree = open_artifact(artifact_path, verify=True, beat=progress("checking")), read_pedigree(artifact_path)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ExportError(f"{target} is not an empty folder: choose a new folder or empty this one")
     taken = {entry.path.split("/")[0] for entry in artifact.record.files} & {"pedigree", CARD, CROISSANT}
@@ -95,8 +95,8 @@ def export(
     building = target.with_name(f".{target.name}.{os.getpid()}") / target.name  # the signature includes the folder's name
     try:
         building.parent.mkdir()
-        _copy(artifact, building, told("copying"))
-        _prove(building, artifact, told("checking the copy"))
+        _copy(artifact, building, progress("copying"))
+        _prove(building, artifact, progress("checking the copy"))
         (building / "pedigree").mkdir()
         for record in RECORDS:
             shutil.copyfile(artifact.path / record, building / "pedigree" / record)
@@ -109,11 +109,11 @@ def export(
         for path in building.rglob("*"):  # files from a DVC cache may be read-only
             path.chmod(path.stat().st_mode | 0o600)
         if signer is not None:
-            told("signing")(0, sum(entry.size for entry in artifact.record.files))
+            progress("signing")(0, sum(entry.size for entry in artifact.record.files))
             signer.sign(building)
         if target.exists():
             target.rmdir()
-        told("writing to the disk")(0, sum(entry.size for entry in artifact.record.files))
+        progress("writing to the disk")(0, sum(entry.size for entry in artifact.record.files))
         sync_tree(building)
         rename(building, target)
     finally:

@@ -315,7 +315,7 @@ class Job:
             return {"pid": os.getpid(), "host": os.uname().nodename, "memory_share": share_left()}
 
         self.seal()
-        with Pulse(self.folder / PULSES / str(self.rank), told=state, look=self.seal):
+        with Pulse(self.folder / PULSES / str(self.rank), extra=state, look=self.seal):
             yield
 
     def seal(self) -> None:

@@ -104,7 +104,7 @@ def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tu
     others = answer_pool.read(relaxed, of_made_prompt)
     joined = [one._replace(prompt_id=made[one.prompt_id], relaxed=True) for one in others.facts if one.prompt_id in made]
     alone = len({one.prompt_id for one in others.facts if one.prompt_id not in made})
-    return own.concat(replace(others, said=joined)), {"no prompt was made of it": alone} if alone else {}
+    return own.concat(replace(others, facts=joined)), {"no prompt was made of it": alone} if alone else {}
 
 
 def follows(verifier: Mapping[str, Any] | None, text: str) -> float | None:

@@ -311,7 +311,7 @@ def test_a_disk_that_stumbles_ends_no_pulse(tmp_path: Path, soon: None) -> None:
         stumble()
         return {"pid": 1}
 
-    for pulsing in (Pulse(tmp_path / "x", look=stumble), Pulse(tmp_path / "y", told=told)):
+    for pulsing in (Pulse(tmp_path / "x", look=stumble), Pulse(tmp_path / "y", extra=told)):
         with pulsing:
             until(lambda: not failing)  # noqa: B023
             before = heartbeat.sign(pulsing.path)

@@ -179,12 +179,12 @@ def test_exporting_and_verifying_tell_how_far_they_are(lab: Lab, tmp_path: Path)
     def far(what: str) -> Any:
         return lambda done, total: told.setdefault(what, []).append((done, total))
 
-    export(lab.root / "artifacts/lab/clean", "lab/clean", tmp_path / "out", told=far)
+    export(lab.root / "artifacts/lab/clean", "lab/clean", tmp_path / "out", progress=far)
     more = {what for what, steps in told.items() if len(steps) >= 2}
     assert more == {"checking", "copying", "checking the copy"} and told.keys() - more == {"writing to the disk"}
     assert all(total > NOISE for steps in told.values() for _, total in steps)
     read: list[int] = []
-    verdict = verify_project(lab.project, told=read.append)
+    verdict = verify_project(lab.project, report=read.append)
     assert read == sorted(read) and read[-1] == verdict.read_bytes and len(read) > verdict.files
 
 
