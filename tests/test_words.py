@@ -1,4 +1,4 @@
-"""The style sheet of CONTRIBUTING, as far as a pattern can check it: pages, docstrings, comments and messages are in plain American English."""
+"""The style sheet of CONTRIBUTING, as far as patterns can check it: pages, docstrings, comments and messages in plain American English."""
 
 import io
 import re
