@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from pipelines.cli.main import app
+from pipelines.cli.main import GROUPS, app
 
 HEAD = """# The command line
 
@@ -104,8 +104,6 @@ All documents begin with `schema_version` (1) and `command`; all but `jobs`, `tr
 | `unread` | recipe or variant that cannot be read → reason |
 | `missing` | if the importing stage is unknown: addresses of candidates that are not here or could not be searched |
 | `copies` | evidence about other rows that were kept where these were dropped as their copies |
-
-## Commands
 """
 
 
@@ -113,8 +111,14 @@ def page() -> str:
     """The page: exit codes, JSON documents, and every visible command."""
     commands: dict[str, Any] = get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
     parts = [HEAD, DOCUMENTS]
-    parts += ["\n".join(_command(name, command)) for name, command in commands.items() if not command.hidden]
+    for title, names in GROUPS.items():
+        parts += [f"## {title}\n", *("\n".join(_command(*one)) for name in names for one in _with_subcommands(name, commands[name]))]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _with_subcommands(name: str, command: Any) -> list[tuple[str, Any]]:
+    inner: dict[str, Any] = getattr(command, "commands", {})
+    return [(f"{name} {word}", one) for word, one in inner.items()] or [(name, command)]
 
 
 def _command(name: str, command: Any) -> Iterator[str]:

@@ -125,7 +125,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Listed:
-    """A deployment as listed by `pedigree deployments`."""
+    """A deployment as listed by `pedigree schedules list`."""
 
     name: str
     schedule: str
@@ -258,7 +258,7 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
     if not listed.workers:
         notes.append(f"no worker of {pool} is online: start one here with `prefect worker start --pool {pool}`")
     if listed.paused:
-        notes.append(f"{name} is still paused; {command('resume', name)} resumes its schedule")
+        notes.append(f"{name} is still paused; {command('schedules', 'resume', name)} resumes its schedule")
     return listed, notes
 
 

@@ -1,9 +1,10 @@
 """The `pedigree` command. Commands import everything except typer lazily, so help, completion and usage errors are instant."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pipelines.cli import artifacts, git, looking, recipes, rehearsing, rows, running, schedules, scratch
 from pipelines.cli.console import echo
@@ -43,8 +44,31 @@ Terms:
             result means
 """
 
+GROUPS = {
+    "Run": ("run", "cancel", "rehearse", "plan"),
+    "Look": ("status", "jobs", "logs", "report", "models"),
+    "Recipes": ("recipes", "show", "validate", "pin", "compile"),
+    "Artifacts": ("lineage", "diff", "verify", "export", "reproduce", "push", "pull"),
+    "Rows": ("trace", "forget"),
+    "Schedules": ("deploy", "serve", "schedules"),
+    "Maintenance": ("doctor", "variants", "scratch", "gc"),
+}
+"""Section of the help → its commands."""
+
+
+class Grouped(TyperGroup):
+    """Lists commands by section."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            rows = [(name.ljust(width), self.commands[name].get_short_help_str(formatter.width - width - 6)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
-    help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    cls=Grouped, help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 130},
 )  # fmt: skip
 for part in (running, rehearsing, looking, schedules, recipes, scratch, artifacts, rows, git):

@@ -214,7 +214,10 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
         echo(f"note: {error}; scheduled runs are not canceled in Prefect", file=sys.stderr)
         return 0
     if count:
-        echo(f"canceled {counted(count, 'scheduled run')} of {name}; {command('pause', name)} stops the schedule itself", flush=True)
+        echo(
+            f"canceled {counted(count, 'scheduled run')} of {name}; {command('schedules', 'pause', name)} stops the schedule itself",
+            flush=True,
+        )
     return count
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pipelines.request import Request
 
 commands = typer.Typer()
+deployed = typer.Typer(no_args_is_help=True, help="List, pause, resume or remove schedules.")
 Cron = Annotated[str | None, typer.Option("--cron", metavar="FIELDS", help='Cron schedule, e.g. "0 3 * * *" for 3:00 every night.')]
 Interval = Annotated[str | None, typer.Option("--interval", metavar="TIME", help="Interval schedule: 90s, 15m, 6h, 1d.")]
 Rrule = Annotated[str | None, typer.Option("--rrule", metavar="RULE", help="Schedule as an iCalendar recurrence rule (RFC 5545).")]
@@ -67,7 +68,6 @@ runpy.run_module("prefect", run_name="__main__", alter_sys=True)
 
 @commands.command()
 def deploy(
-    context: typer.Context,
     recipe: Recipe,
     overrides: Overrides = None,
     cron: Cron = None,
@@ -86,7 +86,6 @@ def deploy(
     gpu_pool: GpuPool = None,
     notify: Notify = None,
     name: Name = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Delete the deployment; its artifacts are kept.")] = False,
 ) -> None:
     """Schedule a recipe as a Prefect deployment.
 
@@ -95,10 +94,6 @@ def deploy(
     from configs.base.problems import UsageProblem
 
     project = _with_server()
-    if remove:
-        _refuse_with_remove(context)
-        _remove(project, recipe, overrides, name, rehearse)
-        return
     if work_pool is None:
         remedy = "create one with `prefect work-pool create --type process POOL`"
         raise UsageProblem(f"--work-pool is required: {remedy}, or use {command('serve', recipe)}, which needs none")
@@ -148,7 +143,7 @@ def serve(
         raise typer.Exit(1)
 
 
-@commands.command("deployments")
+@deployed.command("list")
 def list_deployments() -> None:
     """List this project's deployments: schedule, next and last run."""
     from pipelines.deployments import deployments
@@ -160,7 +155,7 @@ def list_deployments() -> None:
     print_table(("deployment", "schedule", "next", "work pool", "last run"), [_cells(one) for one in found])
 
 
-@commands.command()
+@deployed.command()
 def pause(name: Deployed) -> None:
     """Pause a schedule.
 
@@ -169,14 +164,14 @@ def pause(name: Deployed) -> None:
     from pipelines import deployments
 
     planned = deployments.pause(_with_server(), name)
-    echo(f"{name} is paused; {command('resume', name)} resumes its schedule")
+    echo(f"{name} is paused; {command('schedules', 'resume', name)} resumes its schedule")
     for run in planned:
         when = f" at {run.when.astimezone():%Y-%m-%d %H:%M:%S %Z}" if run.when else ""
         remedy = f"`prefect flow-run cancel {run.id}` cancels it"
         echo(f"note: {run.name} was planned manually and will still start{when}; {remedy}", file=sys.stderr)
 
 
-@commands.command()
+@deployed.command()
 def resume(name: Deployed) -> None:
     """Resume a paused schedule.
 
@@ -188,6 +183,18 @@ def resume(name: Deployed) -> None:
     deployments.resume(project, name)
     (listed,) = [one for one in deployments.deployments(project) if one.name == name]
     echo(f"{name} is resumed: {listed.schedule}")
+
+
+@deployed.command()
+def remove(name: Deployed) -> None:
+    """Delete a deployment; artifacts and past runs are kept."""
+    from pipelines import deployments
+
+    deployments.remove(_with_server(), name)
+    echo(f"{name} is no longer deployed; artifacts and past runs are kept")
+
+
+commands.add_typer(deployed, name="schedules")
 
 
 def _with_server() -> "Project":
@@ -269,26 +276,6 @@ def _pool_and_slots(text: str | None) -> tuple[str | None, int | None]:
     if not name or (has and not (slots.isdecimal() and int(slots) > 0)):
         raise UsageProblem(f"--gpu-pool {text}: must be NAME or NAME=N, with N at least 1")
     return name, int(slots) if has else None
-
-
-def _refuse_with_remove(context: typer.Context) -> None:
-    """Reject options that cannot be combined with `--remove`: all but those that identify the deployment."""
-    from configs.base.problems import UsageProblem
-
-    naming = {"recipe", "overrides", "rehearse", "name", "remove"}
-    sources = {one.opts[0]: context.get_parameter_source(one.name or "") for one in context.command.params if one.name not in naming}
-    wrong = [option for option, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    if wrong:
-        raise UsageProblem(f"--remove cannot be combined with {', '.join(wrong)}")
-
-
-def _remove(project: "Project", recipe: str, overrides: list[str] | None, name: str | None, rehearse: bool) -> None:
-    from pipelines import deployments
-
-    if (overrides or rehearse or _is_path(recipe)) and name is None:
-        name = deployments.name_of(*_wanted(project, recipe, overrides, None, None, None, None, rehearse))
-    deployments.remove(project, name or recipe)
-    echo(f"{name or recipe} is no longer deployed; artifacts and past runs are kept")
 
 
 def _work_off(project: "Project", pool: str, rest: Callable[[], object]) -> int:

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 from commands import InProcessCommand, step_of
 from running_lab import Lab
+from typer.main import get_command
 from waiting import deadline
+
+from pipelines.cli.main import GROUPS, app
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -40,6 +43,11 @@ def done(finished: Lab) -> InProcessCommand:
 # --- help and errors ---------------------------------------------------------------------------------------------------
 
 
+def test_the_help_has_a_section_for_every_command():
+    commands = get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(n for n, command in commands.items() if not command.hidden)
+
+
 def test_help_teaches_and_is_instant():
     times = []
     for _ in range(3):
@@ -48,7 +56,7 @@ def test_help_teaches_and_is_instant():
         times.append(time.monotonic() - start)
     for word in ("run", "plan", "status", "jobs", "logs", "cancel", "lineage", "export", "report", "recipes", "doctor", "Examples"):
         assert word in done.stdout
-    assert "stage  " not in done.stdout.split("Commands:")[1]  # the command of dvc.yaml is hidden
+    assert "stage  " not in done.stdout.split("Options:")[1]  # the command of dvc.yaml is hidden
     assert min(times) < deadline(1.0)  # 0.2 s on an idle machine
 
 

@@ -155,25 +155,25 @@ def test_a_schedule_fires_and_what_has_not_changed_is_not_run_again(lab: Deploye
     assert second["state"]["message"] == "4 stages up to date, nothing to do"
     assert sorted(lab.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
     assert first["name"] == second["name"] == "lab" and set(lab.server.states(first).values()) == {"Completed"}
-    table = lab.here("deployments")
+    table = lab.here("schedules", "list")
     assert lab.name in table and "every 10 s" in table and "nothing to do" in table
 
-    lab.here("pause", lab.name)
+    lab.here("schedules", "pause", lab.name)
     until_seen(lambda: not lab.flow_runs("RUNNING", "PENDING"))
     before, done = len(lab.flow_runs()), len(lab.flow_runs("COMPLETED"))
-    assert not lab.flow_runs("SCHEDULED") and "paused" in lab.here("deployments")
+    assert not lab.flow_runs("SCHEDULED") and "paused" in lab.here("schedules", "list")
     lab.lab.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 6")
     lab.lab.shell("git -c user.name=lab -c user.email=lab@example.org commit -qam changed")
     commit = lab.lab.shell("git rev-parse --short=12 HEAD").stdout.strip()
     lab.lab.forget_runs()
     assert len(lab.flow_runs()) == before  # nothing was started while it was paused
 
-    lab.here("resume", lab.name)
+    lab.here("schedules", "resume", lab.name)
     until_seen(lambda: len(lab.flow_runs("COMPLETED")) > done)
     changed = lab.flow_runs("COMPLETED")[done]
     assert lab.lab.runs() == ["cleaner"]  # the one that the commit touches
     assert {"pedigree", "recipe:lab", f"commit:{commit}"} == set(changed["tags"]) and f"commit:{commit}" not in first["tags"]
-    assert "no longer deployed" in lab.here("deploy", lab.name, "--remove")
+    assert "no longer deployed" in lab.here("schedules", "remove", lab.name)
     with pytest.raises(HTTPError):
         print(lab.deployment)
 
@@ -192,7 +192,7 @@ def test_a_schedule_fires_rehearsals_which_touch_nothing_real(lab: Deployed, wor
     assert first["name"] == "lab-rehearsal" and {"pedigree", "rehearsal", "recipe:lab"} <= set(first["tags"])
     assert sorted((rehearsal / "runs.log").read_text().split()) == ["lab/clean", "lab/cleaner", "lab/raw", "lab/suite"]
     assert not lab.lab.runs() and not (lab.lab.root / "artifacts").exists()
-    lab.here("pause", lab.name)
+    lab.here("schedules", "pause", lab.name)
 
 
 def test_a_run_waits_for_its_gpu_pool_and_is_cancelled_with_its_jobs_and_not_started_again(lab: Deployed, worker: object) -> None:
@@ -261,13 +261,13 @@ def test_nothing_that_waits_for_its_turn_begins_after_a_pause_or_a_cancellation(
     running, waiting = begin(unworked), wait_for_slot(unworked)
     later = {"type": "SCHEDULED", "state_details": {"scheduled_time": (datetime.now(UTC) + timedelta(days=2)).isoformat()}}
     by_hand = server.post(f"deployments/{unworked.deployment['id']}/create_flow_run", {"state": later})
-    said = unworked.here("pause", unworked.name)
+    said = unworked.here("schedules", "pause", unworked.name)
     assert f"{unworked.name} is paused" in said and server.state(waiting)["type"] == "CANCELLED"
     assert f"{by_hand['name']} was planned manually and will still start" in said and f"`prefect flow-run cancel {by_hand['id']}`" in said
     assert server.state(running)["type"] == "RUNNING" and server.state(by_hand["id"])["type"] == "SCHEDULED"
 
     waiting = wait_for_slot(unworked)
-    assert f"of {unworked.name}; `pedigree pause" in unworked.here("cancel", unworked.name)
+    assert f"of {unworked.name}; `pedigree schedules pause" in unworked.here("cancel", unworked.name)
     assert server.state(running)["type"] == "CANCELLING" and server.state(waiting)["type"] == "CANCELLED"
     assert server.state(by_hand["id"])["type"] == "SCHEDULED"
 
@@ -362,14 +362,14 @@ def test_a_schedule_that_the_dashboard_switched_off_is_paused_until_it_is_resume
 
     hourly = IntervalSchedule(interval=timedelta(hours=1))
     lab.deploy_here(schedule=hourly)
-    assert switched_on() and "paused" not in lab.here("deployments")
+    assert switched_on() and "paused" not in lab.here("schedules", "list")
     place = f"deployments/{lab.deployment['id']}/schedules/{lab.deployment['schedules'][0]['id']}"
     server.call("PATCH", place, json.dumps({"active": False}).encode())
-    assert "paused" in lab.here("deployments")
+    assert "paused" in lab.here("schedules", "list")
     lab.deploy_here(schedule=hourly)
-    assert not switched_on() and "paused" in lab.here("deployments")
-    lab.here("resume", lab.name)
-    assert switched_on() and "paused" not in lab.here("deployments")
+    assert not switched_on() and "paused" in lab.here("schedules", "list")
+    lab.here("schedules", "resume", lab.name)
+    assert switched_on() and "paused" not in lab.here("schedules", "list")
 
 
 @pytest.mark.nightly
@@ -422,10 +422,10 @@ def test_what_cannot_be_deployed_is_said_with_its_remedy(lab: Deployed, server: 
     said = lab.here("deploy", "open", "--work-pool", POOL, code=2)
     assert "some/set has no revision yet" in said and "pedigree pin open" in said
     (lab.lab.root / "configs" / "recipes" / "open.yaml").unlink()
-    assert "lab is not deployed for this project (deployed: none)" in lab.here("pause", "lab", code=2)
+    assert "lab is not deployed for this project (deployed: none)" in lab.here("schedules", "pause", "lab", code=2)
     server.post("work_pools/", {"name": "empty", "type": "process"})
     assert "no worker of empty is online" in lab.here("deploy", "lab", "--work-pool", "empty", "--name", lab.name)
-    assert "(no worker)" in lab.here("deployments")
+    assert "(no worker)" in lab.here("schedules", "list")
     other = Deployed(tmp_path_factory.mktemp("other"), server)
     other.name = lab.name
     said = other.here("deploy", "lab", "--work-pool", POOL, "--name", lab.name, code=2)
@@ -437,7 +437,13 @@ def test_without_a_server_schedules_say_so(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(lab.root)
         patch.setenv("PREFECT_HOME", str(lab.root / "no-prefect"))
-        for words in (["deploy", "lab", "--work-pool", POOL], ["serve", "lab"], ["deployments"], ["pause", "lab"], ["resume", "lab"]):
+        for words in (
+            ["deploy", "lab", "--work-pool", POOL],
+            ["serve", "lab"],
+            ["schedules", "list"],
+            ["schedules", "pause", "lab"],
+            ["schedules", "resume", "lab"],
+        ):
             said = str(CliRunner().invoke(app, words).exception)
             assert "schedules need a Prefect server" in said and "prefect config set PREFECT_API_URL" in said
 
@@ -510,20 +516,6 @@ def test_a_worker_ends_with_the_command_that_serves_by_it(lab: Deployed, end: si
         assert process.returncode == 0 and lab.deployment["paused"], out + err
 
 
-def test_a_deployment_is_removed_by_the_path_of_its_recipe_and_nothing_else_is_asked_beside_it(lab: Deployed) -> None:
-    path = f"{lab.name.replace('_', '-')}.yaml"
-    (lab.lab.root / path).write_text((lab.lab.root / "configs/recipes/lab.yaml").read_text())
-    said = lab.here("deploy", f"./{path}", "--work-pool", POOL)
-    lab.name = said.partition("deployed ")[2].partition(":")[0]
-    assert lab.deployment
-    refused = lab.here("deploy", f"./{path}", "--remove", "--cron", "0 3 * * *", "--work-pool", POOL, code=2)
-    assert "--remove cannot be combined with --cron, --work-pool" in refused and lab.deployment
-    assert f"{lab.name} is no longer deployed" in lab.here("deploy", f"./{path}", "--remove")
-    with pytest.raises(HTTPError):
-        print(lab.deployment)
-
-
-@pytest.mark.nightly
 def test_a_flow_that_is_killed_is_started_again_and_takes_its_job_over_and_a_killed_worker_ends_nothing(
     lab: Deployed, worker: subprocess.Popen[bytes], start_worker: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
