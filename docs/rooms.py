@@ -37,9 +37,8 @@ def main() -> None:
             order, circle = sorted(rooms), " <- ".join(error.args[1])
         else:
             circle = "none"
-        print(
-            f"\n{package}: {sum(files.values())} files, {sum(lines.values())} lines, {sum(map(len, arrows.values()))} arrows, circles: {circle}"
-        )
+        count = sum(map(len, arrows.values()))
+        print(f"\n{package}: {files.total()} files, {lines.total()} lines, {count} arrows, circles: {circle}")
         for room in order:
             if room in rooms:
                 print(f"  {room:20} {files[room]:4} files {lines[room]:6} lines  imports {', '.join(sorted(arrows[room])) or '-'}")
