@@ -26,13 +26,13 @@ class Command:
         self.lab = lab
         self.environment = {**lab.environment, "COLUMNS": "160"}
 
-    def start(self, *arguments: str, stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "pipelines.cli", *arguments],
             cwd=self.lab.root,
             env=self.environment,
             stdout=stdout,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -43,9 +43,9 @@ class Command:
         assert "Traceback" not in err
         return out + err
 
-    def until(self, *arguments: str, ready: Callable[[], object], stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    def until(self, *arguments: str, ready: Callable[[], object], **streams: Any) -> subprocess.Popen[str]:
         """Starts the command and waits until `ready()`."""
-        process = self.start(*arguments, stdout=stdout)
+        process = self.start(*arguments, **streams)
         try:
             until(ready, 120, alive=lambda: process.poll() is None)  # Prefect alone may take a minute to be imported beside other tests
         except AssertionError as error:

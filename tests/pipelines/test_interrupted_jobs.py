@@ -98,7 +98,7 @@ def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab) -> None:
     scratch = running_scratch(lab, "raw")
     assert scratch and not list(processes_of(scratch))
     assert "the stack of each thread is at the end of its log" in str(failed.value)
-    assert 'prepare_data.py", line' in (scratch / "log.txt").read_text()
+    assert 'prepare_data/run.py", line' in (scratch / "log.txt").read_text()
 
 
 @pytest.mark.usefixtures("processes")

@@ -514,7 +514,7 @@ def test_an_object_that_claims_to_be_a_record_and_is_huge_is_not_fetched(away: L
     (tmp_path / "remote/files/md5" / md5[:2]).mkdir(exist_ok=True)
     (tmp_path / "remote/files/md5" / md5[:2] / md5[2:]).write_bytes(large)
     store = Store(away.project, looking=True)
-    with pytest.raises(RemoteError, match="has more than 1000 bytes"):
+    with pytest.raises(RemoteError, match="is too large \(> 1000 bytes\)"):
         store.read(md5, 1000)
     assert store.read(md5, 1 << 20) == large and not (away.root / ".dvc/cache").exists()
 

@@ -142,7 +142,7 @@ def test_what_changes_all_the_time_is_kept_and_told_to_prefect_at_most_once(lab:
     observer = Observer(run, list(run.graph.nodes), nobody, print)
     monkeypatch.setattr(observer, "_keep", lambda: kept.append(1))
     for done in range(100):
-        observer._hear("lab/clean", state, f"{done} of 100 MB")
+        observer._on_change("lab/clean", state, f"{done} of 100 MB")
     assert len(kept) == (0 if state == "hashing" else 1)
 
 

@@ -21,7 +21,7 @@ def test_where_the_rows_lie_may_change_and_a_fresh_clone_fetches_them_by_hash(tm
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         storage.write("s3://bucket/raw/rows.jsonl", ROWS)
         made = Clone.first(tmp_path, whole=True)
-        made.write("stages/prepare_data/run.py", (REPOSITORY / "stages" / "prepare_data.py").read_text())
+        made.write("stages/prepare_data/run.py", (REPOSITORY / "stages" / "prepare_data" / "run.py").read_text())
         source = f"{{type: stored, name: sayings, url: s3://bucket/raw/rows.jsonl, sha256: {hashlib.sha256(ROWS).hexdigest()}}}"
         made.edit("configs/recipes/lab.yaml", "{type: arithmetic, operations: [add], digits: [1], count: 5, seed: 2}", source)
         made.commit()

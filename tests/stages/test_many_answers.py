@@ -45,7 +45,7 @@ def fill_continuously(dealt: Any, log: Any, *_: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "Ahead", lambda *_: nullcontext(SimpleNamespace(expect=lambda _: None)))
+    monkeypatch.setattr(sample, "WarmEngines", lambda *_: nullcontext(SimpleNamespace(expect=lambda _: None)))
     monkeypatch.setattr(chunks, "_fill", fill_chunks)
     monkeypatch.setattr(continuous, "_fill", fill_continuously)
     for name in ("BLOCK", "ROWS_PER_GROUP"):

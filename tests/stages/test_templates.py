@@ -298,7 +298,7 @@ def test_an_argument_that_the_template_does_not_read_is_refused(template, reads,
 @pytest.mark.parametrize("value", [None, float("nan"), {"a": None}, [float("inf")]])
 def test_what_no_template_can_hold_is_no_argument(value):
     config = {"source": {"type": "folder", "path": "given"}, "chat_template": "qwen", "template_arguments": {"enable_thinking": value}}
-    with pytest.raises(ValueError, match="template_arguments enable_thinking: each is a name with a text"):
+    with pytest.raises(ValueError, match="template_arguments enable_thinking: each must be an identifier with"):
         SourceModel.model_validate(config)
 
 

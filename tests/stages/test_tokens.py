@@ -209,7 +209,7 @@ def test_all_code_that_decides_what_rows_become_is_in_the_key():
     """Where a file is not, a mend of it changes nothing: the old tokens are found, and trained on."""
     files: set[str] = set()
     for name in ("chat", "documents", "encoding"):
-        imported_by(f"data/{name}.py", files)
+        imported_by(f"data/chat/{name}.py", files)
     assert {"data/chat/tools.py", "data/records/messages.py", "data/records/columns.py"} < files
     assert files - set(token_cache.CODE) == set(DECIDES_NOTHING)
 
@@ -282,7 +282,7 @@ def test_a_file_that_was_cut_or_has_grown_is_no_file(tmp_path, size):
 def test_another_file_under_the_name_is_not_taken(tmp_path):
     path = whole(tmp_path)
     for key, rows, per_row in (("cd" * 32, 10, 2), (KEY, 11, 2), (KEY, 20, 1)):
-        with pytest.raises(Damaged, match="documents of 10 rows"):
+        with pytest.raises(Damaged, match="documents for each of 10 rows"):
             TokenFile(path, key, rows, per_row)
     link = tmp_path / "link.tokens"
     link.symlink_to(path)
