@@ -5,7 +5,7 @@ $(error Pedigree runs on Linux. Elsewhere use a container, as docs/quickstart.md
 endif
 # The Python that the environment was made with, else the first of these.
 ifeq ($(origin PYTHON), undefined)
-PYTHON := $(shell cat .venv/made-with 2>/dev/null || for version in 3.11 3.12 3.13; do python$$version -c '' 2>/dev/null && echo python$$version && exit; done; echo python3)
+PYTHON := $(shell cat .venv/made-with 2>/dev/null || { for version in 3.11 3.12 3.13; do python$$version -c '' 2>/dev/null && echo python$$version && exit; done; echo python3; })
 endif
 ifeq ($(origin DEVICE), undefined)
 DEVICE := $(if $(or $(wildcard /dev/nvidia0),$(shell nvidia-smi -L 2>/dev/null)),gpu,cpu)

@@ -75,6 +75,17 @@ def test_with_all_of_it_nothing_is_said(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_a_second_make_takes_the_python_of_the_first(tmp_path: Path) -> None:
+    """Another one would make the environment again."""
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "made-with").write_text("python3.12\n")
+    (tmp_path / "requirements").symlink_to(ROOT / "requirements")
+    shown = ["make", "-f", str(ROOT / "Makefile"), "--eval", "python: ; @echo $(PYTHON)", "python"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(shown, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "python3.12\n"
+
+
 def test_uv_looks_where_pip_does() -> None:
     listed = (
         "global.extra-index-url='https://a.example/simple https://b.example/simple'\n"
