@@ -36,10 +36,9 @@ def code_state(root: Path = CODE_ROOT, *, new_files: bool = False) -> dict[str, 
     untracked = os.fsdecode(_git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".", *GENERATED)).split("\0")
     names = [name for name in sorted(filter(None, untracked)) if (root / name).is_file()]
     kept = [(root, name, "") for name in names if new_files]
-    kept += [
-        (path.parents[len(Path(name).parts) - 2], name.removeprefix("stages/"), "stages/")
-        for name, path in sorted(added_kinds(root).items())
-    ]
+    for name, path in added_kinds(root).items():
+        kept.append((path.parents[name.count("/") - 1], name.removeprefix("stages/"), "stages/"))
+    kept.sort(key=lambda one: one[2] + one[1])
     state: dict[str, Any] = {"commit": commit, "dirty": bool(patch or kept), "patch_sha256": None}
     if state["dirty"]:
         state |= _kept(patch, kept)

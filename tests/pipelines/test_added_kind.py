@@ -86,6 +86,18 @@ def test_its_code_is_in_the_record(project):
     assert "stages/keep_short/run.py" in json.dumps(run)
 
 
+def test_it_is_reproduced_from_its_records_alone(project):
+    """Without the folder: the code comes out of the record."""
+    project("run", "short")
+    del project.environment["PEDIGREE_STAGES"]
+    try:
+        project("reproduce", str(project.root / "artifacts/short/short"))
+    finally:
+        project.environment["PEDIGREE_STAGES"] = str(project.kind.parents[1])
+    (report,) = (project.root / ".pedigree/reproductions").glob("*.json")
+    assert {stage["verdict"] for stage in json.loads(report.read_text())["stages"]} == {"identical"}
+
+
 def test_a_kind_that_cannot_be_used_is_named(project):
     text = project.kind.read_text()
     try:
