@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,13 @@ def test_a_kind_that_cannot_be_used_is_named(project):
         assert "keep_short/kind.py cannot be used: AttributeError" in project("plan", "short", code=2)
     finally:
         project.kind.write_text(text)
+
+
+def test_a_kind_of_ours_is_not_replaced(project):
+    other = project.kind.parents[1] / "sft"
+    other.mkdir()
+    try:
+        (other / "kind.py").write_text(project.kind.read_text())
+        assert "the kind sft exists already; rename the folder" in project("plan", "short", code=2)
+    finally:
+        shutil.rmtree(other)
