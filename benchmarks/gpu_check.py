@@ -26,14 +26,14 @@ from typing import Any, Literal
 
 import torch
 
-from configs.language.execution import Numerics
-from data.artifacts.provenance import hardware
-from stages.core.batches import Unit, collate, document
-from stages.training import attention
-from stages.training.feed import GlobalBatch, PreparedMicroBatch, feed
-from stages.training.kernels import fuse
-from stages.training.logprobs import PolicyModule
-from stages.training.recomputation import recompute_layers
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.provenance import hardware
+from pedigree.stages.core.batches import Unit, collate, document
+from pedigree.stages.training import attention
+from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch, feed
+from pedigree.stages.training.kernels import fuse
+from pedigree.stages.training.logprobs import PolicyModule
+from pedigree.stages.training.recomputation import recompute_layers
 
 PEAK_TFLOPS = {"H200": 989.0, "H100 NVL": 835.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0}
 """Dense bf16 without sparsity, as the vendor states it; the first name found in the device's decides."""
@@ -392,8 +392,8 @@ def deepspeed_zero(setting: Setting) -> dict[str, Any]:
 
 def zero_curve(setting: Setting, stage: int) -> list[float]:
     """Losses of three steps under one ZeRO stage, in this process."""
-    from configs.methods.training import Optimizer
-    from stages.training.trainer import Trainer
+    from pedigree.configs.methods.training import Optimizer
+    from pedigree.stages.training.trainer import Trainer
 
     numerics = Numerics.model_validate({"device": setting.device.type, "zero_stage": stage, "threads": 1})
     policy = made_policy(setting.shape, torch.device("cpu"), torch.float32, numerics.attention)

@@ -33,12 +33,12 @@ from typing import Any, NamedTuple
 from benchmarks.disguises import chat, problems, prose, shuffled
 from benchmarks.report import RESULTS, RUNS, Interval, Watch, described
 from benchmarks.workloads import seal
-from configs.language.execution import Numerics, Placement
-from configs.language.kinds import KINDS
-from data.artifacts.artifacts import open_artifact, sha256_file
-from data.artifacts.provenance import code_files, code_sha256, hardware
-from data.records import columns, records
-from stages.job.job import GivenFile, GivenInput, JobSpec
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.kinds import KINDS
+from pedigree.data.artifacts.artifacts import open_artifact, sha256_file
+from pedigree.data.artifacts.provenance import code_files, code_sha256, hardware
+from pedigree.data.records import columns, records
+from pedigree.stages.job.job import GivenFile, GivenInput, JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 FOUND = RESULTS / "growth" / "rows.json"
@@ -313,7 +313,7 @@ def write_spec(
 
 def start(folder: Path) -> "subprocess.Popen[bytes]":
     with (folder / "log.txt").open("w") as log:
-        command = [sys.executable, "-m", "stages", str(folder)]
+        command = [sys.executable, "-m", "pedigree.stages", str(folder)]
         return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
 
 

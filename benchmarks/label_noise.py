@@ -26,12 +26,12 @@ from typing import Any
 
 from benchmarks.report import RESULTS, RUNS, Interval, Watch, described
 from benchmarks.workloads import made, seal
-from configs.language.execution import Numerics, Placement
-from configs.language.kinds import KINDS
-from data.artifacts.artifacts import Artifact, open_artifact
-from data.artifacts.provenance import hardware
-from data.host.parallel import mapped
-from data.records import records
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.kinds import KINDS
+from pedigree.data.artifacts.artifacts import Artifact, open_artifact
+from pedigree.data.artifacts.provenance import hardware
+from pedigree.data.host.parallel import mapped
+from pedigree.data.records import records
 
 FOUND = RESULTS / "label_noise" / "accuracy.json"
 NOISE = (0.0, 0.1, 0.25, 0.4)
@@ -111,11 +111,11 @@ class Study:
 
     def _gaps(self, model: Artifact, rows: Sequence[Row]) -> list[float]:
         """log π(y_w) - log π(y_l) of each pair."""
-        from data.chat.chat import Chat
-        from stages.core.batches import document
-        from stages.job.job import Job
-        from stages.reference_logprobs.run import score
-        from stages.training.models import load_policy
+        from pedigree.data.chat.chat import Chat
+        from pedigree.stages.core.batches import document
+        from pedigree.stages.job.job import Job
+        from pedigree.stages.reference_logprobs.run import score
+        from pedigree.stages.training.models import load_policy
 
         chat = Chat(model.payload)
         units = [tuple(document(*chat.answer(row["messages"], one["text"])) for one in row["answers"]) for row in rows]
@@ -129,7 +129,7 @@ class Study:
     def _made(self, kind: str, artifact_type: str, name: str, config: Row, **ports: Artifact) -> Artifact:
         """What a stage makes, in this process."""
         typed, inputs = KINDS[kind].config.model_validate(config), {port: {"it": given} for port, given in ports.items()}
-        made(importlib.import_module(f"stages.{kind}.run"), typed, inputs, self.folder / name, artifact_type, ONE_THREAD)
+        made(importlib.import_module(f"pedigree.stages.{kind}.run"), typed, inputs, self.folder / name, artifact_type, ONE_THREAD)
         return open_artifact(self.folder / name)
 
     def _saved(self, name: str, record: str, rows: Sequence[Row]) -> Artifact:

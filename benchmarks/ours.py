@@ -11,10 +11,10 @@ from typing import Any
 
 from benchmarks.pacing import Enough, Pace
 from benchmarks.workloads import LEARNING_RATE, SEED, Workload, read, rewards
-from configs.language.execution import Placement
-from configs.language.kinds import KINDS
-from data.artifacts.artifacts import open_artifact
-from stages.job.job import Inputs, Job
+from pedigree.configs.language.execution import Placement
+from pedigree.configs.language.kinds import KINDS
+from pedigree.data.artifacts.artifacts import open_artifact
+from pedigree.stages.job.job import Inputs, Job
 
 
 class PacedJob(Job):
@@ -61,9 +61,9 @@ def config_of(workload: Workload) -> Any:
 
 def updates(config: Any, inputs: Inputs, job: Job, workload: Workload, folder: Path) -> None:
     """RLVR without its sampler: the learner of the stage and its update, on made rollouts."""
-    from data.chat.chat import Chat
-    from stages.rlvr.run import make_learner
-    from stages.training.policy_update import TrainingSample, initial_state, update_policy
+    from pedigree.data.chat.chat import Chat
+    from pedigree.stages.rlvr.run import make_learner
+    from pedigree.stages.training.policy_update import TrainingSample, initial_state, update_policy
 
     learner = make_learner(config, inputs, Chat(folder / "policy" / "payload"), job)
     state, size = initial_state(config.algorithm), workload.global_batch
@@ -91,7 +91,7 @@ def main(folder: Path) -> None:
     try:
         if workload.task == "rlvr":
             updates(config, inputs, job, workload, folder)
-        importlib.import_module(f"stages.{workload.task}.run").run(config, inputs, job)
+        importlib.import_module(f"pedigree.stages.{workload.task}.run").run(config, inputs, job)
     except Enough:
         pace.finish()
 

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.artifacts.provenance import hardware
+from pedigree.data.artifacts.provenance import hardware
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RUNS = 3

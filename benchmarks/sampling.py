@@ -26,14 +26,14 @@ from typing import Any
 
 from benchmarks.report import RUNS, Interval, Reading, Watch, described, write
 from benchmarks.workloads import THREADS, make_policy
-from configs.language.execution import Numerics, Placement
-from configs.methods.training import Sampling
-from pipelines.jobs.launcher import device_settings
-from stages.job.job import Job
-from stages.sampling.chunks import Ask, context_of, generate
-from stages.sampling.continuous import generate_continuously
-from stages.sampling.engine_processes import WarmEngines
-from stages.sampling.sampler import Generation, Request, request_key
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.methods.training import Sampling
+from pedigree.pipelines.jobs.launcher import device_settings
+from pedigree.stages.job.job import Job
+from pedigree.stages.sampling.chunks import Ask, context_of, generate
+from pedigree.stages.sampling.continuous import generate_continuously
+from pedigree.stages.sampling.engine_processes import WarmEngines
+from pedigree.stages.sampling.sampler import Generation, Request, request_key
 
 MODES = {"chunks of 64": 64, "chunks of 256": 256, "continuous": None}
 TUNED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -62,10 +62,10 @@ class Clocked(Job):
 
 def asks_of(folder: Path, prompts: int, answers: int, tokens: int) -> dict[str, Ask]:
     """`warm` and `all`: requests to the policy in `folder`."""
-    from configs.rows.datasets import Packaged
-    from data.artifacts.artifacts import open_artifact
-    from data.chat.chat import Chat
-    from data.sources import sources
+    from pedigree.configs.rows.datasets import Packaged
+    from pedigree.data.artifacts.artifacts import open_artifact
+    from pedigree.data.chat.chat import Chat
+    from pedigree.data.sources import sources
 
     policy = open_artifact(folder / "policy")
     chat, sampling = Chat(policy.payload), Sampling(temperature=1.0, max_tokens=tokens)
@@ -181,8 +181,8 @@ def serve_peer(settings: dict[str, Any]) -> None:
 
 
 def measure(given: argparse.Namespace, folder: Path) -> None:
-    from configs.rows.datasets import Packaged
-    from data.sources import sources
+    from pedigree.configs.rows.datasets import Packaged
+    from pedigree.data.sources import sources
 
     rows = sources.load(Packaged(type="packaged", asset="alpaca-en-demo"), "conversation", None, sources.Outside()).rows
     make_policy(given.model, list(rows), folder)

@@ -62,17 +62,17 @@ class Marks:
 
 
 def job(folder: Path) -> None:
-    """Our side: what `python -m stages` does, up to the first pass of its first step."""
+    """Our side: what `python -m pedigree.stages` does, up to the first pass of its first step."""
     marks = Marks(folder)
     import deepspeed  # noqa: F401
     import transformers  # noqa: F401
 
-    import stages.__main__ as entry
-    import stages.sft.run
-    from stages.training.feed import Feed
+    import pedigree.stages.__main__ as entry
+    from pedigree.stages.sft import run as sft
+    from pedigree.stages.training.feed import Feed
 
     marks.add("imported")
-    construct = stages.sft.Trainer
+    construct = sft.Trainer
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         marks.add("engine begun")
@@ -80,7 +80,7 @@ def job(folder: Path) -> None:
         marks.add("engine made")
         return made
 
-    stages.sft.Trainer = timed  # pyright: ignore
+    sft.Trainer = timed  # pyright: ignore
     Feed.micro_batches = lambda _: marks.finish()  # pyright: ignore
     entry.main(folder / "job")
 
@@ -109,12 +109,12 @@ def peer(folder: Path) -> None:
 def prepare(folder: Path) -> dict[str, str]:
     """Model, rows and the job's spec; returns the environment that the launcher gives a job."""
     from benchmarks.ours import config_of
-    from configs.language.execution import Numerics, Placement
-    from configs.language.kinds import KINDS
-    from data.artifacts.artifacts import open_artifact
-    from data.artifacts.provenance import CODE_ROOT, code_files, code_sha256
-    from pipelines.jobs.launcher import job_environment
-    from stages.job.job import GivenInput, JobSpec
+    from pedigree.configs.language.execution import Numerics, Placement
+    from pedigree.configs.language.kinds import KINDS
+    from pedigree.data.artifacts.artifacts import open_artifact
+    from pedigree.data.artifacts.provenance import CODE_ROOT, code_files, code_sha256
+    from pedigree.pipelines.jobs.launcher import job_environment
+    from pedigree.stages.job.job import GivenInput, JobSpec
 
     folder.mkdir()
     JOB.write(folder)
@@ -243,9 +243,9 @@ def repository(folder: Path) -> None:
 
 def run(target: Path) -> None:
     """`pedigree run chain` in this process, its events written down."""
-    from pipelines.cli import main as cli
-    from pipelines.cli.progress import Board
-    from pipelines.jobs.launcher import LocalLauncher
+    from pedigree.pipelines.cli import main as cli
+    from pedigree.pipelines.cli.progress import Board
+    from pedigree.pipelines.jobs.launcher import LocalLauncher
 
     events: list[Event] = []
     submit, tell = LocalLauncher.submit, Board.update

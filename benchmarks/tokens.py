@@ -30,8 +30,8 @@ KEY = "0" * 64
 
 def rows_of(count: int) -> list[dict[str, Any]]:
     """Conversations: real ones, in which every number is another one each time, so that words go on being new as in real data."""
-    from configs.rows.datasets import Packaged
-    from data.sources import sources
+    from pedigree.configs.rows.datasets import Packaged
+    from pedigree.data.sources import sources
 
     def given(asset: str, record: Any) -> list[dict[str, Any]]:
         return sources.load(Packaged(type="packaged", asset=asset), record, None, sources.Outside()).rows
@@ -62,13 +62,13 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(count: int, folder: Path) -> None:
-    from configs.rows.datasets import TEMPLATES
-    from data.artifacts import assets
-    from data.chat.chat import Chat
-    from data.chat.documents import Conversations
-    from data.chat.token_files import TokenFile, written
-    from data.chat.tokenizing import packed
-    from stages.source_model.run import gguf_tokenizer
+    from pedigree.configs.rows.datasets import TEMPLATES
+    from pedigree.data.artifacts import assets
+    from pedigree.data.chat.chat import Chat
+    from pedigree.data.chat.documents import Conversations
+    from pedigree.data.chat.token_files import TokenFile, written
+    from pedigree.data.chat.tokenizing import packed
+    from pedigree.stages.source_model.run import gguf_tokenizer
 
     tokenizer = gguf_tokenizer(assets.path("smollm2-135m-instruct"))
     tokenizer.chat_template = (TEMPLATES / "chatml.jinja").read_text()

@@ -14,11 +14,11 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.report import Reading, Watch, in_turn, write
-from configs.base.project import Project
-from configs.language.compile import write_compiled
-from configs.language.recipe import load_recipe
-from data.artifacts.artifacts import PARTS, survey
-from pipelines.ledger.ledger import Ledger
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.compile import write_compiled
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts.artifacts import PARTS, survey
+from pedigree.pipelines.ledger.ledger import Ledger
 
 SHARDS, SHARD_BYTES, ROUNDS = 4, 256 << 20, 5
 RECIPE = """

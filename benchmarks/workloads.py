@@ -14,9 +14,9 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.base.frozen import Dtype
-from configs.language.execution import Numerics, Placement
-from pipelines.jobs.launcher import device_settings
+from pedigree.configs.base.frozen import Dtype
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.pipelines.jobs.launcher import device_settings
 
 Task = Literal["sft", "reward_model", "preference_train", "rlvr"]
 SEED, LEARNING_RATE, THREADS = 0, 1e-5, 2
@@ -125,16 +125,16 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def prepare(workload: Workload, folder: Path) -> None:
     """Writes policy, data and units of a workload below `folder`."""
-    from configs.rows.datasets import Packaged
-    from data.artifacts.artifacts import open_artifact
-    from data.chat.chat import Chat
-    from data.chat.documents import Conversations, Pairs
-    from data.records import records
-    from data.sources import sources
-    from stages.core.batches import epoch_order
-    from stages.job.job import Job
-    from stages.training.token_cache import units_of
-    from stages.training.training_rows import fitting, pairs
+    from pedigree.configs.rows.datasets import Packaged
+    from pedigree.data.artifacts.artifacts import open_artifact
+    from pedigree.data.chat.chat import Chat
+    from pedigree.data.chat.documents import Conversations, Pairs
+    from pedigree.data.records import records
+    from pedigree.data.sources import sources
+    from pedigree.stages.core.batches import epoch_order
+    from pedigree.stages.job.job import Job
+    from pedigree.stages.training.token_cache import units_of
+    from pedigree.stages.training.training_rows import fitting, pairs
 
     def rows_of(asset: str, record: Any) -> list[dict[str, Any]]:
         return sources.load(Packaged(type="packaged", asset=asset), record, None, sources.Outside()).rows
@@ -170,9 +170,9 @@ def prepare(workload: Workload, folder: Path) -> None:
 
 def cache_reference(workload: Workload, folder: Path) -> None:
     """The policy's own log-probabilities of the answers, as `reference_logprobs` makes them."""
-    from configs.methods.training import ReferenceLogprobs
-    from data.artifacts.artifacts import open_artifact
-    from stages.reference_logprobs import run as reference_logprobs
+    from pedigree.configs.methods.training import ReferenceLogprobs
+    from pedigree.data.artifacts.artifacts import open_artifact
+    from pedigree.stages.reference_logprobs import run as reference_logprobs
 
     config = ReferenceLogprobs.model_validate({"max_length": workload.max_length, "dtype": "bf16"})
     inputs = {"policy": {"policy": open_artifact(folder / "policy")}, "preferences": {"data": open_artifact(folder / "data")}}
@@ -181,7 +181,7 @@ def cache_reference(workload: Workload, folder: Path) -> None:
 
 def answered(units: Sequence[Any], chosen: list[int], place: int, workload: Workload) -> list[Any]:
     """A row's prompt with `group` answers: its own and those of the rows after it, cut to what fits."""
-    from stages.core.batches import document
+    from pedigree.stages.core.batches import document
 
     (own,) = units[chosen[place]]
     prompt = own.ids[: own.prompt_length].tolist()
@@ -214,10 +214,10 @@ def drawn(total: int, count: int, batch: int, lengths: list[int] | None) -> list
 
 def make_policy(model: str, conversations: list[Any], folder: Path) -> None:
     """A policy, as `source_model` makes it."""
-    from configs.rows.datasets import SourceModel
-    from data.artifacts.artifacts import open_artifact
-    from data.records import records
-    from stages.source_model import run as source_model
+    from pedigree.configs.rows.datasets import SourceModel
+    from pedigree.data.artifacts.artifacts import open_artifact
+    from pedigree.data.records import records
+    from pedigree.stages.source_model import run as source_model
 
     records.save(folder / "corpus", "conversation", conversations)
     seal(folder / "corpus", "conversation")
@@ -227,7 +227,7 @@ def make_policy(model: str, conversations: list[Any], folder: Path) -> None:
 
 def made(stage: Any, config: Any, inputs: Any, folder: Path, artifact_type: str, numerics: Numerics) -> None:
     """Runs a stage in this process; its output becomes the artifact `folder`."""
-    from stages.job.job import Job
+    from pedigree.stages.job.job import Job
 
     job = Job(folder.with_name(f"{folder.name}-job"), f"bench/{folder.name}", "k", numerics, Placement(), {})
     job.folder.mkdir(exist_ok=True)
@@ -238,7 +238,7 @@ def made(stage: Any, config: Any, inputs: Any, folder: Path, artifact_type: str,
 
 def seal(folder: Path, artifact_type: str) -> None:
     """Makes a folder with a payload an artifact."""
-    from data.artifacts.artifacts import Record, content_hash, scan, write_json
+    from pedigree.data.artifacts.artifacts import Record, content_hash, scan, write_json
 
     files = scan(folder / "payload")
     content = content_hash(files)  # no recipe has made it: what it is stands for the key, too

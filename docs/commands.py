@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from pipelines.cli.main import GROUPS, app
+from pedigree.pipelines.cli.main import GROUPS, app
 
 HEAD = """# The command line
 

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from configs.base.published import Published
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipe
-from pipelines.publish import comparison
+from pedigree.configs.base.published import Published
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.publish import comparison
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs" / "recipes"
 FLAGSHIP = ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from configs.base.frozen import Frozen
-from configs.judging.rephrasing import FindRephrased
-from configs.language.execution import Execution, Machine, Numerics, Placement
-from configs.language.kinds import KINDS, Kind
-from configs.methods.policy_gradient import AGGREGATIONS, AdaptiveKl
 from docs import commands, flagship, planning
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.language.execution import Execution, Machine, Numerics, Placement
+from pedigree.configs.language.kinds import KINDS, Kind
+from pedigree.configs.methods.policy_gradient import AGGREGATIONS, AdaptiveKl
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HEAD = """# Stages

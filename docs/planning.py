@@ -3,14 +3,14 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from configs.base.project import Project
-from configs.base.work import SHARE_OF_A_BOUND
-from configs.language.execution import GPUS, MOST_THREADS, SLOT_BYTES, Machine
-from configs.language.recipe import load_recipe
-from pipelines.estimate import amounts, estimates, memory, work
-from pipelines.estimate.estimates import Estimates
-from pipelines.estimate.shapes import FAMILIES, KNOWN
-from pipelines.run.runs import load_execution
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.work import SHARE_OF_A_BOUND
+from pedigree.configs.language.execution import GPUS, MOST_THREADS, SLOT_BYTES, Machine
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.estimate import amounts, estimates, memory, work
+from pedigree.pipelines.estimate.estimates import Estimates
+from pedigree.pipelines.estimate.shapes import FAMILIES, KNOWN
+from pedigree.pipelines.run.runs import load_execution
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -41,14 +41,14 @@ from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 from pydantic import ValidationError
 
-from configs.base.frozen import digest
-from configs.base.problems import PedigreeError, UsageProblem
-from configs.base.project import Project
-from configs.base.texts import command
-from configs.language.graph import Graph
-from data.artifacts.provenance import CODE_ROOT
-from pipelines.flow import FELL, FLOW_NAME, REHEARSAL, TAG, commit_of, post_train, tags_of
-from pipelines.request import Request
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.problems import PedigreeError, UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.graph import Graph
+from pedigree.data.artifacts.provenance import CODE_ROOT
+from pedigree.pipelines.flow import FELL, FLOW_NAME, REHEARSAL, TAG, commit_of, post_train, tags_of
+from pedigree.pipelines.request import Request
 
 ENTRYPOINT = "pipelines/flow.py:post_train"
 CALL_S = 30.0

@@ -32,26 +32,26 @@ from prefect.runtime import flow_run as current_flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry, Cancelled, Completed
 
-from configs.base.frozen import finite
-from configs.base.project import Project
-from configs.base.texts import command
-from configs.language.compile import overrides_of
-from configs.language.graph import Node
-from data.artifacts.artifacts import ArtifactError, write_json
-from data.store import heartbeat
-from data.store.heartbeat import Listener, Pulse
-from pipelines.jobs.attempts import CANCELLED
-from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.launcher import LocalLauncher
-from pipelines.jobs.processes import Process
-from pipelines.ledger.git import GitSilent, run_git
-from pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
-from pipelines.publish.report import report_path, tables, write_report
-from pipelines.rehearsal.proof import proof_of, sentences
-from pipelines.request import Request, all_done, opened, up_to_date_results, wanted
-from pipelines.run.ensure import log_file
-from pipelines.run.observer import AudienceReset, End, Note, StageView, run_observed
-from pipelines.run.runs import StageEnd
+from pedigree.configs.base.frozen import finite
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.compile import overrides_of
+from pedigree.configs.language.graph import Node
+from pedigree.data.artifacts.artifacts import ArtifactError, write_json
+from pedigree.data.store import heartbeat
+from pedigree.data.store.heartbeat import Listener, Pulse
+from pedigree.pipelines.jobs.attempts import CANCELLED
+from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.launcher import LocalLauncher
+from pedigree.pipelines.jobs.processes import Process
+from pedigree.pipelines.ledger.git import GitSilent, run_git
+from pedigree.pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
+from pedigree.pipelines.publish.report import report_path, tables, write_report
+from pedigree.pipelines.rehearsal.proof import proof_of, sentences
+from pedigree.pipelines.request import Request, all_done, opened, up_to_date_results, wanted
+from pedigree.pipelines.run.ensure import log_file
+from pedigree.pipelines.run.observer import AudienceReset, End, Note, StageView, run_observed
+from pedigree.pipelines.run.runs import StageEnd
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -5,19 +5,19 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from configs.base.problems import UsageProblem
-from configs.base.project import Project
-from configs.base.texts import command
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipes
-from pipelines.jobs.context import RunContext, Watch, unwatched
-from pipelines.ledger.lock_merge import refuse_conflicts
-from pipelines.quantities import counted
-from pipelines.rehearsal.preparing import check as check_rehearsal
-from pipelines.rehearsal.preparing import prepare
-from pipelines.run.ensure import Result
-from pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
-from pipelines.run.runs import drift, load_run, refuse_missing_engines, refuse_what_cannot_fit, selected, unchanged
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipes
+from pedigree.pipelines.jobs.context import RunContext, Watch, unwatched
+from pedigree.pipelines.ledger.lock_merge import refuse_conflicts
+from pedigree.pipelines.quantities import counted
+from pedigree.pipelines.rehearsal.preparing import check as check_rehearsal
+from pedigree.pipelines.rehearsal.preparing import prepare
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
+from pedigree.pipelines.run.runs import drift, load_run, refuse_missing_engines, refuse_what_cannot_fit, selected, unchanged
 
 LOG = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Runs one stage inside its job: `python -m stages SCRATCH_FOLDER` (under torchrun for several ranks).
+"""Runs one stage inside its job: `python -m pedigree.stages SCRATCH_FOLDER` (under torchrun for several ranks).
 
 Exit codes: 0 done, 1 failed, 75 preempted by SIGTERM or SIGUSR1 and resumable. SIGUSR2 prints the stack of every thread, to diagnose a
 hung job.
@@ -17,22 +17,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.base.problems import PedigreeError
-from configs.language.kinds import KINDS
-from data.artifacts.artifacts import Artifact, content_hash, entries_of, survey, write_json
-from data.artifacts.provenance import code_files, code_sha256, environment, fingerprint, hardware
-from data.host import memory
-from data.host.faults import fault_point
-from data.host.process import leave, uncollected
-from data.store.durable import sync_tree
-from data.store.storage import StoreError
-from data.store.untrusted import described
-from stages.job.inputs import check_untouched, open_inputs
-from stages.job.job import BUGS, LONGEST_MESSAGE, Job, JobSpec, NotFinite, Preempted, StageError, is_full, only, storage_cause
-from stages.job.postconditions import not_trained, other_template, templates_of, unmet
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.language.kinds import KINDS
+from pedigree.data.artifacts.artifacts import Artifact, content_hash, entries_of, survey, write_json
+from pedigree.data.artifacts.provenance import code_files, code_sha256, environment, fingerprint, hardware
+from pedigree.data.host import memory
+from pedigree.data.host.faults import fault_point
+from pedigree.data.host.process import leave, uncollected
+from pedigree.data.store.durable import sync_tree
+from pedigree.data.store.storage import StoreError
+from pedigree.data.store.untrusted import described
+from pedigree.stages.job.inputs import check_untouched, open_inputs
+from pedigree.stages.job.job import BUGS, LONGEST_MESSAGE, Job, JobSpec, NotFinite, Preempted, StageError, is_full, only, storage_cause
+from pedigree.stages.job.postconditions import not_trained, other_template, templates_of, unmet
 
 RESUME_ME = 75
-OURS = ("configs", "data", "stages")
 
 
 def main(folder: Path) -> int:
@@ -129,7 +128,7 @@ def run(spec: JobSpec, job: Job) -> dict[str, Any]:
 
 def with_update(metrics: dict[str, Any], start: Artifact, job: Job) -> tuple[dict[str, Any], str | None]:
     """(metrics with the size of the weight update, why nothing was trained or None)."""
-    from stages.job.updates import measure
+    from pedigree.stages.job.updates import measure
 
     update = measure(start.payload, job.out / "payload")
     return metrics | update.metrics(), not_trained(update, metrics)
@@ -155,9 +154,9 @@ def load_stage(kind: str) -> ModuleType:
     """
     try:
         with uncollected():
-            return importlib.import_module(f"stages.{kind}.run")
+            return importlib.import_module(f"pedigree.stages.{kind}.run")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in OURS:
+        if (error.name or "").partition(".")[0] == "pedigree":
             raise
         raise StageError(f"the library {error.name} is not installed: run `make setup`") from error
 

@@ -26,8 +26,9 @@ def imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Import(names=names):
-                yield from (alias.name for alias in names)
+                yield from (alias.name.removeprefix("pedigree.") for alias in names)
             case ast.ImportFrom(module=str(module), names=names):
+                module = module.removeprefix("pedigree.")
                 yield module
                 yield from (f"{module}.{alias.name}" for alias in names)
 

@@ -31,9 +31,9 @@ import waiting
 from chaos_prefect import PrefectServer
 from projects import BIN, CODE, call, contents, environment, fresh_project
 
-from configs.language.recipe import load_recipe
-from data.host.faults import FAULTS
-from pipelines.jobs.processes import MARK
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.host.faults import FAULTS
+from pedigree.pipelines.jobs.processes import MARK
 
 RECIPE = "tiny"
 POINTS = (

@@ -82,8 +82,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def models_multiply_in_the_same_way_in_every_file() -> Iterator[None]:
     """A model that a test loads changes how this process multiplies bf16 matrices on a CPU without units for them."""
     yield
-    if "stages.training.products" in sys.modules:
-        sys.modules["stages.training.products"].through_fp32(False)
+    if "pedigree.stages.training.products" in sys.modules:
+        sys.modules["pedigree.stages.training.products"].through_fp32(False)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -41,8 +41,8 @@ class HubChild:
 
 def rows(source: dict[str, Any], beside: Sequence[str] = ()) -> dict[str, Any]:
     """What a hub source reads."""
-    from configs.rows.datasets import Hub
-    from data.sources import hub
+    from pedigree.configs.rows.datasets import Hub
+    from pedigree.data.sources import hub
 
     marks: list[str] = []
     given = Hub.model_validate({"type": "hub", **source})
@@ -51,7 +51,7 @@ def rows(source: dict[str, Any], beside: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def model(repo: str, revision: str) -> dict[str, Any]:
-    from data.sources import hub
+    from pedigree.data.sources import hub
 
     found = hub.model(hub.Repository("model", repo, revision))
     names = sorted(path.relative_to(found.folder).as_posix() for path in found.folder.rglob("*") if path.is_file())
@@ -59,14 +59,14 @@ def model(repo: str, revision: str) -> dict[str, Any]:
 
 
 def check(kind: Any, repo: str, revision: str) -> None:
-    from data.sources import hub
+    from pedigree.data.sources import hub
 
     hub.check(hub.Repository(kind, repo, revision))
 
 
 def newest(kind: Any, repo: str) -> str:
-    from configs.base.hub_names import PIN_ME
-    from data.sources import hub
+    from pedigree.configs.base.hub_names import PIN_ME
+    from pedigree.data.sources import hub
 
     return hub.newest(hub.Repository(kind, repo, PIN_ME))
 

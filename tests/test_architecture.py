@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
-import configs
-from configs.base.frozen import Frozen
-from configs.language.compile import pipeline_file
-from configs.language.kinds import KINDS
-from configs.language.recipe import load_recipe, recipe_names
 from docs.generate import meanings
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.language.compile import pipeline_file
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.language.recipe import load_recipe, recipe_names
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "data", "stages", "pipelines")
@@ -108,7 +107,7 @@ class Module:
     text: str
     docstring: str | None
     imports: list[tuple[str, int]] = field(default_factory=list)
-    """Every module that it imports, anywhere in it, with its line; `from a import b` counts as `a` and `a.b`."""
+    """Every module that it imports, anywhere in it, with its line; `from a import b` counts as `a` and `a.b`, ours without `pedigree.`."""
     functions: list[tuple[str, int, int]] = field(default_factory=list)
     """Name, line and length."""
     classes: list[tuple[str, set[str]]] = field(default_factory=list)
@@ -145,6 +144,8 @@ def module(name: str) -> Module:
                 found.commands.add(first)
             case ast.Raise(exc=ast.Call(func=raised)):
                 found.raised |= names_in([raised])
+    assert not [bare for bare, _ in found.imports if bare.split(".")[0] in PACKAGES], f"{name}: ours are imported from `pedigree`"
+    found.imports = [(imported.removeprefix("pedigree."), line) for imported, line in found.imports]
     return found
 
 
@@ -167,7 +168,7 @@ def test_imports_go_one_way():
         allowed = MAY_IMPORT[package]
         if package == "stages" and folder in KINDS:
             allowed = {"configs"} if name.endswith("/kind.py") else allowed | {f"stages.{folder}"}
-        roots = {parent.split(".")[0] for parent in allowed}  # `from stages import job` names `stages` too
+        roots = {parent.split(".")[0] for parent in allowed}  # `from pedigree.stages import job` names `stages` too
         for imported, line in module(name).imports:
             root = imported.split(".")[0]
             foreign = root in PACKAGES and not is_below(imported, allowed) and imported not in roots
@@ -228,7 +229,7 @@ def modules_loaded_by(script: str) -> set[str]:
 @pytest.mark.integration
 def test_help_and_loading_a_recipe_stay_light():
     loaded = modules_loaded_by(
-        "from pathlib import Path; from pipelines.cli.main import app; from configs.language.recipe import load_recipe\n"
+        "from pathlib import Path; from pedigree.pipelines.cli.main import app; from pedigree.configs.language.recipe import load_recipe\n"
         "load_recipe(Path('configs/recipes'), 'demo')"
     )
     assert "pipelines" in loaded
@@ -238,7 +239,8 @@ def test_help_and_loading_a_recipe_stay_light():
 @pytest.mark.integration
 def test_the_ledger_and_ensure_load_no_engine_and_no_prefect():
     loaded = modules_loaded_by(
-        "import pipelines.run.runs, pipelines.cli.plan, pipelines.cli.status, pipelines.maintain.forget; from dvc.repo import Repo"
+        "from pedigree.pipelines.run import runs; from pedigree.pipelines.cli import plan, status\n"
+        "from pedigree.pipelines.maintain import forget; from dvc.repo import Repo"
     )
     assert "dvc" in loaded
     assert not loaded & {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "prefect"}
@@ -276,7 +278,7 @@ OBVIOUS = set(
 
 
 def config_classes() -> list[type[Frozen]]:
-    modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages(configs.__path__, "configs.")]
+    modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages([str(ROOT / "configs")], "pedigree.configs.")]
     found = [value for module in modules for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Frozen)]
     return sorted(set(found) - {Frozen}, key=lambda value: value.__name__)
 

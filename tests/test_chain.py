@@ -12,7 +12,7 @@ import pytest
 from chaos import chaos, disturbances
 from projects import call, contents, fresh_project
 
-from data.records import records
+from pedigree.data.records import records
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -75,11 +75,11 @@ def test_what_a_change_affects_is_itself_and_who_imports_it(tmp_path):
         "configs/__init__.py": "",
         "configs/changed.py": "FIELD = 1",
         "configs/other.py": "FIELD = 1",
-        "data/reads.py": "from configs import changed",
-        "stages/reads.py": "def run():\n    from configs.changed import FIELD",
-        "stages/reads_other.py": "import configs.other",
-        "pipelines/indirectly.py": "import data.reads",
-        "tests/reads.py": "import configs.changed",
+        "data/reads.py": "from pedigree.configs import changed",
+        "stages/reads.py": "def run():\n    from pedigree.configs.changed import FIELD",
+        "stages/reads_other.py": "import pedigree.configs.other",
+        "pipelines/indirectly.py": "import pedigree.data.reads",
+        "tests/reads.py": "import pedigree.configs.changed",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -18,21 +18,21 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from benchmarks import table as benchmarks
-from configs.base.document import parse_value
-from configs.base.frozen import Frozen
-from configs.base.naming import Model
-from configs.base.published import Published
-from configs.judging.answers import Judge
-from configs.judging.asking import key_variable
-from configs.language.execution import Numerics, Placement
-from configs.language.kinds import KINDS
-from configs.language.recipe import Reproduce, load_recipe, recipe_names
-from configs.rehearsal.families import ModelFamily
-from configs.rows.datasets import LAYOUT_COLUMNS, PrepareData
-from configs.rows.decontamination import Decontaminate
-from data.sources.layouts import example_of
 from docs import generate
-from pipelines.cli.main import app
+from pedigree.configs.base.document import parse_value
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.naming import Model
+from pedigree.configs.base.published import Published
+from pedigree.configs.judging.answers import Judge
+from pedigree.configs.judging.asking import key_variable
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.language.recipe import Reproduce, load_recipe, recipe_names
+from pedigree.configs.rehearsal.families import ModelFamily
+from pedigree.configs.rows.datasets import LAYOUT_COLUMNS, PrepareData
+from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.data.sources.layouts import example_of
+from pedigree.pipelines.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -89,7 +89,11 @@ def test_every_command_exists_with_its_options(name, line):
 @pytest.mark.integration
 @pytest.mark.parametrize("line", dict.fromkeys(line for _, line in PEDIGREE if line.split()[1] in CHEAP))
 def test_commands_that_start_nothing_run(clone, line):
-    arguments = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pipelines.cli.main import main; main()"]
+    arguments = [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pedigree.pipelines.cli.main import main; main()",
+    ]
     done = subprocess.run([*arguments, *shlex.split(line)[1:]], cwd=clone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

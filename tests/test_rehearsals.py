@@ -11,9 +11,9 @@ from projects import BIN, call, contents, environment, fresh_project
 from sweeps import nightly_after
 from waiting import until
 
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipe
-from pipelines.jobs.processes import kill_all
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.jobs.processes import kill_all
 
 REHEARSED = Path(".pedigree") / "rehearsals" / "gpu8"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

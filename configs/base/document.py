@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from configs.base.problems import UsageProblem
-from configs.base.secrets import find_secrets, secret_variables
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.secrets import find_secrets, secret_variables
 
 Place = tuple[str | int, ...]
 LONGEST, DEEPEST, MOST_VALUES = 4 << 20, 64, 100_000

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from configs.base.frozen import Arrived, Frozen
-from configs.base.shrink import Shrink, unchanged
-from configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, rows_written
+from pedigree.configs.base.frozen import Arrived, Frozen
+from pedigree.configs.base.shrink import Shrink, unchanged
+from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, rows_written
 
 ArtifactType = Literal[
     "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores", "logprobs", "report"

@@ -4,7 +4,7 @@ import re
 
 from pydantic import Field
 
-from configs.base.frozen import Frozen
+from pedigree.configs.base.frozen import Frozen
 
 MODEL_NAME = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
 """Artifact names that DVC accepts, without the separators of an address."""

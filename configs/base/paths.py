@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from configs.base.texts import UNSEEN, shown
+from pedigree.configs.base.texts import UNSEEN, shown
 
 LONGEST_PATH, LONGEST_PART, DEEPEST_PATH = 1024, 255, 32
 

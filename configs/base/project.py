@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.base.problems import UsageProblem
+from pedigree.configs.base.problems import UsageProblem
 
 
 class ProjectNotFound(UsageProblem):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, computed_field
 
-from configs.base.frozen import Frozen, Many
+from pedigree.configs.base.frozen import Frozen, Many
 
 Score = Annotated[float, Field(ge=0, le=100)]
 """In percent."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from configs.base.frozen import Frozen
+from pedigree.configs.base.frozen import Frozen
 
 Reason = Literal["weights", "data", "batches", "lengths", "samples", "thresholds", "judges", "machine"]
 """What of the real run a change leaves unproved."""

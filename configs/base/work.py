@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from configs.base.frozen import Dtype
+from pedigree.configs.base.frozen import Dtype
 
 How = Literal["counted", "estimated", "at most"]
 WEAKEST: tuple[How, ...] = ("at most", "estimated", "counted")

@@ -6,15 +6,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.base import kind
-from configs.base.frozen import Arrived, Dtype, Frozen, Many
-from configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut
-from configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, at_ports, generation, only
-from configs.judging.asking import ByEndpoint, ByPolicy
-from configs.judging.rating import Rating
-from configs.methods.training import Sampling
-from configs.rows.datasets import PrepareData
-from configs.rows.suite_forms import Form
+from pedigree.configs.base import kind
+from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many
+from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut
+from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, at_ports, generation, only
+from pedigree.configs.judging.asking import ByEndpoint, ByPolicy
+from pedigree.configs.judging.rating import Rating
+from pedigree.configs.methods.training import Sampling
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.suite_forms import Form
 
 
 class Window(Frozen):

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from configs.base.frozen import Dtype, Frozen
-from configs.base.shrink import Cut
-from configs.base.work import SamplingPlan
+from pedigree.configs.base.frozen import Dtype, Frozen
+from pedigree.configs.base.shrink import Cut
+from pedigree.configs.base.work import SamplingPlan
 
 
 def endpoint_url(value: str) -> str:

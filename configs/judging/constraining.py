@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, computed_field, field_validator, model_validator
 
-from configs.base.document import ConfigError, read_document
-from configs.base.frozen import Frozen, Many
+from pedigree.configs.base.document import ConfigError, read_document
+from pedigree.configs.base.frozen import Frozen, Many
 
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.yaml"
 MOST = 5

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from configs.base.frozen import Arrived, Frozen
-from configs.judging.answers import Scorers
-from configs.judging.pairing import Number, by_name, unjudged
+from pedigree.configs.base.frozen import Arrived, Frozen
+from pedigree.configs.judging.answers import Scorers
+from pedigree.configs.judging.pairing import Number, by_name, unjudged
 
 
 class BestOfN(Frozen):

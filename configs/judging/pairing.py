@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from configs.base.frozen import Arrived, Frozen
-from configs.judging.answers import Judge
-from configs.methods.preference import SppoSoft
-from configs.methods.training import PreferenceTrain, RewardModel, reference_problem
+from pedigree.configs.base.frozen import Arrived, Frozen
+from pedigree.configs.judging.answers import Judge
+from pedigree.configs.methods.preference import SppoSoft
+from pedigree.configs.methods.training import PreferenceTrain, RewardModel, reference_problem
 
 
 class BestVsWorst(Frozen):

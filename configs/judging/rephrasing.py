@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from pydantic import Field, computed_field, model_validator
 
-from configs.base.frozen import Arrived, Frozen, Many
-from configs.base.packaged import embedder_sha256
-from configs.judging.asking import Speaker
-from configs.methods.training import Sampling
-from configs.rows.decontamination import Turns, Waiver
+from pedigree.configs.base.frozen import Arrived, Frozen, Many
+from pedigree.configs.base.packaged import embedder_sha256
+from pedigree.configs.judging.asking import Speaker
+from pedigree.configs.methods.training import Sampling
+from pedigree.configs.rows.decontamination import Turns, Waiver
 
 SAME = "Same"
 """Prefix of the line with the verdict."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from configs.base.document import ConfigError, read_document
-from configs.base.frozen import Frozen, Many
+from pedigree.configs.base.document import ConfigError, read_document
+from pedigree.configs.base.frozen import Frozen, Many
 
 RUBRICS = Path(__file__).parents[1] / "rubrics"
 HIGHEST = 5

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, computed_field, model_validator
 
-from configs.base.frozen import Arrived, Frozen
-from configs.judging.asking import Speaker
-from configs.judging.writing import load_writing, writing_sha256
-from configs.methods.training import Sampling
+from pedigree.configs.base.frozen import Arrived, Frozen
+from pedigree.configs.judging.asking import Speaker
+from pedigree.configs.judging.writing import load_writing, writing_sha256
+from pedigree.configs.methods.training import Sampling
 
 
 class Persona(Frozen):

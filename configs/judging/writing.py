@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from configs.base.document import ConfigError, read_document
-from configs.base.frozen import Frozen, canonical_json
+from pedigree.configs.base.document import ConfigError, read_document
+from pedigree.configs.base.frozen import Frozen, canonical_json
 
 WRITING = Path(__file__).parents[1] / "writing"
 OPEN, CLOSE = "<prompt>", "</prompt>"

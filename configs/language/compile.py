@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from configs.base.naming import Model
-from configs.language.graph import Graph, Node
+from pedigree.configs.base.naming import Model
+from pedigree.configs.language.graph import Graph, Node
 
 DEFAULT_RECIPE = "demo"
 OUTPUTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")

@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.base.frozen import Frozen
-from configs.base.stores import StoreUrl
-from configs.language.kinds import KINDS
-from configs.methods.training import Rlvr, Training
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.stores import StoreUrl
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.methods.training import Rlvr, Training
 
 SMALLEST_TOKENS = 64
 """Lower bound for halving packed micro-batches: one document can be this long."""

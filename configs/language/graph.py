@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from configs.base.frozen import Frozen
-from configs.base.naming import Model
-from configs.base.problems import UsageProblem
-from configs.base.published import Published
-from configs.language.kinds import KINDS, Kind
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.naming import Model
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.published import Published
+from pedigree.configs.language.kinds import KINDS, Kind
 
 
 def postorder(names: Iterable[str], parents: Callable[[str], Iterable[str]]) -> list[str]:

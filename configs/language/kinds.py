@@ -4,9 +4,9 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.base.frozen import Frozen
-from configs.base.kind import Family, Kind
-from configs.base.problems import UsageProblem
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.kind import Family, Kind
+from pedigree.configs.base.problems import UsageProblem
 
 
 def _found() -> Iterator[tuple[str, Kind]]:
@@ -14,7 +14,7 @@ def _found() -> Iterator[tuple[str, Kind]]:
     Raises:
         UsageProblem: a kind that a user adds cannot be imported, or has the name of another one.
     """
-    stages = importlib.import_module("stages")  # at run time: nothing in `configs` depends on any one kind
+    stages = importlib.import_module("pedigree.stages")  # at run time: nothing in `configs` depends on any one kind
     names: set[str] = set()
     for place, folder in enumerate(map(Path, stages.__path__)):
         for name in sorted(path.parent.name for path in folder.glob("*/kind.py")):
@@ -22,7 +22,7 @@ def _found() -> Iterator[tuple[str, Kind]]:
                 raise UsageProblem(f"{folder / name}: the kind {name} exists already; rename the folder")
             names.add(name)
             try:
-                yield name, importlib.import_module(f"stages.{name}.kind").KIND
+                yield name, importlib.import_module(f"pedigree.stages.{name}.kind").KIND
             except Exception as error:  # of a user's file, which may raise anything
                 if place == 0:
                     raise

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from configs.base.document import Place
-from configs.language.graph import Node
-from configs.methods.training import Training
-from configs.rows.datasets import PrepareData
+from pedigree.configs.base.document import Place
+from pedigree.configs.language.graph import Node
+from pedigree.configs.methods.training import Training
+from pedigree.configs.rows.datasets import PrepareData
 
 
 def complaints(nodes: Mapping[str, Node]) -> Iterator[tuple[Node, Place, str]]:

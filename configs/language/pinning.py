@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import yaml
 
-from configs.base.document import ConfigError, Loader, Problem, parse_value
-from configs.base.hub_names import PIN_ME
+from pedigree.configs.base.document import ConfigError, Loader, Problem, parse_value
+from pedigree.configs.base.hub_names import PIN_ME
 
 MERGE = "tag:yaml.org,2002:merge"
 BESIDE = f"write `revision: {PIN_ME}` next to its `repo`"

@@ -32,17 +32,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from configs.base.document import ConfigError, Place, Problem, YamlDocument, parse_value, read_document, secret_problem
-from configs.base.frozen import Frozen, PortInput, digest
-from configs.base.kind import DATASETS, Kind, Port
-from configs.base.naming import MODEL_NAME, Model
-from configs.base.problems import UsageProblem
-from configs.base.published import Published
-from configs.language import orders, suites
-from configs.language.graph import Edge, Graph, Node, postorder
-from configs.language.kinds import KINDS
-from configs.language.rounds import is_stage, unroll
-from configs.rows.datasets import PrepareData
+from pedigree.configs.base.document import ConfigError, Place, Problem, YamlDocument, parse_value, read_document, secret_problem
+from pedigree.configs.base.frozen import Frozen, PortInput, digest
+from pedigree.configs.base.kind import DATASETS, Kind, Port
+from pedigree.configs.base.naming import MODEL_NAME, Model
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.published import Published
+from pedigree.configs.language import orders, suites
+from pedigree.configs.language.graph import Edge, Graph, Node, postorder
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.language.rounds import is_stage, unroll
+from pedigree.configs.rows.datasets import PrepareData
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

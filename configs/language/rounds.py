@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from configs.base.document import Place, Problem, YamlDocument
+from pedigree.configs.base.document import Place, Problem, YamlDocument
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 ROUND = re.compile(r"(?P<number>[0-9]+)|\$round(?:-(?P<back>[0-9]+))?")

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from configs.base.document import Place
-from configs.base.frozen import canonical_json
-from configs.judging.rephrasing import FindRephrased
-from configs.language.graph import Node
-from configs.rows.datasets import Hub, PrepareData, title
-from configs.rows.decontamination import Decontaminate, Waiver
-from configs.rows.mixing import DRAWING
+from pedigree.configs.base.document import Place
+from pedigree.configs.base.frozen import canonical_json
+from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.language.graph import Node
+from pedigree.configs.rows.datasets import Hub, PrepareData, title
+from pedigree.configs.rows.decontamination import Decontaminate, Waiver
+from pedigree.configs.rows.mixing import DRAWING
 
 Complaint = tuple[Node, Place, str]
 DRAWN = ("packaged", "files", "stored", "hub")

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from configs.base.frozen import Arrived, Frozen
+from pedigree.configs.base.frozen import Arrived, Frozen
 
 
 class LinearMerge(Frozen):

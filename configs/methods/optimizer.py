@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.base.frozen import Frozen
+from pedigree.configs.base.frozen import Frozen
 
 
 class Optimizer(Frozen):

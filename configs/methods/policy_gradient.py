@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base.frozen import Frozen
-from configs.methods.optimizer import Optimizer
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.methods.optimizer import Optimizer
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"]
 """How token losses are aggregated into one loss, over all D answers of an update that have a reward; names as in verl."""

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from configs.base.frozen import Frozen
+from pedigree.configs.base.frozen import Frozen
 
 
 class ReverseKl(Frozen):

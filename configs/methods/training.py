@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.base.frozen import Arrived, Dtype, Frozen, Many
-from configs.base.shrink import Cut, even
-from configs.base.work import Amount, Amounts, PlannedStage, at_ports
-from configs.methods.optimizer import Optimizer
-from configs.methods.policy_gradient import Algorithm, Ppo
-from configs.methods.preference import Kto, PreferenceLoss
+from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many
+from pedigree.configs.base.shrink import Cut, even
+from pedigree.configs.base.work import Amount, Amounts, PlannedStage, at_ports
+from pedigree.configs.methods.optimizer import Optimizer
+from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
+from pedigree.configs.methods.preference import Kto, PreferenceLoss
 
 
 class Lora(Frozen):

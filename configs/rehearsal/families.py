@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from configs.base.document import ConfigError, Problem, read_document
-from configs.base.frozen import Dtype, Frozen, Many
+from pedigree.configs.base.document import ConfigError, Problem, read_document
+from pedigree.configs.base.frozen import Dtype, Frozen, Many
 
 LEARNED_TOKENS = 48
 """Tokens, at the end of a dialogue, on which a rehearsal model is trained."""

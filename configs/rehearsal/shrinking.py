@@ -6,13 +6,13 @@ Each kind of stage reduces its own config (`Kind.shrink`). Settings without a re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from configs.base.frozen import Frozen
-from configs.base.naming import Model
-from configs.base.shrink import INPUT, Cut, Reduced, StandIns, rehearsed_name
-from configs.language.compile import yaml_text
-from configs.language.execution import Execution
-from configs.language.graph import Edge, Graph, Node
-from configs.language.kinds import KINDS
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.naming import Model
+from pedigree.configs.base.shrink import INPUT, Cut, Reduced, StandIns, rehearsed_name
+from pedigree.configs.language.compile import yaml_text
+from pedigree.configs.language.execution import Execution
+from pedigree.configs.language.graph import Edge, Graph, Node
+from pedigree.configs.language.kinds import KINDS
 
 FILE_ROWS = 16
 """Rows of a file of the project, of which some may be bad."""

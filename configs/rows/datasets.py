@@ -10,16 +10,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, field_validator, model_validator
 
-from configs.base.frozen import Dtype, Frozen, Many, canonical_json, named_once
-from configs.base.hub_names import Repository, Revision
-from configs.base.licenses import UNKNOWN, Licence, licence
-from configs.base.packaged import ASSETS, EMBEDDER
-from configs.base.paths import RelativePath
-from configs.base.stores import ObjectUrl
-from configs.rows.expectations import Expectation, refuse_unfit
-from configs.rows.filters import Filter, Licences, Values
-from configs.rows.mixing import DRAWING, Drawn, Order, When, amounts, refuse_amounts
-from configs.rows.suite_forms import Form, load_form
+from pedigree.configs.base.frozen import Dtype, Frozen, Many, canonical_json, named_once
+from pedigree.configs.base.hub_names import Repository, Revision
+from pedigree.configs.base.licenses import UNKNOWN, Licence, licence
+from pedigree.configs.base.packaged import ASSETS, EMBEDDER
+from pedigree.configs.base.paths import RelativePath
+from pedigree.configs.base.stores import ObjectUrl
+from pedigree.configs.rows.expectations import Expectation, refuse_unfit
+from pedigree.configs.rows.filters import Filter, Licences, Values
+from pedigree.configs.rows.mixing import DRAWING, Drawn, Order, When, amounts, refuse_amounts
+from pedigree.configs.rows.suite_forms import Form, load_form
 
 RecordType = Literal["conversation", "prompt", "preference", "item"]
 TEMPLATES = Path(__file__).parents[1] / "templates"

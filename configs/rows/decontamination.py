@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, computed_field, field_validator
 
-from configs.base.frozen import Frozen, Many
-from configs.base.packaged import embedder_sha256
-from configs.base.shrink import Cut
+from pedigree.configs.base.frozen import Frozen, Many
+from pedigree.configs.base.packaged import embedder_sha256
+from pedigree.configs.base.shrink import Cut
 
 
 def _with_users(value: tuple[str, ...]) -> tuple[str, ...]:

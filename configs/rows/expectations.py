@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_serializer, model_validator
 
-from configs.base.frozen import Frozen, Many
+from pedigree.configs.base.frozen import Frozen, Many
 
 SAMPLE = 10_000
 """Default number of rows sampled for expectations on texts."""

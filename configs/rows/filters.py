@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from configs.base.frozen import Frozen, Many, named_once
-from configs.base.licenses import licence
-from configs.base.wordings import ENGLISH, worded, wordings
+from pedigree.configs.base.frozen import Frozen, Many, named_once
+from pedigree.configs.base.licenses import licence
+from pedigree.configs.base.wordings import ENGLISH, worded, wordings
 
 NUMBERED_ID = re.compile(r"(.*-[0-9a-f]{16})-[0-9]+", re.DOTALL)
 NAME = "{name}"

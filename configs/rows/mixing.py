@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from configs.base.frozen import Frozen
+from pedigree.configs.base.frozen import Frozen
 
 AMOUNTS = ("count", "share", "epochs")
 """Fields of a source that set the number of rows; at most one may be given."""

@@ -1,7 +1,7 @@
 """Inputs that `prepare_data` requires, and checks that they fit its config."""
 
-from configs.base.frozen import Arrived
-from configs.rows.datasets import ROWS, TOKENIZER, PrepareData, SourceModel, StageRows
+from pedigree.configs.base.frozen import Arrived
+from pedigree.configs.rows.datasets import ROWS, TOKENIZER, PrepareData, SourceModel, StageRows
 
 FROM = {"conversation": ("conversation", "preference"), "prompt": ("prompt", "conversation", "preference"), "preference": ("preference",)}
 """Record → types that convert to it."""

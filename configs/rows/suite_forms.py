@@ -15,7 +15,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from configs.base.frozen import Frozen, Many, digest
+from pedigree.configs.base.frozen import Frozen, Many, digest
 
 FORMS = Path(__file__).parents[1] / "forms"
 NAME = re.compile(r"[a-z][a-z0-9_]*")

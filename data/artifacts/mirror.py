@@ -19,14 +19,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from configs.base.frozen import Frozen
-from data.artifacts.artifacts import sha256_file, write_json
-from data.artifacts.provenance import CODE_BYTES, packed, unpacked
-from data.artifacts.run_record import PortableCode, parse_attempts
-from data.store import storage
-from data.store.heartbeat import Listener
-from data.store.storage import ContentChanged, Missing, StoreError
-from data.store.untrusted import RUN_BYTES, ArtifactError, Line, Sha256, described, inside, parse_json, parse_manifest, read_json
+from pedigree.configs.base.frozen import Frozen
+from pedigree.data.artifacts.artifacts import sha256_file, write_json
+from pedigree.data.artifacts.provenance import CODE_BYTES, packed, unpacked
+from pedigree.data.artifacts.run_record import PortableCode, parse_attempts
+from pedigree.data.store import storage
+from pedigree.data.store.heartbeat import Listener
+from pedigree.data.store.storage import ContentChanged, Missing, StoreError
+from pedigree.data.store.untrusted import RUN_BYTES, ArtifactError, Line, Sha256, described, inside, parse_json, parse_manifest, read_json
 
 MANIFEST = "manifest.json"
 STEP, SHA256, CLAIM = re.compile(r"step-[0-9]{1,12}/"), re.compile(r"[0-9a-f]{64}"), re.compile(r"([0-9]{6,12})\.json")

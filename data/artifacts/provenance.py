@@ -19,15 +19,15 @@ from typing import Annotated, Any
 
 from pydantic import Base64Bytes, Field, TypeAdapter
 
-from configs.base.frozen import canonical_json, digest
-from configs.base.paths import RelativePath
-from data.artifacts.artifacts import ArtifactError, sha256_file
-from data.host import machine
-from data.host.process import uncollected
-from data.store.untrusted import MIB, parse_files
+from pedigree.configs.base.frozen import canonical_json, digest
+from pedigree.configs.base.paths import RelativePath
+from pedigree.data.artifacts.artifacts import ArtifactError, sha256_file
+from pedigree.data.host import machine
+from pedigree.data.host.process import uncollected
+from pedigree.data.store.untrusted import MIB, parse_files
 
-CODE_ROOT = Path(__file__).resolve().parents[2]
-"""Root of the running code: the clone, or a job's snapshot of it."""
+CODE_ROOT = Path(__file__).absolute().parents[3]
+"""Folder that holds the running package `pedigree`: the clone, a job's snapshot, or Python's `site-packages`."""
 ADDED_STAGES = "PEDIGREE_STAGES"
 PACKAGES = ("configs", "data", "stages")
 """Packages of ours that jobs import."""
@@ -41,14 +41,16 @@ LIBRARIES = (
 
 def code_files(root: Path = CODE_ROOT) -> dict[str, Path]:
     """Path below `root` → file, of everything of ours that a job may import or read: packages and lock files."""
-    folders = [root / package for package in PACKAGES]
+    package = root / "pedigree"
+    folders = [package / name for name in PACKAGES]
     found = [path for folder in folders for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    found += (root / "requirements").glob("*.txt")
-    return dict(sorted(({path.relative_to(root).as_posix(): path for path in found} | added_kinds(root)).items()))
+    found += [*(package / "requirements").glob("*.txt"), package / "__init__.py"]
+    added = {f"pedigree/{name}": path for name, path in added_kinds(root).items()}
+    return dict(sorted(({path.relative_to(root).as_posix(): path for path in found} | added).items()))
 
 
 def added_kinds(root: Path = CODE_ROOT) -> dict[str, Path]:
-    """Path below `root` → file, of the kinds of stages in the folder that `PEDIGREE_STAGES` names. A snapshot holds copies of its own."""
+    """Path below the package → file, of the kinds of stages in the folder that `PEDIGREE_STAGES` names. A snapshot holds its own copies."""
     if root != CODE_ROOT or not (folder := os.environ.get(ADDED_STAGES)):
         return {}
     folder = os.path.abspath(folder)
@@ -91,10 +93,14 @@ def unpacked(data: bytes, sha256: str, name: str) -> dict[str, bytes]:
 
 
 def _is_ours(name: str) -> bool:
-    folder, *others = name.split("/")
-    if folder == "requirements":
-        return len(others) == 1 and name.endswith(".txt")
-    return folder in PACKAGES and bool(others) and "__pycache__" not in others
+    match name.split("/"):
+        case ["pedigree", "__init__.py"]:
+            return True
+        case ["pedigree", "requirements", file]:
+            return file.endswith(".txt")
+        case ["pedigree", folder, _, *_] if folder in PACKAGES:
+            return "__pycache__" not in name.split("/")
+    return False
 
 
 def fingerprint(kind: str, root: Path = CODE_ROOT) -> dict[str, Any]:
@@ -102,10 +108,10 @@ def fingerprint(kind: str, root: Path = CODE_ROOT) -> dict[str, Any]:
 
     Args:
         kind: stage kind.
-        root: folder with our packages.
+        root: folder that holds our package.
 
     Returns:
-        `sha256`, and `files`: path → sha256, to report changes.
+        `sha256`, and `files`: path below the package → sha256, to report changes.
     """
     files: dict[str, str] = {}
     waiting = [f"stages/{kind}/run.py"]
@@ -126,7 +132,7 @@ def environment() -> dict[str, Any]:
             versions[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             continue
-    locks = {path.name: sha256_file(path) for path in sorted((CODE_ROOT / "requirements").glob("*.txt"))}
+    locks = {path.name: sha256_file(path) for path in sorted((CODE_ROOT / "pedigree" / "requirements").glob("*.txt"))}
     return {"python": platform.python_version(), "libraries": versions, "locks": locks}
 
 
@@ -169,7 +175,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 @functools.lru_cache(maxsize=2048)
 def _parsed(path: Path, modified: int, root: Path) -> tuple[str, tuple[str, ...]]:
-    """(hash of a module's syntax tree without docstrings, modules of ours that it imports, as paths below `root`)."""
+    """(hash of a module's syntax tree without docstrings, modules of ours that it imports, as paths below the package)."""
     found, imports = _parsed_text(path.read_text())
     return found, tuple(sorted({file for name in imports for file in _ours(name, root)}))
 
@@ -199,14 +205,14 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _ours(module: str, root: Path) -> list[str]:
-    """The files loaded by importing a module of ours, as paths below `root`."""
-    parts = module.split(".")
-    if parts[0] not in PACKAGES:
+    """The files loaded by importing a module of ours, as paths below the package."""
+    package, *parts = module.split(".")
+    if package != "pedigree" or not parts or parts[0] not in PACKAGES:
         return []
     packages = ["/".join([*parts[:end], "__init__.py"]) for end in range(1, len(parts) + 1)]
     return [name for name in (*packages, "/".join(parts) + ".py") if _file(name, root)]
 
 
 def _file(name: str, root: Path) -> Path | None:
-    path = root / name
+    path = root / "pedigree" / name
     return path if path.is_file() else added_kinds(root).get(name)

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
-from configs.base.frozen import Frozen, canonical_json
-from configs.base.paths import RelativePath
-from data.store.untrusted import Address, ArtifactError, Commit, Count, Line, Sha256, Word, read_json
+from pedigree.configs.base.frozen import Frozen, canonical_json
+from pedigree.configs.base.paths import RelativePath
+from pedigree.data.store.untrusted import Address, ArtifactError, Commit, Count, Line, Sha256, Word, read_json
 
 LONGEST_PATCH = 2 << 20
 """Maximum characters of a patch on reading; recorded patches are at most half as long."""

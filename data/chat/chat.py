@@ -18,12 +18,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from configs.base.problems import PedigreeError
-from configs.methods.training import TrainOn
-from data.chat.tools import OFFERED, arguments_of, turns_of
-from data.host.process import uncollected
-from data.records.messages import CALL, MARKED, RESULT, divided
-from data.records.records import Message, ended, texts_within
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.methods.training import TrainOn
+from pedigree.data.chat.tools import OFFERED, arguments_of, turns_of
+from pedigree.data.host.process import uncollected
+from pedigree.data.records.messages import CALL, MARKED, RESULT, divided
+from pedigree.data.records.records import Message, ended, texts_within
 
 PROBE: list[Message] = [
     {"role": "user", "content": "What is 1 + 1?"},

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from configs.methods.training import Lists, TrainOn
-from data.chat.chat import Chat, Piece
-from data.chat.encoding import Encoder, Ids
+from pedigree.configs.methods.training import Lists, TrainOn
+from pedigree.data.chat.chat import Chat, Piece
+from pedigree.data.chat.encoding import Encoder, Ids
 
 Row = Mapping[str, Any]
 

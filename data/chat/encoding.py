@@ -22,7 +22,7 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from data.chat.chat import Chat
+from pedigree.data.chat.chat import Chat
 
 Ids: TypeAlias = NDArray[np.unsignedinteger[Any]]
 

@@ -6,7 +6,7 @@ The tools that a row offers are one of them, see `data/chat/tools.py`.
 import json
 from typing import Any
 
-from data.chat.tools import OFFERED, offered, tools_in
+from pedigree.data.chat.tools import OFFERED, offered, tools_in
 
 COLUMNS = ("template_arguments", "chat_template_kwargs")
 """Columns with template arguments; the first that exists is used."""

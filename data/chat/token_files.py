@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.artifacts.artifacts import ArtifactError
-from data.chat.documents import Packed, record_bytes
-from data.host.faults import fault_point
-from data.store.durable import rename, sync_file
-from data.store.untrusted import open_plain
+from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.data.chat.documents import Packed, record_bytes
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.durable import rename, sync_file
+from pedigree.data.store.untrusted import open_plain
 
 SUFFIX, UNFINISHED = ".tokens", ".unfinished"
 MAGIC = b"pedigree tokens\0"

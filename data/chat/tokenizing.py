@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from data.chat.chat import Chat
-from data.chat.documents import Documents, Packed, Row, tokenised
-from data.chat.encoding import Encoder
-from data.host.process import die_with
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Documents, Packed, Row, tokenised
+from pedigree.data.chat.encoding import Encoder
+from pedigree.data.host.process import die_with
 
 CHUNK_ROWS, CHUNK_CHARACTERS = 256, 1 << 20
 """Maximum rows and characters of a chunk."""

@@ -11,8 +11,8 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from data.records.messages import CALL, RESULT
-from data.records.records import Message, texts_within
+from pedigree.data.records.messages import CALL, RESULT
+from pedigree.data.records.records import Message, texts_within
 
 OFFERED = "tools"
 """Template argument with a row's tools."""

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count, pairwise
 from typing import Any
 
-from data.chat.tools import calls_in, is_there
-from data.records.messages import CALL, MARKED, RESULT
-from data.records.records import Message
+from pedigree.data.chat.tools import calls_in, is_there
+from pedigree.data.records.messages import CALL, MARKED, RESULT
+from pedigree.data.records.records import Message
 
 ROLES: Mapping[str, str] = {
     "human": "user",

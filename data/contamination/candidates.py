@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.contamination.compiled import compiled
-from data.contamination.coverage import Benchmarks, NoText, compared
-from data.contamination.matching import Numbers, Places, gram_hashes, line_hashes, search, table_of
-from data.contamination.reading import readings
+from pedigree.data.contamination.compiled import compiled
+from pedigree.data.contamination.coverage import Benchmarks, NoText, compared
+from pedigree.data.contamination.matching import Numbers, Places, gram_hashes, line_hashes, search, table_of
+from pedigree.data.contamination.reading import readings
 
 PIECE_BYTES = 1 << 22
 """Bytes of items hashed at a time."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numba
 import numba.core.caching
 
-from data.artifacts.assets import cache_folder
+from pedigree.data.artifacts.assets import cache_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _Locator: Any = numba.core.caching._CacheLocator

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from configs.base.problems import PedigreeError
-from data.chat.tools import texts_called, texts_offered
-from data.contamination.reading import NAME, NUMBER, readings
-from data.contamination.spelling import Vocabulary, corrected
-from data.records.messages import CALL, RESULT, user_turns
-from data.records.records import texts_within
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.chat.tools import texts_called, texts_offered
+from pedigree.data.contamination.reading import NAME, NUMBER, readings
+from pedigree.data.contamination.spelling import Vocabulary, corrected
+from pedigree.data.records.messages import CALL, RESULT, user_turns
+from pedigree.data.records.records import texts_within
 
 Gram = tuple[bytes, ...]
 Benchmarks = Mapping[str, Sequence[dict[str, Any]]]

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from configs.rows.decontamination import Abstracted, CutShort, Decontaminate
-from data.contamination.coverage import Benchmarks, Common, Coverage, Overlap, compared, ordered, searched, unmended
-from data.contamination.evidence import BELOW, COMMON, FEWER, SHORT, common_grams, fewest_tokens, ordinary_words
-from data.records.messages import ROLES
+from pedigree.configs.rows.decontamination import Abstracted, CutShort, Decontaminate
+from pedigree.data.contamination.coverage import Benchmarks, Common, Coverage, Overlap, compared, ordered, searched, unmended
+from pedigree.data.contamination.evidence import BELOW, COMMON, FEWER, SHORT, common_grams, fewest_tokens, ordinary_words
+from pedigree.data.records.messages import ROLES
 
 if TYPE_CHECKING:
-    from data.contamination.candidates import Candidates
-    from data.contamination.paraphrases import Paraphrases  # loads tokenizers
+    from pedigree.data.contamination.candidates import Candidates
+    from pedigree.data.contamination.paraphrases import Paraphrases  # loads tokenizers
 
 LITTLE = 6 << 20
 """Characters of rows compared word by word before loading machine code, which takes as long."""
@@ -71,7 +71,7 @@ class Index:
     def compile(self) -> None:
         """Prepare for many rows; otherwise done once many were compared. Does not affect results."""
         if self._candidates is None:
-            from data.contamination.candidates import Candidates  # imports numba
+            from pedigree.data.contamination.candidates import Candidates  # imports numba
 
             self._candidates = Candidates(self._benchmarks, self._ngram, self._abstracted)
             self._candidates.of([compared(row) for rows in self._benchmarks.values() for row in rows[:1]], 0.0)  # loads machine code
@@ -153,7 +153,7 @@ class Comparison:
 def _paraphrases(benchmarks: Benchmarks, config: Decontaminate) -> "Paraphrases | None":
     if config.embedded is None:
         return None
-    from data.contamination.paraphrases import Paraphrases
+    from pedigree.data.contamination.paraphrases import Paraphrases
 
     return Paraphrases(benchmarks, config.embedded, config.turns, config.waivers)
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.base.packaged import EMBEDDER
-from data.artifacts import assets
+from pedigree.configs.base.packaged import EMBEDDER
+from pedigree.data.artifacts import assets
 
 Vectors = NDArray[np.float32]
 Places = NDArray[np.int64]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from data.contamination.coverage import Benchmarks, Common, Gram, compared, grams_of, lines_of, turns_of
-from data.contamination.reading import ASCII_OPERATORS, NAME, NUMBER, readings
+from pedigree.data.contamination.coverage import Benchmarks, Common, Gram, compared, grams_of, lines_of, turns_of
+from pedigree.data.contamination.reading import ASCII_OPERATORS, NAME, NUMBER, readings
 
 BELOW, FEWER, SHORT, COMMON, ALIKE = "below the threshold", "said less often", "short item", "common words", "only alike"
 """The doubts."""

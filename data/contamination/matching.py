@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.contamination.compiled import compiled
-from data.contamination.reading import ASCII_OPERATORS, CAPITAL, NAME, NUMBER, NUMBER_WORDS, composes, folded, invisible, unescaped
+from pedigree.data.contamination.compiled import compiled
+from pedigree.data.contamination.reading import ASCII_OPERATORS, CAPITAL, NAME, NUMBER, NUMBER_WORDS, composes, folded, invisible, unescaped
 
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint64]

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.rows.decontamination import Embedded, Waiver
-from data.contamination.coverage import Benchmarks, Overlap, compared, searched
-from data.contamination.embedding import Embedder, Places, Vectors, nearest
-from data.contamination.evidence import ALIKE
+from pedigree.configs.rows.decontamination import Embedded, Waiver
+from pedigree.data.contamination.coverage import Benchmarks, Overlap, compared, searched
+from pedigree.data.contamination.embedding import Embedder, Places, Vectors, nearest
+from pedigree.data.contamination.evidence import ALIKE
 
 SHOWN = 300
 """Characters of a turn that are reported."""

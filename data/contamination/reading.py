@@ -15,7 +15,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from data.contamination.lookalikes import LOOKALIKES
+from pedigree.data.contamination.lookalikes import LOOKALIKES
 
 OPERATORS = dict.fromkeys("˗‐‒–⁃−➖", "-") | dict.fromkeys("×·⁎∗∙⋅✕✖", "*") | dict.fromkeys("÷⁄∕➗", "/") | {"➕": "+"}
 """Other characters for operators; most are in TR39."""

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from data.expectations.validation import facts_of, validate_facts
-from data.records import columns, records
+from pedigree.data.expectations.validation import facts_of, validate_facts
+from pedigree.data.records import columns, records
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from configs.base.problems import PedigreeError
-from configs.base.texts import shown
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.texts import shown
 
 Verdict = dict[str, Any]
 Entry = Mapping[str, Any]

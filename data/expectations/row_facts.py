@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from data.filters.row_filters import texts, turns_in
-from data.records.messages import divided
+from pedigree.data.filters.row_filters import texts, turns_in
+from pedigree.data.records.messages import divided
 
 Row = dict[str, Any]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data.filters.row_filters import Counted, Row
-from data.records.messages import ALL_ROLES, ROLES, roles_of
-from data.records.scattered import Numbers
+from pedigree.data.filters.row_filters import Counted, Row
+from pedigree.data.records.messages import ALL_ROLES, ROLES, roles_of
+from pedigree.data.records.scattered import Numbers
 
 PERCENTILES = (50, 90, 99)
 TURNS_OF = {role: f"turns of {role}" for role in ALL_ROLES}

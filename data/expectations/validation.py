@@ -15,13 +15,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from configs.base.frozen import finite
-from configs.base.problems import PedigreeError
-from configs.rows.expectations import Expectation
-from data.expectations.results import ValidationError, Verdict, fails, refuse
-from data.filters.patience import each
-from data.host.process import uncollected
-from data.records.messages import FINISH_REASONS, is_unicode, message_problem
+from pedigree.configs.base.frozen import finite
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.rows.expectations import Expectation
+from pedigree.data.expectations.results import ValidationError, Verdict, fails, refuse
+from pedigree.data.filters.patience import each
+from pedigree.data.host.process import uncollected
+from pedigree.data.records.messages import FINISH_REASONS, is_unicode, message_problem
 
 if TYPE_CHECKING:
     from pyarrow import Table

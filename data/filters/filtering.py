@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.rows.filters import ExactDuplicates, Filter, Ids, Language, Licences, NearDuplicates, Tokens, Values
-from data.filters import row_filters, row_values
-from data.filters.row_filters import Counted, Row, Seen
-from data.filters.row_values import ColumnValues
+from pedigree.configs.rows.filters import ExactDuplicates, Filter, Ids, Language, Licences, NearDuplicates, Tokens, Values
+from pedigree.data.filters import row_filters, row_values
+from pedigree.data.filters.row_filters import Counted, Row, Seen
+from pedigree.data.filters.row_values import ColumnValues
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
 """128-bit hash for comparing rows; 2⁴⁰ different ones have no collision by chance."""
@@ -62,7 +62,7 @@ def _facts(one: Filter, rows: Sequence[Row], beside: RowContext) -> Facts:
         case ExactDuplicates():
             return np.frombuffer(b"".join(row_filters.fingerprint(row, KEY.itemsize) for row in rows), KEY)
         case NearDuplicates(threshold=threshold, shingle=size):
-            from data.filters import near_duplicates  # importing numba takes half a second
+            from pedigree.data.filters import near_duplicates  # importing numba takes half a second
 
             return near_duplicates.bands([row_filters.folded(row) for row in rows], size, threshold)
         case Language():
@@ -127,7 +127,7 @@ def _judged(one: Filter, lines: NDArray[Any], places: Places, ids: Sequence[str]
 
 
 def _near(one: NearDuplicates, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> Seen:
-    from data.filters import near_duplicates
+    from pedigree.data.filters import near_duplicates
 
     compare = near_duplicates.comparing(lambda numbers: [row_filters.folded(row) for row in read(places[numbers])], one.shingle, workers)
     at: list[int] = places.tolist()

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.contamination.compiled import compiled
-from data.contamination.reading import CJK
-from data.filters.row_filters import CONDITION
-from data.host.parallel import mapped
+from pedigree.data.contamination.compiled import compiled
+from pedigree.data.contamination.reading import CJK
+from pedigree.data.filters.row_filters import CONDITION
+from pedigree.data.host.parallel import mapped
 
 Places = NDArray[np.int64]
 Hashes = NDArray[np.uint64]

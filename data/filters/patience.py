@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from configs.base.problems import PedigreeError
+from pedigree.configs.base.problems import PedigreeError
 
 SECONDS = 10.0
 """CPU time, so that other load on the machine does not matter. Ordinary patterns match a million characters in less than one second."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.base.frozen import digest
-from configs.rows.filters import (
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.rows.filters import (
     GROUP,
     NAME,
     ControlTokens,
@@ -30,11 +30,11 @@ from configs.rows.filters import (
     Tokens,
     Turns,
 )
-from data.chat.tools import texts_called, texts_offered
-from data.contamination.reading import INVISIBLE
-from data.filters import languages, patience
-from data.records.messages import CALL, RESULT, roles_of
-from data.records.records import texts_within
+from pedigree.data.chat.tools import texts_called, texts_offered
+from pedigree.data.contamination.reading import INVISIBLE
+from pedigree.data.filters import languages, patience
+from pedigree.data.records.messages import CALL, RESULT, roles_of
+from pedigree.data.records.records import texts_within
 
 Row = dict[str, Any]
 Seen = dict[int, str]

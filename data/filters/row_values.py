@@ -12,8 +12,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from configs.base.licenses import licence
-from configs.rows.filters import DATE, Licences, Values
+from pedigree.configs.base.licenses import licence
+from pedigree.configs.rows.filters import DATE, Licences, Values
 
 ColumnValues = Mapping[str, Any]
 """Column or dotted path → value, for columns that filters name and the row has."""

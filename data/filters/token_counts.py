@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from configs.rows.datasets import RecordType
-from data.chat.chat import Chat, ChatError, Piece
-from data.chat.encoding import Encoder, Ids
-from data.filters.row_filters import Counted
-from data.records.records import ended
+from pedigree.configs.rows.datasets import RecordType
+from pedigree.data.chat.chat import Chat, ChatError, Piece
+from pedigree.data.chat.encoding import Encoder, Ids
+from pedigree.data.filters.row_filters import Counted
+from pedigree.data.records.records import ended
 
 Row = Mapping[str, Any]
 ANY_ID = np.dtype("<u4")

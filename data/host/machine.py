@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from configs.language.execution import Numerics
+from pedigree.configs.language.execution import Numerics
 
 ROOT = Path("/")
 GIB = 1 << 30

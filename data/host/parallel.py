@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, TypeVar
 
-from data.host.process import die_with
+from pedigree.data.host.process import die_with
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")

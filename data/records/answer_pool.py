@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data.artifacts.artifacts import Artifact
-from data.records import columns, records
-from data.records.scattered import Numbers, Scattered
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.records import columns, records
+from pedigree.data.records.scattered import Numbers, Scattered
 
 WORDS = (
     "id", "source", "messages", "template_arguments", "text", "finish_reason", "win_rate", "policy", "policy_content", "on_policy",

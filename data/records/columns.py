@@ -21,11 +21,11 @@ from typing import Any, BinaryIO, Literal, NotRequired, Union, cast, get_args, g
 import pyarrow as pa
 from pyarrow import parquet
 
-from configs.base.frozen import canonical_json
-from configs.base.problems import PedigreeError
-from data.host.faults import fault_point
-from data.store.durable import sync_folder
-from data.store.untrusted import RESTORE, ArtifactError
+from pedigree.configs.base.frozen import canonical_json
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.durable import sync_folder
+from pedigree.data.store.untrusted import RESTORE, ArtifactError
 
 ROWS_PER_FILE = 1 << 15
 CHARACTERS_PER_FILE = 1 << 28

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NotRequired, TypedDict
 
-from configs.base.frozen import canonical_json
-from configs.base.problems import PedigreeError
-from configs.rows.suite_forms import Form
-from data.artifacts.artifacts import Artifact, write_rows
-from data.records.sequences import InParts
-from data.store.untrusted import RESTORE, ArtifactError, read_lines
+from pedigree.configs.base.frozen import canonical_json
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.rows.suite_forms import Form
+from pedigree.data.artifacts.artifacts import Artifact, write_rows
+from pedigree.data.records.sequences import InParts
+from pedigree.data.store.untrusted import RESTORE, ArtifactError, read_lines
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -322,7 +322,7 @@ def rows_in(stream: BinaryIO, name: str, fields: Sequence[str] | None = None) ->
         rows = read_lines(stream, name)
         yield from rows if fields is None else ({field: row[field] for field in fields if field in row} for row in rows)
         return
-    from data.records import columns
+    from pedigree.data.records import columns
 
     for table in columns.read(stream, name, fields):
         yield from _rows(table, name, fields)
@@ -330,7 +330,7 @@ def rows_in(stream: BinaryIO, name: str, fields: Sequence[str] | None = None) ->
 
 def _rows(table: "Table", name: str, fields: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """The rows of a table read from the file `name`."""
-    from data.records import columns
+    from pedigree.data.records import columns
 
     record = columns.type_of(table)
     if record not in RECORDS or table.schema != columns.schema_of(RECORDS[record], fields):
@@ -346,7 +346,7 @@ def count(file: Path) -> int:
     if file.suffix == ".jsonl":
         with file.open("rb") as stream:
             return sum(1 for _ in stream)
-    from data.records import columns
+    from pedigree.data.records import columns
 
     return columns.count(file, file.name)
 
@@ -384,14 +384,14 @@ class InGroups(InParts[dict[str, Any]]):
     """The rows of files as a lazy sequence; each row group is a part."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        from data.records import columns
+        from pedigree.data.records import columns
 
         found = [(file, number, rows) for file in files for number, rows in enumerate(columns.groups(file))]
         self._groups = [(file, number) for file, number, _ in found]
         super().__init__(rows for *_, rows in found)
 
     def _read(self, part: int) -> list[dict[str, Any]]:
-        from data.records import columns
+        from pedigree.data.records import columns
 
         file, number = self._groups[part]
         return _rows(columns.read_group(file, number), file.name)
@@ -407,7 +407,7 @@ def save(out: Path, artifact_type: str, rows: Iterable[Mapping[str, Any]]) -> No
     if artifact_type not in RECORDS:
         write_rows(payload / "rows.jsonl", rows)
         return
-    from data.records import columns
+    from pedigree.data.records import columns
 
     files = 0
     for table, sizes in columns.in_files(rows, RECORDS[artifact_type], bulk_of):

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data.host.parallel import mapped
-from data.records import columns, records
+from pedigree.data.host.parallel import mapped
+from pedigree.data.records import columns, records
 
 Numbers = NDArray[np.integer[Any]]
 

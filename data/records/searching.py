@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from data.artifacts.artifacts import Artifact
-from data.host.parallel import mapped
-from data.records import columns, records
-from data.records.scattered import Scattered
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.host.parallel import mapped
+from pedigree.data.records import columns, records
+from pedigree.data.records.scattered import Scattered
 
 MANY = 10_000
 """Number of rows from which several processes are used."""

@@ -10,9 +10,9 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from data.chat import template_arguments
-from data.sources.row_files import Unreadable, text_of
-from data.sources.transcripts import MARK, marked
+from pedigree.data.chat import template_arguments
+from pedigree.data.sources.row_files import Unreadable, text_of
+from pedigree.data.sources.transcripts import MARK, marked
 
 
 def grouped(rows: Iterable[tuple[str, Any]], weights: Mapping[str, float]) -> Iterator[tuple[str, Any]]:

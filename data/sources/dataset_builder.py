@@ -17,21 +17,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow.compute import call_function
 
-from configs.base.frozen import digest
-from configs.rows.datasets import RecordType
-from configs.rows.filters import Filter
-from configs.rows.mixing import By, Order, When
-from data.expectations import row_facts, row_statistics
-from data.expectations.validation import facts_of
-from data.filters import filtering
-from data.filters.filtering import KEY, Facts, RowContext
-from data.filters.token_counts import TokenCounter
-from data.host.parallel import mapped
-from data.records import columns, records
-from data.records.scattered import Numbers, Scattered
-from data.sources import shares
-from data.sources.row_files import Block, RowBlock
-from data.sources.sources import USABLE, BadRow, OpenSource
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.rows.datasets import RecordType
+from pedigree.configs.rows.filters import Filter
+from pedigree.configs.rows.mixing import By, Order, When
+from pedigree.data.expectations import row_facts, row_statistics
+from pedigree.data.expectations.validation import facts_of
+from pedigree.data.filters import filtering
+from pedigree.data.filters.filtering import KEY, Facts, RowContext
+from pedigree.data.filters.token_counts import TokenCounter
+from pedigree.data.host.parallel import mapped
+from pedigree.data.records import columns, records
+from pedigree.data.records.scattered import Numbers, Scattered
+from pedigree.data.sources import shares
+from pedigree.data.sources.row_files import Block, RowBlock
+from pedigree.data.sources.sources import USABLE, BadRow, OpenSource
 
 ORDERED_BY = {"length": ["size"], "turns": [row_statistics.TURNS_OF["user"], row_statistics.TURNS_OF["assistant"]]}
 """Sort key → its columns in the index, which are summed."""

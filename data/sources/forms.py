@@ -12,12 +12,12 @@ from jinja2 import StrictUndefined, TemplateError, Undefined
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from configs.base.frozen import digest
-from configs.rows.suite_forms import Form, Metric
-from data.records.records import Message
-from data.sources.golds import FUNCTIONS
-from data.sources.procedural import SourceError
-from data.sources.row_files import Unreadable
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.rows.suite_forms import Form, Metric
+from pedigree.data.records.records import Message
+from pedigree.data.sources.golds import FUNCTIONS
+from pedigree.data.sources.procedural import SourceError
+from pedigree.data.sources.row_files import Unreadable
 
 SHOWN = 5
 NOT_ASKED = "not asked"

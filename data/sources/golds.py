@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data.sources.verifiable import instructions_of
+from pedigree.data.sources.verifiable import instructions_of
 
 
 def last_boxed(text: str) -> str | None:

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from configs.base.hub_names import COMMIT, PIN_ME
-from configs.base.texts import command
-from configs.rows.datasets import Hub
-from data.sources.named_columns import SelectedRow, lacking, select_columns
-from data.store.storage import StoreError
+from pedigree.configs.base.hub_names import COMMIT, PIN_ME
+from pedigree.configs.base.texts import command
+from pedigree.configs.rows.datasets import Hub
+from pedigree.data.sources.named_columns import SelectedRow, lacking, select_columns
+from pedigree.data.store.storage import StoreError
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder

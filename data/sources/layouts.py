@@ -7,17 +7,17 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from configs.rows.datasets import RecordType
-from data.chat.template_arguments import arguments_in
-from data.chat.tools import calls_in, is_there
-from data.chat.turns import messages_from, refuse_more_than_messages
-from data.records.messages import CALL, MARKED, divided, message_problem, text_and_calls
-from data.records.records import Answer, Message
-from data.sources import trees
-from data.sources.procedural import Example
-from data.sources.row_files import Unreadable, text_of
-from data.sources.transcripts import is_transcript, messages_of
-from data.sources.verifiable import verifier_of
+from pedigree.configs.rows.datasets import RecordType
+from pedigree.data.chat.template_arguments import arguments_in
+from pedigree.data.chat.tools import calls_in, is_there
+from pedigree.data.chat.turns import messages_from, refuse_more_than_messages
+from pedigree.data.records.messages import CALL, MARKED, divided, message_problem, text_and_calls
+from pedigree.data.records.records import Answer, Message
+from pedigree.data.sources import trees
+from pedigree.data.sources.procedural import Example
+from pedigree.data.sources.row_files import Unreadable, text_of
+from pedigree.data.sources.transcripts import is_transcript, messages_of
+from pedigree.data.sources.verifiable import verifier_of
 
 BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
 """Columns with a conversation or its beginning; the first that exists is used."""

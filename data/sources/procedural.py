@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from configs.base.frozen import digest
-from configs.base.problems import PedigreeError
-from configs.rows.datasets import Arithmetic, Constraints
-from data.records.records import Answer, Message
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.rows.datasets import Arithmetic, Constraints
+from pedigree.data.records.records import Answer, Message
 
 
 class SourceError(PedigreeError):

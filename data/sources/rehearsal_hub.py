@@ -16,16 +16,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from configs.base.frozen import digest
-from configs.judging.rubrics import FRAME, HIGHEST
-from configs.rows.datasets import Arithmetic, Constraints, Stored
-from data.artifacts import assets
-from data.artifacts.artifacts import sha256_file
-from data.records.messages import ROLES
-from data.sources import layouts, procedural, row_files
-from data.sources.hub import NOTES, STATEMENT, HubError
-from data.sources.procedural import Example
-from data.store.durable import rename, sync_tree
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.judging.rubrics import FRAME, HIGHEST
+from pedigree.configs.rows.datasets import Arithmetic, Constraints, Stored
+from pedigree.data.artifacts import assets
+from pedigree.data.artifacts.artifacts import sha256_file
+from pedigree.data.records.messages import ROLES
+from pedigree.data.sources import layouts, procedural, row_files
+from pedigree.data.sources.hub import NOTES, STATEMENT, HubError
+from pedigree.data.sources.procedural import Example
+from pedigree.data.store.durable import rename, sync_tree
 
 SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "rehearsal"
 LONGEST_TEXT = 20_000

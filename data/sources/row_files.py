@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
-from data.records.records import characters_in
-from data.sources.procedural import SourceError
+from pedigree.data.records.records import characters_in
+from pedigree.data.sources.procedural import SourceError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.rows.mixing import Drawn, apportioned
-from data.records.scattered import Numbers
-from data.sources.procedural import SourceError
+from pedigree.configs.rows.mixing import Drawn, apportioned
+from pedigree.data.records.scattered import Numbers
+from pedigree.data.sources.procedural import SourceError
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
-from configs.base.frozen import digest
-from configs.rows.datasets import (
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.rows.datasets import (
     Arithmetic,
     Constraints,
     DataSource,
@@ -29,21 +29,21 @@ from configs.rows.datasets import (
     Stored,
     Written,
 )
-from configs.rows.suite_forms import Form
-from data.artifacts import assets
-from data.artifacts.artifacts import Artifact, sha256_file
-from data.expectations.validation import row_problem
-from data.records.messages import CALL
-from data.records.records import Item, Message, ended
-from data.sources import forms, hub, layouts, named_columns, procedural, row_files, shares, stage_rows
-from data.sources.attributes import grouped
-from data.sources.named_columns import select_columns
-from data.sources.procedural import Example, SourceError, unscored
-from data.sources.row_files import Block
-from data.sources.shares import ALL, Portion
-from data.sources.verifiable import instructions_of
-from data.store import storage
-from data.store.storage import ContentChanged, Missing
+from pedigree.configs.rows.suite_forms import Form
+from pedigree.data.artifacts import assets
+from pedigree.data.artifacts.artifacts import Artifact, sha256_file
+from pedigree.data.expectations.validation import row_problem
+from pedigree.data.records.messages import CALL
+from pedigree.data.records.records import Item, Message, ended
+from pedigree.data.sources import forms, hub, layouts, named_columns, procedural, row_files, shares, stage_rows
+from pedigree.data.sources.attributes import grouped
+from pedigree.data.sources.named_columns import select_columns
+from pedigree.data.sources.procedural import Example, SourceError, unscored
+from pedigree.data.sources.row_files import Block
+from pedigree.data.sources.shares import ALL, Portion
+from pedigree.data.sources.verifiable import instructions_of
+from pedigree.data.store import storage
+from pedigree.data.store.storage import ContentChanged, Missing
 
 LEAK = "leak-"
 """Prefix of the sources of planted leaks."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.artifacts.artifacts import Artifact
-from data.records import columns, records
-from data.records.messages import MARKED, divided, text_and_calls
-from data.records.records import Answer
-from data.sources.procedural import Example
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.records import columns, records
+from pedigree.data.records.messages import MARKED, divided, text_and_calls
+from pedigree.data.records.records import Answer
+from pedigree.data.sources.procedural import Example
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ or in HelpSteer2's multi-turn prompts (arXiv 2406.08673):
 
 import re
 
-from data.records.records import Message
+from pedigree.data.records.records import Message
 
 TURN = re.compile(r"\n\n(Human|Assistant):")
 MARK = "<extra_id_1>"

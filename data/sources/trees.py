@@ -6,7 +6,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from data.records.records import Message
+from pedigree.data.records.records import Message
 
 ROLES = {"prompter": "user", "assistant": "assistant"}
 

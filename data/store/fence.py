@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.store.heartbeat import BEAT_S
+from pedigree.data.store.heartbeat import BEAT_S
 
 FENCE = "PEDIGREE_FENCE"
 """Environment variable with the path of a job's fencing token. A file rewritten at each attempt would give an old process the new

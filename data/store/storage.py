@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from configs.base.problems import PedigreeError
-from data.store.durable import replace
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.store.durable import replace
 
 PAUSES_S = (1.0, 5.0, 20.0)
 """Pauses before retries of transient errors; s3fs itself makes a few quick tries each time."""

@@ -16,9 +16,9 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from configs.base.paths import RelativePath, relative_path
-from configs.base.problems import PedigreeError
-from configs.base.texts import UNSEEN, shown
+from pedigree.configs.base.paths import RelativePath, relative_path
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.texts import UNSEEN, shown
 
 MIB = 1 << 20
 RECORD_BYTES, RUN_BYTES, LINEAGE_BYTES, LIST_BYTES, LOCK_BYTES = 64 * MIB, 16 * MIB, 256 * MIB, 256 * MIB, 32 * MIB

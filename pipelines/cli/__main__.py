@@ -1,6 +1,6 @@
-"""Entry point of `python -m pipelines.cli`, for use without an installed command."""
+"""Entry point of `python -m pedigree.pipelines.cli`, for use without an installed command."""
 
-from pipelines.cli.main import main
+from pedigree.pipelines.cli.main import main
 
 if __name__ == "__main__":
     main()

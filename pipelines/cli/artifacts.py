@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.base.texts import command
-from pipelines.cli import completion
-from pipelines.cli.console import (
+from pedigree.configs.base.texts import command
+from pedigree.pipelines.cli import completion
+from pedigree.pipelines.cli.console import (
     From,
     Only,
     Overrides,
@@ -28,9 +28,9 @@ from pipelines.cli.console import (
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from configs.base.project import Project
-    from pipelines.jobs.context import RunContext
-    from pipelines.lineage.ancestry import Ancestor, Pedigree
+    from pedigree.configs.base.project import Project
+    from pedigree.pipelines.jobs.context import RunContext
+    from pedigree.pipelines.lineage.ancestry import Ancestor, Pedigree
 
 commands = typer.Typer()
 NAMES = "RECIPE/STAGE, a stage, a named model, an artifact or export folder, an id prefix, or NAME@REVISION (of git)."
@@ -50,14 +50,14 @@ def lineage(
 
     With --format openlineage, events are sent to OPENLINEAGE_URL if it is set, and printed otherwise.
     """
-    from pipelines.lineage import ancestry as records
-    from pipelines.publish.export import in_standard
+    from pedigree.pipelines.lineage import ancestry as records
+    from pedigree.pipelines.publish.export import in_standard
 
     project = _project_or_none()
     found = _pedigree(project, artifact)
     if html is not None:
-        from data.artifacts.artifacts import write_text
-        from pipelines.publish.page import lineage_page
+        from pedigree.data.artifacts.artifacts import write_text
+        from pedigree.pipelines.publish.page import lineage_page
 
         write_text(html, lineage_page(found))
         echo(html)
@@ -81,7 +81,7 @@ def diff(
 
     Shows differences in config, rows, code, environment, numerics, parents and scores. Exit code 1 if the artifacts differ.
     """
-    from pipelines.lineage.difference import compare, text
+    from pedigree.pipelines.lineage.difference import compare, text
 
     project = _project_or_none()
     found = compare(_pedigree(project, first), _pedigree(project, second), project)
@@ -114,10 +114,10 @@ def verify(
     import contextlib
     import dataclasses
 
-    from configs.base.problems import UsageProblem
-    from pipelines.cli.status_line import StatusLine
-    from pipelines.lineage.verify import verify_folders, verify_project
-    from pipelines.quantities import size
+    from pedigree.configs.base.problems import UsageProblem
+    from pedigree.pipelines.cli.status_line import StatusLine
+    from pedigree.pipelines.lineage.verify import verify_folders, verify_project
+    from pedigree.pipelines.quantities import size
 
     with contextlib.ExitStack() as stack, StatusLine() as telling:
 
@@ -153,12 +153,12 @@ def export(
 
     The folder includes a model card and the records of the artifact's whole ancestry.
     """
-    from data.artifacts.artifacts import SIGNATURE, open_artifact
-    from pipelines.cli.status_line import StatusLine
-    from pipelines.lineage.evaluations import evaluations_of
-    from pipelines.lineage.find import artifact_folder
-    from pipelines.publish.export import export as export_artifact
-    from pipelines.publish.signing import Signer
+    from pedigree.data.artifacts.artifacts import SIGNATURE, open_artifact
+    from pedigree.pipelines.cli.status_line import StatusLine
+    from pedigree.pipelines.lineage.evaluations import evaluations_of
+    from pedigree.pipelines.lineage.find import artifact_folder
+    from pedigree.pipelines.publish.export import export as export_artifact
+    from pedigree.pipelines.publish.signing import Signer
 
     signer = Signer(sign) if sign else None
     project = _project_or_none()
@@ -192,8 +192,8 @@ def reproduce(
     For an artifact that this project did not make, the code, patch and commands are shown first; they run only after you type yes or
     with --trust. Exit code 0: all identical, or scores within the recipe's tolerance. 1: a stage differs. 2: cannot start.
     """
-    from configs.base.problems import UsageProblem
-    from pipelines.reproduce import reproduction as again
+    from pedigree.configs.base.problems import UsageProblem
+    from pedigree.pipelines.reproduce import reproduction as again
 
     if only not in (None, "data"):
         raise UsageProblem(f"--only {only}: the only valid value is `data`; use `--stage {only}` to rebuild a single stage")
@@ -223,10 +223,10 @@ def push(recipe: Recipe, overrides: Overrides = None) -> None:
 
     Also uploads the run cache and the code that produced the artifacts.
     """
-    from pipelines.cli.progress import Display, watching
-    from pipelines.lineage.ancestry import opened
-    from pipelines.reproduce.reproduction import push_code
-    from pipelines.run.runs import push as send
+    from pedigree.pipelines.cli.progress import Display, watching
+    from pedigree.pipelines.lineage.ancestry import opened
+    from pedigree.pipelines.reproduce.reproduction import push_code
+    from pedigree.pipelines.run.runs import push as send
 
     project = project_here()
     context = opened_run(project, recipe, overrides, None)
@@ -245,7 +245,7 @@ def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: 
 
     Every file is hashed. No stage runs.
     """
-    from pipelines.run.runs import selected
+    from pedigree.pipelines.run.runs import selected
 
     context = opened_run(project_here(), recipe, overrides, None)
     bring(context, selected(context.graph, only=only or (), start=start or (), until=until or ()))
@@ -253,10 +253,10 @@ def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: 
 
 def bring(context: "RunContext", selection: Collection[str]) -> None:
     """Run `pedigree pull`; exit code 1 if files of a finished stage cannot be downloaded."""
-    from pipelines.cli.progress import Display, watching
-    from pipelines.jobs.context import StageFailed
-    from pipelines.run.ensure import Result
-    from pipelines.run.runs import pull as fetch
+    from pedigree.pipelines.cli.progress import Display, watching
+    from pedigree.pipelines.jobs.context import StageFailed
+    from pedigree.pipelines.run.ensure import Result
+    from pedigree.pipelines.run.runs import pull as fetch
 
     board = watching(context, selection)
     interrupt_on_sigterm()
@@ -276,7 +276,7 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
 
 
 def _project_or_none() -> "Project | None":
-    from configs.base.project import Project, ProjectNotFound
+    from pedigree.configs.base.project import Project, ProjectNotFound
 
     try:
         return Project.find()
@@ -285,7 +285,7 @@ def _project_or_none() -> "Project | None":
 
 
 def _pedigree(project: "Project | None", name: str) -> "Pedigree":
-    from pipelines.lineage.find import find_pedigree
+    from pedigree.pipelines.lineage.find import find_pedigree
 
     return find_pedigree(project, name)
 
@@ -295,8 +295,8 @@ def _named_artifacts(names: list[str], stack: "ExitStack") -> "tuple[Project | N
 
     Temporary folders for `NAME@REVISION` are removed when the stack closes.
     """
-    from configs.base.project import Project, ProjectNotFound
-    from pipelines.lineage.find import artifact_folder
+    from pedigree.configs.base.project import Project, ProjectNotFound
+    from pedigree.pipelines.lineage.find import artifact_folder
 
     try:
         project = Project.find()
@@ -324,7 +324,7 @@ def _ask() -> bool:
 
 def _signatures(folders: list[Path], public_key: Path | None) -> tuple[dict[str, str], bool]:
     """Return the signature status of each exported folder, and whether a required signature is missing or invalid."""
-    from pipelines.publish.signing import NotSigned, check, is_signed
+    from pedigree.pipelines.publish.signing import NotSigned, check, is_signed
 
     found, forged = {}, False
     for folder in folders:
@@ -341,10 +341,10 @@ def _signatures(folders: list[Path], public_key: Path | None) -> tuple[dict[str,
 
 def _print_intents(project: "Project", request: Any, show_patch: bool) -> None:
     """Print what `reproduce` would do for each stage, and any obstacles."""
-    from pipelines.ledger.ledger import Ledger
-    from pipelines.reproduce import reproduction as again
-    from pipelines.reproduce.trust import is_own, review
-    from pipelines.reproduce.work_tree import obstacle
+    from pedigree.pipelines.ledger.ledger import Ledger
+    from pedigree.pipelines.reproduce import reproduction as again
+    from pedigree.pipelines.reproduce.trust import is_own, review
+    from pedigree.pipelines.reproduce.work_tree import obstacle
 
     subject = again.read_subject(project, request.model)
     wanted = again.intents(subject, request)

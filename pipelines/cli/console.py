@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from configs.base.texts import shown
-from pipelines.cli import completion
+from pedigree.configs.base.texts import shown
+from pedigree.pipelines.cli import completion
 
 if TYPE_CHECKING:
-    from configs.base.project import Project
-    from pipelines.jobs.context import RunContext, Watch
+    from pedigree.configs.base.project import Project
+    from pedigree.pipelines.jobs.context import RunContext, Watch
 
 Recipe = Annotated[
     str,
@@ -49,7 +49,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document (s
 
 
 def project_here() -> "Project":
-    from configs.base.project import Project
+    from pedigree.configs.base.project import Project
 
     return Project.find()
 
@@ -73,8 +73,8 @@ def opened_run(
         compiled: False for read-only commands, which write nothing.
         watch: receives progress of slow operations.
     """
-    from pipelines.jobs.context import unwatched
-    from pipelines.request import Request, opened
+    from pedigree.pipelines.jobs.context import unwatched
+    from pedigree.pipelines.request import Request, opened
 
     return opened(project, Request(recipe, tuple(overrides or ()), execution), compiled=compiled, watch=watch or unwatched)
 
@@ -87,7 +87,7 @@ def selection(
     force: Sequence[str] | None,
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Return the addresses of the selected stages and of the stages to re-run."""
-    from pipelines.request import Request, selection
+    from pedigree.pipelines.request import Request, selection
 
     given = (tuple(stages or ()) for stages in (only, start, until, force))
     options = dict(zip(("only", "start", "until", "force"), given, strict=True))
@@ -113,7 +113,7 @@ def echo_json(value: Any, *, sort_keys: bool = False) -> None:
     """Print a JSON document: non-finite numbers become null, and terminal control characters are escaped."""
     import json
 
-    from configs.base.frozen import finite
+    from pedigree.configs.base.frozen import finite
 
     echo(json.dumps(finite(value), indent=1, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False))
 

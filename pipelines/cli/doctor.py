@@ -14,20 +14,20 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from configs.base.packaged import ASSETS
-from configs.base.project import Project
-from configs.base.texts import command
-from configs.language.recipe import load_recipe
-from data.artifacts import assets
-from data.artifacts.provenance import gpus
-from data.host import machine
-from pipelines.cli.console import echo
-from pipelines.cli.plan import slow_text, time_text
-from pipelines.estimate.estimates import Estimates
-from pipelines.estimate.rates import known
-from pipelines.estimate.schedule import outlook
-from pipelines.quantities import counted
-from pipelines.run.runs import load_execution
+from pedigree.configs.base.packaged import ASSETS
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts import assets
+from pedigree.data.artifacts.provenance import gpus
+from pedigree.data.host import machine
+from pedigree.pipelines.cli.console import echo
+from pedigree.pipelines.cli.plan import slow_text, time_text
+from pedigree.pipelines.estimate.estimates import Estimates
+from pedigree.pipelines.estimate.rates import known
+from pedigree.pipelines.estimate.schedule import outlook
+from pedigree.pipelines.quantities import counted
+from pedigree.pipelines.run.runs import load_execution
 
 DEMO = "demo"
 LIBRARIES = ("torch", "transformers", "deepspeed", "vllm", "datasets", "great_expectations", "dvc", "prefect")

@@ -8,26 +8,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from configs.language.compile import overrides_of
-from data.artifacts.artifacts import ArtifactError
-from pipelines.cli.plan import SETTLED, PlanRow, beforehand, disk_total, misfits, totals
-from pipelines.cli.status import StageStatus
-from pipelines.estimate.estimates import document_of
-from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.live import LiveJob
-from pipelines.ledger.store import LedgerError
-from pipelines.lineage.waivers import Split
-from pipelines.publish.commits import Commit
-from pipelines.publish.report import report_path, scores_of, waived_in
-from pipelines.rehearsal.preparing import Rehearsal
-from pipelines.rehearsal.proof import Proof
-from pipelines.run.ensure import Result
-from pipelines.run.runs import NotRun, StageEnd
+from pedigree.configs.language.compile import overrides_of
+from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.pipelines.cli.plan import SETTLED, PlanRow, beforehand, disk_total, misfits, totals
+from pedigree.pipelines.cli.status import StageStatus
+from pedigree.pipelines.estimate.estimates import document_of
+from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.live import LiveJob
+from pedigree.pipelines.ledger.store import LedgerError
+from pedigree.pipelines.lineage.waivers import Split
+from pedigree.pipelines.publish.commits import Commit
+from pedigree.pipelines.publish.report import report_path, scores_of, waived_in
+from pedigree.pipelines.rehearsal.preparing import Rehearsal
+from pedigree.pipelines.rehearsal.proof import Proof
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import NotRun, StageEnd
 
 if TYPE_CHECKING:  # tracing imports more than a plan needs
-    from pipelines.lineage.trace import Trace
-    from pipelines.maintain.forget import Forgetting
-    from pipelines.publish.attribution import Origin
+    from pedigree.pipelines.lineage.trace import Trace
+    from pedigree.pipelines.maintain.forget import Forgetting
+    from pedigree.pipelines.publish.attribution import Origin
 
 SCHEMA_VERSION = 1
 

@@ -9,10 +9,10 @@ import time
 import traceback
 from pathlib import Path
 
-from configs.base.problems import PedigreeError
-from configs.base.secrets import find_secrets
-from pipelines.cli.console import echo
-from pipelines.cli.version import version_text
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.secrets import find_secrets
+from pedigree.pipelines.cli.console import echo
+from pedigree.pipelines.cli.version import version_text
 
 BUG = 70
 """Exit code for a bug (`EX_SOFTWARE` in sysexits.h)."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.console import echo, echo_json, print_table, project_here
+from pedigree.pipelines.cli.console import echo, echo_json, print_table, project_here
 
 commands = typer.Typer()
 
@@ -16,8 +16,8 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print the model
 
     A model's name is accepted wherever an artifact is expected.
     """
-    from pipelines.cli.status_line import StatusLine
-    from pipelines.publish.catalog import registry
+    from pedigree.pipelines.cli.status_line import StatusLine
+    from pedigree.pipelines.publish.catalog import registry
 
     with StatusLine() as telling:
         rows = registry(project_here(), telling.watch)
@@ -45,9 +45,9 @@ def gc(
 
     Artifacts of any branch, tag or stash are kept, along with all their ancestors.
     """
-    from pipelines.cli.removal import print_waiting
-    from pipelines.maintain.gc import collect
-    from pipelines.quantities import counted, size
+    from pedigree.pipelines.cli.removal import print_waiting
+    from pedigree.pipelines.maintain.gc import collect
+    from pedigree.pipelines.quantities import counted, size
 
     sweep = collect(project_here(), workspace=workspace, remote=remote, delete=yes, listening=print_waiting)
     for place, objects in (("cache", sweep.objects), ("remote", sweep.remote_objects)):
@@ -72,6 +72,6 @@ def gc(
 @commands.command(hidden=True)
 def merge_lock(base: Path, ours: Path, theirs: Path) -> None:
     """Merge two `dvc.lock` files stage by stage (git merge driver)."""
-    from pipelines.ledger.lock_merge import merge_files
+    from pedigree.pipelines.ledger.lock_merge import merge_files
 
     raise typer.Exit(merge_files(base, ours, theirs))

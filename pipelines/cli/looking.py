@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from configs.base.texts import command
-from pipelines.cli import completion
-from pipelines.cli.console import (
+from pedigree.configs.base.texts import command
+from pedigree.pipelines.cli import completion
+from pedigree.pipelines.cli.console import (
     AsJson,
     Force,
     From,
@@ -27,10 +27,10 @@ from pipelines.cli.console import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from configs.language.graph import Graph
-    from pipelines.cli.plan import PlanRow
-    from pipelines.cli.status import StageStatus
-    from pipelines.jobs.context import RunContext
+    from pedigree.configs.language.graph import Graph
+    from pedigree.pipelines.cli.plan import PlanRow
+    from pedigree.pipelines.cli.status import StageStatus
+    from pedigree.pipelines.jobs.context import RunContext
 
 commands = typer.Typer()
 
@@ -51,9 +51,9 @@ def plan(
     Lists stale stages with estimates of memory, tokens, time and disk. Exit code 1 if a stage does not fit into the memory of the
     profile's machine; `run` refuses such a stage.
     """
-    from pipelines.cli import plan as planning
-    from pipelines.cli.documents import plan_document
-    from pipelines.cli.status_line import StatusLine, measured_by
+    from pedigree.pipelines.cli import plan as planning
+    from pedigree.pipelines.cli.documents import plan_document
+    from pedigree.pipelines.cli.status_line import StatusLine, measured_by
 
     with for_programs(as_json) as emit:
         project = project_here()
@@ -76,9 +76,9 @@ def plan(
 def _print_plan(context: "RunContext", recipe: str, rows: "Sequence[PlanRow]") -> None:
     import shutil
 
-    from pipelines.cli import plan as planning
-    from pipelines.quantities import counted, size
-    from pipelines.request import all_done
+    from pedigree.pipelines.cli import plan as planning
+    from pedigree.pipelines.quantities import counted, size
+    from pedigree.pipelines.request import all_done
 
     cells = [
         (row.shown, row.node.kind, row.state, row.why, "" if row.disk == 0 else "?" if row.disk is None else size(row.disk))
@@ -123,7 +123,7 @@ def _print_plan(context: "RunContext", recipe: str, rows: "Sequence[PlanRow]") -
 
 def _print_published(graph: "Graph", rows: "Sequence[PlanRow]") -> None:
     """Print the published figures of the work that the recipe replicates, next to the estimates."""
-    from pipelines.publish import comparison
+    from pedigree.pipelines.publish import comparison
 
     published = graph.published
     if published is None:
@@ -144,7 +144,7 @@ def _print_published(graph: "Graph", rows: "Sequence[PlanRow]") -> None:
 
 
 def _print_unpinned(context: "RunContext", chosen: "Collection[str]") -> None:
-    from pipelines.run.pins import unpinned
+    from pedigree.pipelines.run.pins import unpinned
 
     found = unpinned(context.graph, chosen)
     if found:
@@ -158,10 +158,10 @@ def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False)
 
     Also lists results not committed to git, and code that changed since a result was produced.
     """
-    from pipelines.cli import status as state
-    from pipelines.cli.documents import status_document
-    from pipelines.cli.status_line import StatusLine
-    from pipelines.publish.commits import uncommitted
+    from pedigree.pipelines.cli import status as state
+    from pedigree.pipelines.cli.documents import status_document
+    from pedigree.pipelines.cli.status_line import StatusLine
+    from pedigree.pipelines.publish.commits import uncommitted
 
     with for_programs(as_json) as emit:
         project = project_here()
@@ -191,11 +191,11 @@ def _print_status(recipe: str, stages: "Sequence[StageStatus]", dirty: "Sequence
 @commands.command()
 def jobs(as_json: AsJson = False) -> None:
     """List running jobs, on this machine and others."""
-    from data.store import heartbeat
-    from pipelines.cli.documents import jobs_document
-    from pipelines.cli.progress import numbers_text
-    from pipelines.jobs.live import jobs_now
-    from pipelines.quantities import duration
+    from pedigree.data.store import heartbeat
+    from pedigree.pipelines.cli.documents import jobs_document
+    from pedigree.pipelines.cli.progress import numbers_text
+    from pedigree.pipelines.jobs.live import jobs_now
+    from pedigree.pipelines.quantities import duration
 
     with for_programs(as_json) as emit:
         found = jobs_now(project_here())
@@ -230,7 +230,7 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", help="Print only the last N lines; 0 prints all.", min=0)] = 0,
 ) -> None:
     """Print the log of a stage's job, running or finished."""
-    from pipelines.cli import status as state
+    from pedigree.pipelines.cli import status as state
 
     project = project_here()
     address, log = state.find_log(project, stage)
@@ -245,8 +245,8 @@ def logs(
 @commands.command()
 def report(recipe: Recipe, overrides: Overrides = None) -> None:
     """Write a recipe's report as one self-contained HTML page."""
-    from configs.language.recipe import load_recipe
-    from pipelines.publish.report import write_report
+    from pedigree.configs.language.recipe import load_recipe
+    from pedigree.pipelines.publish.report import write_report
 
     project = project_here()
     echo(write_report(project, load_recipe(project.recipes, recipe, overrides or ())).relative_to(project.root))
@@ -258,6 +258,6 @@ def doctor() -> None:
 
     Checks versions, engines, cores, GPUs, disk and the DVC remote, and shows how to fix each problem. Exit code 1 if a check fails.
     """
-    from pipelines.cli.doctor import main as examine
+    from pedigree.pipelines.cli.doctor import main as examine
 
     raise typer.Exit(examine())

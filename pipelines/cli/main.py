@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pipelines.cli import artifacts, git, looking, recipes, rehearsing, rows, running, schedules, scratch
-from pipelines.cli.console import echo
-from pipelines.cli.quiet import no_telemetry
+from pedigree.pipelines.cli import artifacts, git, looking, recipes, rehearsing, rows, running, schedules, scratch
+from pedigree.pipelines.cli.console import echo
+from pedigree.pipelines.cli.quiet import no_telemetry
 
 HELP = """Run LLM post-training recipes as graphs of versioned stages, with the full lineage of every model.
 
@@ -77,7 +77,7 @@ for part in (running, rehearsing, looking, schedules, recipes, scratch, artifact
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from pipelines.cli.version import version_text
+        from pedigree.pipelines.cli.version import version_text
 
         echo(version_text())
         raise typer.Exit
@@ -103,7 +103,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader of the output is gone, e.g. `| head`
         sys.exit(1)
     except Exception as error:  # PedigreeError becomes one message; anything else is a bug
-        from pipelines.cli.errors import end
+        from pedigree.pipelines.cli.errors import end
 
         sys.exit(end(error))
 

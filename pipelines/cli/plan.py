@@ -6,24 +6,24 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from configs.base.project import Project
-from configs.base.texts import command
-from configs.base.work import Amount
-from configs.language.execution import Execution, Numerics
-from configs.language.graph import Graph, Node, shown_name
-from configs.methods.preference import Kto
-from configs.methods.training import PreferenceTrain, Rlvr, Training
-from data.host.machine import has_bf16_units
-from pipelines.estimate.amounts import count_of
-from pipelines.estimate.estimates import Estimate, Estimates
-from pipelines.estimate.machines import this_cpu, this_memory
-from pipelines.estimate.memory import GIB
-from pipelines.estimate.rates import Rates, known
-from pipelines.estimate.schedule import TimeLeft, outlook
-from pipelines.jobs.context import RunContext
-from pipelines.lineage.ancestry import opened
-from pipelines.quantities import counted, duration, rough, size
-from pipelines.run import runs
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.base.work import Amount
+from pedigree.configs.language.execution import Execution, Numerics
+from pedigree.configs.language.graph import Graph, Node, shown_name
+from pedigree.configs.methods.preference import Kto
+from pedigree.configs.methods.training import PreferenceTrain, Rlvr, Training
+from pedigree.data.host.machine import has_bf16_units
+from pedigree.pipelines.estimate.amounts import count_of
+from pedigree.pipelines.estimate.estimates import Estimate, Estimates
+from pedigree.pipelines.estimate.machines import this_cpu, this_memory
+from pedigree.pipelines.estimate.memory import GIB
+from pedigree.pipelines.estimate.rates import Rates, known
+from pedigree.pipelines.estimate.schedule import TimeLeft, outlook
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.lineage.ancestry import opened
+from pedigree.pipelines.quantities import counted, duration, rough, size
+from pedigree.pipelines.run import runs
 
 State = Literal["up to date", "in the remote", "cached", "will run", "depends"]
 SETTLED: tuple[State, ...] = ("up to date", "in the remote")

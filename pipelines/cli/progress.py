@@ -21,11 +21,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from configs.language.graph import shown_name
-from pipelines.cli.console import echo, one_line
-from pipelines.estimate.schedule import Forecast
-from pipelines.jobs.context import MOVING, RunContext
-from pipelines.quantities import counted, duration, number, reported, rough
+from pedigree.configs.language.graph import shown_name
+from pedigree.pipelines.cli.console import echo, one_line
+from pedigree.pipelines.estimate.schedule import Forecast
+from pedigree.pipelines.jobs.context import MOVING, RunContext
+from pedigree.pipelines.quantities import counted, duration, number, reported, rough
 
 PLAIN_INTERVAL_S = 15.0
 OUTLOOK_INTERVAL_S = 2.0

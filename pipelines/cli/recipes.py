@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from configs.base.texts import command
-from pipelines.cli import completion
-from pipelines.cli.console import Overrides, Profile, Recipe, echo, print_table, project_here
+from pedigree.configs.base.texts import command
+from pedigree.pipelines.cli import completion
+from pedigree.pipelines.cli.console import Overrides, Profile, Recipe, echo, print_table, project_here
 
 commands = typer.Typer()
 
@@ -15,8 +15,8 @@ commands = typer.Typer()
 @commands.command("recipes")
 def list_recipes() -> None:
     """List all recipes, including invalid ones with their problem."""
-    from configs.base.document import ConfigError
-    from configs.language.recipe import load_recipe, recipe_names
+    from pedigree.configs.base.document import ConfigError
+    from pedigree.configs.language.recipe import load_recipe, recipe_names
 
     project, cells, broken = project_here(), [], []
     for name in recipe_names(project.recipes):
@@ -46,9 +46,9 @@ def show(
 
     `extends`, rounds, defaults and --set are resolved.
     """
-    from configs.language.compile import yaml_text
-    from configs.language.recipe import load_recipe
-    from pipelines.cli.resolved import resolved_recipe, resolved_stage
+    from pedigree.configs.language.compile import yaml_text
+    from pedigree.configs.language.recipe import load_recipe
+    from pedigree.pipelines.cli.resolved import resolved_recipe, resolved_stage
 
     project = project_here()
     graph = load_recipe(project.recipes, recipe, overrides or ())
@@ -69,11 +69,11 @@ def validate(
 
     Lists all problems with file and line, and writes nothing. Exit code 2 if there are problems.
     """
-    from configs.base.document import ConfigError
-    from configs.base.problems import UsageProblem
-    from configs.language.recipe import recipe_names
-    from pipelines.cli.resolved import problems_of, profile_problems
-    from pipelines.quantities import counted
+    from pedigree.configs.base.document import ConfigError
+    from pedigree.configs.base.problems import UsageProblem
+    from pedigree.configs.language.recipe import recipe_names
+    from pedigree.pipelines.cli.resolved import problems_of, profile_problems
+    from pedigree.pipelines.quantities import counted
 
     project = project_here()
     if every == bool(recipe):
@@ -97,8 +97,8 @@ def pin(recipe: Recipe) -> None:
     """
     import os
 
-    from pipelines.quantities import counted
-    from pipelines.run.pins import pin as write_pins
+    from pedigree.pipelines.quantities import counted
+    from pedigree.pipelines.run.pins import pin as write_pins
 
     found = write_pins(project_here(), recipe)
     if not found:
@@ -121,8 +121,8 @@ def compile_(
     overrides: Overrides = None,
 ) -> None:  # fmt: skip
     """Write dvc.yaml and params.yaml for use with `dvc repro`."""
-    from configs.language.compile import write_compiled
-    from configs.language.recipe import load_recipes
+    from pedigree.configs.language.compile import write_compiled
+    from pedigree.configs.language.recipe import load_recipes
 
     project = project_here()
     graphs = [graph for name in recipe for graph in load_recipes(project.recipes, name, overrides or ())]
@@ -148,10 +148,10 @@ def variants(
 
     Shows the overrides, progress, size and age of each variant.
     """
-    from configs.base.problems import UsageProblem
-    from configs.language.recipe import recipe_names
-    from pipelines.cli import variants as made
-    from pipelines.quantities import duration, size
+    from pedigree.configs.base.problems import UsageProblem
+    from pedigree.configs.language.recipe import recipe_names
+    from pedigree.pipelines.cli import variants as made
+    from pedigree.pipelines.quantities import duration, size
 
     project = project_here()
     if remove is not None:
@@ -173,8 +173,8 @@ def variants(
 
 
 def _remove_variant(variant, yes: bool) -> None:
-    from pipelines.cli import variants as made
-    from pipelines.quantities import counted, size
+    from pedigree.pipelines.cli import variants as made
+    from pedigree.pipelines.quantities import counted, size
 
     signs = made.refuse_while_in_use(variant)
     echo(f"{variant.name}: {' '.join(variant.overrides)}")

@@ -5,8 +5,8 @@ import time
 
 import typer
 
-from pipelines.cli.console import AsJson, Overrides, Profile, Recipe, echo, for_programs, project_here
-from pipelines.cli.running import ShowInPrefect, failed, run_what_is_due
+from pedigree.pipelines.cli.console import AsJson, Overrides, Profile, Recipe, echo, for_programs, project_here
+from pedigree.pipelines.cli.running import ShowInPrefect, failed, run_what_is_due
 
 commands = typer.Typer()
 
@@ -24,11 +24,11 @@ def rehearse(
     Uses the same graph, code, formats and templates, but synthetic rows, and takes minutes. Ends with a list of what was and was not
     checked. Results go to a separate project, `.pedigree/rehearsals/PROFILE`.
     """
-    from pipelines.cli.documents import rehearse_document
-    from pipelines.cli.status_line import StatusLine
-    from pipelines.rehearsal.preparing import prepare
-    from pipelines.rehearsal.proof import proof_of, sentences
-    from pipelines.request import refuse_read_only, whose_code_has_changed
+    from pedigree.pipelines.cli.documents import rehearse_document
+    from pedigree.pipelines.cli.status_line import StatusLine
+    from pedigree.pipelines.rehearsal.preparing import prepare
+    from pedigree.pipelines.rehearsal.proof import proof_of, sentences
+    from pedigree.pipelines.request import refuse_read_only, whose_code_has_changed
 
     began = time.monotonic()
     with for_programs(as_json) as emit:

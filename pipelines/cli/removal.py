@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from configs.base.problems import UsageProblem
-from configs.base.project import Project
-from data.store import heartbeat
-from pipelines.cli.console import echo
-from pipelines.jobs.lease import LeaseHolder, lease
-from pipelines.jobs.live import live_jobs
-from pipelines.jobs.liveness import Signs
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.data.store import heartbeat
+from pedigree.pipelines.cli.console import echo
+from pedigree.pipelines.jobs.lease import LeaseHolder, lease
+from pedigree.pipelines.jobs.live import live_jobs
+from pedigree.pipelines.jobs.liveness import Signs
 
 
 def listened(project: Project, leases: Iterable[str]) -> Signs:

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from configs.base.document import ConfigError, Problem, read_document
-from configs.base.project import Project
-from configs.language.graph import Graph, Node
-from configs.language.recipe import load_recipe, recipe_file, score_tolerance
-from pipelines.run.runs import load_execution, profile_for
+from pedigree.configs.base.document import ConfigError, Problem, read_document
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.recipe import load_recipe, recipe_file, score_tolerance
+from pedigree.pipelines.run.runs import load_execution, profile_for
 
 
 def resolved_recipe(project: Project, graph: Graph, profile: str | None = None) -> dict[str, Any]:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.base.texts import command
-from pipelines.cli import completion
-from pipelines.cli.console import AsJson, echo, for_programs, print_table, project_here
+from pedigree.configs.base.texts import command
+from pedigree.pipelines.cli import completion
+from pedigree.pipelines.cli.console import AsJson, echo, for_programs, print_table, project_here
 
 if TYPE_CHECKING:
-    from configs.base.project import Project
-    from pipelines.lineage.trace import RowQuery, Trace
-    from pipelines.maintain.forget import Again, Forgetting
-    from pipelines.publish.attribution import Origin
+    from pedigree.configs.base.project import Project
+    from pedigree.pipelines.lineage.trace import RowQuery, Trace
+    from pedigree.pipelines.maintain.forget import Again, Forgetting
+    from pedigree.pipelines.publish.attribution import Origin
 
 commands = typer.Typer()
 MOST = 20
@@ -42,7 +42,7 @@ def trace(
     Shows the artifacts that contain or dropped it, the reasons, and how it reached each model. Text matching ignores case and
     whitespace. Exit code 1 if no artifact contains or dropped the row.
     """
-    from pipelines.cli.documents import trace_document
+    from pedigree.pipelines.cli.documents import trace_document
 
     with for_programs(as_json) as emit:
         project, wanted = project_here(), _wanted(row, as_text, file, contains)
@@ -62,8 +62,8 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
     Lists the stages to rebuild, how long they took last time, and the recipe changes that exclude the row. Changes nothing. Exit code 1
     if no artifact contains or dropped the row.
     """
-    from pipelines.cli.documents import forget_document
-    from pipelines.maintain.forget import forget as without
+    from pedigree.pipelines.cli.documents import forget_document
+    from pedigree.pipelines.maintain.forget import forget as without
 
     with for_programs(as_json) as emit:
         project, wanted = project_here(), _wanted(row, as_text, file, contains)
@@ -77,9 +77,9 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
 
 
 def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -> "RowQuery":
-    from configs.base.problems import UsageProblem
-    from data.store.untrusted import LONGEST_LINE, ArtifactError, read_plain
-    from pipelines.lineage.trace import RowQuery
+    from pedigree.configs.base.problems import UsageProblem
+    from pedigree.data.store.untrusted import LONGEST_LINE, ArtifactError, read_plain
+    from pedigree.pipelines.lineage.trace import RowQuery
 
     if (row is None) == (file is None):
         raise UsageProblem("specify one row: its id, its text with --text, or a text file with --file")
@@ -96,8 +96,8 @@ def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -
 
 
 def _traced(project: "Project", wanted: "RowQuery", within: Sequence[str]) -> "Trace":
-    from pipelines.cli.status_line import StatusLine
-    from pipelines.lineage.trace import trace as look
+    from pedigree.pipelines.cli.status_line import StatusLine
+    from pedigree.pipelines.lineage.trace import trace as look
 
     with StatusLine() as telling:
         return look(project, wanted, within, telling)
@@ -105,8 +105,8 @@ def _traced(project: "Project", wanted: "RowQuery", within: Sequence[str]) -> "T
 
 def _origins(project: "Project", found: "Trace") -> "dict[tuple[str, str], list[Origin]]":
     """Map (address, source) of each stage that imported the row to its possible origins."""
-    from pipelines.lineage.ancestry import read_pedigree
-    from pipelines.publish.attribution import origins_of_rows
+    from pedigree.pipelines.lineage.ancestry import read_pedigree
+    from pedigree.pipelines.publish.attribution import origins_of_rows
 
     return {
         (address, source): origins_of_rows(read_pedigree(project.artifact(address)), source, project) for address, source in found.sources()
@@ -141,7 +141,7 @@ def _print_not_looked_in(found: "Trace") -> None:
 
 
 def _print_found(found: "Trace") -> None:
-    from pipelines.quantities import counted
+    from pedigree.pipelines.quantities import counted
 
     if not found.found:
         searched = f"searched {counted(found.looked_in, 'artifact')}" if found.looked_in else "no data artifacts are available here"
@@ -177,7 +177,7 @@ def _way(addresses: Sequence[str]) -> str:
 
 
 def _print_forgetting(found: "Trace", answer: "Forgetting") -> None:
-    from pipelines.maintain.forget import PARTS
+    from pedigree.pipelines.maintain.forget import PARTS
 
     _print_found(found)
     if found.found and not answer.changes:
@@ -210,14 +210,14 @@ AGAIN = ("stage", "kind", "why", "took", "GPU-hours", "named")
 
 
 def _again_cells(one: "Again") -> tuple[str, ...]:
-    from pipelines.quantities import duration
+    from pedigree.pipelines.quantities import duration
 
     took = "?" if one.seconds is None else duration(one.seconds)
     return one.address, one.kind, one.why, took, "" if one.gpu_hours is None else f"{one.gpu_hours:.2f}", ", ".join(one.names)
 
 
 def _print_sum(answer: "Forgetting") -> None:
-    from pipelines.quantities import counted, duration
+    from pedigree.pipelines.quantities import counted, duration
 
     if answer.again:
         known = [one.seconds for one in answer.again if one.seconds is not None]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from configs.base.texts import command
-from pipelines.cli import completion
-from pipelines.cli.artifacts import bring
-from pipelines.cli.console import (
+from pedigree.configs.base.texts import command
+from pedigree.pipelines.cli import completion
+from pedigree.pipelines.cli.artifacts import bring
+from pedigree.pipelines.cli.console import (
     AsJson,
     Force,
     From,
@@ -27,17 +27,17 @@ from pipelines.cli.console import (
     project_here,
     selection,
 )
-from pipelines.cli.quiet import prefect_server, quiet_prefect
+from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from contextlib import AbstractContextManager
 
-    from configs.base.project import Project
-    from pipelines.jobs.context import RunContext
-    from pipelines.publish.commits import Commit
-    from pipelines.run.observer import Audience
-    from pipelines.run.runs import StageEnd
+    from pedigree.configs.base.project import Project
+    from pedigree.pipelines.jobs.context import RunContext
+    from pedigree.pipelines.publish.commits import Commit
+    from pedigree.pipelines.run.observer import Audience
+    from pedigree.pipelines.run.runs import StageEnd
 
 commands = typer.Typer()
 ShowInPrefect = Annotated[
@@ -90,9 +90,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Run all stages of a recipe that are not up to date."""
-    from pipelines.cli.documents import run_document
-    from pipelines.publish.commits import check_commit
-    from pipelines.request import named, whose_code_has_changed
+    from pedigree.pipelines.cli.documents import run_document
+    from pedigree.pipelines.publish.commits import check_commit
+    from pedigree.pipelines.request import named, whose_code_has_changed
 
     began = time.monotonic()
     with for_programs(as_json) as emit:
@@ -123,9 +123,9 @@ def run_what_is_due(
     project: "Project", context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str
 ) -> "list[StageEnd] | None":
     """Run all stages that are not up to date and print the results; return each stage's outcome, or None if interrupted."""
-    from pipelines.cli.plan import beforehand, plan, time_text, with_jobs
-    from pipelines.cli.status_line import StatusLine, measured_by
-    from pipelines.request import all_done, up_to_date_results
+    from pedigree.pipelines.cli.plan import beforehand, plan, time_text, with_jobs
+    from pedigree.pipelines.cli.status_line import StatusLine, measured_by
+    from pedigree.pipelines.request import all_done, up_to_date_results
 
     with StatusLine() as telling:
         context.watch = telling.watch
@@ -156,7 +156,7 @@ def _watched(
     context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str, jobs: "Collection[str]"
 ) -> "list[StageEnd]":
     """Run the stages with a progress display."""
-    from pipelines.cli.progress import Display, watching
+    from pedigree.pipelines.cli.progress import Display, watching
 
     board = watching(context, chosen, jobs)
     interrupt_on_sigterm()
@@ -175,8 +175,8 @@ def cancel(
     Checkpoints are kept, and `pedigree run` resumes from them. For a deployed recipe, this cancels the run started by its schedule but
     keeps the schedule.
     """
-    from pipelines.cli import status as state
-    from pipelines.jobs.live import LiveJob
+    from pedigree.pipelines.cli import status as state
+    from pedigree.pipelines.jobs.live import LiveJob
 
     def waiting(job: LiveJob) -> None:
         echo(f"{job.address} runs on {job.place}: waiting for it to stop", flush=True)
@@ -205,8 +205,8 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
     if "/" in name or prefect_server() is None:
         return 0
     quiet_prefect()
-    from pipelines.deployments import ServerAway, cancel_runs
-    from pipelines.quantities import counted
+    from pedigree.pipelines.deployments import ServerAway, cancel_runs
+    from pedigree.pipelines.quantities import counted
 
     try:
         count = cancel_runs(project, name)
@@ -224,8 +224,8 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
 @commands.command(hidden=True)
 def stage(address: str) -> None:
     """Run one compiled stage; `dvc repro` calls it through `dvc.yaml`."""
-    from pipelines.cli.progress import Board, Display
-    from pipelines.run.runs import stage_under_dvc
+    from pedigree.pipelines.cli.progress import Board, Display
+    from pedigree.pipelines.run.runs import stage_under_dvc
 
     board = Board(address.partition("/")[0], [(address, address, "")])
     interrupt_on_sigterm()
@@ -234,7 +234,7 @@ def stage(address: str) -> None:
 
 
 def _refuse_with_pull(others: object) -> None:
-    from configs.base.problems import UsageProblem
+    from pedigree.configs.base.problems import UsageProblem
 
     if others:
         options = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
@@ -243,9 +243,9 @@ def _refuse_with_pull(others: object) -> None:
 
 def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[str], prefect: str, board: Any) -> "list[StageEnd]":
     """Run the graph, and report to Prefect if a server is configured."""
-    from configs.base.problems import UsageProblem
-    from pipelines.run.observer import HOW_TO_PREFECT, run_observed
-    from pipelines.run.runs import run_graph
+    from pedigree.configs.base.problems import UsageProblem
+    from pedigree.pipelines.run.observer import HOW_TO_PREFECT, run_observed
+    from pedigree.pipelines.run.runs import run_graph
 
     server = None if prefect == "never" else prefect_server()
     if server is None:
@@ -255,10 +255,10 @@ def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[st
     quiet_prefect()
 
     def connect(addresses: "Collection[str]") -> "AbstractContextManager[Audience]":
-        from data.host.process import uncollected
+        from pedigree.data.host.process import uncollected
 
         with uncollected():  # the import parses code at the same time as stage threads do
-            from pipelines.flow import connected
+            from pedigree.pipelines.flow import connected
 
         return connected(context, addresses)
 
@@ -270,15 +270,15 @@ def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[st
 
 
 def failed(ends: "Sequence[StageEnd]") -> bool:
-    from pipelines.run.ensure import Result
+    from pedigree.pipelines.run.ensure import Result
 
     return not all(isinstance(end, Result) for end in ends)
 
 
 def _failures(ends: "Sequence[StageEnd]") -> list[str]:
     """Return one line per failed stage, and a summary of the rest."""
-    from pipelines.jobs.context import StageFailed
-    from pipelines.run.ensure import Result
+    from pedigree.pipelines.jobs.context import StageFailed
+    from pedigree.pipelines.run.ensure import Result
 
     kept = sum(isinstance(end, Result) for end in ends)
     lines = [str(end) for end in ends if isinstance(end, StageFailed)]
@@ -296,8 +296,8 @@ def _say_interrupted(context: "RunContext") -> None:
 
 def _print_scores(project: "Project", context: "RunContext") -> None:
     """Print a score table per evaluation: policies by tasks, with 95 % intervals, followed by notes on waivers."""
-    from pipelines.lineage.waivers import in_words
-    from pipelines.publish.report import scores_of, waived_in
+    from pedigree.pipelines.lineage.waivers import in_words
+    from pedigree.pipelines.publish.report import scores_of, waived_in
 
     every = waived_in(project, context.graph)
     for name, scores in scores_of(project, context.graph).items():
@@ -320,13 +320,13 @@ def _score(value: dict[str, float] | None, waived: bool) -> str:
 
 
 def _write_report(project: "Project", context: "RunContext") -> None:
-    from pipelines.publish.report import write_report
+    from pedigree.pipelines.publish.report import write_report
 
     echo(f"\nreport: {write_report(project, context.graph).relative_to(project.root)}")
 
 
 def _print_report_path(project: "Project", context: "RunContext") -> None:
-    from pipelines.publish.report import report_path
+    from pedigree.pipelines.publish.report import report_path
 
     path = report_path(project, context.graph.recipe)
     shown = path.relative_to(project.root) if path.exists() else f"not written yet; run {command('report', context.graph.source)}"
@@ -334,7 +334,7 @@ def _print_report_path(project: "Project", context: "RunContext") -> None:
 
 
 def _commit_results(context: "RunContext", chosen: frozenset[str], ends: "Sequence[StageEnd] | None") -> "Commit | None":
-    from pipelines.publish.commits import commit
+    from pedigree.pipelines.publish.commits import commit
 
     if ends is None or failed(ends):
         echo("not committed: --commit requires every selected stage to be up to date", file=sys.stderr)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from configs.base.texts import command
-from pipelines.cli import completion
-from pipelines.cli.console import (
+from pedigree.configs.base.texts import command
+from pedigree.pipelines.cli import completion
+from pedigree.pipelines.cli.console import (
     Force,
     From,
     Overrides,
@@ -23,13 +23,13 @@ from pipelines.cli.console import (
     print_table,
     project_here,
 )
-from pipelines.cli.quiet import prefect_server, quiet_prefect
+from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
 if TYPE_CHECKING:
-    from configs.base.project import Project
-    from configs.language.graph import Graph
-    from pipelines.deployments import Listed
-    from pipelines.request import Request
+    from pedigree.configs.base.project import Project
+    from pedigree.configs.language.graph import Graph
+    from pedigree.pipelines.deployments import Listed
+    from pedigree.pipelines.request import Request
 
 commands = typer.Typer()
 deployed = typer.Typer(no_args_is_help=True, help="List, pause, resume or remove schedules.")
@@ -91,7 +91,7 @@ def deploy(
 
     Scheduled runs behave like `pedigree run` with the same options.
     """
-    from configs.base.problems import UsageProblem
+    from pedigree.configs.base.problems import UsageProblem
 
     project = _with_server()
     if work_pool is None:
@@ -124,8 +124,8 @@ def serve(
 
     Needs no separate worker. On exit, the schedule is paused; running jobs continue, and the next run re-attaches to them.
     """
-    from pipelines.deployments import own_pool, resume
-    from pipelines.deployments import pause as rest
+    from pedigree.pipelines.deployments import own_pool, resume
+    from pedigree.pipelines.deployments import pause as rest
 
     project = _with_server()
     graph, request = _wanted(project, recipe, overrides, execution, start, until, force, rehearse)
@@ -146,7 +146,7 @@ def serve(
 @deployed.command("list")
 def list_deployments() -> None:
     """List this project's deployments: schedule, next and last run."""
-    from pipelines.deployments import deployments
+    from pedigree.pipelines.deployments import deployments
 
     found = deployments(_with_server())
     if not found:
@@ -161,7 +161,7 @@ def pause(name: Deployed) -> None:
 
     A run in progress continues; `pedigree cancel` ends it.
     """
-    from pipelines import deployments
+    from pedigree.pipelines import deployments
 
     planned = deployments.pause(_with_server(), name)
     echo(f"{name} is paused; {command('schedules', 'resume', name)} resumes its schedule")
@@ -177,7 +177,7 @@ def resume(name: Deployed) -> None:
 
     To resume an interrupted run, use `pedigree run`.
     """
-    from pipelines import deployments
+    from pedigree.pipelines import deployments
 
     project = _with_server()
     deployments.resume(project, name)
@@ -188,7 +188,7 @@ def resume(name: Deployed) -> None:
 @deployed.command()
 def remove(name: Deployed) -> None:
     """Delete a deployment; artifacts and past runs are kept."""
-    from pipelines import deployments
+    from pedigree.pipelines import deployments
 
     deployments.remove(_with_server(), name)
     echo(f"{name} is no longer deployed; artifacts and past runs are kept")
@@ -203,8 +203,8 @@ def _with_server() -> "Project":
     Raises:
         UsageProblem: no server is configured.
     """
-    from configs.base.problems import UsageProblem
-    from pipelines.run.observer import HOW_TO_PREFECT
+    from pedigree.configs.base.problems import UsageProblem
+    from pedigree.pipelines.run.observer import HOW_TO_PREFECT
 
     project = project_here()
     if prefect_server() is None:
@@ -226,8 +226,8 @@ def _wanted(
     """Return the recipe, checked as in `pedigree run`, and the request with absolute paths, which are valid in any folder."""
     from pathlib import Path
 
-    from pipelines.request import Request, opened, selection
-    from pipelines.run.pins import refuse_unpinned
+    from pedigree.pipelines.request import Request, opened, selection
+    from pedigree.pipelines.run.pins import refuse_unpinned
 
     def absolute(name: str) -> str:
         return str(Path(name).resolve()) if _is_path(name) else name
@@ -256,7 +256,7 @@ def _deploy(
     when: tuple[str | None, str | None, str | None, str | None],
     quiet: bool = False,
 ) -> "Listed":
-    from pipelines.deployments import Terms, deploy, schedule_of
+    from pedigree.pipelines.deployments import Terms, deploy, schedule_of
 
     gpu_name, slots = _pool_and_slots(gpu_pool)
     deployed, notes = deploy(project, graph, request, Terms(schedule=schedule_of(*when), gpu_pool=gpu_name, gpu_slots=slots, **terms))
@@ -268,7 +268,7 @@ def _deploy(
 
 
 def _pool_and_slots(text: str | None) -> tuple[str | None, int | None]:
-    from configs.base.problems import UsageProblem
+    from pedigree.configs.base.problems import UsageProblem
 
     name, has, slots = (text or "").partition("=")
     if text is None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from configs.base.texts import command
-from pipelines.cli.console import echo, print_table, project_here
+from pedigree.configs.base.texts import command
+from pedigree.pipelines.cli.console import echo, print_table, project_here
 
 if TYPE_CHECKING:
-    from configs.base.project import Project
-    from configs.language.graph import Graph, Node
-    from pipelines.jobs.liveness import Signs
+    from pedigree.configs.base.project import Project
+    from pedigree.configs.language.graph import Graph, Node
+    from pedigree.pipelines.jobs.liveness import Signs
 
 commands = typer.Typer()
 State = Literal["running", "elsewhere", "in use", "would be resumed", "inputs not made", "abandoned"]
@@ -73,9 +73,9 @@ def scratch(
 
     --clean deletes the folders that no current recipe or variant would resume.
     """
-    from pipelines.cli import removal
-    from pipelines.jobs.liveness import Signs
-    from pipelines.quantities import counted, duration, size
+    from pedigree.pipelines.cli import removal
+    from pedigree.pipelines.jobs.liveness import Signs
+    from pedigree.pipelines.quantities import counted, duration, size
 
     project = project_here()
     signs = removal.listened(project, _leases_of_all(project)) if clean else Signs(project)
@@ -109,9 +109,9 @@ def survey(project: "Project", signs: "Signs | None" = None) -> tuple[list[Scrat
 
     Folders held by another machine count as held unless `signs` shows that its heartbeat timed out.
     """
-    from pipelines.jobs.live import live_jobs
-    from pipelines.jobs.liveness import Signs
-    from pipelines.jobs.scratch_state import scratch_folders
+    from pedigree.pipelines.jobs.live import live_jobs
+    from pedigree.pipelines.jobs.liveness import Signs
+    from pedigree.pipelines.jobs.scratch_state import scratch_folders
 
     signs = signs or Signs(project)
     folders = scratch_folders(project)
@@ -134,10 +134,10 @@ def clean_folder(signs: "Signs", one: Scratch) -> None:
     Raises:
         UsageProblem: its job is running, or another command uses it.
     """
-    from configs.base.problems import UsageProblem
-    from data.store.fence import Fence
-    from pipelines.cli import removal
-    from pipelines.jobs.live import live_jobs
+    from pedigree.configs.base.problems import UsageProblem
+    from pedigree.data.store.fence import Fence
+    from pedigree.pipelines.cli import removal
+    from pedigree.pipelines.jobs.live import live_jobs
 
     def refuse_live_job() -> None:
         if any(job.scratch == one.folder for job in live_jobs(signs.project, signs)):
@@ -149,7 +149,7 @@ def clean_folder(signs: "Signs", one: Scratch) -> None:
 
 def _made_for(folder: Path) -> tuple[dict[str, Any], str]:
     """Return the spec and address of a scratch folder."""
-    from pipelines.jobs.scratch_state import SPEC, address_of, read_mapping
+    from pedigree.pipelines.jobs.scratch_state import SPEC, address_of, read_mapping
 
     return read_mapping(folder / SPEC), address_of(folder)
 
@@ -160,7 +160,7 @@ def _leases(folder: Path, address: str) -> tuple[str, str]:
 
 
 def _leases_of_all(project: "Project") -> list[str]:
-    from pipelines.jobs.scratch_state import scratch_folders
+    from pedigree.pipelines.jobs.scratch_state import scratch_folders
 
     return [name for folder in scratch_folders(project) for name in _leases(folder, _made_for(folder)[1])]
 
@@ -169,9 +169,9 @@ class _Resumable:
     """Stages of the current recipes: keys where the inputs are known, configs where inputs are not built yet."""
 
     def __init__(self, project: "Project", graphs: Iterable["Graph"]) -> None:
-        from data.artifacts.artifacts import ArtifactError
-        from pipelines.ledger.identity import Identities, InputReplaced, MissingFiles
-        from pipelines.ledger.ledger import Ledger
+        from pedigree.data.artifacts.artifacts import ArtifactError
+        from pedigree.pipelines.ledger.identity import Identities, InputReplaced, MissingFiles
+        from pedigree.pipelines.ledger.ledger import Ledger
 
         ledger = Ledger(project, looking=True)
         self.keys: dict[str, str] = {}
@@ -202,9 +202,9 @@ class _Resumable:
 
 def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
     """Load all recipes of the project and all compiled variants and external recipes; also return what cannot be read."""
-    from configs.base.document import ConfigError
-    from configs.language.recipe import load_recipe, recipe_names
-    from pipelines.run.runs import open_compiled
+    from pedigree.configs.base.document import ConfigError
+    from pedigree.configs.language.recipe import load_recipe, recipe_names
+    from pedigree.pipelines.run.runs import open_compiled
 
     graphs, unreadable = [], []
     for name in recipe_names(project.recipes):
@@ -222,7 +222,7 @@ def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
 
 
 def _named(found: list[Scratch], names: list[str]) -> list[Scratch]:
-    from configs.base.problems import UsageProblem
+    from pedigree.configs.base.problems import UsageProblem
 
     chosen = []
     for name in names:
@@ -237,14 +237,14 @@ def _named(found: list[Scratch], names: list[str]) -> list[Scratch]:
 
 def _is_of(one: Scratch, stage: str) -> bool:
     """Whether a stage name matches a folder; if the folder's stage is unknown, only the key counts."""
-    from pipelines.jobs.scratch_state import UNKNOWN
+    from pedigree.pipelines.jobs.scratch_state import UNKNOWN
 
     return one.address == UNKNOWN or stage in ("", one.address.partition("/")[2], one.address)
 
 
 def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name: bool) -> None:
-    from configs.base.problems import UsageProblem
-    from pipelines.quantities import counted, size
+    from pedigree.configs.base.problems import UsageProblem
+    from pedigree.pipelines.quantities import counted, size
 
     if unreadable and not by_name:
         raise UsageProblem(f"nothing deleted: {unreadable[0]}. Or name the folders to delete: `pedigree scratch STAGE/KEY --clean`")
@@ -259,9 +259,9 @@ def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name:
 
 
 def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec: dict[str, Any]) -> Scratch:
-    from pipelines.cli.removal import disk_time
-    from pipelines.jobs.saved_progress import saved_progress
-    from stages.job.job import checkpoint_names
+    from pedigree.pipelines.cli.removal import disk_time
+    from pedigree.pipelines.jobs.saved_progress import saved_progress
+    from pedigree.stages.job.job import checkpoint_names
 
     kept, placement = saved_progress(folder), spec.get("placement")
     url = placement.get("checkpoint_url") if isinstance(placement, dict) else None  # the spec may be from another version
@@ -287,7 +287,7 @@ def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec:
 
 
 def _progress(one: Scratch) -> str:
-    from pipelines.quantities import counted
+    from pedigree.pipelines.quantities import counted
 
     held = [f"{one.checkpoints[-1]} of {counted(len(one.checkpoints), 'checkpoint')}"] if one.checkpoints else []
     held += [counted(one.chunks, "chunk")] if one.chunks else []

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from configs.base.problems import PedigreeError, UsageProblem
-from configs.base.project import Project
-from configs.language.graph import Node, shown_name
-from data.artifacts.artifacts import write_json
-from data.store import heartbeat
-from data.store.fence import Fence, Superseded
-from pipelines.cli.plan import why
-from pipelines.jobs.attempts import CANCELLED
-from pipelines.jobs.context import RunContext
-from pipelines.jobs.launcher import LocalLauncher
-from pipelines.jobs.live import BEATS_LISTENED, LiveJob, jobs_now, live_jobs
-from pipelines.jobs.liveness import Signs
-from pipelines.jobs.scratch_state import UNKNOWN, address_of
-from pipelines.lineage.ancestry import opened
-from pipelines.run import runs
-from pipelines.run.ensure import log_file
-from stages.job.job import PULSES
+from pedigree.configs.base.problems import PedigreeError, UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.graph import Node, shown_name
+from pedigree.data.artifacts.artifacts import write_json
+from pedigree.data.store import heartbeat
+from pedigree.data.store.fence import Fence, Superseded
+from pedigree.pipelines.cli.plan import why
+from pedigree.pipelines.jobs.attempts import CANCELLED
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.launcher import LocalLauncher
+from pedigree.pipelines.jobs.live import BEATS_LISTENED, LiveJob, jobs_now, live_jobs
+from pedigree.pipelines.jobs.liveness import Signs
+from pedigree.pipelines.jobs.scratch_state import UNKNOWN, address_of
+from pedigree.pipelines.lineage.ancestry import opened
+from pedigree.pipelines.run import runs
+from pedigree.pipelines.run.ensure import log_file
+from pedigree.stages.job.job import PULSES
 
 FOLLOW_POLL_S = 0.5
 BEATS_TO_END = 5

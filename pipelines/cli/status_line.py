@@ -12,12 +12,12 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from data.store.hashing import Beat
-from pipelines.cli.console import echo, one_line
-from pipelines.cli.progress import PLAIN_INTERVAL_S
-from pipelines.estimate.rates import Rates, known, measured
-from pipelines.jobs.context import MOVING
-from pipelines.quantities import transferred
+from pedigree.data.store.hashing import Beat
+from pedigree.pipelines.cli.console import echo, one_line
+from pedigree.pipelines.cli.progress import PLAIN_INTERVAL_S
+from pedigree.pipelines.estimate.rates import Rates, known, measured
+from pedigree.pipelines.jobs.context import MOVING
+from pedigree.pipelines.quantities import transferred
 
 
 class StatusLine:

@@ -4,15 +4,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.base.problems import UsageProblem
-from configs.base.project import Project
-from configs.base.texts import command
-from configs.language.compile import source_file
-from data.store.untrusted import LOCK_BYTES, ArtifactError, read_plain, read_source
-from pipelines.cli import removal
-from pipelines.jobs.live import live_jobs
-from pipelines.jobs.liveness import Signs
-from pipelines.maintain.gc import GcRefused, collect
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.compile import source_file
+from pedigree.data.store.untrusted import LOCK_BYTES, ArtifactError, read_plain, read_source
+from pedigree.pipelines.cli import removal
+from pedigree.pipelines.jobs.live import live_jobs
+from pedigree.pipelines.jobs.liveness import Signs
+from pedigree.pipelines.maintain.gc import GcRefused, collect
 
 COMMAND = "pedigree variants --remove"
 

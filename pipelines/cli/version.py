@@ -4,7 +4,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-CODE_ROOT = Path(__file__).resolve().parents[2]
+CODE_ROOT = Path(__file__).absolute().parents[3]
 
 
 def version_text() -> str:
@@ -20,7 +20,7 @@ def version_text() -> str:
 def _commit() -> str | None:
     if not (CODE_ROOT / ".git").exists():  # git would report the commit of an enclosing repository
         return None
-    from pipelines.ledger.git import GitSilent, run_git
+    from pedigree.pipelines.ledger.git import GitSilent, run_git
 
     try:
         return run_git(CODE_ROOT, "rev-parse", "--short=12", "HEAD", timeout_s=5).stdout.decode().strip() or None

@@ -9,17 +9,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from configs.base.project import Project
-from configs.base.work import CHARACTERS, TURN, Amount, Amounts, PlannedStage
-from configs.language.graph import Graph, Node
-from configs.rows.datasets import form_of
-from configs.rows.suite_forms import Form
-from data.artifacts import assets
-from data.artifacts.artifacts import Artifact
-from data.chat.tools import OFFERED
-from data.records.records import row_files, rows_in
-from data.store.untrusted import ArtifactError, open_plain
-from pipelines.lineage.ancestry import opened
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.work import CHARACTERS, TURN, Amount, Amounts, PlannedStage
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.rows.datasets import form_of
+from pedigree.configs.rows.suite_forms import Form
+from pedigree.data.artifacts import assets
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.chat.tools import OFFERED
+from pedigree.data.records.records import row_files, rows_in
+from pedigree.data.store.untrusted import ArtifactError, open_plain
+from pedigree.pipelines.lineage.ancestry import opened
 
 LOOKED_AT = 200
 """Rows of a dataset whose text is read; datasets are shuffled, so the first are as good as any."""

@@ -7,30 +7,30 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from configs.base.frozen import Frozen
-from configs.base.project import Project
-from configs.base.work import SHARE_OF_A_BOUND, Amounts
-from configs.judging.answers import Evaluate, Sample, Scorers, Select
-from configs.judging.asking import ByEndpoint
-from configs.judging.rephrasing import FindRephrased
-from configs.judging.synthesis import Synthesize
-from configs.language.execution import FORMERLY, Execution, Numerics, Placement
-from configs.language.graph import Graph, Node
-from configs.methods.training import PreferenceTrain, ReferenceLogprobs, Rlvr, Training
-from configs.rows.datasets import PackagedModel, RandomLlama, SourceModel
-from data.artifacts.artifacts import Run, read_run
-from data.host.machine import settled
-from data.store.untrusted import ArtifactError
-from pipelines.estimate import work
-from pipelines.estimate.amounts import amounts_of
-from pipelines.estimate.facts import Unknown, facts_of
-from pipelines.estimate.fit import FitProblem, Trial, misfit
-from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
-from pipelines.estimate.memory import SIZES
-from pipelines.estimate.needs import Facts, Needs, dtype_of, engine_dtype, trained_parameters
-from pipelines.estimate.rates import Rates, known
-from pipelines.estimate.sampling_plan import engines_of, opens_engines
-from pipelines.lineage.ancestry import opened
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.work import SHARE_OF_A_BOUND, Amounts
+from pedigree.configs.judging.answers import Evaluate, Sample, Scorers, Select
+from pedigree.configs.judging.asking import ByEndpoint
+from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.judging.synthesis import Synthesize
+from pedigree.configs.language.execution import FORMERLY, Execution, Numerics, Placement
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.methods.training import PreferenceTrain, ReferenceLogprobs, Rlvr, Training
+from pedigree.configs.rows.datasets import PackagedModel, RandomLlama, SourceModel
+from pedigree.data.artifacts.artifacts import Run, read_run
+from pedigree.data.host.machine import settled
+from pedigree.data.store.untrusted import ArtifactError
+from pedigree.pipelines.estimate import work
+from pedigree.pipelines.estimate.amounts import amounts_of
+from pedigree.pipelines.estimate.facts import Unknown, facts_of
+from pedigree.pipelines.estimate.fit import FitProblem, Trial, misfit
+from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_of
+from pedigree.pipelines.estimate.memory import SIZES
+from pedigree.pipelines.estimate.needs import Facts, Needs, dtype_of, engine_dtype, trained_parameters
+from pedigree.pipelines.estimate.rates import Rates, known
+from pedigree.pipelines.estimate.sampling_plan import engines_of, opens_engines
+from pedigree.pipelines.lineage.ancestry import opened
 
 START_S = 60.0
 """Assumed seconds to load libraries and models on GPUs, for stages that have not run yet."""

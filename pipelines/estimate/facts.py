@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.base.project import Project
-from configs.base.work import Amounts
-from configs.language.graph import Graph, Node
-from configs.methods.merging import Merge
-from configs.methods.policy_gradient import Ppo
-from configs.methods.training import PreferenceTrain, Rlvr
-from configs.rows.datasets import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
-from data.sources.hub import FOLDER
-from data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
-from pipelines.estimate.amounts import forms_of
-from pipelines.estimate.needs import Facts
-from pipelines.estimate.shapes import PACKAGED, Shape, known_shape, shape_of_config
-from pipelines.lineage.ancestry import opened
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.work import Amounts
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.methods.merging import Merge
+from pedigree.configs.methods.policy_gradient import Ppo
+from pedigree.configs.methods.training import PreferenceTrain, Rlvr
+from pedigree.configs.rows.datasets import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
+from pedigree.data.sources.hub import FOLDER
+from pedigree.data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
+from pedigree.pipelines.estimate.amounts import forms_of
+from pedigree.pipelines.estimate.needs import Facts
+from pedigree.pipelines.estimate.shapes import PACKAGED, Shape, known_shape, shape_of_config
+from pedigree.pipelines.lineage.ancestry import opened
 
 POLICY_PORTS = ("policy", "policies", "candidates", "reward_models", "writer")
 

@@ -7,17 +7,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.base.frozen import Frozen
-from configs.judging.answers import Evaluate, Sample, Scorers
-from configs.judging.asking import ByPolicy
-from configs.judging.rephrasing import FindRephrased
-from configs.judging.synthesis import Synthesize
-from configs.language.execution import SMALLEST_TOKENS, Numerics, Placement
-from configs.methods.training import Lora, PreferenceTrain, Rlvr, Training
-from pipelines.estimate.machines import Hardware
-from pipelines.estimate.needs import Facts, Needs, needs_of
-from pipelines.estimate.sampling_plan import engines_of
-from pipelines.quantities import size
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.judging.answers import Evaluate, Sample, Scorers
+from pedigree.configs.judging.asking import ByPolicy
+from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.judging.synthesis import Synthesize
+from pedigree.configs.language.execution import SMALLEST_TOKENS, Numerics, Placement
+from pedigree.configs.methods.training import Lora, PreferenceTrain, Rlvr, Training
+from pedigree.pipelines.estimate.machines import Hardware
+from pedigree.pipelines.estimate.needs import Facts, Needs, needs_of
+from pedigree.pipelines.estimate.sampling_plan import engines_of
+from pedigree.pipelines.quantities import size
 
 SHOWN_REMEDIES = 3
 

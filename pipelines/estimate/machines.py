@@ -4,14 +4,14 @@ import functools
 import re
 from dataclasses import dataclass, replace
 
-from configs.base.frozen import Dtype
-from configs.language.execution import GPUS, Gpu, Machine, Numerics
-from data.artifacts import provenance
-from data.host import machine as resources
-from data.host.machine import settled
-from pipelines.estimate.memory import GIB
-from pipelines.estimate.rates import Rates
-from pipelines.estimate.work import CPU_UTILIZATION, speedup
+from pedigree.configs.base.frozen import Dtype
+from pedigree.configs.language.execution import GPUS, Gpu, Machine, Numerics
+from pedigree.data.artifacts import provenance
+from pedigree.data.host import machine as resources
+from pedigree.data.host.machine import settled
+from pedigree.pipelines.estimate.memory import GIB
+from pedigree.pipelines.estimate.rates import Rates
+from pedigree.pipelines.estimate.work import CPU_UTILIZATION, speedup
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ as in `shapes`. DeepSpeed's behavior beyond the paper (fp32 gradients, buckets, 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from configs.base.frozen import Dtype
-from configs.language.execution import Numerics
-from pipelines.estimate.shapes import Shape
+from pedigree.configs.base.frozen import Dtype
+from pedigree.configs.language.execution import Numerics
+from pedigree.pipelines.estimate.shapes import Shape
 
 GIB = 1 << 30
 SIZES: dict[Dtype, int] = {"bf16": 2, "fp32": 4}

@@ -4,21 +4,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from configs.base.frozen import Dtype, Frozen
-from configs.base.work import SamplingPlan
-from configs.judging.answers import Evaluate, Sample, Scorers
-from configs.judging.rephrasing import FindRephrased
-from configs.judging.synthesis import Synthesize
-from configs.language.execution import Numerics, Placement
-from configs.methods.merging import Merge
-from configs.methods.policy_gradient import Ppo
-from configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
-from configs.rows.suite_forms import Form
-from data.host.machine import settled
-from pipelines.estimate import memory
-from pipelines.estimate.memory import GIB, SIZES, Trained
-from pipelines.estimate.sampling_plan import sampling_plan_of
-from pipelines.estimate.shapes import Shape
+from pedigree.configs.base.frozen import Dtype, Frozen
+from pedigree.configs.base.work import SamplingPlan
+from pedigree.configs.judging.answers import Evaluate, Sample, Scorers
+from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.judging.synthesis import Synthesize
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.methods.merging import Merge
+from pedigree.configs.methods.policy_gradient import Ppo
+from pedigree.configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
+from pedigree.configs.rows.suite_forms import Form
+from pedigree.data.host.machine import settled
+from pedigree.pipelines.estimate import memory
+from pedigree.pipelines.estimate.memory import GIB, SIZES, Trained
+from pedigree.pipelines.estimate.sampling_plan import sampling_plan_of
+from pedigree.pipelines.estimate.shapes import Shape
 
 ROLLOUT_CHUNK = 256
 """Maximum requests that `rlvr` submits together (`stages.rlvr.run.ROLLOUT_CHUNK`)."""

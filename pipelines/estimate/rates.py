@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from configs.base.frozen import Dtype, Frozen, digest
-from data.artifacts import provenance
-from data.artifacts.artifacts import write_text
-from data.artifacts.assets import cache_folder
-from data.host import machine
-from data.store.untrusted import ArtifactError, read_json
+from pedigree.configs.base.frozen import Dtype, Frozen, digest
+from pedigree.data.artifacts import provenance
+from pedigree.data.artifacts.artifacts import write_text
+from pedigree.data.artifacts.assets import cache_folder
+from pedigree.data.host import machine
+from pedigree.data.store.untrusted import ArtifactError, read_json
 
 MOST_S = 120.0
 """Timeout; the measurement itself takes two seconds, plus the time to load torch."""
@@ -51,7 +51,7 @@ def measured() -> Rates | None:
         return found
     paths = os.pathsep.join([str(provenance.CODE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "stages.training.product_rate"]
+    command = [sys.executable, "-m", "pedigree.stages.training.product_rate"]
     try:
         answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=MOST_S)
         found = Rates.model_validate(json.loads(answer.stdout))

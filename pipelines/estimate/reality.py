@@ -8,14 +8,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from configs.base.project import Project
-from configs.base.work import Amount
-from configs.language.execution import Execution, Numerics, Placement
-from configs.language.graph import Graph, Node
-from data.artifacts.artifacts import Run
-from data.store.untrusted import LIST_BYTES, ArtifactError, read_plain
-from pipelines.estimate.estimates import Estimates, run_of, run_seconds
-from pipelines.lineage.ancestry import opened
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.work import Amount
+from pedigree.configs.language.execution import Execution, Numerics, Placement
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.data.artifacts.artifacts import Run
+from pedigree.data.store.untrusted import LIST_BYTES, ArtifactError, read_plain
+from pedigree.pipelines.estimate.estimates import Estimates, run_of, run_seconds
+from pedigree.pipelines.lineage.ancestry import opened
 
 UNREADABLE = (ArtifactError, ArithmeticError, csv.Error, AttributeError, LookupError, TypeError, ValueError)
 """Errors from files in an unexpected format; artifacts may come from other projects."""

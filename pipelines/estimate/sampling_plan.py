@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from configs.base.frozen import Frozen
-from configs.base.work import SamplingPlan
-from configs.language.kinds import kind_of
-from configs.rows.suite_forms import Form
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.work import SamplingPlan
+from pedigree.configs.language.kinds import kind_of
+from pedigree.configs.rows.suite_forms import Form
 
 
 def sampling_plan_of(config: Frozen, forms: Sequence[Form | None] = ()) -> SamplingPlan | None:

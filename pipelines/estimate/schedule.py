@@ -4,10 +4,10 @@ import heapq
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from configs.base.project import Project
-from configs.language.execution import Execution
-from configs.language.graph import Graph
-from pipelines.estimate.estimates import Estimates, Time
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import Execution
+from pedigree.configs.language.graph import Graph
+from pedigree.pipelines.estimate.estimates import Estimates, Time
 
 
 @dataclass(frozen=True)

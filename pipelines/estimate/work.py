@@ -6,9 +6,9 @@ Symbols: N parameters multiplied per token (without the input embedding), s toke
 import math
 import platform
 
-from configs.base.work import MAX_RUNNING
-from pipelines.estimate.memory import Formula, kv_bytes_per_token
-from pipelines.estimate.shapes import Shape
+from pedigree.configs.base.work import MAX_RUNNING
+from pedigree.pipelines.estimate.memory import Formula, kv_bytes_per_token
+from pedigree.pipelines.estimate.shapes import Shape
 
 FORMULAS = (
     Formula(

@@ -11,20 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from configs.base.texts import command
-from configs.language.execution import Numerics, Placement
-from configs.language.graph import Node
-from data.artifacts.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json
-from data.store import heartbeat
-from data.store.fence import OVERTAKEN, Fence, Superseded
-from data.store.hashing import Beat, Hashed, silent
-from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.launcher import Handle, Launcher, Status
-from pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
-from pipelines.jobs.processes import described
-from pipelines.jobs.saved_progress import saved_progress
-from pipelines.jobs.scratch_state import ATTEMPTS, attempts_here, has_reported, read_code, read_spec, write_spec
-from stages.job.job import PULSES, Failure, Success, checkpoint_names, is_full, read_done
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.graph import Node
+from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json
+from pedigree.data.store import heartbeat
+from pedigree.data.store.fence import OVERTAKEN, Fence, Superseded
+from pedigree.data.store.hashing import Beat, Hashed, silent
+from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.launcher import Handle, Launcher, Status
+from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
+from pedigree.pipelines.jobs.processes import described
+from pedigree.pipelines.jobs.saved_progress import saved_progress
+from pedigree.pipelines.jobs.scratch_state import ATTEMPTS, attempts_here, has_reported, read_code, read_spec, write_spec
+from pedigree.stages.job.job import PULSES, Failure, Success, checkpoint_names, is_full, read_done
 
 RETRIED = frozenset({"crashed", "out_of_memory", "storage", "lost", "lost_engine", "collective", "heartbeat"})
 """Transient causes: the job resumes from its last checkpoint, after `out_of_memory` with smaller micro-batches. `refused`, `bug`,

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.language.execution import Placement
-from configs.language.graph import Node
-from data.artifacts.mirror import Mirror, Producer, saved_token
-from data.store import storage
-from data.store.storage import ContentChanged, StoreError
-from data.store.untrusted import ArtifactError
-from pipelines.jobs.context import StageFailed
-from pipelines.jobs.scratch_state import known_spec
+from pedigree.configs.language.execution import Placement
+from pedigree.configs.language.graph import Node
+from pedigree.data.artifacts.mirror import Mirror, Producer, saved_token
+from pedigree.data.store import storage
+from pedigree.data.store.storage import ContentChanged, StoreError
+from pedigree.data.store.untrusted import ArtifactError
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.scratch_state import known_spec
 
 
 def prove(node: Node, placement: Placement) -> None:

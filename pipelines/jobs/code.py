@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.base.project import Project
-from data.artifacts.provenance import CODE_ROOT, code_files, code_sha256, fingerprint
-from data.store.durable import rename, sync_tree
-from data.store.untrusted import inside
-from pipelines.jobs.scratch_state import SPEC, read_mapping
-from pipelines.lineage.git_state import code_state
+from pedigree.configs.base.project import Project
+from pedigree.data.artifacts.provenance import CODE_ROOT, code_files, code_sha256, fingerprint
+from pedigree.data.store.durable import rename, sync_tree
+from pedigree.data.store.untrusted import inside
+from pedigree.pipelines.jobs.scratch_state import SPEC, read_mapping
+from pedigree.pipelines.lineage.git_state import code_state
 
 TRIES = 20
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from configs.base.problems import PedigreeError
-from configs.base.project import Project
-from configs.base.shrink import Reduced
-from configs.base.texts import command
-from configs.language.execution import Execution
-from configs.language.graph import Graph
-from data.artifacts.provenance import CODE_ROOT
-from data.store.hashing import LONG_BYTES
-from pipelines.jobs.launcher import Launcher, LocalLauncher
-from pipelines.ledger.ledger import Ledger
-from pipelines.ledger.transfers import ProgressCallback, TransferProgress
-from pipelines.quantities import transferred
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.shrink import Reduced
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.execution import Execution
+from pedigree.configs.language.graph import Graph
+from pedigree.data.artifacts.provenance import CODE_ROOT
+from pedigree.data.store.hashing import LONG_BYTES
+from pedigree.pipelines.jobs.launcher import Launcher, LocalLauncher
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.transfers import ProgressCallback, TransferProgress
+from pedigree.pipelines.quantities import transferred
 
 OnCodeChange = Literal["keep", "take", "rerun"]
 MOVING = ("fetching", "restoring", "hashing", "sending")

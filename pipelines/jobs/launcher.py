@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from configs.base.project import Project
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import ArtifactError, write_json
-from data.artifacts.provenance import ADDED_STAGES
-from data.host.faults import fault_point
-from data.store.fence import FENCE, Fence
-from pipelines.jobs import memory_kills
-from pipelines.jobs.processes import (
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import ArtifactError, write_json
+from pedigree.data.artifacts.provenance import ADDED_STAGES
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.fence import FENCE, Fence
+from pedigree.pipelines.jobs import memory_kills
+from pedigree.pipelines.jobs.processes import (
     MARK,
     POLL_S,
     Process,
@@ -35,8 +35,8 @@ from pipelines.jobs.processes import (
     send_to_group,
     works_in,
 )
-from pipelines.jobs.scratch_state import JOB, SPEC, memory_before, read_job, read_mapping
-from stages.job.job import read_done
+from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, memory_before, read_job, read_mapping
+from pedigree.stages.job.job import read_done
 
 State = Literal["running", "succeeded", "failed", "lost", "unknown"]
 """`lost`: gone without a result. `unknown`: started where this launcher cannot look; only its heartbeat shows whether it is alive."""
@@ -244,10 +244,10 @@ def process_of(handle: Handle) -> Process | None:
 
 
 def _command(scratch: Path, numerics: Numerics) -> list[str]:
-    stage = ["-m", "stages", str(scratch)]
+    stage = ["-m", "pedigree.stages", str(scratch)]
     if numerics.world_size == 1:
         return [sys.executable, *stage]
-    return [sys.executable, "-m", "stages.training.ranks", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
+    return [sys.executable, "-m", "pedigree.stages.training.ranks", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
 
 
 PROCESS_GROUP = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

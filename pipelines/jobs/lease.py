@@ -27,14 +27,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from configs.base.frozen import Frozen
-from configs.base.problems import PedigreeError
-from data.store import heartbeat
-from data.store.durable import sync_folder
-from data.store.fence import fresh_names
-from data.store.heartbeat import Listener, Pulse
-from data.store.untrusted import ArtifactError, Line, read_json
-from pipelines.jobs.processes import Process, is_seen_at
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.store import heartbeat
+from pedigree.data.store.durable import sync_folder
+from pedigree.data.store.fence import fresh_names
+from pedigree.data.store.heartbeat import Listener, Pulse
+from pedigree.data.store.untrusted import ArtifactError, Line, read_json
+from pedigree.pipelines.jobs.processes import Process, is_seen_at
 
 POLL_S = 0.2
 CLAIM_BYTES = 64 << 10

@@ -4,14 +4,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.base.project import Project
-from data.store import heartbeat
-from pipelines.jobs.launcher import Handle, LocalLauncher, process_of
-from pipelines.jobs.lease import LeaseHolder
-from pipelines.jobs.liveness import Signs
-from pipelines.jobs.scratch_state import SPEC, address_of, has_reported, read_heartbeat, read_mapping, scratch_folders
-from pipelines.quantities import reported
-from stages.job.job import PULSES
+from pedigree.configs.base.project import Project
+from pedigree.data.store import heartbeat
+from pedigree.pipelines.jobs.launcher import Handle, LocalLauncher, process_of
+from pedigree.pipelines.jobs.lease import LeaseHolder
+from pedigree.pipelines.jobs.liveness import Signs
+from pedigree.pipelines.jobs.scratch_state import SPEC, address_of, has_reported, read_heartbeat, read_mapping, scratch_folders
+from pedigree.pipelines.quantities import reported
+from pedigree.stages.job.job import PULSES
 
 BEATS_LISTENED = 3
 """Heartbeats that a listing waits for from other machines."""

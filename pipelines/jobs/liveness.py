@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from configs.base.project import Project
-from data.store import heartbeat
-from data.store.heartbeat import Listener
-from pipelines.jobs.lease import LeaseHolder, holder_of
-from stages.job.job import PULSES
+from pedigree.configs.base.project import Project
+from pedigree.data.store import heartbeat
+from pedigree.data.store.heartbeat import Listener
+from pedigree.pipelines.jobs.lease import LeaseHolder, holder_of
+from pedigree.stages.job.job import PULSES
 
 Seen = TypeVar("Seen")
 POLL_S = 0.5

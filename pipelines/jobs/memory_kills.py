@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.host.memory import LOW_SHARE
-from data.store import heartbeat
-from stages.job.job import PULSES
+from pedigree.data.host.memory import LOW_SHARE
+from pedigree.data.store import heartbeat
+from pedigree.stages.job.job import PULSES
 
 CGROUP = Path("/sys/fs/cgroup")
 PROC = Path("/proc")

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.language.execution import Numerics, Placement
-from configs.language.graph import Node
-from data.artifacts.artifacts import ArtifactError, open_artifact, sha256_path, write_json
-from data.artifacts.provenance import fingerprint
-from data.artifacts.run_record import Fingerprint
-from data.store.storage import StoreError
-from pipelines.jobs import checkpoint_store
-from pipelines.jobs.attempts import numerics_changes, resumable
-from pipelines.jobs.code import Code, differing, receive, snapshot
-from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.saved_progress import saved_progress
-from pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
-from pipelines.ledger.identity import StageInputs
-from stages.job.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpoint_names, place_in
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.graph import Node
+from pedigree.data.artifacts.artifacts import ArtifactError, open_artifact, sha256_path, write_json
+from pedigree.data.artifacts.provenance import fingerprint
+from pedigree.data.artifacts.run_record import Fingerprint
+from pedigree.data.store.storage import StoreError
+from pedigree.pipelines.jobs import checkpoint_store
+from pedigree.pipelines.jobs.attempts import numerics_changes, resumable
+from pedigree.pipelines.jobs.code import Code, differing, receive, snapshot
+from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.saved_progress import saved_progress
+from pedigree.pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
+from pedigree.pipelines.ledger.identity import StageInputs
+from pedigree.stages.job.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpoint_names, place_in
 
 INPUTS = "inputs"
 MOST_NAMED = 20

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from configs.base.frozen import Frozen
-from data.store.untrusted import Line
+from pedigree.configs.base.frozen import Frozen
+from pedigree.data.store.untrusted import Line
 
 MARK = "PEDIGREE_JOB"
 """Environment variable that holds the scratch folder. It identifies every process of a job, even after its parents have died."""

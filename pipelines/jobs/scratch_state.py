@@ -11,16 +11,16 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from configs.base.frozen import Frozen
-from configs.base.problems import PedigreeError
-from configs.base.project import Project
-from data.artifacts.artifacts import ArtifactError, read_json, write_text
-from data.artifacts.mirror import ELSEWHERE
-from data.artifacts.run_record import PortableCode, read_attempts
-from data.store.untrusted import Address, Line, described
-from pipelines.jobs.memory_kills import Before
-from pipelines.jobs.processes import Process
-from stages.job.job import JobSpec, read_done
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.project import Project
+from pedigree.data.artifacts.artifacts import ArtifactError, read_json, write_text
+from pedigree.data.artifacts.mirror import ELSEWHERE
+from pedigree.data.artifacts.run_record import PortableCode, read_attempts
+from pedigree.data.store.untrusted import Address, Line, described
+from pedigree.pipelines.jobs.memory_kills import Before
+from pedigree.pipelines.jobs.processes import Process
+from pedigree.stages.job.job import JobSpec, read_done
 
 SPEC, JOB, ATTEMPTS, CODE, DEPENDENCIES = "spec.json", "job.json", "attempts.json", "code.json", "dependencies.json"
 UNKNOWN = "unknown/unknown"

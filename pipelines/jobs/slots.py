@@ -19,17 +19,17 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from configs.base.frozen import Frozen
-from configs.base.problems import PedigreeError
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import write_json
-from data.store import heartbeat
-from data.store.heartbeat import Listener, Pulse
-from pipelines.jobs.launcher import Launcher, state_in
-from pipelines.jobs.lease import pause
-from pipelines.jobs.processes import Process
-from pipelines.jobs.scratch_state import read_mapping
-from stages.job.job import PULSES
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import write_json
+from pedigree.data.store import heartbeat
+from pedigree.data.store.heartbeat import Listener, Pulse
+from pedigree.pipelines.jobs.launcher import Launcher, state_in
+from pedigree.pipelines.jobs.lease import pause
+from pedigree.pipelines.jobs.processes import Process
+from pedigree.pipelines.jobs.scratch_state import read_mapping
+from pedigree.stages.job.job import PULSES
 
 FOLDER = "PEDIGREE_SLOTS"
 """Environment variable: folder that holds the machine's slots. Containers that share GPUs must share this folder, too."""

@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from data.artifacts.artifacts import PARTS, ArtifactError, load_record
-from data.store.durable import rename, sync_tree
-from data.store.untrusted import inside
-from pipelines.ledger.ledger import Ledger
+from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, load_record
+from pedigree.data.store.durable import rename, sync_tree
+from pedigree.data.store.untrusted import inside
+from pedigree.pipelines.ledger.ledger import Ledger
 
 
 def bring(ledger: Ledger, address: str, target: Path, *, identifier: str | None = None, parts: Collection[str] = PARTS) -> bool:

@@ -4,8 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from configs.base.problems import PedigreeError
-from configs.base.project import Project
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.project import Project
 
 TIMEOUT_S = 300.0
 """For queries; fetching, checking out and running a user's hooks have no timeout."""

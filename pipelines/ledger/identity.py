@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.base.project import Project
-from configs.language.graph import Edge, Graph, Node
-from data.artifacts.artifacts import ArtifactError, Input, KnownHashes, stage_key
-from data.store.hashing import Beat, silent
-from pipelines.ledger.ledger import Ledger, RemoteError
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.graph import Edge, Graph, Node
+from pedigree.data.artifacts.artifacts import ArtifactError, Input, KnownHashes, stage_key
+from pedigree.data.store.hashing import Beat, silent
+from pedigree.pipelines.ledger.ledger import Ledger, RemoteError
 
 HASHES = KnownHashes()
 """Cache for project files, whose hashes are needed for every descendant stage."""

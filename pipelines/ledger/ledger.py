@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from configs.base.project import Project
-from configs.language.compile import compiled_stage, pipeline_file
-from configs.language.graph import Node
-from data.artifacts.artifacts import Artifact, ArtifactError, Record, content_hash, entries_of, open_artifact, parse_record, survey
-from data.host.faults import fault_point
-from data.store.hashing import Beat, Hashed, silent
-from data.store.untrusted import RECORD_BYTES, LockEntry, LockOut, inside, parse_entry, parse_lock
-from pipelines.ledger.git import names_at, text_at
-from pipelines.ledger.lock_files import read_lock, read_run_entry
-from pipelines.ledger.objects import damaged, hash_info, plain, remove, set_hash
-from pipelines.ledger.store import LedgerError, RemoteError, Store, dvc_errors, fill, set_deps, set_params, to_lock_entry
-from pipelines.ledger.transfers import NO_PROGRESS, ProgressCallback, TransferProgress
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.compile import compiled_stage, pipeline_file
+from pedigree.configs.language.graph import Node
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, content_hash, entries_of, open_artifact, parse_record, survey
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.hashing import Beat, Hashed, silent
+from pedigree.data.store.untrusted import RECORD_BYTES, LockEntry, LockOut, inside, parse_entry, parse_lock
+from pedigree.pipelines.ledger.git import names_at, text_at
+from pedigree.pipelines.ledger.lock_files import read_lock, read_run_entry
+from pedigree.pipelines.ledger.objects import damaged, hash_info, plain, remove, set_hash
+from pedigree.pipelines.ledger.store import LedgerError, RemoteError, Store, dvc_errors, fill, set_deps, set_params, to_lock_entry
+from pedigree.pipelines.ledger.transfers import NO_PROGRESS, ProgressCallback, TransferProgress
 
 if TYPE_CHECKING:
-    from pipelines.ledger.store import PipelineStage
+    from pedigree.pipelines.ledger.store import PipelineStage
 
 Dependencies = dict[str, Any]
 """Path of a dependency → its entry in `dvc.lock`."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from data.store.untrusted import LOCK_BYTES, ArtifactError, open_plain, parse_entry, parse_yaml, read_plain
+from pedigree.data.store.untrusted import LOCK_BYTES, ArtifactError, open_plain, parse_entry, parse_yaml, read_plain
 
 RUN_ENTRY = re.compile(r"runs/[0-9a-f]{2}/[0-9a-f]{64}/[0-9a-f]{64}")
 """Path of a run cache entry, in the cache and in the remote."""

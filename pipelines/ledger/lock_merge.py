@@ -4,7 +4,7 @@ Git merges lines, so two branches that each ran a different stage conflict. Each
 stage and is merged separately. Entries that neither branch can supply for the merged recipe are dropped: `pedigree run` restores
 them from the run cache, or rebuilds them.
 
-`python -m pipelines.ledger.lock_merge` registers the driver with git (`make setup` does so); `.gitattributes` selects its files.
+`python -m pedigree.pipelines.ledger.lock_merge` registers the driver with git (`make setup` does so); `.gitattributes` selects its files.
 """
 
 import re
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from configs.base.document import ConfigError, Problem
-from configs.base.project import Project
-from configs.base.texts import shown
-from configs.language.compile import pipeline_file
-from configs.language.graph import Graph
-from data.store.untrusted import ArtifactError, parse_yaml
-from pipelines.ledger.git import run_git
+from pedigree.configs.base.document import ConfigError, Problem
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import shown
+from pedigree.configs.language.compile import pipeline_file
+from pedigree.configs.language.graph import Graph
+from pedigree.data.store.untrusted import ArtifactError, parse_yaml
+from pedigree.pipelines.ledger.git import run_git
 
 DRIVER = "pedigree-lock"
 COMMAND = (

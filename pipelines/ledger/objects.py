@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from data.store.hashing import LONG_BYTES, Beat, pieces, silent
-from pipelines.ledger.transfers import Bytes
+from pedigree.data.store.hashing import LONG_BYTES, Beat, pieces, silent
+from pedigree.pipelines.ledger.transfers import Bytes
 
 
 def damaged(out: Any, beat: Beat = silent) -> list[Path]:

@@ -21,15 +21,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from configs.base.project import Project
-from configs.base.texts import shown
-from data.host.faults import fault_point
-from data.store.durable import replace
-from data.store.hashing import LONG_BYTES, Beat, silent
-from data.store.untrusted import LIST_BYTES, LOCK_BYTES, ArtifactError, parse_listing, parse_lock, read_plain
-from pipelines.ledger.lock_files import RUN_ENTRY, read_lock, read_run_entry, shared, state_of
-from pipelines.ledger.objects import damaged, hash_info, hash_unknown, md5_of, oid_of, plain, remove, set_hash, size_of
-from pipelines.ledger.transfers import (
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import shown
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.durable import replace
+from pedigree.data.store.hashing import LONG_BYTES, Beat, silent
+from pedigree.data.store.untrusted import LIST_BYTES, LOCK_BYTES, ArtifactError, parse_listing, parse_lock, read_plain
+from pedigree.pipelines.ledger.lock_files import RUN_ENTRY, read_lock, read_run_entry, shared, state_of
+from pedigree.pipelines.ledger.objects import damaged, hash_info, hash_unknown, md5_of, oid_of, plain, remove, set_hash, size_of
+from pedigree.pipelines.ledger.transfers import (
     Bytes,
     Files,
     LedgerError,

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 from fsspec.callbacks import Callback
 
-from configs.base.problems import PedigreeError
-from data.store.hashing import PIECE_BYTES, silent
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.store.hashing import PIECE_BYTES, silent
 
 ProgressCallback = Callable[[int, int], None]
 """Called with bytes transferred and total bytes."""

@@ -9,11 +9,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from configs.base.project import Project
-from configs.base.texts import command
-from configs.language.graph import Node, postorder
-from configs.language.kinds import measures
-from data.artifacts.artifacts import (
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.graph import Node, postorder
+from pedigree.configs.language.kinds import measures
+from pedigree.data.artifacts.artifacts import (
     LINEAGE_SCHEMA,
     Artifact,
     ArtifactError,
@@ -27,10 +27,10 @@ from data.artifacts.artifacts import (
     parse_run,
     read_json,
 )
-from data.artifacts.lineage import folded
-from data.records.records import row_files, rows_in
-from data.store.untrusted import LINEAGE_BYTES, RUN_BYTES, inside, open_plain
-from pipelines.lineage.named_models import find_named, named_models
+from pedigree.data.artifacts.lineage import folded
+from pedigree.data.records.records import row_files, rows_in
+from pedigree.data.store.untrusted import LINEAGE_BYTES, RUN_BYTES, inside, open_plain
+from pedigree.pipelines.lineage.named_models import find_named, named_models
 
 Entry = tuple[Record, Run]
 """A record and its run."""

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.base.frozen import canonical_json
-from configs.base.project import Project
-from data.artifacts.artifacts import ArtifactError, Input
-from data.records.records import row_files
-from pipelines.lineage.ancestry import Pedigree
-from pipelines.lineage.evaluations import Evaluation, evaluations_of, labels_of
+from pedigree.configs.base.frozen import canonical_json
+from pedigree.configs.base.project import Project
+from pedigree.data.artifacts.artifacts import ArtifactError, Input
+from pedigree.data.records.records import row_files
+from pedigree.pipelines.lineage.ancestry import Pedigree
+from pedigree.pipelines.lineage.evaluations import Evaluation, evaluations_of, labels_of
 
 ABSENT = "(absent)"
 SHOWN = 5
@@ -367,7 +367,7 @@ def _same_labels(first: list[Evaluation], second: list[Evaluation]) -> list[tupl
 
 def _paired(one: Evaluation, other: Evaluation) -> list[ScoreChange]:
     """Score changes per task over shared items, with the bootstrap settings of the first evaluation's config."""
-    from stages.core.statistics import bootstrap_average
+    from pedigree.stages.core.statistics import bootstrap_average
 
     try:
         before, after, categories = one.scores(), other.scores(), one.categories()

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from configs.base.project import Project
-from data.artifacts.artifacts import Artifact, ArtifactError
-from data.store.untrusted import LIST_BYTES, parse_json
-from pipelines.lineage.ancestry import Pedigree, published, read_pedigree
+from pedigree.configs.base.project import Project
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError
+from pedigree.data.store.untrusted import LIST_BYTES, parse_json
+from pedigree.pipelines.lineage.ancestry import Pedigree, published, read_pedigree
 
 _ESTIMATES = TypeAdapter(dict[str, dict[str, float]])
 Scores = dict[tuple[str, str], float]

@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
-from configs.base.project import Project
-from data.artifacts.artifacts import PARTS, ArtifactError, parse_record
-from data.store.untrusted import LINEAGE_BYTES, LIST_BYTES, RECORD_BYTES, RUN_BYTES, parse_json, parse_listing
-from pipelines.ledger.by_id import copy_objects
-from pipelines.ledger.ledger import Ledger, LedgerError, Recorded
-from pipelines.lineage.ancestry import Pedigree, find_artifact, pedigree_of, published, read_pedigree
-from pipelines.lineage.named_models import find_named, named_models, revision_of
+from pedigree.configs.base.project import Project
+from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, parse_record
+from pedigree.data.store.untrusted import LINEAGE_BYTES, LIST_BYTES, RECORD_BYTES, RUN_BYTES, parse_json, parse_listing
+from pedigree.pipelines.ledger.by_id import copy_objects
+from pedigree.pipelines.ledger.ledger import Ledger, LedgerError, Recorded
+from pedigree.pipelines.lineage.ancestry import Pedigree, find_artifact, pedigree_of, published, read_pedigree
+from pedigree.pipelines.lineage.named_models import find_named, named_models, revision_of
 
 SHORTEST = 4
 """Minimum digits of an id or content hash prefix."""

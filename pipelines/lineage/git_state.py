@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.base.secrets import find_secrets
-from data.artifacts.provenance import CODE_ROOT, added_kinds
-from pipelines.ledger.git import run_git
+from pedigree.configs.base.secrets import find_secrets
+from pedigree.data.artifacts.provenance import CODE_ROOT, added_kinds
+from pedigree.pipelines.ledger.git import run_git
 
 PATCH_LIMIT = 2**20
 """Maximum bytes of a dirty tree's patch stored with an artifact."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, write_json
-from data.artifacts.lineage import folded, split
-from pipelines.lineage.ancestry import Entry, expanded, read_pedigree
+from pedigree.data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, write_json
+from pedigree.data.artifacts.lineage import folded, split
+from pedigree.pipelines.lineage.ancestry import Entry, expanded, read_pedigree
 
 
 def write_origin(out: Path, run: Mapping[str, Any], inputs: Iterable[Path]) -> None:

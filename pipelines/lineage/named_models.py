@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
-from configs.base.project import Project
-from configs.language.compile import DEFAULT_RECIPE
-from data.store.untrusted import ArtifactError, parse_yaml
-from pipelines.ledger.git import git, names_at, text_at
-from pipelines.ledger.lock_files import read_lock
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.compile import DEFAULT_RECIPE
+from pedigree.data.store.untrusted import ArtifactError, parse_yaml
+from pedigree.pipelines.ledger.git import git, names_at, text_at
+from pedigree.pipelines.ledger.lock_files import read_lock
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.base.problems import PedigreeError
-from pipelines.lineage.ancestry import Pedigree
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.pipelines.lineage.ancestry import Pedigree
 
 PRODUCER = "urn:pedigree:lineage"
 SPECIFICATION = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs"

@@ -7,7 +7,7 @@ http://mlcommons.org/croissant/1.0.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipelines.lineage.ancestry import Pedigree
+from pedigree.pipelines.lineage.ancestry import Pedigree
 
 ROW_FILES = {"@type": "cr:FileSet", "@id": "row-files", "name": "row-files", "includes": "rows-*.parquet"}
 ENCODINGS = {

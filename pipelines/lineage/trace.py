@@ -19,21 +19,21 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
-from configs.base.problems import UsageProblem
-from configs.base.project import Project
-from configs.base.texts import command
-from configs.judging.pairing import STRATEGIES
-from configs.language.graph import postorder
-from configs.language.kinds import KINDS, measures
-from configs.rows.datasets import ROWS
-from configs.rows.filters import base_id
-from data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact
-from data.chat.tools import texts_called, texts_offered
-from data.filters.row_filters import spaced, texts
-from data.records import records
-from data.store.untrusted import RESTORE, open_plain, parse_lock, read_lines
-from pipelines.ledger.lock_files import read_lock
-from pipelines.lineage.ancestry import find_artifact, read_pedigree
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.judging.pairing import STRATEGIES
+from pedigree.configs.language.graph import postorder
+from pedigree.configs.language.kinds import KINDS, measures
+from pedigree.configs.rows.datasets import ROWS
+from pedigree.configs.rows.filters import base_id
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact
+from pedigree.data.chat.tools import texts_called, texts_offered
+from pedigree.data.filters.row_filters import spaced, texts
+from pedigree.data.records import records
+from pedigree.data.store.untrusted import RESTORE, open_plain, parse_lock, read_lines
+from pedigree.pipelines.ledger.lock_files import read_lock
+from pedigree.pipelines.lineage.ancestry import find_artifact, read_pedigree
 
 SHORTEST = 20
 """Minimum characters for a substring search."""

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from configs.base.project import Project
-from configs.language.compile import pipeline_file
-from configs.language.kinds import KINDS
-from data.artifacts.artifacts import (
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.compile import pipeline_file
+from pedigree.configs.language.kinds import KINDS
+from pedigree.data.artifacts.artifacts import (
     SIGNATURE,
     SUMS,
     ArtifactError,
@@ -35,12 +35,12 @@ from data.artifacts.artifacts import (
     stage_key,
     without_places,
 )
-from data.store.untrusted import LIST_BYTES, MIB, NotPlain, inside, open_plain, parse_listing, plain_files, read_plain
-from pipelines.ledger.ledger import Ledger, Recorded
-from pipelines.ledger.objects import md5_of_bytes, plain
-from pipelines.ledger.store import Store
-from pipelines.lineage.ancestry import parents_first
-from pipelines.quantities import size
+from pedigree.data.store.untrusted import LIST_BYTES, MIB, NotPlain, inside, open_plain, parse_listing, plain_files, read_plain
+from pedigree.pipelines.ledger.ledger import Ledger, Recorded
+from pedigree.pipelines.ledger.objects import md5_of_bytes, plain
+from pedigree.pipelines.ledger.store import Store
+from pedigree.pipelines.lineage.ancestry import parents_first
+from pedigree.pipelines.quantities import size
 
 PIECE_BYTES = 1 << 20
 MODELS = ("policy", "reward_model")

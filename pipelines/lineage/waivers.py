@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.language.kinds import removes_overlaps
-from data.artifacts.artifacts import ArtifactError
-from pipelines.lineage.ancestry import Pedigree
-from pipelines.lineage.evaluations import Evaluation, labels_of
-from pipelines.quantities import counted
+from pedigree.configs.language.kinds import removes_overlaps
+from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.pipelines.lineage.ancestry import Pedigree
+from pedigree.pipelines.lineage.evaluations import Evaluation, labels_of
+from pedigree.pipelines.quantities import counted
 
 Item = tuple[str, str]
 """(task, item id)."""
@@ -110,7 +110,7 @@ def _splits(evaluation: Evaluation, tasks: Mapping[str, tuple[Waived, ...]]) -> 
 
 def _estimate(scores: Mapping[Item, float], categories: Mapping[Item, str], config: Mapping[str, Any]) -> Mapping[str, float] | None:
     """n, mean, and bootstrap interval with the evaluation's resamples and seed; averaged over categories if the score is."""
-    from stages.core.statistics import bootstrap_average
+    from pedigree.stages.core.statistics import bootstrap_average
 
     if not scores:
         return None

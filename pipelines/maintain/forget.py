@@ -10,20 +10,20 @@ from typing import Any, Literal
 
 import yaml
 
-from configs.base.document import ConfigError
-from configs.base.project import Project
-from configs.base.wordings import wordings
-from configs.language.compile import source_file
-from configs.language.graph import Graph, Node
-from configs.language.kinds import KINDS
-from configs.language.recipe import load_recipe, recipe_names
-from configs.rows.datasets import PrepareData
-from configs.rows.filters import Filter, Ids, Spoken
-from data.artifacts.artifacts import ArtifactError, Run, read_run
-from data.store.untrusted import read_source
-from pipelines.estimate.sampling_plan import opens_engines, sampling_plan_of
-from pipelines.lineage.named_models import Named, named_models, versions
-from pipelines.lineage.trace import MODELS, Trace
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.wordings import wordings
+from pedigree.configs.language.compile import source_file
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.language.recipe import load_recipe, recipe_names
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.filters import Filter, Ids, Spoken
+from pedigree.data.artifacts.artifacts import ArtifactError, Run, read_run
+from pedigree.data.store.untrusted import read_source
+from pedigree.pipelines.estimate.sampling_plan import opens_engines, sampling_plan_of
+from pedigree.pipelines.lineage.named_models import Named, named_models, versions
+from pedigree.pipelines.lineage.trace import MODELS, Trace
 
 Part = Literal["data", "models", "scores"]
 PARTS: tuple[Part, ...] = ("data", "models", "scores")

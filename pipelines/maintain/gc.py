@@ -16,22 +16,22 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from configs.base.problems import UsageProblem
-from configs.base.project import Project
-from configs.base.texts import shown
-from data.artifacts.artifacts import ArtifactError, Record, Run, open_artifact, parse_lineage, parse_record, read_lineage
-from data.host.faults import fault_point
-from data.store.untrusted import LIST_BYTES, Address, ObjectId, described, parse_json, parse_listing, parse_yaml, read_plain
-from pipelines.jobs.code import unused
-from pipelines.jobs.live import live_jobs
-from pipelines.jobs.liveness import Signs
-from pipelines.jobs.scratch_state import read_mapping
-from pipelines.ledger.git import git
-from pipelines.ledger.ledger import Ledger
-from pipelines.ledger.lock_files import read_lock, read_run_entry
-from pipelines.ledger.objects import md5_of_bytes
-from pipelines.ledger.store import RemoteError, Store
-from stages.job.job import TOKENS
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import shown
+from pedigree.data.artifacts.artifacts import ArtifactError, Record, Run, open_artifact, parse_lineage, parse_record, read_lineage
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.untrusted import LIST_BYTES, Address, ObjectId, described, parse_json, parse_listing, parse_yaml, read_plain
+from pedigree.pipelines.jobs.code import unused
+from pedigree.pipelines.jobs.live import live_jobs
+from pedigree.pipelines.jobs.liveness import Signs
+from pedigree.pipelines.jobs.scratch_state import read_mapping
+from pedigree.pipelines.ledger.git import git
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.lock_files import read_lock, read_run_entry
+from pedigree.pipelines.ledger.objects import md5_of_bytes
+from pedigree.pipelines.ledger.store import RemoteError, Store
+from pedigree.stages.job.job import TOKENS
 
 KEEP_PLACE = "add --workspace, which keeps only what the working tree references"
 LIST_AGAIN = "`pedigree verify` names the stage; rebuild it with `pedigree run`, or delete the branch or tag that references it"

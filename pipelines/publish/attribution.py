@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from configs.base.document import ConfigError
-from configs.base.licenses import CONDITIONS, UNKNOWN, conditions
-from configs.base.packaged import ASSETS
-from configs.base.project import Project
-from configs.language.recipe import load_recipe, recipe_names
-from configs.rows.datasets import generators_of, licences_of, title
-from data.artifacts.artifacts import Record, Run
-from data.sources.row_files import ending
-from pipelines.lineage.ancestry import Pedigree
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.licenses import CONDITIONS, UNKNOWN, conditions
+from pedigree.configs.base.packaged import ASSETS
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.recipe import load_recipe, recipe_names
+from pedigree.configs.rows.datasets import generators_of, licences_of, title
+from pedigree.data.artifacts.artifacts import Record, Run
+from pedigree.data.sources.row_files import ending
+from pedigree.pipelines.lineage.ancestry import Pedigree
 
 Part = Literal["model", "data", "benchmark"]
 PARTS = {"model": "model", "data": "rows", "benchmark": "evaluation only"}

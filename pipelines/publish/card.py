@@ -5,12 +5,12 @@ from typing import Any
 
 import yaml
 
-from configs.rows.datasets import title
-from data.artifacts.artifacts import Record
-from pipelines.lineage.ancestry import Pedigree
-from pipelines.lineage.evaluations import Evaluation
-from pipelines.lineage.waivers import waived_of
-from pipelines.publish.attribution import Origin, agreed, cell, combined, handed_on, section, sources_of
+from pedigree.configs.rows.datasets import title
+from pedigree.data.artifacts.artifacts import Record
+from pedigree.pipelines.lineage.ancestry import Pedigree
+from pedigree.pipelines.lineage.evaluations import Evaluation
+from pedigree.pipelines.lineage.waivers import waived_of
+from pedigree.pipelines.publish.attribution import Origin, agreed, cell, combined, handed_on, section, sources_of
 
 CARD = "README.md"
 MODELS = ("policy", "reward_model")

@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal
 
-from configs.base.document import ConfigError
-from configs.base.project import Project
-from data.artifacts.artifacts import ArtifactError, Record, load_record, open_artifact
-from pipelines.jobs.context import Watch, unwatched
-from pipelines.ledger.ledger import Ledger
-from pipelines.lineage.evaluations import evaluations_of
-from pipelines.lineage.named_models import Named, named_models, versions
-from pipelines.lineage.waivers import touched
-from pipelines.run.runs import open_compiled, plan
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.project import Project
+from pedigree.data.artifacts.artifacts import ArtifactError, Record, load_record, open_artifact
+from pedigree.pipelines.jobs.context import Watch, unwatched
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.lineage.evaluations import evaluations_of
+from pedigree.pipelines.lineage.named_models import Named, named_models, versions
+from pedigree.pipelines.lineage.waivers import touched
+from pedigree.pipelines.run.runs import open_compiled, plan
 
 State = Literal["current", "stale", "no recipe", "recorded", "not made"]
 """`current`: present and up to date. `stale`: present, but a run would replace it. `no recipe`: present, but its recipe is missing or

@@ -6,8 +6,8 @@ from html import escape
 from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 
-from configs.language.kinds import family_of
-from pipelines.quantities import number
+from pedigree.configs.language.kinds import family_of
+from pedigree.pipelines.quantities import number
 
 NODE_WIDTH, NODE_HEIGHT = 196.0, 34.0
 LANE_WIDTH = 10.0

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.base.problems import UsageProblem
-from configs.base.project import Project
-from configs.language.compile import params_file, pipeline_file, source_file
-from configs.language.graph import Graph, Node, shown_name
-from pipelines.ledger.git import git
-from pipelines.lineage.ancestry import opened
-from pipelines.lineage.waivers import Split, in_words
-from pipelines.publish.report import scores_of, waived_in
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.compile import params_file, pipeline_file, source_file
+from pedigree.configs.language.graph import Graph, Node, shown_name
+from pedigree.pipelines.ledger.git import git
+from pedigree.pipelines.lineage.ancestry import opened
+from pedigree.pipelines.lineage.waivers import Split, in_words
+from pedigree.pipelines.publish.report import scores_of, waived_in
 
 UNDER_WAY = {
     "MERGE_HEAD": "merge",

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.base.published import Expected, Published
-from configs.language.graph import Graph, Node
+from pedigree.configs.base.published import Expected, Published
+from pedigree.configs.language.graph import Graph, Node
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.base.problems import UsageProblem
-from configs.base.project import Project
-from data.artifacts.artifacts import SUMS, Artifact, ArtifactError, content_hash, open_artifact, scan, sha256_file, write_json
-from data.store.durable import rename, sync_tree
-from data.store.hashing import Beat, silent
-from pipelines.lineage import openlineage
-from pipelines.lineage.ancestry import Pedigree, read_pedigree
-from pipelines.lineage.evaluations import Evaluation, evaluations_of
-from pipelines.lineage.standards import croissant, slsa
-from pipelines.publish.attribution import handed_on, origins
-from pipelines.publish.card import CARD, MODELS, card
-from pipelines.publish.signing import Signer
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.data.artifacts.artifacts import SUMS, Artifact, ArtifactError, content_hash, open_artifact, scan, sha256_file, write_json
+from pedigree.data.store.durable import rename, sync_tree
+from pedigree.data.store.hashing import Beat, silent
+from pedigree.pipelines.lineage import openlineage
+from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
+from pedigree.pipelines.lineage.evaluations import Evaluation, evaluations_of
+from pedigree.pipelines.lineage.standards import croissant, slsa
+from pedigree.pipelines.publish.attribution import handed_on, origins
+from pedigree.pipelines.publish.card import CARD, MODELS, card
+from pedigree.pipelines.publish.signing import Signer
 
 CROISSANT = "croissant.json"
 RECORDS = ("record.json", "run.json", "lineage.json")

@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
-from configs.language.kinds import family_of
-from pipelines.lineage.ancestry import Pedigree
-from pipelines.publish.charts import Box, graph_svg
-from pipelines.publish.report import filled, numerics_text
-from pipelines.quantities import size
+from pedigree.configs.language.kinds import family_of
+from pedigree.pipelines.lineage.ancestry import Pedigree
+from pedigree.pipelines.publish.charts import Box, graph_svg
+from pedigree.pipelines.publish.report import filled, numerics_text
+from pedigree.pipelines.quantities import size
 
 
 def lineage_page(pedigree: Pedigree) -> str:

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.base.frozen import finite
-from configs.base.project import Project
-from configs.language.graph import Graph
-from data.artifacts.artifacts import ArtifactError, read_json, write_json
-from pipelines.publish.report import scores_of
+from pedigree.configs.base.frozen import finite
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.graph import Graph
+from pedigree.data.artifacts.artifacts import ArtifactError, read_json, write_json
+from pedigree.pipelines.publish.report import scores_of
 
 SCHEMA = 2
 

@@ -11,27 +11,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.base.document import ConfigError
-from configs.base.frozen import Frozen
-from configs.base.project import Project
-from configs.base.texts import shown
-from configs.language.execution import Execution
-from configs.language.graph import Graph, Node
-from configs.language.kinds import KINDS
-from configs.language.suites import looks
-from configs.rows.datasets import PrepareData, generators_of, licences_of, title
-from data.artifacts.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
-from data.expectations import results
-from data.expectations.results import finding
-from data.store.untrusted import open_plain, read_lines
-from pipelines.estimate.reality import Outcome, outcomes_of
-from pipelines.lineage.ancestry import read_pedigree
-from pipelines.lineage.waivers import Split, splits_of
-from pipelines.publish.attribution import brought
-from pipelines.publish.charts import Box, Estimate, curve_svg, graph_svg, intervals_svg
-from pipelines.publish.comparison import Comparison, comparisons
-from pipelines.quantities import duration, size
-from pipelines.run.runs import load_execution
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import shown
+from pedigree.configs.language.execution import Execution
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.language.suites import looks
+from pedigree.configs.rows.datasets import PrepareData, generators_of, licences_of, title
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
+from pedigree.data.expectations import results
+from pedigree.data.expectations.results import finding
+from pedigree.data.store.untrusted import open_plain, read_lines
+from pedigree.pipelines.estimate.reality import Outcome, outcomes_of
+from pedigree.pipelines.lineage.ancestry import read_pedigree
+from pedigree.pipelines.lineage.waivers import Split, splits_of
+from pedigree.pipelines.publish.attribution import brought
+from pedigree.pipelines.publish.charts import Box, Estimate, curve_svg, graph_svg, intervals_svg
+from pedigree.pipelines.publish.comparison import Comparison, comparisons
+from pedigree.pipelines.quantities import duration, size
+from pedigree.pipelines.run.runs import load_execution
 
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_POLICIES = 12

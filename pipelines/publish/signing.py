@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.base.problems import PedigreeError, UsageProblem
-from data.artifacts.artifacts import SIGNATURE, ArtifactError, sha256_file
-from data.store.untrusted import inside, parse_json, plain_files, read_plain
+from pedigree.configs.base.problems import PedigreeError, UsageProblem
+from pedigree.data.artifacts.artifacts import SIGNATURE, ArtifactError, sha256_file
+from pedigree.data.store.untrusted import inside, parse_json, plain_files, read_plain
 
 PASSWORD = "PEDIGREE_SIGN_PASSWORD"
 """Environment variable with the password of an encrypted private key."""

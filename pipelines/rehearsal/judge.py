@@ -12,11 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from configs.base.frozen import digest
-from configs.judging.rephrasing import SAME
-from configs.judging.rubrics import HIGHEST
-from configs.judging.writing import CLOSE, OPEN
-from data.artifacts.artifacts import write_text
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.judging.rephrasing import SAME
+from pedigree.configs.judging.rubrics import HIGHEST
+from pedigree.configs.judging.writing import CLOSE, OPEN
+from pedigree.data.artifacts.artifacts import write_text
 
 PORT = "judge.port"
 LONGEST = 4 << 20

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.base.document import ConfigError, Problem
-from configs.base.problems import PedigreeError
-from configs.base.project import Project
-from configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_repo, rehearsed_name
-from configs.judging.answers import Scorers
-from configs.judging.asking import ByEndpoint
-from configs.judging.rephrasing import FindRephrased
-from configs.judging.synthesis import Synthesize
-from configs.language.graph import Graph, Node
-from configs.language.recipe import load_recipes
-from configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
-from configs.rehearsal.shrinking import FILE_ROWS, rehearsed, rehearsed_profile
-from configs.rows.datasets import (
+from pedigree.configs.base.document import ConfigError, Problem
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_repo, rehearsed_name
+from pedigree.configs.judging.answers import Scorers
+from pedigree.configs.judging.asking import ByEndpoint
+from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.judging.synthesis import Synthesize
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.recipe import load_recipes
+from pedigree.configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
+from pedigree.configs.rehearsal.shrinking import FILE_ROWS, rehearsed, rehearsed_profile
+from pedigree.configs.rows.datasets import (
     OWN,
     TEMPLATES,
     Arithmetic,
@@ -42,14 +42,14 @@ from configs.rows.datasets import (
     SourceModel,
     Stored,
 )
-from data.artifacts.artifacts import write_bytes, write_text
-from data.artifacts.provenance import CODE_ROOT
-from data.host import machine
-from data.sources import hub, rehearsal_hub, row_files
-from pipelines.estimate.shapes import known_shape
-from pipelines.jobs.context import RunContext, Watch, unwatched
-from pipelines.rehearsal.judge import serve
-from pipelines.run.runs import load_execution, load_run
+from pedigree.data.artifacts.artifacts import write_bytes, write_text
+from pedigree.data.artifacts.provenance import CODE_ROOT
+from pedigree.data.host import machine
+from pedigree.data.sources import hub, rehearsal_hub, row_files
+from pedigree.pipelines.estimate.shapes import known_shape
+from pedigree.pipelines.jobs.context import RunContext, Watch, unwatched
+from pedigree.pipelines.rehearsal.judge import serve
+from pedigree.pipelines.run.runs import load_execution, load_run
 
 DVC_CONFIG = """[core]
     no_scm = true
@@ -297,7 +297,7 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Progr
             "PYTHONSAFEPATH": "1",
             "OMP_NUM_THREADS": "1",
         }  # ignore the current folder
-        words = [sys.executable, "-m", "stages.training.made_models", *places]
+        words = [sys.executable, "-m", "pedigree.stages.training.made_models", *places]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ModelBuildFailed(f"building tiny models failed with exit code {done.returncode}: {done.stderr[-2000:]}")

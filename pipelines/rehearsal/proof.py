@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.base.project import Project
-from configs.base.shrink import Reason, Reduced
-from configs.language.graph import Graph, Node, shown_name
-from configs.rows.datasets import PrepareData
-from data.artifacts.artifacts import Artifact, read_run
-from data.records.records import row_files, rows_in
-from data.store.untrusted import ArtifactError, open_plain, read_json
-from pipelines.lineage.ancestry import opened
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.shrink import Reason, Reduced
+from pedigree.configs.language.graph import Graph, Node, shown_name
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.data.artifacts.artifacts import Artifact, read_run
+from pedigree.data.records.records import row_files, rows_in
+from pedigree.data.store.untrusted import ArtifactError, open_plain, read_json
+from pedigree.pipelines.lineage.ancestry import opened
 
 TEMPLATE = "chat_template.jinja"
 UNPROVED: dict[Reason, str] = {

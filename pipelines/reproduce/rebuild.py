@@ -14,16 +14,16 @@ from typing import Any
 
 import yaml
 
-from configs.base.problems import UsageProblem
-from configs.base.project import Project
-from configs.language.compile import params_file
-from configs.language.execution import FORMERLY
-from configs.language.kinds import KINDS
-from data.artifacts import provenance
-from data.artifacts.artifacts import ArtifactError, Record, Run, sha256_path, stage_key, write_text
-from data.store.untrusted import inside
-from pipelines.lineage.ancestry import parents_first
-from pipelines.reproduce.work_tree import RecordedCode
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.compile import params_file
+from pedigree.configs.language.execution import FORMERLY
+from pedigree.configs.language.kinds import KINDS
+from pedigree.data.artifacts import provenance
+from pedigree.data.artifacts.artifacts import ArtifactError, Record, Run, sha256_path, stage_key, write_text
+from pedigree.data.store.untrusted import inside
+from pedigree.pipelines.lineage.ancestry import parents_first
+from pedigree.pipelines.reproduce.work_tree import RecordedCode
 
 RECIPE = "reproduction"
 """Name of the rebuilt recipe."""

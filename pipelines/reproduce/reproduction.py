@@ -19,13 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.base.document import ConfigError
-from configs.base.frozen import digest
-from configs.base.project import Project
-from configs.language.execution import profile_path
-from configs.language.recipe import score_tolerance
-from data.artifacts import provenance
-from data.artifacts.artifacts import (
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import profile_path
+from pedigree.configs.language.recipe import score_tolerance
+from pedigree.data.artifacts import provenance
+from pedigree.data.artifacts.artifacts import (
     ArtifactError,
     open_artifact,
     parse_lineage,
@@ -36,17 +36,17 @@ from data.artifacts.artifacts import (
     read_run,
     write_json,
 )
-from data.artifacts.run_record import Environment
-from data.store.untrusted import LINEAGE_BYTES, RECORD_BYTES, RUN_BYTES, inside, parse_json, plain_files, read_plain
-from pipelines.jobs.lease import lease
-from pipelines.ledger.by_id import bring
-from pipelines.ledger.ledger import Ledger
-from pipelines.lineage.ancestry import find_artifact
-from pipelines.lineage.find import bring_committed
-from pipelines.lineage.git_state import code_state
-from pipelines.lineage.named_models import find_named, named_models
-from pipelines.reproduce import work_tree as codetree
-from pipelines.reproduce.rebuild import (
+from pedigree.data.artifacts.run_record import Environment
+from pedigree.data.store.untrusted import LINEAGE_BYTES, RECORD_BYTES, RUN_BYTES, inside, parse_json, plain_files, read_plain
+from pedigree.pipelines.jobs.lease import lease
+from pedigree.pipelines.ledger.by_id import bring
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.lineage.ancestry import find_artifact
+from pedigree.pipelines.lineage.find import bring_committed
+from pedigree.pipelines.lineage.git_state import code_state
+from pedigree.pipelines.lineage.named_models import find_named, named_models
+from pedigree.pipelines.reproduce import work_tree as codetree
+from pedigree.pipelines.reproduce.rebuild import (
     PROFILE,
     RECIPE,
     RebuiltStage,
@@ -57,9 +57,9 @@ from pipelines.reproduce.rebuild import (
     members_of,
     write_project,
 )
-from pipelines.reproduce.trust import REFUSED, is_own, review
-from pipelines.reproduce.verdicts import Finding, Original, environment_differences, judge, passes
-from pipelines.reproduce.work_tree import RecordedCode
+from pedigree.pipelines.reproduce.trust import REFUSED, is_own, review
+from pedigree.pipelines.reproduce.verdicts import Finding, Original, environment_differences, judge, passes
+from pedigree.pipelines.reproduce.work_tree import RecordedCode
 
 SCHEMA = 1
 RECORDS = ("record.json", "run.json", "lineage.json")
@@ -370,7 +370,8 @@ class _Attempt:
         environment["PYTHONPATH"] = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment["PEDIGREE_PREFECT"] = "never"  # not an option, since recorded code may not know it
         pipe = subprocess.PIPE if quiet else None
-        command = [sys.executable, "-P", "-m", "pipelines.cli", *arguments]
+        module = "pedigree.pipelines.cli" if (tree / "pedigree").is_dir() else "pipelines.cli"  # as it was before 0.2
+        command = [sys.executable, "-P", "-m", module, *arguments]
         sys.stdout.flush()
         child = subprocess.Popen(command, cwd=self.home.root, env=environment, text=True, stdout=pipe, stderr=pipe)
         try:

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from configs.base.project import Project
-from configs.base.texts import shown
-from data.artifacts.provenance import CODE_ROOT
-from pipelines.ledger.git import git, run_git
-from pipelines.ledger.ledger import Ledger, Recorded
-from pipelines.ledger.store import LedgerError
-from pipelines.reproduce.rebuild import RebuiltStage, ReproduceError
-from pipelines.reproduce.work_tree import RecordedCode, has
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import shown
+from pedigree.data.artifacts.provenance import CODE_ROOT
+from pedigree.pipelines.ledger.git import git, run_git
+from pedigree.pipelines.ledger.ledger import Ledger, Recorded
+from pedigree.pipelines.ledger.store import LedgerError
+from pedigree.pipelines.reproduce.rebuild import RebuiltStage, ReproduceError
+from pedigree.pipelines.reproduce.work_tree import RecordedCode, has
 
 MOST_COMMITS = 50
 """Maximum commits whose `dvc.lock` files are searched."""

@@ -12,12 +12,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from configs.language.execution import FORMERLY
-from configs.language.kinds import KINDS
-from data.artifacts.artifacts import Artifact, ArtifactError, Record, Run, read_run
-from data.artifacts.run_record import Environment
-from data.store.untrusted import LIST_BYTES, open_plain, read_lines, read_plain
-from pipelines.lineage.git_state import CODE_ROOT
+from pedigree.configs.language.execution import FORMERLY
+from pedigree.configs.language.kinds import KINDS
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, Run, read_run
+from pedigree.data.artifacts.run_record import Environment
+from pedigree.data.store.untrusted import LIST_BYTES, open_plain, read_lines, read_plain
+from pedigree.pipelines.lineage.git_state import CODE_ROOT
 
 Verdict = Literal["identical", "restored", "within tolerance", "drifted", "different", "failed", "not run"]
 CLOCKED = ("per_second", "seconds")
@@ -169,7 +169,7 @@ def _rows(curve: Path) -> list[dict[str, str]]:
 
 def weights_distance(before: Path, after: Path) -> float | None:
     """‖after - before‖ / ‖before‖ over all weights of two folders; None if the tensors do not correspond or cannot be read."""
-    command = [sys.executable, "-P", "-m", "stages.merge.distance", str(before), str(after)]
+    command = [sys.executable, "-P", "-m", "pedigree.stages.merge.distance", str(before), str(after)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(CODE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WEIGHTS_TIMEOUT_S)
     return float(answer.stdout) if answer.returncode == 0 else None

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from configs.base.problems import UsageProblem
-from data.artifacts.lineage import text_sha256
-from data.artifacts.run_record import CodeState, Run
-from pipelines.ledger.git import ABSENT, run_git
-from pipelines.lineage.git_state import CODE_ROOT, code_state
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.data.artifacts.lineage import text_sha256
+from pedigree.data.artifacts.run_record import CodeState, Run
+from pedigree.pipelines.ledger.git import ABSENT, run_git
+from pedigree.pipelines.lineage.git_state import CODE_ROOT, code_state
 
 SOUND = ("-c", "fetch.fsckObjects=true", "-c", "protocol.ext.allow=never")
 """Git settings for fetching untrusted objects."""

@@ -19,20 +19,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.base.problems import PedigreeError
-from configs.base.project import Project
-from configs.base.texts import command
-from configs.language.execution import Numerics, Placement
-from configs.language.graph import Node
-from configs.rows.datasets import generators_of, licences_of
-from data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact, write_json
-from data.host.faults import fault_point
-from data.store import heartbeat
-from data.store.durable import rename, sync_tree
-from data.store.hashing import Beat
-from data.store.heartbeat import Listener
-from pipelines.jobs import checkpoint_store
-from pipelines.jobs.attempts import (
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.graph import Node
+from pedigree.configs.rows.datasets import generators_of, licences_of
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact, write_json
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store import heartbeat
+from pedigree.data.store.durable import rename, sync_tree
+from pedigree.data.store.hashing import Beat
+from pedigree.data.store.heartbeat import Listener
+from pedigree.pipelines.jobs import checkpoint_store
+from pedigree.pipelines.jobs.attempts import (
     REMEDIES,
     await_elsewhere,
     begin_again,
@@ -46,11 +46,11 @@ from pipelines.jobs.attempts import (
     unproven,
     working,
 )
-from pipelines.jobs.code import CodeMoves
-from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.lease import Cancelled, HeldLease, LeaseHolder, LeaseLost, lease, listen
-from pipelines.jobs.preparation import InputsGone, began_with_other_code, prepare, take_over
-from pipelines.jobs.scratch_state import (
+from pedigree.pipelines.jobs.code import CodeMoves
+from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseHolder, LeaseLost, lease, listen
+from pedigree.pipelines.jobs.preparation import InputsGone, began_with_other_code, prepare, take_over
+from pedigree.pipelines.jobs.scratch_state import (
     ATTEMPTS,
     DEPENDENCIES,
     Damaged,
@@ -60,14 +60,14 @@ from pipelines.jobs.scratch_state import (
     read_dependencies,
     read_spec,
 )
-from pipelines.jobs.slots import Pool, slots
-from pipelines.ledger.identity import Identities, InputReplaced, MissingFiles, StageInputs, standing
-from pipelines.ledger.ledger import Check, is_complete
-from pipelines.ledger.objects import files_of
-from pipelines.ledger.store import LedgerError, RemoteError
-from pipelines.ledger.transfers import TransferProgress
-from pipelines.lineage.inheritance import write_origin
-from stages.job.job import PULSES, JobSpec, Success, read_curve, read_done, storage_cause
+from pedigree.pipelines.jobs.slots import Pool, slots
+from pedigree.pipelines.ledger.identity import Identities, InputReplaced, MissingFiles, StageInputs, standing
+from pedigree.pipelines.ledger.ledger import Check, is_complete
+from pedigree.pipelines.ledger.objects import files_of
+from pedigree.pipelines.ledger.store import LedgerError, RemoteError
+from pedigree.pipelines.ledger.transfers import TransferProgress
+from pedigree.pipelines.lineage.inheritance import write_origin
+from pedigree.stages.job.job import PULSES, JobSpec, Success, read_curve, read_done, storage_cause
 
 Outcome = Literal["unchanged", "remote", "restored", "ran", "attached"]
 """`remote`: recorded as done; the files stay in the remote until something needs them."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol
 
-from configs.base.problems import PedigreeError
-from pipelines.jobs.context import MOVING, RunContext, StageFailed
-from pipelines.run.runs import StageEnd, run_graph
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.pipelines.jobs.context import MOVING, RunContext, StageFailed
+from pedigree.pipelines.run.runs import StageEnd, run_graph
 
 HOW_TO_PREFECT = "Run `prefect server start`, then `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
 TICK_S = 1.0

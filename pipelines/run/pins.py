@@ -6,23 +6,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.base.document import ConfigError, Problem
-from configs.base.frozen import Frozen
-from configs.base.hub_names import PIN_ME
-from configs.base.packaged import EMBEDDER
-from configs.base.problems import UsageProblem
-from configs.base.project import Project
-from configs.base.texts import command
-from configs.judging.rephrasing import FindRephrased
-from configs.language.graph import Graph
-from configs.language.pinning import BESIDE, OpenRevision, open_revisions, pinned, without_revision
-from configs.language.recipe import load_recipes, recipe_file
-from configs.rows.datasets import Hub, hub_sources
-from configs.rows.decontamination import Decontaminate
-from data.artifacts import assets
-from data.sources import hub
-from data.sources.hub import HubError, Repository
-from data.store.durable import replace
+from pedigree.configs.base.document import ConfigError, Problem
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.hub_names import PIN_ME
+from pedigree.configs.base.packaged import EMBEDDER
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.pinning import BESIDE, OpenRevision, open_revisions, pinned, without_revision
+from pedigree.configs.language.recipe import load_recipes, recipe_file
+from pedigree.configs.rows.datasets import Hub, hub_sources
+from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.data.artifacts import assets
+from pedigree.data.sources import hub
+from pedigree.data.sources.hub import HubError, Repository
+from pedigree.data.store.durable import replace
 
 
 @dataclass(frozen=True)

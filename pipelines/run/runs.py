@@ -13,27 +13,27 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from configs.base.document import ConfigError, Problem, read_document
-from configs.base.project import Project
-from configs.base.texts import command, shown
-from configs.language.compile import overrides_of, params_file, pipeline_file, source_file, write_compiled
-from configs.language.execution import Execution, batch_problem, engines_problem, fitted, profile_path
-from configs.language.graph import Graph, Node
-from configs.language.recipe import load_recipes
-from data.artifacts import provenance
-from data.artifacts.artifacts import read_run
-from data.host import machine
-from data.store.untrusted import RESTORE, ArtifactError, read_source
-from pipelines.estimate.estimates import refusals
-from pipelines.estimate.sampling_plan import opens_engines, sampling_plan_of
-from pipelines.jobs.attempts import BUG
-from pipelines.jobs.context import RunContext, StageFailed, Watch, unwatched
-from pipelines.jobs.scratch_state import address_of
-from pipelines.ledger.identity import standing
-from pipelines.ledger.ledger import Ledger
-from pipelines.ledger.store import RemoteError
-from pipelines.run.ensure import Result, at_rest, ensure, log_file, run_under_dvc
-from pipelines.run.pins import refuse_unpinned
+from pedigree.configs.base.document import ConfigError, Problem, read_document
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command, shown
+from pedigree.configs.language.compile import overrides_of, params_file, pipeline_file, source_file, write_compiled
+from pedigree.configs.language.execution import Execution, batch_problem, engines_problem, fitted, profile_path
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.recipe import load_recipes
+from pedigree.data.artifacts import provenance
+from pedigree.data.artifacts.artifacts import read_run
+from pedigree.data.host import machine
+from pedigree.data.store.untrusted import RESTORE, ArtifactError, read_source
+from pedigree.pipelines.estimate.estimates import refusals
+from pedigree.pipelines.estimate.sampling_plan import opens_engines, sampling_plan_of
+from pedigree.pipelines.jobs.attempts import BUG
+from pedigree.pipelines.jobs.context import RunContext, StageFailed, Watch, unwatched
+from pedigree.pipelines.jobs.scratch_state import address_of
+from pedigree.pipelines.ledger.identity import standing
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.store import RemoteError
+from pedigree.pipelines.run.ensure import Result, at_rest, ensure, log_file, run_under_dvc
+from pedigree.pipelines.run.pins import refuse_unpinned
 
 
 @dataclass(frozen=True)

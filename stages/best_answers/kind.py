@@ -1,10 +1,10 @@
 """`best_answers` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.shrink import LOWEST, Cut
-from configs.base.work import Amount, PlannedStage, only, tokens_at
-from configs.judging.answers import answers_of_prompt, sampled
-from configs.judging.keeping import AllAbove, BestAnswers, keeping_problem
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.shrink import LOWEST, Cut
+from pedigree.configs.base.work import Amount, PlannedStage, only, tokens_at
+from pedigree.configs.judging.answers import answers_of_prompt, sampled
+from pedigree.configs.judging.keeping import AllAbove, BestAnswers, keeping_problem
 
 
 def shrink(cut: Cut) -> None:

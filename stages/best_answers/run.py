@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from configs.judging.keeping import BestAnswers
-from data.artifacts.artifacts import write_json
-from data.expectations.output import blocks
-from data.records import answer_pool, records
-from data.records.answer_pool import AnswerFacts, AnswerPool, value_of
-from data.records.records import Conversation, Message
-from stages.core.keeping import pass_rate, worth_imitating
-from stages.core.pass_rates import histogram
-from stages.job.job import Inputs, Job, StageError, only
-from stages.job.output_rows import written
+from pedigree.configs.judging.keeping import BestAnswers
+from pedigree.data.artifacts.artifacts import write_json
+from pedigree.data.expectations.output import blocks
+from pedigree.data.records import answer_pool, records
+from pedigree.data.records.answer_pool import AnswerFacts, AnswerPool, value_of
+from pedigree.data.records.records import Conversation, Message
+from pedigree.stages.core.keeping import pass_rate, worth_imitating
+from pedigree.stages.core.pass_rates import histogram
+from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.job.output_rows import written
 
 
 def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:

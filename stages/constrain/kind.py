@@ -1,9 +1,9 @@
 """`constrain` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.shrink import Cut
-from configs.base.work import rows_at, tokens_at
-from configs.judging.constraining import Constrain
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.shrink import Cut
+from pedigree.configs.base.work import rows_at, tokens_at
+from pedigree.configs.judging.constraining import Constrain
 
 
 def shrink(cut: Cut) -> None:

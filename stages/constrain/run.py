@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from configs.judging.constraining import Constrain, ConstraintRules, load_constraints
-from data.artifacts.artifacts import Artifact, write_json, write_rows
-from data.expectations.output import blocks
-from data.records import answer_pool, columns, records
-from data.records.records import Prompt
-from stages.core.constraining import constrained
-from stages.job.job import Inputs, Job, StageError, only
-from stages.job.output_rows import written
+from pedigree.configs.judging.constraining import Constrain, ConstraintRules, load_constraints
+from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
+from pedigree.data.expectations.output import blocks
+from pedigree.data.records import answer_pool, columns, records
+from pedigree.data.records.records import Prompt
+from pedigree.stages.core.constraining import constrained
+from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.job.output_rows import written
 
 SHOWN = 20
 

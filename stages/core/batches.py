@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.language.execution import Numerics
-from stages.core.spans import Span, Spans, spans_of
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.core.spans import Span, Spans, spans_of
 
 
 @dataclass(frozen=True, eq=False)

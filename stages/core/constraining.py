@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from string import Template
 from typing import Any, NamedTuple
 
-from configs.judging.constraining import REPEATED, Constrain, ConstraintForm, ConstraintRules, SomeOf
-from data.records.records import Prompt, derived_id
+from pedigree.configs.judging.constraining import REPEATED, Constrain, ConstraintForm, ConstraintRules, SomeOf
+from pedigree.data.records.records import Prompt, derived_id
 
 VERIFIER = "ifeval"
 PART = "constrained"

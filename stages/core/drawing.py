@@ -6,7 +6,7 @@ pool changes only the draws that include it (rendezvous hashing, Thaler & Ravish
 
 from collections.abc import Collection, Sequence
 
-from configs.base.frozen import digest
+from pedigree.configs.base.frozen import digest
 
 
 def draw_policies(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from data.records.records import Message
+from pedigree.data.records.records import Message
 
 CONTROL = re.compile(
     r"<[|｜][\w▁]+[|｜]>|<bos>|<(?:start|end)_of_turn>|<</?SYS>>"

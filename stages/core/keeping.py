@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from configs.base.frozen import digest
-from configs.judging.keeping import Above, AllAbove, BestAnswers, BestOfN, TopShare
-from data.records.answer_pool import AnswerFacts, value_of
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.judging.keeping import Above, AllAbove, BestAnswers, BestOfN, TopShare
+from pedigree.data.records.answer_pool import AnswerFacts, value_of
 
 NO_SCORE, BELOW, OUTSIDE = "no score", "below min_score", "outside the top share"
 """Reasons for dropping rows."""

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.rows.decontamination import Waiver
-from data.contamination.coverage import Benchmarks, Overlap
-from data.records.scattered import Numbers
-from data.sources.sources import LEAK
-from stages.job.job import StageError
+from pedigree.configs.rows.decontamination import Waiver
+from pedigree.data.contamination.coverage import Benchmarks, Overlap
+from pedigree.data.records.scattered import Numbers
+from pedigree.data.sources.sources import LEAK
+from pedigree.stages.job.job import StageError
 
 REMOVED, WAIVED = "removed", "waived"
 """Verdicts on an overlap without doubts."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from configs.methods.policy_gradient import AdaptiveKl, Algorithm, Cispo, Clipped, Correction, Dcpo, Kl, Ratio
+from pedigree.configs.methods.policy_gradient import AdaptiveKl, Algorithm, Cispo, Clipped, Correction, Dcpo, Kl, Ratio
 
 LARGEST_DELTA = 20.0
 """Log-ratios to the reference are clamped to ± this: e^20 per token is far beyond a useful gradient."""

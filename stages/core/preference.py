@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from configs.methods import preference as losses
-from stages.core.batches import Document, document
+from pedigree.configs.methods import preference as losses
+from pedigree.stages.core.batches import Document, document
 
 Sums = dict[str, Tensor]
 MAX_EXPONENT = 80.0

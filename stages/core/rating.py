@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from string import Template
 
-from configs.base.frozen import digest
-from configs.judging.rubrics import CUT_OFF, FRAME, HIGHEST, Rubric
-from data.records.records import Message
-from stages.core.stated import stated_line
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.judging.rubrics import CUT_OFF, FRAME, HIGHEST, Rubric
+from pedigree.data.records.records import Message
+from pedigree.stages.core.stated import stated_line
 
 STATED = re.compile(r"rating\s*[:=]", re.IGNORECASE)
 EXACT = re.compile(rf"Rating: *([1-{HIGHEST}])")

@@ -1,8 +1,8 @@
 """`decontaminate` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, port
-from configs.base.work import rows_at, tokens_at
-from configs.rows.decontamination import Decontaminate, shrink_comparison
+from pedigree.configs.base.kind import Kind, port
+from pedigree.configs.base.work import rows_at, tokens_at
+from pedigree.configs.rows.decontamination import Decontaminate, shrink_comparison
 
 KIND = Kind(
     name="decontaminate",

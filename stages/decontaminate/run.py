@@ -11,17 +11,28 @@ The manifest is outside the payload, so that a new benchmark which removes nothi
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from configs.rows.decontamination import Decontaminate
-from data.artifacts.artifacts import Artifact, write_json, write_rows
-from data.contamination.coverage import Benchmarks
-from data.contamination.decontamination import Comparison
-from data.contamination.evidence import ALIKE
-from data.records import records
-from data.records.scattered import Scattered
-from data.records.searching import search
-from data.sources.sources import LEAK
-from stages.core.overlaps import REMOVED, WAIVED, Hit, hit_of, lines, refuse_contaminated, refuse_unknown, staying, summary, waiver_summary
-from stages.job.job import Inputs, Job, StageError, only
+from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
+from pedigree.data.contamination.coverage import Benchmarks
+from pedigree.data.contamination.decontamination import Comparison
+from pedigree.data.contamination.evidence import ALIKE
+from pedigree.data.records import records
+from pedigree.data.records.scattered import Scattered
+from pedigree.data.records.searching import search
+from pedigree.data.sources.sources import LEAK
+from pedigree.stages.core.overlaps import (
+    REMOVED,
+    WAIVED,
+    Hit,
+    hit_of,
+    lines,
+    refuse_contaminated,
+    refuse_unknown,
+    staying,
+    summary,
+    waiver_summary,
+)
+from pedigree.stages.job.job import Inputs, Job, StageError, only
 
 
 class Compared(NamedTuple):

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from configs.base.kind import Kind, gives, port
-from configs.base.shrink import MAX_UNKNOWN, RESAMPLES, TOKENS, Cut
-from configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan
-from configs.judging.answers import Evaluate, evaluate_problem
-from configs.rows.datasets import PrepareData, form_of
-from configs.rows.suite_forms import Form
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.shrink import MAX_UNKNOWN, RESAMPLES, TOKENS, Cut
+from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan
+from pedigree.configs.judging.answers import Evaluate, evaluate_problem
+from pedigree.configs.rows.datasets import PrepareData, form_of
+from pedigree.configs.rows.suite_forms import Form
 
 
 def shrink(cut: Cut) -> None:

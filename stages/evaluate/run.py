@@ -21,14 +21,14 @@ from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any
 
-from configs.judging.answers import Evaluate
-from configs.methods.training import Sampling
-from configs.rows.suite_forms import Form
-from data.artifacts.artifacts import Artifact, read_lineage, write_json, write_rows
-from data.chat.chat import Chat
-from data.records import records
-from data.records.records import AnswerScore, ItemScore
-from stages.evaluate.suite_scores import (
+from pedigree.configs.judging.answers import Evaluate
+from pedigree.configs.methods.training import Sampling
+from pedigree.configs.rows.suite_forms import Form
+from pedigree.data.artifacts.artifacts import Artifact, read_lineage, write_json, write_rows
+from pedigree.data.chat.chat import Chat
+from pedigree.data.records import records
+from pedigree.data.records.records import AnswerScore, ItemScore
+from pedigree.stages.evaluate.suite_scores import (
     Draws,
     Task,
     answers_of,
@@ -41,12 +41,12 @@ from stages.evaluate.suite_scores import (
     task_hash,
     verifiers_of,
 )
-from stages.job.job import Inputs, Job, StageError
-from stages.sampling.chunks import Ask, Score, generate
-from stages.sampling.engine_processes import WarmEngines
-from stages.sampling.prepared import Prepared
-from stages.sampling.sampler import Continuation, Generation, Request, seed_of
-from stages.verifiers import sandbox
+from pedigree.stages.job.job import Inputs, Job, StageError
+from pedigree.stages.sampling.chunks import Ask, Score, generate
+from pedigree.stages.sampling.engine_processes import WarmEngines
+from pedigree.stages.sampling.prepared import Prepared
+from pedigree.stages.sampling.sampler import Continuation, Generation, Request, seed_of
+from pedigree.stages.verifiers import sandbox
 
 FROZEN = ("select", "source_model")
 """Stage kinds whose models may be evaluated on unseen suites."""

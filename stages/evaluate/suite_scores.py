@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.base.frozen import digest
-from configs.rows.suite_forms import Form, Metric
-from data.records.records import AnswerScore, ItemScore
-from stages.core.statistics import bootstrap_average
-from stages.evaluate.pass_at_k import pass_at_k
-from stages.verifiers import Verdict, VerifierError, verify, version
-from stages.verifiers.choices import decide
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.rows.suite_forms import Form, Metric
+from pedigree.data.records.records import AnswerScore, ItemScore
+from pedigree.stages.core.statistics import bootstrap_average
+from pedigree.stages.evaluate.pass_at_k import pass_at_k
+from pedigree.stages.verifiers import Verdict, VerifierError, verify, version
+from pedigree.stages.verifiers.choices import decide
 
 PLAIN: Mapping[str, Metric] = {"score": Metric(verifier="")}
 """Metric of a suite without a form: the score of each item's own verifier."""

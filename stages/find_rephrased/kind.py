@@ -1,11 +1,11 @@
 """`find_rephrased` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, port
-from configs.base.shrink import TOKENS, Cut
-from configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, at_ports, generation, rows_at, rows_written, tokens_at
-from configs.judging.asking import asking_sampling_plan, shrink_asking
-from configs.judging.rephrasing import FindRephrased, rephrased_needs, rephrased_problem
-from configs.rows.decontamination import shrink_comparison
+from pedigree.configs.base.kind import Kind, port
+from pedigree.configs.base.shrink import TOKENS, Cut
+from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, at_ports, generation, rows_at, rows_written, tokens_at
+from pedigree.configs.judging.asking import asking_sampling_plan, shrink_asking
+from pedigree.configs.judging.rephrasing import FindRephrased, rephrased_needs, rephrased_problem
+from pedigree.configs.rows.decontamination import shrink_comparison
 
 
 def shrink(cut: Cut) -> None:

@@ -6,10 +6,10 @@ A verdict is parsed from a single line, and an ambiguous reply has none: verdict
 import re
 from string import Template
 
-from configs.judging.rephrasing import FRAME, SAME
-from data.records.records import Message
-from stages.core.rating import unused_mark
-from stages.core.stated import stated_line
+from pedigree.configs.judging.rephrasing import FRAME, SAME
+from pedigree.data.records.records import Message
+from pedigree.stages.core.rating import unused_mark
+from pedigree.stages.core.stated import stated_line
 
 STATED = re.compile(rf"{SAME}\s*[:=]", re.IGNORECASE)
 EXACT = re.compile(f"{SAME}: *(yes|no)")

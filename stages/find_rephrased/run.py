@@ -15,23 +15,23 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from configs.base.frozen import canonical_json
-from configs.judging.rephrasing import FindRephrased
-from configs.methods.training import Sampling
-from configs.rows.decontamination import Waiver
-from data.artifacts.artifacts import Artifact, write_json, write_rows
-from data.contamination.coverage import Benchmarks, Overlap, ordered, searched
-from data.contamination.paraphrases import SHOWN, VectorIndex, VectorMatch, question
-from data.records import records
-from data.records.records import Message
-from data.records.scattered import Scattered
-from data.records.searching import search
-from stages.core.overlaps import TOLD, Hit, hit_of, lines, refuse_contaminated, refuse_unknown, staying, summary, waiver_summary
-from stages.find_rephrased.rephrasing import parse_same, same_task_question
-from stages.job.job import Inputs, Job, StageError, only, only_or_none
-from stages.sampling.asking import Bound, ask, mark_models, reported
-from stages.sampling.endpoint import Reply
-from stages.sampling.sampler import seed_of
+from pedigree.configs.base.frozen import canonical_json
+from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.methods.training import Sampling
+from pedigree.configs.rows.decontamination import Waiver
+from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
+from pedigree.data.contamination.coverage import Benchmarks, Overlap, ordered, searched
+from pedigree.data.contamination.paraphrases import SHOWN, VectorIndex, VectorMatch, question
+from pedigree.data.records import records
+from pedigree.data.records.records import Message
+from pedigree.data.records.scattered import Scattered
+from pedigree.data.records.searching import search
+from pedigree.stages.core.overlaps import TOLD, Hit, hit_of, lines, refuse_contaminated, refuse_unknown, staying, summary, waiver_summary
+from pedigree.stages.find_rephrased.rephrasing import parse_same, same_task_question
+from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.sampling.asking import Bound, ask, mark_models, reported
+from pedigree.stages.sampling.endpoint import Reply
+from pedigree.stages.sampling.sampler import seed_of
 
 OTHER = "another task"
 """The verdict on a row and an item that are different tasks."""

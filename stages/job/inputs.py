@@ -8,12 +8,12 @@ from pathlib import Path
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from configs.base.frozen import Frozen
-from configs.base.texts import command
-from data.artifacts.artifacts import ArtifactError, entries_of, open_artifact, read_json, sha256_path, survey, write_json
-from data.store.hashing import Hashed, hash_files
-from data.store.untrusted import Sha256, Size
-from stages.job.job import Inputs, Job, JobSpec, Number, StageError, place_in
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.texts import command
+from pedigree.data.artifacts.artifacts import ArtifactError, entries_of, open_artifact, read_json, sha256_path, survey, write_json
+from pedigree.data.store.hashing import Hashed, hash_files
+from pedigree.data.store.untrusted import Sha256, Size
+from pedigree.stages.job.job import Inputs, Job, JobSpec, Number, StageError, place_in
 
 SEEN = "inputs.json"
 """File in the scratch folder: input file → hash and metadata when the first attempt opened it."""

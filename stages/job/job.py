@@ -28,20 +28,20 @@ from typing import Annotated, Any, BinaryIO, Literal, Protocol, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from configs.base.frozen import Frozen, finite
-from configs.base.paths import RelativePath
-from configs.base.problems import PedigreeError
-from configs.language.execution import Numerics, Placement
-from configs.language.kinds import KINDS
-from data.artifacts.artifacts import Artifact, ArtifactError, FileEntry, Input, read_json, write_text
-from data.artifacts.run_record import Fingerprint, RunConditions, Setting
-from data.host.effort import Effort
-from data.host.machine import settled
-from data.host.memory import share_left
-from data.store.fence import OVERTAKEN, Fence, Superseded
-from data.store.hashing import Hashed
-from data.store.heartbeat import Pulse
-from data.store.untrusted import LIST_BYTES, Line, Md5, Sha256, Size, Word, described
+from pedigree.configs.base.frozen import Frozen, finite
+from pedigree.configs.base.paths import RelativePath
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.kinds import KINDS
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, FileEntry, Input, read_json, write_text
+from pedigree.data.artifacts.run_record import Fingerprint, RunConditions, Setting
+from pedigree.data.host.effort import Effort
+from pedigree.data.host.machine import settled
+from pedigree.data.host.memory import share_left
+from pedigree.data.store.fence import OVERTAKEN, Fence, Superseded
+from pedigree.data.store.hashing import Hashed
+from pedigree.data.store.heartbeat import Pulse
+from pedigree.data.store.untrusted import LIST_BYTES, Line, Md5, Sha256, Size, Word, described
 
 HEARTBEAT_INTERVAL_S = 1.0
 TOKENS = "tokens.json"

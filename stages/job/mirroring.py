@@ -15,15 +15,15 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.artifacts.artifacts import read_json, write_json, write_text
-from data.artifacts.mirror import ELSEWHERE, TOKEN, Lease, LeaseTaken, Mirror, MirrorState, Producer, saved_token
-from data.artifacts.provenance import code_files
-from data.artifacts.run_record import PortableCode, read_attempts
-from data.host.faults import fault_point
-from data.store.durable import rename, sync_tree
-from data.store.storage import ContentChanged, Missing, StoreError
-from data.store.untrusted import ArtifactError
-from stages.job.job import Job, StageError
+from pedigree.data.artifacts.artifacts import read_json, write_json, write_text
+from pedigree.data.artifacts.mirror import ELSEWHERE, TOKEN, Lease, LeaseTaken, Mirror, MirrorState, Producer, saved_token
+from pedigree.data.artifacts.provenance import code_files
+from pedigree.data.artifacts.run_record import PortableCode, read_attempts
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.durable import rename, sync_tree
+from pedigree.data.store.storage import ContentChanged, Missing, StoreError
+from pedigree.data.store.untrusted import ArtifactError
+from pedigree.stages.job.job import Job, StageError
 
 SILENCE_S = 60.0
 """Silence after which another machine may take over the lease; `heartbeat_timeout_s`, if that is shorter."""

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from data.artifacts.artifacts import write_json
-from data.expectations.output import RowWriter
-from stages.job.job import Job
-from stages.verifiers import check
+from pedigree.data.artifacts.artifacts import write_json
+from pedigree.data.expectations.output import RowWriter
+from pedigree.stages.job.job import Job
+from pedigree.stages.verifiers import check
 
 
 def written(

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.artifacts.artifacts import Artifact, sha256_file
-from data.records import records
-from stages.job.job import Job, read_curve
+from pedigree.data.artifacts.artifacts import Artifact, sha256_file
+from pedigree.data.records import records
+from pedigree.stages.job.job import Job, read_curve
 
 if TYPE_CHECKING:  # loads torch, which stages without training do not need
-    from stages.job.updates import Update
+    from pedigree.stages.job.updates import Update
 
 TEMPLATE_FILE = "chat_template.jinja"
 """A model folder's chat template."""

@@ -1,8 +1,16 @@
 """`judge` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.work import Amount, PlannedStage, only, tokens_at
-from configs.judging.answers import SCORERS, Judge, scorers_need, scorers_problem, scorers_sampling_plan, scorers_work, shrink_scorers
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.work import Amount, PlannedStage, only, tokens_at
+from pedigree.configs.judging.answers import (
+    SCORERS,
+    Judge,
+    scorers_need,
+    scorers_problem,
+    scorers_sampling_plan,
+    scorers_work,
+    shrink_scorers,
+)
 
 
 def rows(stage: PlannedStage) -> Amount | None:

@@ -26,18 +26,18 @@ from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from configs.judging.answers import Judge
-from data.artifacts.artifacts import Artifact, write_json, write_rows
-from data.records import records
-from data.records.records import AspectRating, Completion, Judgment
-from stages.core.ensembles import Member, agreement, combine, disagreement, model_terms, of_all, total
-from stages.core.rating import mean_rating
-from stages.job.job import Inputs, Job, StageError, only, only_or_none
-from stages.judge.win_rates import win_rate_table, win_rates
-from stages.verifiers import VerifierError, verify
+from pedigree.configs.judging.answers import Judge
+from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
+from pedigree.data.records import records
+from pedigree.data.records.records import AspectRating, Completion, Judgment
+from pedigree.stages.core.ensembles import Member, agreement, combine, disagreement, model_terms, of_all, total
+from pedigree.stages.core.rating import mean_rating
+from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.judge.win_rates import win_rate_table, win_rates
+from pedigree.stages.verifiers import VerifierError, verify
 
 if TYPE_CHECKING:  # loads engines, which a verifier does not need
-    from stages.sampling.raters import Ratings
+    from pedigree.stages.sampling.raters import Ratings
 
 RESAMPLES = 1000
 """Bootstrap resamples of prompts behind the interval of a win rate."""
@@ -181,7 +181,7 @@ def ask_members(
     """Label → rewards of each reward model, run one after the other; empty if `reward_weight` is 0."""
     if config.reward_weight == 0:
         return {}
-    from stages.sampling.rewards import ask_all
+    from pedigree.stages.sampling.rewards import ask_all
 
     def note(label: str, reasons: dict[int, str]) -> None:
         failures.extend({"id": verified[place].id, "judge": label, "reason": reason} for place, reason in reasons.items())
@@ -195,7 +195,7 @@ def ask_ratings(
     """The ratings of a language model; None if none is configured."""
     if config.rating is None:
         return None
-    from stages.sampling.raters import rate
+    from pedigree.stages.sampling.raters import rate
 
     found = rate(config.rating, only_or_none(inputs, "judge"), completions, job, max_unanswered_share=config.max_unscored_share)
     failures += found.failures

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import NamedTuple
 
-from stages.core.statistics import bootstrap_mean
+from pedigree.stages.core.statistics import bootstrap_mean
 
 
 def win_rates(scores: Sequence[float], scale: float | None) -> list[float]:

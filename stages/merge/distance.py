@@ -1,4 +1,4 @@
-"""Relative distance between the weights of two model folders: `python -m stages.merge.distance BEFORE AFTER`.
+"""Relative distance between the weights of two model folders: `python -m pedigree.stages.merge.distance BEFORE AFTER`.
 
 Prints ‖after - before‖₂ / ‖before‖₂ over all tensors. A separate process, because planning does not load torch.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import float64
 
-from stages.merge.weights import Weights, WeightsError, difference
+from pedigree.stages.merge.weights import Weights, WeightsError, difference
 
 
 def relative_l2(before: Path, after: Path) -> float:

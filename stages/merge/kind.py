@@ -1,7 +1,7 @@
 """`merge` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.methods.merging import Merge, merge_problem
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.methods.merging import Merge, merge_problem
 
 KIND = Kind(
     name="merge",

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
-from configs.methods.merging import LinearMerge, Merge, SlerpMerge
-from data.artifacts.artifacts import Artifact
-from data.chat.chat import Chat
-from stages.job.job import Inputs, Job, StageError
-from stages.merge.distance import relative_l2
-from stages.merge.weights import Weights, difference, merge_folders, slerp, weighted_mean
+from pedigree.configs.methods.merging import LinearMerge, Merge, SlerpMerge
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.job.job import Inputs, Job, StageError
+from pedigree.stages.merge.distance import relative_l2
+from pedigree.stages.merge.weights import Weights, difference, merge_folders, slerp, weighted_mean
 
 IRRELEVANT_KEYS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 """Keys of `config.json` that do not affect the model's function (`architectures` only names the class that `model_type` selects)."""

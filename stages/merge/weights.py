@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.base.problems import PedigreeError
+from pedigree.configs.base.problems import PedigreeError
 
 PARALLEL = 1e-4
 """Sine of the angle below which slerp is linear, because the two differ by less than fp32 precision."""

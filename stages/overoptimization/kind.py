@@ -1,8 +1,8 @@
 """`overoptimization` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.shrink import RESAMPLES, Cut
-from configs.judging.answers import Overoptimization, overoptimization_problem
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.shrink import RESAMPLES, Cut
+from pedigree.configs.judging.answers import Overoptimization, overoptimization_problem
 
 MAX_N = 2
 

@@ -2,11 +2,11 @@
 
 from math import comb, inf
 
-from configs.base.kind import Kind, gives, port
-from configs.base.shrink import HIGHEST, LOWEST, Cut
-from configs.base.work import SHARE_OF_A_BOUND, TURN, Amount, PlannedStage, only
-from configs.judging.answers import answers_of_prompt, sampled
-from configs.judging.pairing import AllPairs, Pair, pair_needs, pair_problem
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.shrink import HIGHEST, LOWEST, Cut
+from pedigree.configs.base.work import SHARE_OF_A_BOUND, TURN, Amount, PlannedStage, only
+from pedigree.configs.judging.answers import answers_of_prompt, sampled
+from pedigree.configs.judging.pairing import AllPairs, Pair, pair_needs, pair_problem
 
 
 def shrink(cut: Cut) -> None:

@@ -9,12 +9,12 @@ from itertools import combinations
 from statistics import pvariance
 from typing import NamedTuple
 
-from configs.base.frozen import digest
-from configs.judging.pairing import AllPairs, Budget, Delta, Pair, Relaxed, TopVsBottom
-from data.records.answer_pool import AnswerFacts, value_of
-from data.records.records import derived_from
-from stages.core.constraining import PART
-from stages.core.drawing import uniform
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.judging.pairing import AllPairs, Budget, Delta, Pair, Relaxed, TopVsBottom
+from pedigree.data.records.answer_pool import AnswerFacts, value_of
+from pedigree.data.records.records import derived_from
+from pedigree.stages.core.constraining import PART
+from pedigree.stages.core.drawing import uniform
 
 Ranked = tuple[AnswerFacts, ...]
 """Answers, best first."""

@@ -15,17 +15,17 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from configs.judging.pairing import Delta, Pair, Relaxed
-from data.artifacts.artifacts import Artifact, write_json
-from data.expectations.output import blocks
-from data.records import answer_pool, records
-from data.records.answer_pool import AnswerFacts, AnswerPool
-from data.records.records import Answer, Preference
-from stages.core.constraining import PART
-from stages.job.job import Inputs, Job, StageError, only, only_or_none
-from stages.job.output_rows import written
-from stages.pair.pairing import Preferred, preferences, within
-from stages.verifiers import VerifierError, verify
+from pedigree.configs.judging.pairing import Delta, Pair, Relaxed
+from pedigree.data.artifacts.artifacts import Artifact, write_json
+from pedigree.data.expectations.output import blocks
+from pedigree.data.records import answer_pool, records
+from pedigree.data.records.answer_pool import AnswerFacts, AnswerPool
+from pedigree.data.records.records import Answer, Preference
+from pedigree.stages.core.constraining import PART
+from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.job.output_rows import written
+from pedigree.stages.pair.pairing import Preferred, preferences, within
+from pedigree.stages.verifiers import VerifierError, verify
 
 
 def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:

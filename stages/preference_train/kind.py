@@ -1,10 +1,10 @@
 """`preference_train` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.work import Amounts, PlannedStage
-from configs.judging.pairing import preference_problem
-from configs.methods.preference import Kto
-from configs.methods.training import PreferenceTrain, shrink_training, training_work
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.work import Amounts, PlannedStage
+from pedigree.configs.judging.pairing import preference_problem
+from pedigree.configs.methods.preference import Kto
+from pedigree.configs.methods.training import PreferenceTrain, shrink_training, training_work
 
 
 def work(stage: PlannedStage) -> Amounts:

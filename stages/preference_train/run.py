@@ -13,23 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.methods.preference import Kto, PreferenceLoss, SppoSoft
-from configs.methods.training import PreferenceTrain
-from data.artifacts.artifacts import Artifact
-from data.chat.chat import Chat
-from data.chat.documents import Documents, Pairs, SingleAnswers
-from data.records.sequences import Mapped
-from stages.core.batches import Unit, step_rows, steps_per_epoch, unit_tokens
-from stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
-from stages.job.job import Inputs, Job, StageError, only, only_or_none
-from stages.training.checkpoints import Checkpoints
-from stages.training.feed import Feed, GlobalBatch, PreparedMicroBatch
-from stages.training.models import frozen, load_policy, same_weights
-from stages.training.probe import probe
-from stages.training.reference import Cached, Reference, online
-from stages.training.token_cache import units_of
-from stages.training.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
-from stages.training.training_rows import Row, fitting, gather, pairs, single_answers
+from pedigree.configs.methods.preference import Kto, PreferenceLoss, SppoSoft
+from pedigree.configs.methods.training import PreferenceTrain
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Documents, Pairs, SingleAnswers
+from pedigree.data.records.sequences import Mapped
+from pedigree.stages.core.batches import Unit, step_rows, steps_per_epoch, unit_tokens
+from pedigree.stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
+from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.training.checkpoints import Checkpoints
+from pedigree.stages.training.feed import Feed, GlobalBatch, PreparedMicroBatch
+from pedigree.stages.training.models import frozen, load_policy, same_weights
+from pedigree.stages.training.probe import probe
+from pedigree.stages.training.reference import Cached, Reference, online
+from pedigree.stages.training.token_cache import units_of
+from pedigree.stages.training.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
+from pedigree.stages.training.training_rows import Row, fitting, gather, pairs, single_answers
 
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05}
 """Maximum |L_0 - L(policy = reference)| / max(1, L) if policy and reference are the same model; a larger difference means that their

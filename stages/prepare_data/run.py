@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from configs.rows.datasets import (
+from pedigree.configs.rows.datasets import (
     ROWS,
     TOKENIZER,
     Arithmetic,
@@ -33,26 +33,26 @@ from configs.rows.datasets import (
     RowProgram,
     Stored,
 )
-from configs.rows.expectations import facts_named, texts_named
-from configs.rows.filters import Ids, columns_named
-from data.artifacts.artifacts import write_json, write_rows
-from data.chat.encoding import EncodingMismatch
-from data.expectations import row_facts, row_statistics
-from data.expectations.results import Verdict, recorded, refuse, warnings
-from data.expectations.validation import examine
-from data.filters import filtering, row_filters
-from data.filters.filtering import Drop
-from data.filters.token_counts import TokenCounter
-from data.records import columns, records
-from data.records.records import FORM_FILE
-from data.records.scattered import Numbers
-from data.sources import procedural, sources
-from data.sources.dataset_builder import DatasetBuilder, RowIndex, SourceRows
-from data.sources.shares import Portion
-from data.sources.sources import LEAK, OpenSource, Outside, Parsed
-from stages.job.job import Inputs, Job, StageError, only_or_none
-from stages.verifiers import check, row_programs, verify
-from stages.verifiers.choices import check_choices
+from pedigree.configs.rows.expectations import facts_named, texts_named
+from pedigree.configs.rows.filters import Ids, columns_named
+from pedigree.data.artifacts.artifacts import write_json, write_rows
+from pedigree.data.chat.encoding import EncodingMismatch
+from pedigree.data.expectations import row_facts, row_statistics
+from pedigree.data.expectations.results import Verdict, recorded, refuse, warnings
+from pedigree.data.expectations.validation import examine
+from pedigree.data.filters import filtering, row_filters
+from pedigree.data.filters.filtering import Drop
+from pedigree.data.filters.token_counts import TokenCounter
+from pedigree.data.records import columns, records
+from pedigree.data.records.records import FORM_FILE
+from pedigree.data.records.scattered import Numbers
+from pedigree.data.sources import procedural, sources
+from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex, SourceRows
+from pedigree.data.sources.shares import Portion
+from pedigree.data.sources.sources import LEAK, OpenSource, Outside, Parsed
+from pedigree.stages.job.job import Inputs, Job, StageError, only_or_none
+from pedigree.stages.verifiers import check, row_programs, verify
+from pedigree.stages.verifiers.choices import check_choices
 
 BATCH = 1000
 SILENT_SHARE = 0.9

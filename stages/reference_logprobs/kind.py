@@ -1,8 +1,8 @@
 """`reference_logprobs` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.work import Amounts, PlannedStage, at_ports
-from configs.methods.training import ReferenceLogprobs
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.work import Amounts, PlannedStage, at_ports
+from pedigree.configs.methods.training import ReferenceLogprobs
 
 
 def work(stage: PlannedStage) -> Amounts:

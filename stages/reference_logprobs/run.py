@@ -14,25 +14,25 @@ from typing import Any
 
 import torch
 
-from configs.base.frozen import digest
-from configs.language.execution import Numerics
-from configs.methods.training import ReferenceLogprobs
-from data.artifacts.artifacts import write_text
-from data.chat.chat import Chat
-from data.chat.documents import SingleAnswers
-from data.host.faults import fault_point
-from data.records import records
-from stages.core.batches import Unit, share_prompts
-from stages.job.job import Inputs, Job, NotFinite, only
-from stages.job.mirroring import open_mirror
-from stages.training.feed import GlobalBatch, feed
-from stages.training.logprobs import PolicyModule
-from stages.training.models import frozen, load_policy
-from stages.training.probe import probe
-from stages.training.reference import content_key, document_logps
-from stages.training.token_cache import units_of
-from stages.training.trainer import TORCH_DTYPES
-from stages.training.training_rows import Row, every_answer, fitting, gather
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import ReferenceLogprobs
+from pedigree.data.artifacts.artifacts import write_text
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import SingleAnswers
+from pedigree.data.host.faults import fault_point
+from pedigree.data.records import records
+from pedigree.stages.core.batches import Unit, share_prompts
+from pedigree.stages.job.job import Inputs, Job, NotFinite, only
+from pedigree.stages.job.mirroring import open_mirror
+from pedigree.stages.training.feed import GlobalBatch, feed
+from pedigree.stages.training.logprobs import PolicyModule
+from pedigree.stages.training.models import frozen, load_policy
+from pedigree.stages.training.probe import probe
+from pedigree.stages.training.reference import content_key, document_logps
+from pedigree.stages.training.token_cache import units_of
+from pedigree.stages.training.trainer import TORCH_DTYPES
+from pedigree.stages.training.training_rows import Row, every_answer, fitting, gather
 
 CHUNK_ROWS = 256
 

@@ -1,9 +1,9 @@
 """`reward_model` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.work import Amounts, PlannedStage
-from configs.judging.pairing import reward_model_problem
-from configs.methods.training import RewardModel, shrink_training, training_work
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.work import Amounts, PlannedStage
+from pedigree.configs.judging.pairing import reward_model_problem
+from pedigree.configs.methods.training import RewardModel, shrink_training, training_work
 
 
 def work(stage: PlannedStage) -> Amounts:

@@ -22,23 +22,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.methods.training import BradleyTerry, RewardModel
-from data.artifacts.artifacts import write_json, write_rows
-from data.chat.chat import Chat
-from data.chat.documents import Pairs
-from data.records.sequences import Mapped
-from stages.core import losses
-from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch, unit_tokens
-from stages.core.statistics import wilson
-from stages.job.job import Inputs, Job, StageError, only
-from stages.reward_model import calibration
-from stages.training.checkpoints import Checkpoints
-from stages.training.feed import GlobalBatch, PreparedMicroBatch
-from stages.training.models import load_reward_model
-from stages.training.probe import probe
-from stages.training.token_cache import units_of
-from stages.training.trainer import MetricSums, Trainer
-from stages.training.training_rows import Row, fitting, gather, pairs
+from pedigree.configs.methods.training import BradleyTerry, RewardModel
+from pedigree.data.artifacts.artifacts import write_json, write_rows
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Pairs
+from pedigree.data.records.sequences import Mapped
+from pedigree.stages.core import losses
+from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch, unit_tokens
+from pedigree.stages.core.statistics import wilson
+from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.reward_model import calibration
+from pedigree.stages.training.checkpoints import Checkpoints
+from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch
+from pedigree.stages.training.models import load_reward_model
+from pedigree.stages.training.probe import probe
+from pedigree.stages.training.token_cache import units_of
+from pedigree.stages.training.trainer import MetricSums, Trainer
+from pedigree.stages.training.training_rows import Row, fitting, gather, pairs
 
 Example = tuple[Row, Unit]
 """The facts of a pair (see `facts_of`) and its documents."""

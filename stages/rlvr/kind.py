@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from configs.base.kind import Kind, gives, port
-from configs.base.shrink import TOKENS, Cut, even
-from configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, at_ports
-from configs.methods.policy_gradient import Ppo
-from configs.methods.training import Rlvr, rlvr_problem
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.shrink import TOKENS, Cut, even
+from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, at_ports
+from pedigree.configs.methods.policy_gradient import Ppo
+from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
 """Prompts of a step, answers to each."""

@@ -20,21 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from configs.methods.policy_gradient import Ppo
-from configs.methods.training import Reward, Rlvr, Sampling
-from data.artifacts.artifacts import Artifact, write_rows
-from data.chat.chat import Chat
-from data.records import records
-from stages.core.batches import step_rows
-from stages.job.job import Inputs, Job, StageError, only, only_or_none
-from stages.sampling.sampler import Generation, Request, Sampler, model_context, open_sampler, seed_of
-from stages.training import kernels
-from stages.training.checkpoints import Checkpoints
-from stages.training.models import frozen, load_policy, load_value_model
-from stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
-from stages.training.probe import probe
-from stages.training.trainer import TORCH_DTYPES, Trainer
-from stages.verifiers import VerifierError, verify
+from pedigree.configs.methods.policy_gradient import Ppo
+from pedigree.configs.methods.training import Reward, Rlvr, Sampling
+from pedigree.data.artifacts.artifacts import Artifact, write_rows
+from pedigree.data.chat.chat import Chat
+from pedigree.data.records import records
+from pedigree.stages.core.batches import step_rows
+from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, open_sampler, seed_of
+from pedigree.stages.training import kernels
+from pedigree.stages.training.checkpoints import Checkpoints
+from pedigree.stages.training.models import frozen, load_policy, load_value_model
+from pedigree.stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
+from pedigree.stages.training.probe import probe
+from pedigree.stages.training.trainer import TORCH_DTYPES, Trainer
+from pedigree.stages.verifiers import VerifierError, verify
 
 ROLLOUT_CHUNK = 256
 """Requests submitted to the sampler together."""

@@ -3,10 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
-from configs.base.kind import Kind, gives, port
-from configs.base.shrink import TOKENS, Cut
-from configs.base.work import MAX_RUNNING, SHARE_OF_A_BOUND, TURN, Amount, Amounts, PlannedStage, SamplingPlan, at_ports, generation, only
-from configs.judging.answers import Sample, answers_of_prompt, sample_problem
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.shrink import TOKENS, Cut
+from pedigree.configs.base.work import (
+    MAX_RUNNING,
+    SHARE_OF_A_BOUND,
+    TURN,
+    Amount,
+    Amounts,
+    PlannedStage,
+    SamplingPlan,
+    at_ports,
+    generation,
+    only,
+)
+from pedigree.configs.judging.answers import Sample, answers_of_prompt, sample_problem
 
 WINDOW = 3
 """Prompts."""

@@ -16,20 +16,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from configs.judging.answers import Sample, Window
-from configs.methods.training import Sampling
-from data.artifacts.artifacts import Artifact, write_rows
-from data.chat.chat import Chat
-from data.records import records
-from data.records.records import Completion
-from data.records.sequences import Mapped
-from stages.core.drawing import draw_policies
-from stages.job.job import Inputs, Job, StageError, only
-from stages.sampling.chunks import Ask, generate
-from stages.sampling.continuous import generate_continuously
-from stages.sampling.engine_processes import WarmEngines
-from stages.sampling.prepared import Prepared
-from stages.sampling.sampler import Generation, Request, seed_of
+from pedigree.configs.judging.answers import Sample, Window
+from pedigree.configs.methods.training import Sampling
+from pedigree.data.artifacts.artifacts import Artifact, write_rows
+from pedigree.data.chat.chat import Chat
+from pedigree.data.records import records
+from pedigree.data.records.records import Completion
+from pedigree.data.records.sequences import Mapped
+from pedigree.stages.core.drawing import draw_policies
+from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.sampling.chunks import Ask, generate
+from pedigree.stages.sampling.continuous import generate_continuously
+from pedigree.stages.sampling.engine_processes import WarmEngines
+from pedigree.stages.sampling.prepared import Prepared
+from pedigree.stages.sampling.sampler import Generation, Request, seed_of
 
 SHOWN_PROMPTS = 8
 SHOWN_FIELDS = ("id", "policy", "messages", "text", "finish_reason")

@@ -8,22 +8,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from configs.base.frozen import digest
-from configs.base.texts import shown
-from configs.judging.asking import ByEndpoint, ByPolicy, Speaker
-from configs.methods.training import Sampling
-from data.artifacts.artifacts import Artifact
-from data.chat.chat import Chat, ChatError
-from data.records import records
-from data.records.records import Message
-from stages.core.forging import control_token
-from stages.job.job import Job, StageError
-from stages.sampling.chunks import Ask, generate
-from stages.sampling.endpoint import KEPT_NAME, ChatServer, NoReply, Reply, request_body
-from stages.sampling.engine_processes import WarmEngines
-from stages.sampling.prepared import Prepared
-from stages.sampling.replies import reply_log
-from stages.sampling.sampler import EngineLost, Request, model_context
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.texts import shown
+from pedigree.configs.judging.asking import ByEndpoint, ByPolicy, Speaker
+from pedigree.configs.methods.training import Sampling
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.records import records
+from pedigree.data.records.records import Message
+from pedigree.stages.core.forging import control_token
+from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.sampling.chunks import Ask, generate
+from pedigree.stages.sampling.endpoint import KEPT_NAME, ChatServer, NoReply, Reply, request_body
+from pedigree.stages.sampling.engine_processes import WarmEngines
+from pedigree.stages.sampling.prepared import Prepared
+from pedigree.stages.sampling.replies import reply_log
+from pedigree.stages.sampling.sampler import EngineLost, Request, model_context
 
 MOST_NAMES = 20
 """Limit on the reported model names and fingerprints: a server may have a new fingerprint for each reply."""

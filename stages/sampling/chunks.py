@@ -12,17 +12,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from configs.base.frozen import digest
-from configs.methods.training import Sampling
-from data.artifacts.artifacts import Artifact, write_text
-from data.chat.chat import Chat
-from data.host.faults import fault_point
-from data.records.sequences import InParts
-from stages.job.job import Job, StageError
-from stages.job.mirroring import open_mirror
-from stages.sampling.engine_processes import WarmEngines
-from stages.sampling.fleet import open_engines, side_by_side
-from stages.sampling.sampler import (
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.methods.training import Sampling
+from pedigree.data.artifacts.artifacts import Artifact, write_text
+from pedigree.data.chat.chat import Chat
+from pedigree.data.host.faults import fault_point
+from pedigree.data.records.sequences import InParts
+from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.job.mirroring import open_mirror
+from pedigree.stages.sampling.engine_processes import WarmEngines
+from pedigree.stages.sampling.fleet import open_engines, side_by_side
+from pedigree.stages.sampling.sampler import (
     Beat,
     Child,
     Continuation,

@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TypeVar
 
-from configs.base.frozen import digest
-from data.records.sequences import Mapped
-from stages.job.job import Job
-from stages.sampling.chunks import Ask, EngineProgress, Progress, at_work, by_architecture, context_of, with_weights
-from stages.sampling.engine_processes import WarmEngines
-from stages.sampling.response_log import ResponseLog
-from stages.sampling.sampler import Child, Generation, Request, request_key
+from pedigree.configs.base.frozen import digest
+from pedigree.data.records.sequences import Mapped
+from pedigree.stages.job.job import Job
+from pedigree.stages.sampling.chunks import Ask, EngineProgress, Progress, at_work, by_architecture, context_of, with_weights
+from pedigree.stages.sampling.engine_processes import WarmEngines
+from pedigree.stages.sampling.response_log import ResponseLog
+from pedigree.stages.sampling.sampler import Child, Generation, Request, request_key
 
 K = TypeVar("K", bound=Hashable)
 

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from configs.judging.asking import ByEndpoint, key_variable
-from configs.language.execution import Placement
-from configs.methods.training import Sampling
-from data.records.records import Message
-from stages.job.job import StageError
-from stages.sampling.sampler import SILENT_SHARE, EngineLost
+from pedigree.configs.judging.asking import ByEndpoint, key_variable
+from pedigree.configs.language.execution import Placement
+from pedigree.configs.methods.training import Sampling
+from pedigree.data.records.records import Message
+from pedigree.stages.job.job import StageError
+from pedigree.stages.sampling.sampler import SILENT_SHARE, EngineLost
 
 PASSING = frozenset({408, 409, 425, 429})
 """Status codes that may succeed on a retry, in addition to 500 and above."""

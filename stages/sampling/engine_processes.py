@@ -1,4 +1,4 @@
-"""Engine processes (`python -m stages.sampling.sampler`), started ahead of time, each with its own GPUs."""
+"""Engine processes (`python -m pedigree.stages.sampling.sampler`), started ahead of time, each with its own GPUs."""
 
 import os
 import subprocess
@@ -6,8 +6,8 @@ import sys
 from collections import deque
 from pathlib import Path
 
-from configs.language.execution import Numerics
-from stages.job.job import StageError
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.job.job import StageError
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -81,11 +81,11 @@ def gpus_of(numerics: Numerics, engine: int) -> list[str] | None:
 def start(numerics: Numerics, gpus: list[str] | None = None) -> "subprocess.Popen[bytes]":
     """Start a process that becomes an engine when it receives its settings."""
     return subprocess.Popen(
-        [sys.executable, "-m", "stages.sampling.sampler", str(os.getpid()), numerics.model_dump_json()],
+        [sys.executable, "-m", "pedigree.stages.sampling.sampler", str(os.getpid()), numerics.model_dump_json()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=_clean_environment(numerics) | ({GPUS: ",".join(gpus)} if gpus else {}),
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
 
 

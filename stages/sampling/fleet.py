@@ -6,8 +6,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
-from stages.sampling.engine_processes import WarmEngines
-from stages.sampling.sampler import Child
+from pedigree.stages.sampling.engine_processes import WarmEngines
+from pedigree.stages.sampling.sampler import Child
 
 N = TypeVar("N")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import overload
 
-from stages.sampling.sampler import Request
+from pedigree.stages.sampling.sampler import Request
 
 
 class Prepared(Sequence[Request]):

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from configs.judging.rating import Rating
-from configs.judging.rubrics import load_rubric
-from configs.methods.training import Sampling
-from data.artifacts.artifacts import Artifact, write_rows
-from data.records import records
-from data.records.records import AspectRating, Message
-from stages.core.rating import parse_rating, question
-from stages.job.job import Job
-from stages.sampling.asking import Bound, ask, mark_models, reported
-from stages.sampling.endpoint import Reply
-from stages.sampling.sampler import seed_of
+from pedigree.configs.judging.rating import Rating
+from pedigree.configs.judging.rubrics import load_rubric
+from pedigree.configs.methods.training import Sampling
+from pedigree.data.artifacts.artifacts import Artifact, write_rows
+from pedigree.data.records import records
+from pedigree.data.records.records import AspectRating, Message
+from pedigree.stages.core.rating import parse_rating, question
+from pedigree.stages.job.job import Job
+from pedigree.stages.sampling.asking import Bound, ask, mark_models, reported
+from pedigree.stages.sampling.endpoint import Reply
+from pedigree.stages.sampling.sampler import seed_of
 
 SHOWN_ANSWERS = 4
 

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
-from stages.job.job import Job
-from stages.sampling.endpoint import Reply
-from stages.sampling.response_log import ResponseLog
+from pedigree.stages.job.job import Job
+from pedigree.stages.sampling.endpoint import Reply
+from pedigree.stages.sampling.response_log import ResponseLog
 
 
 def reply_log(job: Job) -> ResponseLog[Reply]:

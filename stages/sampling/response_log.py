@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from configs.base.frozen import canonical_json, digest
-from data.artifacts.artifacts import write_text
-from data.host.faults import fault_point
-from stages.job.job import Job
-from stages.job.mirroring import open_mirror
+from pedigree.configs.base.frozen import canonical_json, digest
+from pedigree.data.artifacts.artifacts import write_text
+from pedigree.data.host.faults import fault_point
+from pedigree.stages.job.job import Job
+from pedigree.stages.job.mirroring import open_mirror
 
 PART = 64
 """Values per uploaded part, and between two syncs of the log; a power failure or lost machine loses fewer than that."""

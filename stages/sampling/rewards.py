@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from configs.base.frozen import Dtype, digest
-from data.artifacts.artifacts import Artifact
-from data.chat.chat import Chat, ChatError
-from data.records import records
-from stages.core.batches import Unit, document
-from stages.core.ensembles import Member
-from stages.job.job import Job, StageError
-from stages.sampling.chunks import cached, fetch_saved
-from stages.sampling.sampler import model_context
-from stages.training.feed import GlobalBatch, feed
-from stages.training.models import frozen, load_reward_model
-from stages.training.probe import probe
+from pedigree.configs.base.frozen import Dtype, digest
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.records import records
+from pedigree.stages.core.batches import Unit, document
+from pedigree.stages.core.ensembles import Member
+from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.sampling.chunks import cached, fetch_saved
+from pedigree.stages.sampling.sampler import model_context
+from pedigree.stages.training.feed import GlobalBatch, feed
+from pedigree.stages.training.models import frozen, load_reward_model
+from pedigree.stages.training.probe import probe
 
 PART = 1024
 """Answers scored and saved together; a kill loses at most one part, and one part's tokens are in memory."""

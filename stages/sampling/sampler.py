@@ -5,7 +5,7 @@ offline engine with an empty prefix cache. Equal lists give equal bits in every 
 may round differently. Scheduling does not depend on clocks or arrival times.
 
 Prompts are token ids and are used unchanged: no tokenizer is loaded, no token is prepended. Log-probs are those of the sampled
-distribution (after temperature and top-p). `python -m stages.sampling.sampler` is the engine as a child process: JSON lines on its
+distribution (after temperature and top-p). `python -m pedigree.stages.sampling.sampler` is the engine as a child process: JSON lines on its
 standard input and output; vLLM's own output goes to standard error.
 """
 
@@ -23,16 +23,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from configs.base.frozen import digest
-from configs.base.work import MAX_RUNNING
-from configs.language.execution import Numerics, Placement
-from configs.methods.training import MAX_SERVED_RANK, Sampling
-from data.host.machine import settled
-from data.host.pipes import readable
-from data.host.process import die_with, uncollected
-from data.records.records import FinishReason
-from stages.job.job import StageError
-from stages.sampling.engine_processes import start
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.work import MAX_RUNNING
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.methods.training import MAX_SERVED_RANK, Sampling
+from pedigree.data.host.machine import settled
+from pedigree.data.host.pipes import readable
+from pedigree.data.host.process import die_with, uncollected
+from pedigree.data.records.records import FinishReason
+from pedigree.stages.job.job import StageError
+from pedigree.stages.sampling.engine_processes import start
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 QUEUED = 2 * MAX_RUNNING
@@ -290,7 +290,7 @@ class Inline:
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind
 
-        from stages.sampling import cpu_engine
+        from pedigree.stages.sampling import cpu_engine
 
         self._params, self._prompt, self._at_end = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
         self._adapters_of, self._adapters, self._loads = LoRARequest, None, 0

@@ -1,7 +1,7 @@
 """`select` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.judging.answers import Select
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.judging.answers import Select
 
 KIND = Kind(
     name="select",

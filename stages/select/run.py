@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from configs.judging.answers import Select
-from data.artifacts.artifacts import Artifact, write_json
-from stages.job.job import Inputs, Job, StageError, only
+from pedigree.configs.judging.answers import Select
+from pedigree.data.artifacts.artifacts import Artifact, write_json
+from pedigree.stages.job.job import Inputs, Job, StageError, only
 
 
 def run(config: Select, inputs: Inputs, job: Job) -> dict[str, Any]:

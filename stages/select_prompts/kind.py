@@ -1,10 +1,10 @@
 """`select_prompts` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.shrink import HIGHEST, LOWEST, Cut
-from configs.base.work import Amount, PlannedStage, only
-from configs.judging.answers import sampled
-from configs.judging.keeping import SelectPrompts, keeping_problem
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.shrink import HIGHEST, LOWEST, Cut
+from pedigree.configs.base.work import Amount, PlannedStage, only
+from pedigree.configs.judging.answers import sampled
+from pedigree.configs.judging.keeping import SelectPrompts, keeping_problem
 
 
 def shrink(cut: Cut) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from configs.judging.keeping import SelectPrompts
-from data.artifacts.artifacts import write_json, write_rows
-from data.records import answer_pool, records
-from stages.core.pass_rates import histogram
-from stages.job.job import Inputs, Job, StageError, only
+from pedigree.configs.judging.keeping import SelectPrompts
+from pedigree.data.artifacts.artifacts import write_json, write_rows
+from pedigree.data.records import answer_pool, records
+from pedigree.stages.core.pass_rates import histogram
+from pedigree.stages.job.job import Inputs, Job, StageError, only
 
 
 def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:

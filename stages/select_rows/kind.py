@@ -2,11 +2,11 @@
 
 from math import ceil
 
-from configs.base.kind import Kind, port
-from configs.base.shrink import LOWEST, Cut
-from configs.base.work import Amount, PlannedStage, rows_at, tokens_at
-from configs.judging.answers import SCORERS, scorers_need, scorers_problem, scorers_sampling_plan, scorers_work, shrink_scorers
-from configs.judging.keeping import SelectRows, TopShare
+from pedigree.configs.base.kind import Kind, port
+from pedigree.configs.base.shrink import LOWEST, Cut
+from pedigree.configs.base.work import Amount, PlannedStage, rows_at, tokens_at
+from pedigree.configs.judging.answers import SCORERS, scorers_need, scorers_problem, scorers_sampling_plan, scorers_work, shrink_scorers
+from pedigree.configs.judging.keeping import SelectRows, TopShare
 
 KEPT_SHARE = 0.75
 """Of few rows, enough to train on."""

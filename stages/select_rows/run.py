@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from configs.base.frozen import canonical_json
-from configs.judging.keeping import SelectRows
-from data.artifacts.artifacts import Artifact, write_json
-from data.records import answer_pool, records
-from data.records.messages import CALL, divided
-from stages.core.ensembles import Member, combine, model_terms, of_all, total
-from stages.core.keeping import NO_SCORE, Scored, left_out
-from stages.core.rating import mean_rating
-from stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.configs.base.frozen import canonical_json
+from pedigree.configs.judging.keeping import SelectRows
+from pedigree.data.artifacts.artifacts import Artifact, write_json
+from pedigree.data.records import answer_pool, records
+from pedigree.data.records.messages import CALL, divided
+from pedigree.stages.core.ensembles import Member, combine, model_terms, of_all, total
+from pedigree.stages.core.keeping import NO_SCORE, Scored, left_out
+from pedigree.stages.core.rating import mean_rating
+from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
 
 if TYPE_CHECKING:
-    from stages.sampling.raters import Ratings
+    from pedigree.stages.sampling.raters import Ratings
 
 
 @dataclass
@@ -150,7 +150,7 @@ def ask(config: SelectRows, inputs: Inputs, rows: LastAnswers, ids: Iterable[str
     if config.reward_weight > 0:
         found.members = ask_members(config, inputs["reward_models"], rows, job, found.problems)
     if config.rating is not None:
-        from stages.sampling.raters import rate
+        from pedigree.stages.sampling.raters import rate
 
         found.rated = rate(config.rating, only_or_none(inputs, "judge"), rows, job, max_unanswered_share=config.max_unscored_share)
         reasons = {one["id"]: f"{one['judge']}: {one['reason']}" for one in reversed(found.rated.failures)}
@@ -164,7 +164,7 @@ def ask_members(
     config: SelectRows, models: Mapping[str, Artifact], rows: LastAnswers, job: Job, problems: dict[int, str]
 ) -> dict[str, Member]:
     """Label → rewards of each reward model; reasons for missing ones go to `problems`. Stops as soon as too many are missing."""
-    from stages.sampling.rewards import ask_all
+    from pedigree.stages.sampling.rewards import ask_all
 
     def note(label: str, reasons: dict[int, str]) -> None:
         for place, reason in reasons.items():

@@ -1,8 +1,8 @@
 """`sft` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.work import Amounts, PlannedStage
-from configs.methods.training import Sft, shrink_training, training_work
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.work import Amounts, PlannedStage
+from pedigree.configs.methods.training import Sft, shrink_training, training_work
 
 
 def work(stage: PlannedStage) -> Amounts:

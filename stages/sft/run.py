@@ -11,20 +11,20 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from configs.language.execution import Numerics
-from configs.methods.training import Sft
-from data.chat.chat import Chat
-from data.chat.documents import Conversations
-from stages.core import losses
-from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
-from stages.job.job import Inputs, Job, StageError, only
-from stages.training.checkpoints import Checkpoints
-from stages.training.feed import GlobalBatch
-from stages.training.models import load_policy
-from stages.training.probe import probe
-from stages.training.token_cache import units_of
-from stages.training.trainer import MetricSums, Trainer
-from stages.training.training_rows import Row, fitting, gather
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Sft
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Conversations
+from pedigree.stages.core import losses
+from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
+from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.training.checkpoints import Checkpoints
+from pedigree.stages.training.feed import GlobalBatch
+from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.probe import probe
+from pedigree.stages.training.token_cache import units_of
+from pedigree.stages.training.trainer import MetricSums, Trainer
+from pedigree.stages.training.training_rows import Row, fitting, gather
 
 
 def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:

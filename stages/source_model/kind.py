@@ -1,8 +1,8 @@
 """`source_model` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.shrink import Cut, model_repo
-from configs.rows.datasets import SourceModel
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.shrink import Cut, model_repo
+from pedigree.configs.rows.datasets import SourceModel
 
 
 def shrink(cut: Cut) -> None:

@@ -1,10 +1,10 @@
 """`synthesize` as recipes, plans, rehearsals and reports see it."""
 
-from configs.base.kind import Kind, gives, port
-from configs.base.shrink import Cut
-from configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, generation, only, rows_written
-from configs.judging.asking import asking_sampling_plan, shrink_asking
-from configs.judging.synthesis import SelfInstruct, Synthesize, synthesize_needs, synthesize_problem
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.shrink import Cut
+from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, generation, only, rows_written
+from pedigree.configs.judging.asking import asking_sampling_plan, shrink_asking
+from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize, synthesize_needs, synthesize_problem
 
 REQUESTS, SHOTS = 8, 2
 """Requests, and examples that each shows."""

@@ -11,7 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from data.contamination.reading import CJK
+from pedigree.data.contamination.reading import CJK
 
 WORD = re.compile(rf"[{CJK}]|(?:(?![{CJK}])\w)+")
 """In scripts without spaces, each character is a word."""

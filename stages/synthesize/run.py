@@ -13,21 +13,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from configs.base.frozen import digest
-from configs.judging.synthesis import SelfInstruct, Synthesize
-from configs.methods.training import Sampling
-from data.artifacts.artifacts import write_json, write_rows
-from data.expectations.validation import validate
-from data.records import records
-from data.records.messages import user_turns
-from data.records.records import Message, Prompt, derived_id
-from stages.job.job import Inputs, Job, StageError, only, only_or_none
-from stages.sampling.asking import Bound, ask, mark_models, reported
-from stages.sampling.endpoint import Reply
-from stages.sampling.sampler import seed_of
-from stages.synthesize.novelty import Novelty
-from stages.synthesize.writing import read_prompts, writing_question
-from stages.verifiers import check
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
+from pedigree.configs.methods.training import Sampling
+from pedigree.data.artifacts.artifacts import write_json, write_rows
+from pedigree.data.expectations.validation import validate
+from pedigree.data.records import records
+from pedigree.data.records.messages import user_turns
+from pedigree.data.records.records import Message, Prompt, derived_id
+from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.sampling.asking import Bound, ask, mark_models, reported
+from pedigree.stages.sampling.endpoint import Reply
+from pedigree.stages.sampling.sampler import seed_of
+from pedigree.stages.synthesize.novelty import Novelty
+from pedigree.stages.synthesize.writing import read_prompts, writing_question
+from pedigree.stages.verifiers import check
 
 SHOWN = 200
 """Characters of a reply in an error message."""

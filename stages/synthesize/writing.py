@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from string import Template
 
-from configs.judging.synthesis import Persona, Rewrite, SelfInstruct
-from configs.judging.writing import CLOSE, FRAME, MANNERS, OPEN, load_writing
-from data.records.records import Message
-from stages.core.rating import unused_mark
+from pedigree.configs.judging.synthesis import Persona, Rewrite, SelfInstruct
+from pedigree.configs.judging.writing import CLOSE, FRAME, MANNERS, OPEN, load_writing
+from pedigree.data.records.records import Message
+from pedigree.stages.core.rating import unused_mark
 
 MARKS = re.compile(f"{re.escape(OPEN)}|{re.escape(CLOSE)}")
 

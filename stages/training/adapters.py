@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.methods.training import Lora
-from stages.job.job import StageError
+from pedigree.configs.methods.training import Lora
+from pedigree.stages.job.job import StageError
 
 ALL_LINEAR = "all-linear"
 PREFIX = "base_model.model."

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from configs.base.problems import PedigreeError
-from stages.core.spans import Spans, calls
-from stages.training.cpu_attention import by_flash
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.stages.core.spans import Spans, calls
+from pedigree.stages.training.cpu_attention import by_flash
 
 NAME = "varlen"
 

@@ -15,13 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from configs.language.execution import FORMERLY
-from data.artifacts.artifacts import scan, write_json
-from data.host.faults import fault_point
-from data.store.durable import rename, sync_file, sync_tree
-from stages.job.job import Job, Preempted, StageError, checkpoint_names
-from stages.job.mirroring import open_mirror
-from stages.training.trainer import Trainer
+from pedigree.configs.language.execution import FORMERLY
+from pedigree.data.artifacts.artifacts import scan, write_json
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.durable import rename, sync_file, sync_tree
+from pedigree.stages.job.job import Job, Preempted, StageError, checkpoint_names
+from pedigree.stages.job.mirroring import open_mirror
+from pedigree.stages.training.trainer import Trainer
 
 RESHAPING = ("world_size", "zero_stage")
 """Numerics that determine how the optimizer state is split into files."""

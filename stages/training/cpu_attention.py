@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.core.spans import Span, calls, mask_of
+from pedigree.stages.core.spans import Span, calls, mask_of
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from configs.language.execution import Numerics
-from stages.core.batches import MicroBatch, MicroBatchPlan, Unit, collate, plan_step
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.core.batches import MicroBatch, MicroBatchPlan, Unit, collate, plan_step
 
 T = TypeVar("T")
 PREFETCH_DEPTH = 4

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.language.execution import Numerics
-from stages.core.batches import collate, document
-from stages.job.job import StageError
-from stages.training.logprobs import PolicyModule, RewardModule, RowKernels, rows_forward
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.job.job import StageError
+from pedigree.stages.training.logprobs import PolicyModule, RewardModule, RowKernels, rows_forward
 
 ACTIVATIONS = {
     "llama": "silu",

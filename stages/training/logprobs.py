@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stages.core.batches import MicroBatch
-from stages.training import attention
+from pedigree.stages.core.batches import MicroBatch
+from pedigree.stages.training import attention
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Stand-in models for rehearsals: the real model's architecture with one or two narrow layers, a tokenizer of the same family with a small
 vocabulary, and a few seconds of training on synthetic rows, enough to end turns and to get some answers right.
 
-    python -m stages.training.made_models PLAN.json FOLDER [PLAN.json FOLDER ...]
+    python -m pedigree.stages.training.made_models PLAN.json FOLDER [PLAN.json FOLDER ...]
 
 writes Hugging Face folders, and prints a JSON list with an error or null for each model. Equal plans give equal bytes on the same kind of
 machine.
@@ -21,9 +21,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from configs.rehearsal.families import LEARNED_TOKENS, ModelPlan
-from data.chat.chat import end_of_turn
-from data.host.process import die_with, leave
+from pedigree.configs.rehearsal.families import LEARNED_TOKENS, ModelPlan
+from pedigree.data.chat.chat import end_of_turn
+from pedigree.data.host.process import die_with, leave
 
 HEAD_DIM = 32
 """The smallest that vLLM's CPU kernels support."""

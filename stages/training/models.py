@@ -5,16 +5,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from configs.language.execution import Numerics
-from configs.methods.training import Lora
-from data.artifacts.artifacts import Artifact, sha256_file
-from data.host.machine import settled
-from stages.job.job import StageError
-from stages.training import attention
-from stages.training.adapters import add_adapters
-from stages.training.kernels import fuse, refuse
-from stages.training.logprobs import PolicyModule, RewardModule, ValueModule
-from stages.training.products import through_fp32
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Lora
+from pedigree.data.artifacts.artifacts import Artifact, sha256_file
+from pedigree.data.host.machine import settled
+from pedigree.stages.job.job import StageError
+from pedigree.stages.training import attention
+from pedigree.stages.training.adapters import add_adapters
+from pedigree.stages.training.kernels import fuse, refuse
+from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule
+from pedigree.stages.training.products import through_fp32
 
 Module = TypeVar("Module", bound=PolicyModule | RewardModule)
 

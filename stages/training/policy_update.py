@@ -26,15 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.language.execution import Numerics
-from configs.methods.policy_gradient import Algorithm, Correction, Kl, Ppo, ReinforcePp
-from stages.core import advantages
-from stages.core import policy_gradient as pg
-from stages.core.batches import Document, MicroBatch, Unit, document, share_prompts
-from stages.job.job import StageError
-from stages.training.feed import GlobalBatch, PreparedMicroBatch
-from stages.training.logprobs import PolicyModule
-from stages.training.trainer import MetricSums, Trainer
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.policy_gradient import Algorithm, Correction, Kl, Ppo, ReinforcePp
+from pedigree.stages.core import advantages
+from pedigree.stages.core import policy_gradient as pg
+from pedigree.stages.core.batches import Document, MicroBatch, Unit, document, share_prompts
+from pedigree.stages.job.job import StageError
+from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch
+from pedigree.stages.training.logprobs import PolicyModule
+from pedigree.stages.training.trainer import MetricSums, Trainer
 
 WHITENING_EPSILON = 1e-8
 """Added to the variance when advantages are whitened."""

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.base.problems import PedigreeError
-from configs.language.execution import Numerics
-from stages.core.batches import Document, Unit, collate, document
-from stages.training.logprobs import PolicyModule, RewardModule, ValueModule, body_of
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.core.batches import Document, Unit, collate, document
+from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule, body_of
 
 Module = PolicyModule | RewardModule
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}

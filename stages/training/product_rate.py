@@ -1,4 +1,4 @@
-"""Measure how fast one core multiplies matrices: `python -m stages.training.product_rate` prints the result as JSON.
+"""Measure how fast one core multiplies matrices: `python -m pedigree.stages.training.product_rate` prints the result as JSON.
 
 A separate process, because planning does not load torch. Measures processor time of a single thread, so that other work on the machine
 has little effect.

@@ -4,7 +4,7 @@ import os
 import signal
 from typing import Any
 
-from data.host.process import leave
+from pedigree.data.host.process import leave
 
 
 def main() -> None:

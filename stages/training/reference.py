@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.base.frozen import digest
-from data.artifacts.artifacts import Artifact
-from data.records import records
-from stages.core.batches import Document, MicroBatch, Unit
-from stages.job.job import StageError
-from stages.training.feed import PreparedMicroBatch
-from stages.training.logprobs import PolicyModule
+from pedigree.configs.base.frozen import digest
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.records import records
+from pedigree.stages.core.batches import Document, MicroBatch, Unit
+from pedigree.stages.job.job import StageError
+from pedigree.stages.training.feed import PreparedMicroBatch
+from pedigree.stages.training.logprobs import PolicyModule
 
 Reference = Callable[[PreparedMicroBatch], Tensor]
 """A micro-batch → Σ_t log π₀(y_t) of each document, shape (D,), without gradient."""

@@ -26,15 +26,15 @@ from typing import overload
 
 import numpy as np
 
-from configs.base.frozen import digest
-from data.artifacts.artifacts import Artifact, sha256_file, write_json
-from data.chat.chat import Chat
-from data.chat.documents import Documents, Row
-from data.chat.encoding import EncodingMismatch
-from data.chat.token_files import SUFFIX, Damaged, TokenFile, written
-from data.chat.tokenizing import WORTH_WORDS, packed, processes_for
-from stages.core.batches import Document, Unit
-from stages.job.job import TOKENS, Job
+from pedigree.configs.base.frozen import digest
+from pedigree.data.artifacts.artifacts import Artifact, sha256_file, write_json
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Documents, Row
+from pedigree.data.chat.encoding import EncodingMismatch
+from pedigree.data.chat.token_files import SUFFIX, Damaged, TokenFile, written
+from pedigree.data.chat.tokenizing import WORTH_WORDS, packed, processes_for
+from pedigree.stages.core.batches import Document, Unit
+from pedigree.stages.job.job import TOKENS, Job
 
 POLL_S = 0.1
 TELL_S = 1.0

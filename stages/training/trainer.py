@@ -26,17 +26,17 @@ os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
 import torch
 from torch import Tensor, nn
 
-from configs.base.frozen import Dtype
-from configs.language.execution import Numerics
-from configs.methods.training import Lora, Optimizer
-from data.artifacts.assets import extensions_folder
-from data.chat.chat import Chat
-from stages.job.job import NotFinite, StageError
-from stages.training.adapters import adapter_weights, plain_weights, write_adapters
-from stages.training.feed import Feed, GlobalBatch, feed
-from stages.training.kernels import settle
-from stages.training.logprobs import PolicyModule, RewardModule
-from stages.training.recomputation import recompute_layers
+from pedigree.configs.base.frozen import Dtype
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Lora, Optimizer
+from pedigree.data.artifacts.assets import extensions_folder
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.job.job import NotFinite, StageError
+from pedigree.stages.training.adapters import adapter_weights, plain_weights, write_adapters
+from pedigree.stages.training.feed import Feed, GlobalBatch, feed
+from pedigree.stages.training.kernels import settle
+from pedigree.stages.training.logprobs import PolicyModule, RewardModule
+from pedigree.stages.training.recomputation import recompute_layers
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from configs.methods.training import Lists, TooLong
-from data.artifacts.artifacts import Artifact, write_json, write_rows
-from data.records import records
-from data.records.sequences import Chained, Mapped
-from stages.job.job import Job, StageError
-from stages.training.token_cache import Units
+from pedigree.configs.methods.training import Lists, TooLong
+from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
+from pedigree.data.records import records
+from pedigree.data.records.sequences import Chained, Mapped
+from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.training.token_cache import Units
 
 Row = dict[str, Any]
 

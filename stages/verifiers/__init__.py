@@ -13,8 +13,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from stages.verifiers import choices, constraints, extraction, ifeval, maths, numbers, programs, short_answers
-from stages.verifiers.verdict import Verdict, VerifierError
+from pedigree.stages.verifiers import choices, constraints, extraction, ifeval, maths, numbers, programs, short_answers
+from pedigree.stages.verifiers.verdict import Verdict, VerifierError
 
 __all__ = ["Verdict", "VerifierError", "check", "verify", "version"]
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.verifiers.verdict import Verdict, VerifierError, exactly
+from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 NORMALISATIONS = ("none", "tokens", "characters")
 NAMES = ("choice", "mc2")

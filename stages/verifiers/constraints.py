@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from data.filters.languages import language
-from stages.verifiers.ifeval import ended_lines, placeholders
-from stages.verifiers.verdict import Verdict, VerifierError, exactly
+from pedigree.data.filters.languages import language
+from pedigree.stages.verifiers.ifeval import ended_lines, placeholders
+from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 Arguments = Mapping[str, Any]
 

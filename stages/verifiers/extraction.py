@@ -12,10 +12,10 @@ from typing import Any
 
 import regex
 
-from stages.verifiers.maths import equal
-from stages.verifiers.numbers import number
-from stages.verifiers.verdict import Verdict, VerifierError, exactly
-from stages.verifiers.worker import WorkerFailed
+from pedigree.stages.verifiers.maths import equal
+from pedigree.stages.verifiers.numbers import number
+from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
+from pedigree.stages.verifiers.worker import WorkerFailed
 
 SEARCH_SECONDS = 2.0
 """Time limit for one pattern, which may take forever."""

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import regex
 
-from data.filters.languages import language
-from stages.verifiers.verdict import Verdict, VerifierError, exactly
+from pedigree.data.filters.languages import language
+from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 RELATIONS: dict[str, Callable[[int, int], bool]] = {"less than": operator.lt, "at least": operator.ge}
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -153,7 +153,7 @@ def _punkt() -> Any:
     from nltk.tabdata import PunktDecoder
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
-    from data.artifacts import assets
+    from pedigree.data.artifacts import assets
 
     decoder, parameters = PunktDecoder(), PunktParameters()
     with zipfile.ZipFile(assets.path("punkt")) as archive:

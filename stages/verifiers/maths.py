@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from data.sources.golds import last_boxed
-from stages.verifiers.verdict import Verdict, VerifierError, exactly
-from stages.verifiers.worker import WorkerFailed, ask
+from pedigree.data.sources.golds import last_boxed
+from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
+from pedigree.stages.verifiers.worker import WorkerFailed, ask
 
 SECONDS = 5.0
 """Time limit for one comparison."""
@@ -95,7 +95,7 @@ def equal(one: str, other: str) -> bool:
         return True
     if not one.strip() or max(len(one), len(other)) > LONGEST:
         return False
-    return ask("stages.verifiers.algebra:equal", (one, other), SECONDS)
+    return ask("pedigree.stages.verifiers.algebra:equal", (one, other), SECONDS)
 
 
 REMOVED = (r"\!", r"\left", r"\right", r"^{\circ}", r"^\circ", r"\$", "$", r"\%", "%", r"\ ", r"\;", r"\,", "{,}", '"', r"\ldots", r"\dots")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from stages.verifiers.verdict import Verdict, VerifierError, exactly
+from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 NUMBER = re.compile(r"(?<![\w.])(?:(?<![)\]])-)?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w)")
 """A standalone number. A minus sign belongs to it if it touches the digits and no operand precedes it."""

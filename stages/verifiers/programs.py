@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stages.verifiers.sandbox import SandboxFailed, require, run
-from stages.verifiers.verdict import Verdict, VerifierError, exactly
+from pedigree.stages.verifiers.sandbox import SandboxFailed, require, run
+from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 SECONDS = 3
 """Default CPU time limit, as in the authors' program."""

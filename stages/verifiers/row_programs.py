@@ -9,10 +9,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from configs.rows.datasets import RowProgram
-from data.sources.procedural import SourceError
-from data.sources.row_files import Unreadable
-from stages.verifiers import sandbox
+from pedigree.configs.rows.datasets import RowProgram
+from pedigree.data.sources.procedural import SourceError
+from pedigree.data.sources.row_files import Unreadable
+from pedigree.stages.verifiers import sandbox
 
 SHOWN = 200
 """Characters of a row in an error message."""

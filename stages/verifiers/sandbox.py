@@ -29,8 +29,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from configs.base.problems import PedigreeError
-from data.host.pipes import readable
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.host.pipes import readable
 
 RUNNER = Path(__file__).with_name("sandboxed.py")
 RUNNER_INSIDE, PYTHON = Path("/runner.py"), Path("/python")

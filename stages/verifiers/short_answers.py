@@ -11,7 +11,7 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from stages.verifiers.verdict import Verdict, VerifierError, exactly
+from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 SCORES = ("f1", "exact_match")
 ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from configs.base.problems import PedigreeError
+from pedigree.configs.base.problems import PedigreeError
 
 
 class VerifierError(PedigreeError):

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
-from configs.base.problems import PedigreeError
-from data.host.process import die_with
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.host.process import die_with
 
 MEMORY_BYTES = 4 * 2**30
 START_SECONDS = 60.0

@@ -11,7 +11,7 @@ from benchmarks.decontamination import TWINS, Texts, drawn
 from benchmarks.disguises import DISGUISES, LOOKALIKES, latex, planted, problems, prose, renamed, renumbered
 from benchmarks.paraphrases import paraphrased
 from benchmarks.twins import distance, twins
-from data.contamination.reading import tokens
+from pedigree.data.contamination.reading import tokens
 
 TEXT = "Noor has $1,250 and 3/4 of a cake. She gave Peter 20% of 7.50 dollars. How much has Noor left?"
 

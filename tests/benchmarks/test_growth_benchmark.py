@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import growth
-from data.artifacts.artifacts import open_artifact
-from data.records import records
+from pedigree.data.artifacts.artifacts import open_artifact
+from pedigree.data.records import records
 
 
 @pytest.mark.slow

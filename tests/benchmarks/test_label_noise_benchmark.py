@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import label_noise
-from data.records import records
+from pedigree.data.records import records
 
 
 def test_pairs_held_out_are_clean_and_in_no_training(tmp_path):

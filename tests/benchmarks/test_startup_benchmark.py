@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import report, startup, table
 from benchmarks.report import Reading
-from configs.language.recipe import load_recipe
+from pedigree.configs.language.recipe import load_recipe
 
 
 def test_a_start_is_cut_into_its_parts():

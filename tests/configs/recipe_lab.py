@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.base.document import ConfigError
-from configs.base.shrink import StandIns
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipe
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.shrink import StandIns
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipe
 
 STAND = StandIns(defaultdict(lambda: "a" * 40), defaultdict(lambda: "b" * 64), "http://127.0.0.1:1/v1")
 """What a rehearsal has in place of a hub and of endpoints."""

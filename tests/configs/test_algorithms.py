@@ -3,8 +3,8 @@ import typing
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs.methods.policy_gradient import AGGREGATIONS, Aggregation, Algorithm, Kl
-from configs.methods.training import Rlvr
+from pedigree.configs.methods.policy_gradient import AGGREGATIONS, Aggregation, Algorithm, Kl
+from pedigree.configs.methods.training import Rlvr
 
 READ = TypeAdapter(Algorithm).validate_python
 FIELDS = {

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from configs.base.document import ConfigError
-from configs.language.recipe import load_recipe
-from configs.rows.datasets import PrepareData
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.rows.datasets import PrepareData
 
 
 def problem(sources: list[dict[str, Any]], **stage: Any) -> str:

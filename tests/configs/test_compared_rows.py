@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from configs.base.document import ConfigError
-from configs.base.project import Project
-from configs.base.shrink import StandIns
-from configs.judging import rephrasing
-from configs.judging.asking import ByEndpoint
-from configs.judging.rephrasing import FindRephrased
-from configs.language.execution import Execution
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipe
-from configs.rehearsal.shrinking import rehearsed
-from pipelines.estimate.amounts import amounts_of
-from pipelines.run import pins, runs
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.shrink import StandIns
+from pedigree.configs.judging import rephrasing
+from pedigree.configs.judging.asking import ByEndpoint
+from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.language.execution import Execution
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.rehearsal.shrinking import rehearsed
+from pedigree.pipelines.estimate.amounts import amounts_of
+from pedigree.pipelines.run import pins, runs
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 40, seed: 1}"
 TRAIN = "global_batch: 4, max_length: 32, optimizer: {learning_rate: 1e-5}"

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.language.compile import compile_recipe, overrides_of, write_compiled
-from configs.language.recipe import load_recipe, load_recipes, recipe_names
+from pedigree.configs.language.compile import compile_recipe, overrides_of, write_compiled
+from pedigree.configs.language.recipe import load_recipe, load_recipes, recipe_names
 
 FIRST = """
 stages:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.base import document
-from configs.base.document import ConfigError, parse_value, read_document
+from pedigree.configs.base import document
+from pedigree.configs.base.document import ConfigError, parse_value, read_document
 
 
 def written(folder: Path, text: str) -> Path:

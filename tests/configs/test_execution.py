@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from configs.base.document import read_document
-from configs.language.execution import Execution, Numerics, Placement, batch_problem, engines_problem, fitted
-from configs.methods.training import Optimizer, Sft
+from pedigree.configs.base.document import read_document
+from pedigree.configs.language.execution import Execution, Numerics, Placement, batch_problem, engines_problem, fitted
+from pedigree.configs.methods.training import Optimizer, Sft
 
 
 def test_stage_beats_kind_beats_default():

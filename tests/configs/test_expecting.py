@@ -7,9 +7,9 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from configs.rows.datasets import PrepareData
-from configs.rows.expectations import COLUMNS, EXPECTATIONS, FACTS, TEXTS, Expectation
-from data.expectations.row_facts import OF_ROWS, OF_TEXTS
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.expectations import COLUMNS, EXPECTATIONS, FACTS, TEXTS, Expectation
+from pedigree.data.expectations.row_facts import OF_ROWS, OF_TEXTS
 
 SUMS = {"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 9, "seed": 1}
 
@@ -106,7 +106,8 @@ def test_the_documentation_has_them_all(root):
 @pytest.mark.integration
 def test_a_recipe_is_checked_without_the_library(root):
     """It takes seconds to import, and every command loads a recipe."""
-    code = "import sys; import configs.rows.datasets; assert not {'great_expectations', 'pandas', 'pyarrow', 'numpy'} & set(sys.modules)"
+    heavy = {"great_expectations", "pandas", "pyarrow", "numpy"}
+    code = f"import sys; import pedigree.configs.rows.datasets; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
 
 

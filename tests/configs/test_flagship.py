@@ -6,18 +6,18 @@ from itertools import product
 import pytest
 from projects import CODE
 
-from configs.base.document import ConfigError
-from configs.base.frozen import Frozen
-from configs.base.hub_names import COMMIT, PIN_ME
-from configs.base.project import Project
-from configs.base.published import Published
-from configs.judging.answers import Evaluate, Judge, Sample, Select
-from configs.judging.pairing import Pair
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipe
-from configs.methods.training import PreferenceTrain, RewardModel, Rlvr, Sft
-from configs.rows.datasets import Hub, PrepareData, SourceModel, hub_sources
-from configs.rows.decontamination import Decontaminate
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.hub_names import COMMIT, PIN_ME
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.published import Published
+from pedigree.configs.judging.answers import Evaluate, Judge, Sample, Select
+from pedigree.configs.judging.pairing import Pair
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.methods.training import PreferenceTrain, RewardModel, Rlvr, Sft
+from pedigree.configs.rows.datasets import Hub, PrepareData, SourceModel, hub_sources
+from pedigree.configs.rows.decontamination import Decontaminate
 
 RECIPES = Project(CODE).recipes
 FLAGSHIP = ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")

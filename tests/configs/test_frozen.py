@@ -5,10 +5,10 @@ import hashlib
 import pytest
 from pydantic import ValidationError
 
-from configs.base.frozen import canonical_json, digest
-from configs.base.packaged import ASSETS
-from configs.methods.training import Optimizer
-from configs.rows.datasets import PackagedModel, PrepareData, SourceModel
+from pedigree.configs.base.frozen import canonical_json, digest
+from pedigree.configs.base.packaged import ASSETS
+from pedigree.configs.methods.training import Optimizer
+from pedigree.configs.rows.datasets import PackagedModel, PrepareData, SourceModel
 
 MODEL = {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from configs.base.problems import UsageProblem
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipe
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipe
 
 
 @pytest.fixture(scope="module")

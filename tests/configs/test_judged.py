@@ -5,13 +5,13 @@ import re
 import pytest
 from recipe_lab import STAND, Recipe
 
-from configs.base.document import ConfigError
-from configs.base.project import Project
-from configs.judging.keeping import BestAnswers, SelectPrompts
-from configs.judging.pairing import Pair
-from configs.language.recipe import load_recipe
-from configs.rehearsal.shrinking import reduced
-from pipelines.estimate.amounts import amounts_of
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.project import Project
+from pedigree.configs.judging.keeping import BestAnswers, SelectPrompts
+from pedigree.configs.judging.pairing import Pair
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.rehearsal.shrinking import reduced
+from pedigree.pipelines.estimate.amounts import amounts_of
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 99, seed: 1}"
 RATE = "optimizer: {learning_rate: 1e-5}"

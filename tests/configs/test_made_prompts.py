@@ -7,15 +7,15 @@ import pytest
 from pydantic import ValidationError
 from recipe_lab import STAND, Recipe
 
-from configs.base.project import Project
-from configs.judging import writing
-from configs.judging.asking import ByEndpoint
-from configs.judging.synthesis import Synthesize
-from configs.language.recipe import load_recipe
-from configs.rehearsal.shrinking import reduced, rehearsed
-from pipelines.estimate.amounts import amounts_of
-from stages.prepare_data.kind import RULE_TOKENS
-from stages.synthesize.kind import REQUEST_TOKENS
+from pedigree.configs.base.project import Project
+from pedigree.configs.judging import writing
+from pedigree.configs.judging.asking import ByEndpoint
+from pedigree.configs.judging.synthesis import Synthesize
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.rehearsal.shrinking import reduced, rehearsed
+from pedigree.pipelines.estimate.amounts import amounts_of
+from pedigree.stages.prepare_data.kind import RULE_TOKENS
+from pedigree.stages.synthesize.kind import REQUEST_TOKENS
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 99, seed: 1}"
 DRAW = "sampling: {max_tokens: 4}, samples_per_prompt: 2, prompts: {count: 20}"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.base.document import ConfigError
-from configs.language.compile import compile_recipe
-from configs.language.recipe import load_recipe
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.language.compile import compile_recipe
+from pedigree.configs.language.recipe import load_recipe
 
 
 @pytest.fixture

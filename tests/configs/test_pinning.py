@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from configs.base.document import ConfigError, Loader
-from configs.language.pinning import open_revisions, pinned
-from configs.rows.datasets import Hub, HubModel
+from pedigree.configs.base.document import ConfigError, Loader
+from pedigree.configs.language.pinning import open_revisions, pinned
+from pedigree.configs.rows.datasets import Hub, HubModel
 
 A, B = "a" * 40, "b" * 40
 RECIPE = """\

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from configs.base.document import ConfigError
-from configs.language.recipe import load_recipe
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.language.recipe import load_recipe
 
 RECIPE = """\
 stages:

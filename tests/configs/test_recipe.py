@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from configs.base.document import ConfigError
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipe, load_recipes, recipe_names, score_tolerance
-from configs.language.suites import looks
-from configs.methods.training import PreferenceTrain, Sft
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipe, load_recipes, recipe_names, score_tolerance
+from pedigree.configs.language.suites import looks
+from pedigree.configs.methods.training import PreferenceTrain, Sft
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 9, seed: 1}"
 LLAMA = "{type: random_llama, layers: 1, hidden: 16, heads: 2, kv_heads: 1, ffn: 16, vocabulary: 300, context: 64}"

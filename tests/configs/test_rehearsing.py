@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.base.document import ConfigError
-from configs.base.shrink import Reduced, StandIns, model_repo, rehearsed_name
-from configs.judging.answers import Sample
-from configs.language.execution import Execution, batch_problem, fitted
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipe, load_recipes, recipe_names
-from configs.rehearsal.families import ModelFamily, families, family_of
-from configs.rehearsal.shrinking import rehearsed, rehearsed_profile
-from configs.rows.datasets import PrepareData
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.shrink import Reduced, StandIns, model_repo, rehearsed_name
+from pedigree.configs.judging.answers import Sample
+from pedigree.configs.language.execution import Execution, batch_problem, fitted
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipe, load_recipes, recipe_names
+from pedigree.configs.rehearsal.families import ModelFamily, families, family_of
+from pedigree.configs.rehearsal.shrinking import rehearsed, rehearsed_profile
+from pedigree.configs.rows.datasets import PrepareData
 
 ROOT = Path(__file__).parents[2]
 RECIPES, PROFILES = ROOT / "configs" / "recipes", ROOT / "configs" / "execution"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs.base.document import Problem, YamlDocument
-from configs.language.rounds import Round, RoundError, unroll
+from pedigree.configs.base.document import Problem, YamlDocument
+from pedigree.configs.language.rounds import Round, RoundError, unroll
 
 STAGES = ("sample", "pair", "dpo")
 

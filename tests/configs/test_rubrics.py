@@ -1,10 +1,10 @@
 import pytest
 from pydantic import ValidationError
 
-from configs.judging import rubrics
-from configs.judging.answers import Judge
-from configs.judging.asking import key_variable
-from configs.judging.rubrics import load_rubric, rubric_names
+from pedigree.configs.judging import rubrics
+from pedigree.configs.judging.answers import Judge
+from pedigree.configs.judging.asking import key_variable
+from pedigree.configs.judging.rubrics import load_rubric, rubric_names
 
 RATING = {"rubrics": ["helpfulness", "honesty"], "by": {"type": "policy"}}
 SERVER = {"type": "endpoint", "base_url": "https://judge.example/v1", "model": "m"}

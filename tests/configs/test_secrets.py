@@ -2,9 +2,9 @@
 
 import pytest
 
-from configs.base.document import ConfigError, read_document
-from configs.base.secrets import find_secrets, secret_variables
-from configs.language.recipe import load_recipe
+from pedigree.configs.base.document import ConfigError, read_document
+from pedigree.configs.base.secrets import find_secrets, secret_variables
+from pedigree.configs.language.recipe import load_recipe
 
 LETTERS = "aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC1eF3hJ5kL7n"  # 40; put together here, so that no scanner takes this file for a leak
 SAMPLES = {

@@ -3,10 +3,10 @@
 import pytest
 from recipe_lab import STAND, Recipe
 
-from configs.base.project import Project
-from configs.judging.keeping import SelectRows
-from configs.rehearsal.shrinking import reduced
-from pipelines.estimate.amounts import amounts_of
+from pedigree.configs.base.project import Project
+from pedigree.configs.judging.keeping import SelectRows
+from pedigree.configs.rehearsal.shrinking import reduced
+from pedigree.pipelines.estimate.amounts import amounts_of
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 40, seed: 1}"
 TRAIN = "global_batch: 4, max_length: 32, optimizer: {learning_rate: 1e-5}"

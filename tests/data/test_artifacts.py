@@ -4,7 +4,17 @@ import tracemalloc
 
 import pytest
 
-from data.artifacts.artifacts import ArtifactError, Record, content_hash, open_artifact, read_rows, scan, stage_key, write_json, write_rows
+from pedigree.data.artifacts.artifacts import (
+    ArtifactError,
+    Record,
+    content_hash,
+    open_artifact,
+    read_rows,
+    scan,
+    stage_key,
+    write_json,
+    write_rows,
+)
 
 
 def publish(folder, rows):

@@ -4,9 +4,9 @@ import zipfile
 
 import pytest
 
-from configs.base.packaged import Asset
-from data.artifacts import assets
-from data.artifacts.assets import AssetError
+from pedigree.configs.base.packaged import Asset
+from pedigree.data.artifacts import assets
+from pedigree.data.artifacts.assets import AssetError
 
 pytestmark = pytest.mark.integration
 

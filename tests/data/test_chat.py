@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.chat.chat import PROBE, Chat, ChatError
+from pedigree.data.chat.chat import PROBE, Chat, ChatError
 
 CHATML = (Path(__file__).parents[2] / "configs" / "templates" / "chatml.jinja").read_text()
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from data.records import columns, records
-from data.records.columns import NotColumnar
-from data.store.untrusted import ArtifactError
+from pedigree.data.records import columns, records
+from pedigree.data.records.columns import NotColumnar
+from pedigree.data.store.untrusted import ArtifactError
 
 QUESTION = {"role": "user", "content": "Was ist 1 + 1?\n\u0000🙂 \ufeff"}
 ANSWER = {"role": "assistant", "content": "2", "train": False}
@@ -144,7 +144,7 @@ def test_cuts_leave_nothing_out(sizes):
 @pytest.mark.integration
 def test_equal_rows_are_equal_bytes_in_another_process(tmp_path):
     code = (
-        "import sys, json; from pathlib import Path; from data.records import records\n"
+        "import sys, json; from pathlib import Path; from pedigree.data.records import records\n"
         "records.save(Path(sys.argv[1]), 'preference', json.loads(sys.argv[2]))"
     )
     for number in range(2):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from data.contamination.compiled import compiled
+from pedigree.data.contamination.compiled import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
-from data.contamination.compiled import compiled
+from pedigree.data.contamination.compiled import compiled
 
 @compiled
 def twice(number):
@@ -49,8 +49,8 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
 
 
 SEARCH = """
-from configs.rows.decontamination import Abstracted, Decontaminate
-from data.contamination.decontamination import Comparison
+from pedigree.configs.rows.decontamination import Abstracted, Decontaminate
+from pedigree.data.contamination.decontamination import Comparison
 
 item = {"id": "q", "question": "Ann has 12 red apples in a basket under the old oak tree and gives Bob 3 of the green ones away"}
 text = "Tim has trillion red apples in a basket under the old oak tree and gives Kay trillion of the green ones away"
@@ -68,6 +68,7 @@ def test_machine_code_kept_by_one_copy_of_our_code_knows_the_words_of_another(tm
     copy = tmp_path / "copy"
     for package in ("data", "configs"):
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "pedigree", copy / "pedigree", symlinks=True)
     reading = copy / "data" / "contamination" / "reading.py"
     reading.write_text(reading.read_text().replace("million billion", "million billion trillion"))
     found = []
@@ -92,7 +93,7 @@ def foreign_names(tree: ast.Module) -> set[str]:
         alias.asname or alias.name: getattr(node, "module", alias.name)
         for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
     }  # fmt: skip
-    ours = {name for name, module in imported.items() if module.split(".")[0] in ("data", "configs", "stages", "pipelines")}
+    ours = {name for name, module in imported.items() if module.split(".")[0] == "pedigree"}
     reads: dict[str, set[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -120,8 +121,8 @@ def test_machine_code_has_nothing_of_another_file_in_it(path):
 
 def test_what_comes_from_another_file_by_a_constant_and_a_function_is_found():
     source = """
-from data.contamination.reading import WORDS
-from data.contamination.compiled import compiled
+from pedigree.data.contamination.reading import WORDS
+from pedigree.data.contamination.compiled import compiled
 def longest(): return max(map(len, WORDS))
 MOST = longest()
 @compiled

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from configs.rows.decontamination import CutShort, Decontaminate
-from data.contamination.coverage import Coverage
-from data.contamination.decontamination import Comparison
+from pedigree.configs.rows.decontamination import CutShort, Decontaminate
+from pedigree.data.contamination.coverage import Coverage
+from pedigree.data.contamination.decontamination import Comparison
 
 WORDS = [f"w{number}" for number in range(20)]
 ITEM = " ".join(WORDS)

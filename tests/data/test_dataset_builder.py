@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from configs.rows.datasets import Files
-from configs.rows.filters import Filter
-from data.filters import filtering, row_filters
-from data.records import columns, records
-from data.sources import dataset_builder, row_files, sources
-from data.sources.dataset_builder import DatasetBuilder, RowIndex
-from data.sources.procedural import SourceError
-from data.sources.sources import Outside
+from pedigree.configs.rows.datasets import Files
+from pedigree.configs.rows.filters import Filter
+from pedigree.data.filters import filtering, row_filters
+from pedigree.data.records import columns, records
+from pedigree.data.sources import dataset_builder, row_files, sources
+from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex
+from pedigree.data.sources.procedural import SourceError
+from pedigree.data.sources.sources import Outside
 
 FILTERS = [{"type": "max_characters", "limit": 24}, {"type": "exact_duplicates"}, {"type": "keywords", "words": ["red"]}]
 

@@ -2,9 +2,9 @@ import random
 
 import pytest
 
-from data.contamination.coverage import NoText, Overlap
-from data.contamination.decontamination import Index
-from data.contamination.reading import tokens
+from pedigree.data.contamination.coverage import NoText, Overlap
+from pedigree.data.contamination.decontamination import Index
+from pedigree.data.contamination.reading import tokens
 
 
 def row(*turns: str, name: str = "r") -> dict:

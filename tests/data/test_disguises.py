@@ -7,12 +7,12 @@ from itertools import cycle
 
 import pytest
 
-from configs.rows.datasets import Arithmetic, Constraints, Packaged
-from configs.rows.decontamination import Decontaminate
-from data.contamination.decontamination import Index
-from data.contamination.reading import readings
-from data.sources.procedural import Example, arithmetic, constraints
-from data.sources.sources import Outside, load
+from pedigree.configs.rows.datasets import Arithmetic, Constraints, Packaged
+from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.data.contamination.decontamination import Index
+from pedigree.data.contamination.reading import readings
+from pedigree.data.sources.procedural import Example, arithmetic, constraints
+from pedigree.data.sources.sources import Outside, load
 
 CYRILLIC = str.maketrans("aceopxyijsdhqwABCEHIJKMOPSTXY", "асеорхуіјѕԁһԛԝАВСЕНІЈКМОРЅТХҮ")
 CYRILLIC_SMALL = str.maketrans("abcehkmoptxy", "авсенкмортху")

@@ -7,12 +7,12 @@ import pytest
 from sweeps import nightly_after
 from test_matching import Texts
 
-from configs.rows.decontamination import Abstracted, Decontaminate, ShortItems
-from data.contamination.coverage import Coverage, searched
-from data.contamination.decontamination import Comparison, Index
-from data.contamination.reading import readings
-from data.contamination.spelling import corrected
-from data.records.messages import ROLES
+from pedigree.configs.rows.decontamination import Abstracted, Decontaminate, ShortItems
+from pedigree.data.contamination.coverage import Coverage, searched
+from pedigree.data.contamination.decontamination import Comparison, Index
+from pedigree.data.contamination.reading import readings
+from pedigree.data.contamination.spelling import corrected
+from pedigree.data.records.messages import ROLES
 
 PROBLEM = (
     "Mrs. Smith from Ohio has 12 red marbles and gives 3/4 of them to her nephew Tom, who loses 2 every day. "

@@ -9,12 +9,12 @@ from sweeps import nightly_after
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from configs.rows.datasets import TEMPLATES
-from data.artifacts import assets
-from data.chat import encoding
-from data.chat.chat import PROBE, Chat
-from data.chat.documents import Conversations, Pairs, tokenised
-from data.chat.encoding import Encoder, EncodingMismatch
+from pedigree.configs.rows.datasets import TEMPLATES
+from pedigree.data.artifacts import assets
+from pedigree.data.chat import encoding
+from pedigree.data.chat.chat import PROBE, Chat
+from pedigree.data.chat.documents import Conversations, Pairs, tokenised
+from pedigree.data.chat.encoding import Encoder, EncodingMismatch
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -221,7 +221,7 @@ def test_pairs_in_bulk_are_those_of_the_chat(chats):
 @pytest.mark.parametrize("step", nightly_after(1, [61, 3]))
 def test_every_character_of_the_basic_plane_is_told_right_or_left_to_the_tokenizer(step):
     """SmolLM2's own tokenizer."""
-    from stages.source_model.run import gguf_tokenizer
+    from pedigree.stages.source_model.run import gguf_tokenizer
 
     tokenizer = gguf_tokenizer(assets.path("smollm2-135m-instruct"))
     tokenizer.chat_template = (TEMPLATES / "chatml.jinja").read_text()

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from data.expectations.validation import UNUSED, ValidationError, validate
-from data.records.messages import message_problem
-from stages.verifiers import check
+from pedigree.data.expectations.validation import UNUSED, ValidationError, validate
+from pedigree.data.records.messages import message_problem
+from pedigree.stages.verifiers import check
 
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
 VERIFIER = {"name": "arithmetic", "answer": "2"}
@@ -120,8 +120,8 @@ def test_what_no_expectation_of_ours_uses_is_not_loaded_before_somebody_asks(roo
     """Half of the start of every data stage went there."""
     code = f"""
 import sys
-from data.expectations.validation import validate
-from stages.verifiers import check
+from pedigree.data.expectations.validation import validate
+from pedigree.stages.verifiers import check
 validate({rows("conversation")}, "conversation", check)
 assert not [name for name in {UNUSED} if name in sys.modules]
 from great_expectations.expectations.core import expect_column_kl_divergence_to_be_less_than as unused

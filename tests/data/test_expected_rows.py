@@ -3,10 +3,10 @@
 import pyarrow as pa
 import pytest
 
-from configs.rows.expectations import EXPECTATIONS, Expectation
-from data.expectations.results import ValidationError, recorded, refuse, warnings
-from data.expectations.row_facts import look, texts_of
-from data.expectations.validation import examine, facts_of
+from pedigree.configs.rows.expectations import EXPECTATIONS, Expectation
+from pedigree.data.expectations.results import ValidationError, recorded, refuse, warnings
+from pedigree.data.expectations.row_facts import look, texts_of
+from pedigree.data.expectations.validation import examine, facts_of
 
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
 

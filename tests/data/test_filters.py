@@ -1,8 +1,8 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs.rows.filters import Filter
-from data.filters import filtering
+from pedigree.configs.rows.filters import Filter
+from pedigree.data.filters import filtering
 
 
 def row(name, *texts, **more):

@@ -24,12 +24,12 @@ import pytest
 import yaml
 from pyarrow import Table, parquet
 
-from configs.rows.datasets import Files
-from configs.rows.suite_forms import load_form
-from data.sources import row_files
-from data.sources.row_files import RowBlock
-from data.sources.sources import Outside, load, load_items, opened
-from stages.verifiers import check
+from pedigree.configs.rows.datasets import Files
+from pedigree.configs.rows.suite_forms import load_form
+from pedigree.data.sources import row_files
+from pedigree.data.sources.row_files import RowBlock
+from pedigree.data.sources.sources import Outside, load, load_items, opened
+from pedigree.stages.verifiers import check
 
 ROOT = Path(__file__).parents[2]
 FORMATS = Path(__file__).parent / "formats"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data.artifacts.artifacts import scan, survey
-from data.store.hashing import PIECE_BYTES, SMALL_BYTES, Hashed, hash_files
+from pedigree.data.artifacts.artifacts import scan, survey
+from pedigree.data.store.hashing import PIECE_BYTES, SMALL_BYTES, Hashed, hash_files
 
 
 @pytest.mark.parametrize("size", [0, 1, SMALL_BYTES, SMALL_BYTES + 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES + SMALL_BYTES + 7])

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from configs.rows.datasets import Files
-from configs.rows.suite_forms import load_form
-from data.artifacts.artifacts import write_rows
-from data.sources.attributes import grouped
-from data.sources.row_files import Unreadable
-from data.sources.sources import REASON, BadRow, Outside, load, load_items
-from stages.verifiers import check
+from pedigree.configs.rows.datasets import Files
+from pedigree.configs.rows.suite_forms import load_form
+from pedigree.data.artifacts.artifacts import write_rows
+from pedigree.data.sources.attributes import grouped
+from pedigree.data.sources.row_files import Unreadable
+from pedigree.data.sources.sources import REASON, BadRow, Outside, load, load_items
+from pedigree.stages.verifiers import check
 
 HALF = "\ud800"
 ANSWER = {"role": "assistant", "content": "So it is."}
@@ -46,7 +46,7 @@ def test_a_reason_is_no_longer_than_people_read(tmp_path):
 
 
 def test_what_is_said_of_an_item_is_cut_and_written_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.sources.sources.row_problem", lambda *given: f"{HALF}{'long' * 1000}")
+    monkeypatch.setattr("pedigree.data.sources.sources.row_problem", lambda *given: f"{HALF}{'long' * 1000}")
     row = {"question": "2 + 2?", "answer": "#### 4"}
     (tmp_path / "x.jsonl").write_text(json.dumps(row))
     source = Files.model_validate({"type": "files", "path": "x.jsonl", "max_bad_rows": 1})

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from pyarrow import Table, parquet
 
-from configs.rows.datasets import Hub, RecordType
-from configs.rows.suite_forms import load_form
-from data.sources import hub
-from data.sources.hub import HubError
-from data.sources.procedural import SourceError
-from data.sources.sources import Loaded, Outside, load, load_items
-from stages.verifiers import check, verify
+from pedigree.configs.rows.datasets import Hub, RecordType
+from pedigree.configs.rows.suite_forms import load_form
+from pedigree.data.sources import hub
+from pedigree.data.sources.hub import HubError
+from pedigree.data.sources.procedural import SourceError
+from pedigree.data.sources.sources import Loaded, Outside, load, load_items
+from pedigree.stages.verifiers import check, verify
 
 HUB = Path(__file__).parents[2] / "configs" / "rehearsal" / "hub"
 BINARIZED, CLEANED = "HuggingFaceH4/ultrafeedback_binarized", "allenai/ultrafeedback_binarized_cleaned"

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from data.sources.attributes import grouped
-from data.sources.layouts import example_of, unfolded
-from data.sources.row_files import Unreadable
+from pedigree.data.sources.attributes import grouped
+from pedigree.data.sources.layouts import example_of, unfolded
+from pedigree.data.sources.row_files import Unreadable
 
 HUMAN, ASSISTANT = "\n\nHuman: ", "\n\nAssistant: "
 

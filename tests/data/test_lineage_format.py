@@ -4,8 +4,8 @@ import copy
 
 import pytest
 
-from data.artifacts.artifacts import ArtifactError, Record, migrated, parse_lineage, parse_patches
-from data.artifacts.lineage import folded, split, text_sha256, unfolded
+from pedigree.data.artifacts.artifacts import ArtifactError, Record, migrated, parse_lineage, parse_patches
+from pedigree.data.artifacts.lineage import folded, split, text_sha256, unfolded
 
 PATCH = "diff --git a/a.py b/a.py\n+two\n"
 CODE = {"commit": "c" * 40, "dirty": True, "patch_sha256": "0" * 64, "patch": PATCH}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from data.artifacts import provenance
-from data.artifacts.run_record import Hardware
-from data.host import machine
+from pedigree.data.artifacts import provenance
+from pedigree.data.artifacts.run_record import Hardware
+from pedigree.data.host import machine
 
 GIB = machine.GIB
 

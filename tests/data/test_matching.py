@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from sweeps import nightly_after
 
-from data.contamination import candidates, decontamination, matching
-from data.contamination.coverage import Coverage, NoText, searched
-from data.contamination.decontamination import Index
-from data.records.messages import ROLES
+from pedigree.data.contamination import candidates, decontamination, matching
+from pedigree.data.contamination.coverage import Coverage, NoText, searched
+from pedigree.data.contamination.decontamination import Index
+from pedigree.data.records.messages import ROLES
 
 ALPHABETS = {
     "latin": "abcXYZ",

@@ -12,11 +12,11 @@ import pytest
 from faulty_store import KEYS, s3_server
 from waiting import deadline
 
-from data.artifacts import mirror as mirrors
-from data.artifacts.artifacts import scan, write_json
-from data.artifacts.mirror import Lease, LeaseTaken, Mirror
-from data.store import storage
-from data.store.storage import ContentChanged, Missing, StoreError
+from pedigree.data.artifacts import mirror as mirrors
+from pedigree.data.artifacts.artifacts import scan, write_json
+from pedigree.data.artifacts.mirror import Lease, LeaseTaken, Mirror
+from pedigree.data.store import storage
+from pedigree.data.store.storage import ContentChanged, Missing, StoreError
 
 pytestmark = pytest.mark.integration
 

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from configs.rows.datasets import PrepareData
-from configs.rows.mixing import apportioned
-from data.sources import shares
-from data.sources.procedural import SourceError
-from data.sources.shares import Portion
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.mixing import apportioned
+from pedigree.data.sources import shares
+from pedigree.data.sources.procedural import SourceError
+from pedigree.data.sources.shares import Portion
 
 
 @pytest.mark.parametrize(

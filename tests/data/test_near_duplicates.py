@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs.rows.filters import Filter
-from data.filters import filtering, near_duplicates
-from data.filters.near_duplicates import BANDS, RECALL, band_length
+from pedigree.configs.rows.filters import Filter
+from pedigree.data.filters import filtering, near_duplicates
+from pedigree.data.filters.near_duplicates import BANDS, RECALL, band_length
 
 WORDS = [f"word{number}" for number in range(5000)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from waiting import deadline
 
-from data.host.parallel import AHEAD, mapped
+from pedigree.data.host.parallel import AHEAD, mapped
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ def test_what_goes_wrong_in_a_worker_goes_wrong_here():
 def test_workers_end_with_a_parent_that_is_killed():
     program = """
 import os, signal
-from data.host.parallel import mapped
+from pedigree.data.host.parallel import mapped
 
 def work(batch):
     os.write(1, f"{os.getpid()}\\n".encode())  # whole, beside the other's

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from waiting import deadline
 
-from configs.base.packaged import EMBEDDER
-from configs.rows.decontamination import Abstracted, Decontaminate, Embedded, Waiver
-from data.artifacts import assets
-from data.contamination import embedding
-from data.contamination.decontamination import Comparison
-from data.contamination.embedding import BLOCK, Embedder, nearest
+from pedigree.configs.base.packaged import EMBEDDER
+from pedigree.configs.rows.decontamination import Abstracted, Decontaminate, Embedded, Waiver
+from pedigree.data.artifacts import assets
+from pedigree.data.contamination import embedding
+from pedigree.data.contamination.decontamination import Comparison
+from pedigree.data.contamination.embedding import BLOCK, Embedder, nearest
 
 ITEM = "Noor bought 3 boxes with 12 pencils each and gave half of them to her sister. How many pencils does she have left?"
 REWORDED = "Her sister received one half of the pencils out of the three cartons of twelve that Noor purchased. How many remain for Noor?"
@@ -33,8 +33,8 @@ def embedder() -> Embedder:
 def test_processes_that_are_forked_after_it_wait_for_no_thread_of_its_tokenizer():
     """Whatever the environment says: the threads of a tokenizer that was used are not in the processes, and its locks are."""
     code = """
-from data.contamination.embedding import Embedder
-from data.host.parallel import mapped
+from pedigree.data.contamination.embedding import Embedder
+from pedigree.data.host.parallel import mapped
 embedder = Embedder()
 embedder.vectors(["a b c"] * 1000)
 print(len(list(mapped(lambda number: embedder.vectors(["a b c"] * 1000).shape, range(4), 2))))

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from configs.rows.datasets import Files
-from configs.rows.expectations import Expectation
-from configs.rows.filters import Filter
-from data.expectations.validation import examine, facts_of
-from data.filters import patience, row_filters
-from data.filters.patience import TooSlow, each
-from data.sources import dataset_builder, row_files, sources
-from data.sources.sources import Outside
+from pedigree.configs.rows.datasets import Files
+from pedigree.configs.rows.expectations import Expectation
+from pedigree.configs.rows.filters import Filter
+from pedigree.data.expectations.validation import examine, facts_of
+from pedigree.data.filters import patience, row_filters
+from pedigree.data.filters.patience import TooSlow, each
+from pedigree.data.sources import dataset_builder, row_files, sources
+from pedigree.data.sources.sources import Outside
 
 FOR_EVER, VICTIM = r"(\w+\s?)+$", "a word " * 20 + "!"
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 from waiting import deadline
 
-from data.host.process import uncollected
+from pedigree.data.host.process import uncollected
 
 
 def test_what_was_collected_before_is_collected_after():
@@ -45,8 +45,8 @@ def test_nothing_is_collected_until_the_last_thread_has_left():
 PARSERS = """
 import ast, sys, threading
 from pathlib import Path
-from data.artifacts import provenance
-from data.host.process import uncollected
+from pedigree.data.artifacts import provenance
+from pedigree.data.host.process import uncollected
 
 class Finalized:
     def __init__(self):
@@ -89,8 +89,8 @@ def test_threads_that_parse_at_the_same_time_do_not_disturb_each_other(root):
 @pytest.mark.parametrize(
     ("module", "call"),
     [
-        ("stages.__main__", "load_stage('sft')"),
-        pytest.param("stages.sampling.sampler", "_import_vllm()", marks=pytest.mark.nightly),
+        ("pedigree.stages.__main__", "load_stage('sft')"),
+        pytest.param("pedigree.stages.sampling.sampler", "_import_vllm()", marks=pytest.mark.nightly),
     ],
 )
 def test_a_job_begins_without_collections(root, module, call):
@@ -103,7 +103,9 @@ def test_a_job_begins_without_collections(root, module, call):
 @pytest.mark.integration
 def test_configs_are_imported_without_their_sources(root):
     """Pydantic would parse every class for the texts below its fields: a tenth of a second of every command and job."""
-    code = "import ast; gone = []; ast.parse = gone.append; import configs.language.kinds, stages.job.job; print(len(gone))"
+    code = (
+        "import ast; gone = []; ast.parse = gone.append; import pedigree.configs.language.kinds, pedigree.stages.job.job; print(len(gone))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
 
@@ -112,7 +114,7 @@ def test_configs_are_imported_without_their_sources(root):
 def test_leaving_runs_exit_handlers_writes_what_was_printed_and_waits_for_no_thread(root):
     code = """
 import atexit, ctypes, threading
-from data.host.process import leave
+from pedigree.data.host.process import leave
 atexit.register(print, "handled")
 threading.Thread(target=threading.Event().wait).start()
 print("printed")

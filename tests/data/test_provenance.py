@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from configs.base.frozen import digest
-from data.artifacts import provenance
-from data.artifacts.artifacts import ArtifactError
-from data.artifacts.provenance import code_files, code_sha256, packed, unpacked
+from pedigree.configs.base.frozen import digest
+from pedigree.data.artifacts import provenance
+from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.data.artifacts.provenance import code_files, code_sha256, packed, unpacked
 
 
 def sent(files: dict[str, bytes]) -> tuple[bytes, str]:
@@ -22,25 +22,25 @@ def sent(files: dict[str, bytes]) -> tuple[bytes, str]:
 def test_all_of_our_code_arrives_as_it_was() -> None:
     files = code_files()
     found = unpacked(packed(files), code_sha256(files), "code")
-    assert found == {name: path.read_bytes() for name, path in files.items()} and "stages/sft/run.py" in found
+    assert found == {name: path.read_bytes() for name, path in files.items()} and "pedigree/stages/sft/run.py" in found
 
 
 @pytest.mark.parametrize(
     "name",
-    ["torch.py", "sitecustomize.py", "stages/../torch.py", "/etc/passwd", "requirements/cpu.py", "requirements/a/b.txt",
-     "stages/__pycache__/sft.cpython-311.pyc", "stages", "pipelines/run/ensure.py"],
+    ["torch.py", "sitecustomize.py", "pedigree/stages/../torch.py", "/etc/passwd", "pedigree/requirements/cpu.py", "pedigree/requirements/a/b.txt",
+     "pedigree/stages/__pycache__/sft.cpython-311.pyc", "pedigree/stages", "pedigree/other.py", "stages/sft/run.py", "pedigree/pipelines/run/ensure.py"],
 )  # fmt: skip
 def test_a_file_that_is_none_of_our_code_is_refused_though_the_hash_is_right(name: str) -> None:
     with pytest.raises(ArtifactError, match="the store is not a valid code archive"):
-        unpacked(*sent({name: b"x", "stages/sft/run.py": b"y"}), "the store")
+        unpacked(*sent({name: b"x", "pedigree/stages/sft/run.py": b"y"}), "the store")
 
 
 def test_other_bytes_are_refused() -> None:
-    data, sha256 = sent({"stages/sft/run.py": b"x"})
-    assert unpacked(data, sha256, "it") == {"stages/sft/run.py": b"x"}
+    data, sha256 = sent({"pedigree/stages/sft/run.py": b"x"})
+    assert unpacked(data, sha256, "it") == {"pedigree/stages/sft/run.py": b"x"}
     with pytest.raises(ArtifactError, match="it is not the code 000000000000"):
         unpacked(data, "0" * 64, "it")
-    for other in (b"{", b"[]", b'{"stages/sft/run.py": "%"}', b'{"stages/sft/run.py": 1}', b"[" * 200_000):
+    for other in (b"{", b"[]", b'{"pedigree/stages/sft/run.py": "%"}', b'{"pedigree/stages/sft/run.py": 1}', b"[" * 200_000):
         with pytest.raises(ArtifactError, match="it "):
             unpacked(other, sha256, "it")
 

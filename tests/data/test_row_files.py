@@ -12,12 +12,12 @@ import pytest
 from pyarrow import Array, Table, parquet, py_buffer
 from waiting import deadline
 
-from configs.rows.datasets import Files
-from data.sources import row_files
-from data.sources.named_columns import SelectedRow
-from data.sources.procedural import SourceError
-from data.sources.row_files import Unreadable
-from data.sources.sources import Outside, load
+from pedigree.configs.rows.datasets import Files
+from pedigree.data.sources import row_files
+from pedigree.data.sources.named_columns import SelectedRow
+from pedigree.data.sources.procedural import SourceError
+from pedigree.data.sources.row_files import Unreadable
+from pedigree.data.sources.sources import Outside, load
 
 GOOD = b'{"prompt": "a", "completion": "b"}'
 

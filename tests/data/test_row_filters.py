@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs.base.wordings import worded, wordings
-from configs.rows.filters import LANGUAGES, Filter
-from data.expectations import row_facts
-from data.filters import filtering, row_filters
+from pedigree.configs.base.wordings import worded, wordings
+from pedigree.configs.rows.filters import LANGUAGES, Filter
+from pedigree.data.expectations import row_facts
+from pedigree.data.filters import filtering, row_filters
 
 TEMPLATES = Path(__file__).parents[2] / "configs" / "templates"
 ROLES = ("user", "assistant")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs.rows.filters import Filter
-from data.filters.row_values import against, unlicensed
+from pedigree.configs.rows.filters import Filter
+from pedigree.data.filters.row_values import against, unlicensed
 
 
 def chosen(**config: Any) -> Any:

@@ -4,14 +4,14 @@ from collections import Counter
 
 import pytest
 
-from configs.rows.datasets import Arithmetic, Constraints, Files, Leaks
-from data.artifacts.artifacts import write_rows
-from data.contamination.decontamination import Index
-from data.records.records import ended
-from data.sources import procedural
-from data.sources.procedural import SourceError
-from data.sources.sources import Outside, load
-from stages.verifiers import verify
+from pedigree.configs.rows.datasets import Arithmetic, Constraints, Files, Leaks
+from pedigree.data.artifacts.artifacts import write_rows
+from pedigree.data.contamination.decontamination import Index
+from pedigree.data.records.records import ended
+from pedigree.data.sources import procedural
+from pedigree.data.sources.procedural import SourceError
+from pedigree.data.sources.sources import Outside, load
+from pedigree.stages.verifiers import verify
 
 ARITHMETIC = {"type": "arithmetic", "operations": ["add", "subtract", "multiply"], "digits": [1, 2], "count": 300, "seed": 1}
 CONSTRAINTS = {"type": "constraints", "checks": ["lowercase", "no_comma", "quotation", "title", "word_count"], "count": 300, "seed": 1}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from faulty_store import KEYS, FaultyStore, s3_server, store_in_environment
 
-from configs.base.stores import s3_object, store_url
-from data.store import storage
-from data.store.storage import ContentChanged, StoreError
+from pedigree.configs.base.stores import s3_object, store_url
+from pedigree.data.store import storage
+from pedigree.data.store.storage import ContentChanged, StoreError
 
 pytestmark = pytest.mark.integration
 

@@ -10,12 +10,12 @@ import pytest
 from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
 from pydantic import ValidationError
 
-from configs.rows.datasets import Stored
-from data.artifacts.artifacts import stage_key
-from data.sources.row_files import READERS
-from data.sources.sources import Outside, fetched, load
-from data.store import storage
-from data.store.storage import ContentChanged, Missing, StoreError
+from pedigree.configs.rows.datasets import Stored
+from pedigree.data.artifacts.artifacts import stage_key
+from pedigree.data.sources.row_files import READERS
+from pedigree.data.sources.sources import Outside, fetched, load
+from pedigree.data.store import storage
+from pedigree.data.store.storage import ContentChanged, Missing, StoreError
 
 pytestmark = pytest.mark.integration
 

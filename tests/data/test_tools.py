@@ -6,20 +6,20 @@ import re
 import pytest
 from pyarrow import Table, parquet
 
-from configs.rows.filters import ControlTokens, EmptyOrRepeatedTurns, Keywords, Pattern, Turns
-from data.chat.tools import calls_in, tools_in, turns_of
-from data.chat.turns import messages_from
-from data.contamination.decontamination import Index
-from data.expectations import row_facts
-from data.expectations.row_statistics import noted
-from data.filters.row_filters import evidence_of
-from data.records import records
-from data.records.messages import message_problem
-from data.sources import row_files
-from data.sources.layouts import example_of
-from data.sources.sources import _record
-from data.sources.stage_rows import example_of as made_example
-from pipelines.lineage.trace import RowQuery
+from pedigree.configs.rows.filters import ControlTokens, EmptyOrRepeatedTurns, Keywords, Pattern, Turns
+from pedigree.data.chat.tools import calls_in, tools_in, turns_of
+from pedigree.data.chat.turns import messages_from
+from pedigree.data.contamination.decontamination import Index
+from pedigree.data.expectations import row_facts
+from pedigree.data.expectations.row_statistics import noted
+from pedigree.data.filters.row_filters import evidence_of
+from pedigree.data.records import records
+from pedigree.data.records.messages import message_problem
+from pedigree.data.sources import row_files
+from pedigree.data.sources.layouts import example_of
+from pedigree.data.sources.sources import _record
+from pedigree.data.sources.stage_rows import example_of as made_example
+from pedigree.pipelines.lineage.trace import RowQuery
 
 PARAMETERS = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "object"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}]

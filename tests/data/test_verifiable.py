@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from configs.rows.datasets import Files
-from data.sources import layouts
-from data.sources.sources import Outside, load
-from data.sources.verifiable import verifier_of
-from stages.verifiers import check, verify
+from pedigree.configs.rows.datasets import Files
+from pedigree.data.sources import layouts
+from pedigree.data.sources.sources import Outside, load
+from pedigree.data.sources.verifiable import verifier_of
+from pedigree.stages.verifiers import check, verify
 
 BULLETS = {"func_name": "verify_bullet_points", "N": 2, "quantifier": None, "options": None}
 NEW = {"instruction_id": ["punctuation:no_comma", "keywords:existence"], "kwargs": [None, {"keywords": ["sea"], "letter": None}]}

@@ -15,8 +15,8 @@ import pytest
 from running_lab import Lab
 from waiting import deadline, until
 
-from pipelines.cli.main import main
-from pipelines.jobs.context import RunContext
+from pedigree.pipelines.cli.main import main
+from pedigree.pipelines.jobs.context import RunContext
 
 
 class Command:
@@ -28,7 +28,7 @@ class Command:
 
     def start(self, *arguments: str, stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "pipelines.cli", *arguments],
+            [sys.executable, "-m", "pedigree.pipelines.cli", *arguments],
             cwd=self.lab.root,
             env=self.environment,
             stdout=stdout,

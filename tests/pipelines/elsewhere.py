@@ -10,7 +10,7 @@ import pytest
 from running_lab import Lab
 from waiting import deadline
 
-from data.store import heartbeat
+from pedigree.data.store import heartbeat
 
 _UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 

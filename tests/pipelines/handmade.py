@@ -7,10 +7,10 @@ from typing import Any
 
 from projects import pin_threads
 
-from configs.base.project import Project
-from configs.language.graph import Graph, Node
-from configs.language.recipe import load_recipe
-from data.artifacts.artifacts import Input, Record, content_hash, open_artifact, scan, stage_key, write_json, write_rows
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts.artifacts import Input, Record, content_hash, open_artifact, scan, stage_key, write_json, write_rows
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hostile_lab import COMMIT, CONFIG, ROWS, Folder, record_of, sha256
 
-from configs.base.frozen import digest
+from pedigree.configs.base.frozen import digest
 
 SECRET = "private canary".upper()
 """What stands in the files of somebody else."""
@@ -500,6 +500,6 @@ def swap(path: Path, target: Path) -> None:
 
 
 def identifier(record: dict) -> str:
-    from configs.base.frozen import digest
+    from pedigree.configs.base.frozen import digest
 
     return digest([record["key"], record["content"]])

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.base.frozen import digest
-from configs.language.kinds import KINDS
-from configs.rows.datasets import PrepareData
-from data.artifacts.artifacts import stage_key
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.data.artifacts.artifacts import stage_key
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 RUN = {

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import read_json, write_json
-from data.store.fence import Fence, Superseded
-from pipelines.jobs import attempts, launcher, lease, processes, slots
-from pipelines.jobs.launcher import Handle, LocalLauncher, Status, process_of
-from pipelines.jobs.processes import Process
-from pipelines.jobs.scratch_state import JOB, SPEC
-from stages import __main__ as entry
-from stages.job.job import Job, JobSpec, Preempted, read_done
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import read_json, write_json
+from pedigree.data.store.fence import Fence, Superseded
+from pedigree.pipelines.jobs import attempts, launcher, lease, processes, slots
+from pedigree.pipelines.jobs.launcher import Handle, LocalLauncher, Status, process_of
+from pedigree.pipelines.jobs.processes import Process
+from pedigree.pipelines.jobs.scratch_state import JOB, SPEC
+from pedigree.stages import __main__ as entry
+from pedigree.stages.job.job import Job, JobSpec, Preempted, read_done
 
 POLL_S = 0.01
 """A job takes milliseconds here, so it is looked at more often than every tenth of a second."""
@@ -132,7 +132,7 @@ def _load_stage(kind: str, *, load: Any = entry.load_stage) -> ModuleType:
     code = getattr(_here, "code", None)
     if code is None:
         return load(kind)
-    found = spec_from_file_location(f"snapshot_{kind}", code / "stages" / kind / "run.py")
+    found = spec_from_file_location(f"snapshot_{kind}", code / "pedigree" / "stages" / kind / "run.py")
     assert found and found.loader
     module = module_from_spec(found)
     found.loader.exec_module(module)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.artifacts.artifacts import LINEAGE_SCHEMA, FileEntry, Input, Record, content_hash, stage_key, write_json
-from data.artifacts.lineage import folded
-from pipelines.lineage.ancestry import parents_first, read_pedigree
-from pipelines.lineage.inheritance import lineage_of, split_run
+from pedigree.data.artifacts.artifacts import LINEAGE_SCHEMA, FileEntry, Input, Record, content_hash, stage_key, write_json
+from pedigree.data.artifacts.lineage import folded
+from pedigree.pipelines.lineage.ancestry import parents_first, read_pedigree
+from pedigree.pipelines.lineage.inheritance import lineage_of, split_run
 
 KINDS = ("sft", "sample", "judge", "pair", "preference_train", "rlvr")
 PATCH = "".join(f"diff --git a/stages/sft.py b/stages/sft.py\n+line {number} of a change that nobody committed\n" for number in range(400))

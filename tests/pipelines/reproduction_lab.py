@@ -23,8 +23,8 @@ import os
 import time
 from pathlib import Path
 
-from data.records.records import load, save
-from stages.job.job import only
+from pedigree.data.records.records import load, save
+from pedigree.stages.job.job import only
 
 
 def run(config, inputs, job):
@@ -70,6 +70,7 @@ class Clone:
         clone = cls(folder, folder / "first")
         for package in PACKAGES:
             shutil.copytree(REPOSITORY / package, clone.root / package, ignore=_left_out if whole else _unneeded)
+        shutil.copytree(REPOSITORY / "pedigree", clone.root / "pedigree", symlinks=True)
         for kind, rows in ROWS.items():
             clone.write(f"stages/{kind}/run.py", STAGE.replace("rows = ROWS", f"rows = {rows}"))
         for name in (".gitignore", ".dvcignore", ".dvc/.gitignore"):
@@ -116,7 +117,7 @@ class Clone:
 
     def pedigree(self, *arguments: str, code: int = 0, **environment: str) -> str:
         """Output of a command, which has to end with this exit code."""
-        command = [sys.executable, "-P", "-m", "pipelines.cli", *arguments]
+        command = [sys.executable, "-P", "-m", "pedigree.pipelines.cli", *arguments]
         done = subprocess.run(
             command,
             cwd=self.root,

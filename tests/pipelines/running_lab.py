@@ -22,11 +22,11 @@ from typing import Any
 from dvc.repo import Repo
 from in_process import InProcessLauncher
 
-from configs.base.project import Project
-from pipelines.jobs.context import RunContext
-from pipelines.jobs.launcher import LocalLauncher
-from pipelines.run.ensure import Result
-from pipelines.run.runs import open_run, run_graph
+from pedigree.configs.base.project import Project
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.launcher import LocalLauncher
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import open_run, run_graph
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLEAN = "Data and pipelines are up to date."
@@ -81,8 +81,8 @@ import sys
 import time
 from pathlib import Path
 
-from data.records.records import load, save
-from stages.job.job import StageError, only
+from pedigree.data.records.records import load, save
+from pedigree.stages.job.job import StageError, only
 
 
 def project(job):
@@ -184,9 +184,9 @@ KINDS = {
 SHIM = """#!{python}
 import sys
 sys.path.insert(0, {code!r})
-from configs.base.project import Project
-from pipelines.jobs.context import StageFailed
-from pipelines.run.runs import stage_under_dvc
+from pedigree.configs.base.project import Project
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.run.runs import stage_under_dvc
 try:
     print(stage_under_dvc(Project.find(), sys.argv[2]))
 except StageFailed as error:
@@ -218,6 +218,7 @@ class Lab:
         self._settle(folder)
         for package in ("configs", "data", "pipelines", "stages"):  # with its bytecode, which every process would make anew
             shutil.copytree(REPOSITORY / package, self.code / package, ignore=None if whole else unneeded)
+        shutil.copytree(REPOSITORY / "pedigree", self.code / "pedigree", symlinks=True)
         for kind, body in KINDS.items():
             (self.code / "stages" / kind / "run.py").write_text(STAGE + textwrap.dedent(body))
         for name in (".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore"):
@@ -295,7 +296,8 @@ class Lab:
 
     def orchestrator(self, code: str) -> subprocess.Popen[str]:
         """Another process that runs `code` after `run` was opened with this lab's code and project."""
-        start = "from configs.base.project import Project\nfrom pipelines.run.runs import *\nrun = open_run(Project.find(), 'lab')\n"
+        start = "from pedigree.configs.base.project import Project; from pedigree.pipelines.run.runs import *\n"
+        start += "run = open_run(Project.find(), 'lab')\n"
         return subprocess.Popen([sys.executable, "-c", start + code], cwd=self.root, env=self.environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
 

@@ -45,7 +45,7 @@ class Project:
         }  # fmt: skip
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
-        command = [sys.executable, "-P", "-m", "pipelines.cli", *arguments]
+        command = [sys.executable, "-P", "-m", "pedigree.pipelines.cli", *arguments]
         done = subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=deadline(300))
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout or done.stderr

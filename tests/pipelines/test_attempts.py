@@ -16,17 +16,17 @@ import pytest
 from running_lab import Lab
 from waiting import deadline, until
 
-from data.artifacts.artifacts import ArtifactError, write_json
-from data.store import durable
-from pipelines.jobs import attempts, memory_kills, processes
-from pipelines.jobs.context import StageFailed
-from pipelines.jobs.processes import processes_of
-from pipelines.ledger import ledger
-from pipelines.publish.export import export
-from pipelines.run import ensure as ensure_module
-from pipelines.run.ensure import ensure
-from stages import __main__ as entry
-from stages.job.job import read_done
+from pedigree.data.artifacts.artifacts import ArtifactError, write_json
+from pedigree.data.store import durable
+from pedigree.pipelines.jobs import attempts, memory_kills, processes
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.processes import processes_of
+from pedigree.pipelines.ledger import ledger
+from pedigree.pipelines.publish.export import export
+from pedigree.pipelines.run import ensure as ensure_module
+from pedigree.pipelines.run.ensure import ensure
+from pedigree.stages import __main__ as entry
+from pedigree.stages.job.job import read_done
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_process_that_the_kernel_holds_does_not_hang_ctrl_c(lab: Lab, monkeypa
     lab.processes = True
     lab.knobs(raw={"seconds": 60})
     monkeypatch.setattr(processes, "PATIENCE_S", 0.5)
-    monkeypatch.setattr("pipelines.jobs.launcher.GRACE_S", 0.5)
+    monkeypatch.setattr("pedigree.pipelines.jobs.launcher.GRACE_S", 0.5)
     run = lab.run()
     real, asked = os.kill, []
 

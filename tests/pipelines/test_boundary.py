@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from projects import fresh_project
 
-from configs.base.problems import PedigreeError, UsageProblem
-from pipelines.cli import main as cli
-from pipelines.cli.console import project_here
+from pedigree.configs.base.problems import PedigreeError, UsageProblem
+from pedigree.pipelines.cli import main as cli
+from pedigree.pipelines.cli.console import project_here
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ def test_a_bug_is_called_one_and_its_traceback_is_kept(project, monkeypatch, cap
     def broken(*_):
         raise error
 
-    monkeypatch.setattr("configs.language.recipe.recipe_names", broken)
+    monkeypatch.setattr("pedigree.configs.language.recipe.recipe_names", broken)
     assert typed(monkeypatch, "recipes") == 70
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
@@ -59,7 +59,7 @@ def test_a_bug_outside_a_project_is_kept_too(tmp_path, monkeypatch, capsys):
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("configs.base.project.Project.find", broken)
+    monkeypatch.setattr("pedigree.configs.base.project.Project.find", broken)
     assert typed(monkeypatch, "recipes") == 70
     (kept,) = tmp_path.glob("pedigree-bug-*")
     assert str(kept) in capsys.readouterr().err and "ZeroDivisionError" in kept.read_text()
@@ -72,23 +72,23 @@ def test_only_our_own_errors_become_a_clean_message(monkeypatch, project, capsys
     def refusing(*_):
         raise Refused("do it otherwise")
 
-    monkeypatch.setattr("configs.language.recipe.recipe_names", refusing)
+    monkeypatch.setattr("pedigree.configs.language.recipe.recipe_names", refusing)
     assert typed(monkeypatch, "recipes") == 2
     assert capsys.readouterr() == ("", "do it otherwise\n")
     assert not (project / ".pedigree" / "bugs").exists()
 
 
 def test_every_error_that_people_meet_carries_its_exit_code():
-    from configs.base.document import ConfigError
-    from configs.base.project import ProjectNotFound
-    from data.artifacts.artifacts import ArtifactError
-    from pipelines.jobs.context import StageFailed
-    from pipelines.ledger.store import LedgerError, RemoteError
-    from pipelines.maintain.gc import GcRefused
-    from pipelines.publish.commits import GitError
-    from pipelines.publish.export import ExportError, UnknownFormat
-    from pipelines.reproduce.rebuild import ReproduceError
-    from pipelines.reproduce.work_tree import CodeUnavailable
+    from pedigree.configs.base.document import ConfigError
+    from pedigree.configs.base.project import ProjectNotFound
+    from pedigree.data.artifacts.artifacts import ArtifactError
+    from pedigree.pipelines.jobs.context import StageFailed
+    from pedigree.pipelines.ledger.store import LedgerError, RemoteError
+    from pedigree.pipelines.maintain.gc import GcRefused
+    from pedigree.pipelines.publish.commits import GitError
+    from pedigree.pipelines.publish.export import ExportError, UnknownFormat
+    from pedigree.pipelines.reproduce.rebuild import ReproduceError
+    from pedigree.pipelines.reproduce.work_tree import CodeUnavailable
 
     wrong = (ConfigError, ProjectNotFound, ExportError, UnknownFormat, ReproduceError, CodeUnavailable, GitError, GcRefused)
     failed = (ArtifactError, LedgerError, RemoteError, StageFailed)
@@ -157,15 +157,20 @@ def test_names_of_stages_that_do_not_exist_come_with_those_that_do(project, monk
 def test_outside_a_project_a_message_says_so(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", "plan", "x"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pedigree.pipelines.cli", "plan", "x"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 2 and "inside a clone" in done.stderr and project_here.__module__ == "pipelines.cli.console"
+    assert done.returncode == 2 and "inside a clone" in done.stderr and project_here.__module__ == "pedigree.pipelines.cli.console"
 
 
 def test_control_characters_in_a_message_are_shown_and_not_obeyed(monkeypatch, project, capsys):
     def refusing(*_):
         raise UsageProblem("one\x1b[2J\nand two\x07")
 
-    monkeypatch.setattr("configs.language.recipe.recipe_names", refusing)
+    monkeypatch.setattr("pedigree.configs.language.recipe.recipe_names", refusing)
     assert typed(monkeypatch, "recipes") == 2
     assert capsys.readouterr().err == "one\\u001b[2J\nand two\\u0007\n"

@@ -16,23 +16,23 @@ from commands import InProcessCommand
 from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
 from waiting import deadline, until
 
-from configs.language.compile import write_compiled
-from configs.language.execution import Numerics
-from configs.language.recipe import load_recipes
-from data.artifacts.artifacts import sha256_path
-from data.artifacts.provenance import code_files, code_sha256
-from pipelines.jobs import preparation
-from pipelines.jobs.code import CodeMoves, snapshot
-from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.lease import lease
-from pipelines.jobs.preparation import prepare
-from pipelines.jobs.processes import kill_all, processes_of
-from pipelines.jobs.scratch_state import read_spec
-from pipelines.jobs.slots import Pool, slots
-from pipelines.lineage.verify import verify_project
-from pipelines.run import ensure as ensure_module
-from pipelines.run.ensure import Result, ensure, identify
-from pipelines.run.runs import load_run, open_run, plan, run_graph
+from pedigree.configs.language.compile import write_compiled
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.language.recipe import load_recipes
+from pedigree.data.artifacts.artifacts import sha256_path
+from pedigree.data.artifacts.provenance import code_files, code_sha256
+from pedigree.pipelines.jobs import preparation
+from pedigree.pipelines.jobs.code import CodeMoves, snapshot
+from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.lease import lease
+from pedigree.pipelines.jobs.preparation import prepare
+from pedigree.pipelines.jobs.processes import kill_all, processes_of
+from pedigree.pipelines.jobs.scratch_state import read_spec
+from pedigree.pipelines.jobs.slots import Pool, slots
+from pedigree.pipelines.lineage.verify import verify_project
+from pedigree.pipelines.run import ensure as ensure_module
+from pedigree.pipelines.run.ensure import Result, ensure, identify
+from pedigree.pipelines.run.runs import load_run, open_run, plan, run_graph
 
 RECIPE = "configs/recipes/lab.yaml"
 
@@ -69,7 +69,7 @@ def stale(lab: Lab) -> dict[str, tuple[str, ...]]:
 def no_mixture(lab: Lab) -> None:
     """Every record's key is that of its own config and inputs, every input is the content of an ancestor in its lineage, and the
     ledger names no other parameters than the record."""
-    from pipelines.ledger.store import Store
+    from pedigree.pipelines.ledger.store import Store
 
     assert not verify_project(lab.project).problems
     for record in lab.root.glob("artifacts/lab/*/record.json"):
@@ -132,8 +132,8 @@ def test_a_template_edited_under_a_run_is_not_what_its_results_are_recorded_unde
     said, _ = orchestrator.communicate(timeout=deadline(90))
     assert "StageFailed" not in said and read(lab, "model", "record.json")["config"]["chat_template_sha256"] == before, said
     no_mixture(lab)
-    assert f"chat_template_sha256 {before}" in lab.shell("python -m pipelines.cli plan lab").stdout
-    lab.shell("python -m pipelines.cli run lab")
+    assert f"chat_template_sha256 {before}" in lab.shell("python -m pedigree.pipelines.cli plan lab").stdout
+    lab.shell("python -m pedigree.pipelines.cli run lab")
     assert read(lab, "model", "record.json")["config"]["chat_template_sha256"] == sha256_path(template)
     assert lab.runs().count("model") == 2 and len(lab.runs()) == 6
 
@@ -521,7 +521,7 @@ def test_a_snapshot_that_is_gone_is_named_before_work_is_lost(lab: Lab) -> None:
 def test_a_job_refuses_a_snapshot_that_was_changed(lab: Lab) -> None:
     lab.processes = True
     taken = snapshot(lab.project, lab.code)
-    path = taken.folder / STAGE
+    path = taken.folder / "pedigree" / STAGE
     path.chmod(0o644)
     path.write_text(path.read_text() + "\nX = 1\n")
     assert outcomes(lab)["suite"] == "StageFailed"
@@ -533,7 +533,7 @@ def test_snapshots_are_shared_and_whole_or_absent(lab: Lab, monkeypatch: pytest.
     outcomes(lab)
     specs = {read(lab, name, "run.json")["attempts"][0]["code"]["snapshot"] for name in lab.contents()}
     assert specs == {one.sha256} and len(list(lab.root.glob(".pedigree/code/*"))) == 1
-    from pipelines.jobs import code as snapshots
+    from pedigree.pipelines.jobs import code as snapshots
 
     counter = iter(range(1000))
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipelines.publish.charts import NODE_WIDTH, Box, Estimate, _ticks, curve_svg, graph_svg, intervals_svg, layers_of, thinned
+from pedigree.pipelines.publish.charts import NODE_WIDTH, Box, Estimate, _ticks, curve_svg, graph_svg, intervals_svg, layers_of, thinned
 
 
 def box(name, *parents, kind="sft"):

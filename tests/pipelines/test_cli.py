@@ -16,7 +16,7 @@ from running_lab import Lab
 from typer.main import get_command
 from waiting import deadline
 
-from pipelines.cli.main import GROUPS, app
+from pedigree.pipelines.cli.main import GROUPS, app
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -52,7 +52,9 @@ def test_help_teaches_and_is_instant():
     times = []
     for _ in range(3):
         start = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", "pipelines.cli", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "pedigree.pipelines.cli", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        )
         times.append(time.monotonic() - start)
     for word in ("run", "plan", "status", "jobs", "logs", "cancel", "lineage", "export", "report", "recipes", "doctor", "Examples"):
         assert word in done.stdout
@@ -73,7 +75,12 @@ def test_an_unknown_recipe_names_those_there_are(shared):
 def test_outside_a_project_the_message_says_where_to_go(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", "recipes"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pedigree.pipelines.cli", "recipes"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2 and done.stderr.startswith("no Pedigree project at or above") and "Traceback" not in done.stderr
 
@@ -100,7 +107,7 @@ def test_a_stage_that_does_not_exist_is_named_with_those_that_do(shared):
 def test_nothing_to_do_is_said_at_once_and_loads_neither_prefect_nor_an_engine(shared):
     script = (
         "import sys; sys.argv[1:] = ['run', 'lab']\n"
-        "from pipelines.cli.main import main\n"
+        "from pedigree.pipelines.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print(sorted({'prefect', 'torch', 'transformers', 'vllm', 'great_expectations', 'jinja2'} & set(sys.modules)))"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from data.artifacts.artifacts import Run
-from data.artifacts.lineage import text_sha256
-from pipelines.ledger.git import git_environment
-from pipelines.lineage import git_state
-from pipelines.lineage.git_state import code_state
-from pipelines.lineage.inheritance import split_run
-from pipelines.reproduce.work_tree import CodeUnavailable, RecordedCode, bundle, check_out, remove
+from pedigree.data.artifacts.artifacts import Run
+from pedigree.data.artifacts.lineage import text_sha256
+from pedigree.pipelines.ledger.git import git_environment
+from pedigree.pipelines.lineage import git_state
+from pedigree.pipelines.lineage.git_state import code_state
+from pedigree.pipelines.lineage.inheritance import split_run
+from pedigree.pipelines.reproduce.work_tree import CodeUnavailable, RecordedCode, bundle, check_out, remove
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from projects import fresh_project
 
-from pipelines.cli.console import print_table
+from pedigree.pipelines.cli.console import print_table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MAIN = "import sys; sys.argv[0] = 'pedigree'; from pipelines.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
+MAIN = "import sys; sys.argv[0] = 'pedigree'; from pedigree.pipelines.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
 LOADED = "import json; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})), file=sys.stderr)"
 HEAVY = {"data", "stages", "torch", "transformers", "dvc", "prefect", "yaml", "numpy"}
 """Typer itself loads pydantic and rich to complete or to parse a command; nothing else may come on top."""
@@ -88,7 +88,7 @@ def test_tables_show_markup_and_control_characters_and_obey_neither(capsys):
 def test_every_command_that_takes_an_execution_profile_takes_it_by_both_names():
     from typer.main import get_group
 
-    from pipelines.cli.main import app
+    from pedigree.pipelines.cli.main import app
 
     options = {name: {text for option in command.params for text in option.opts} for name, command in get_group(app).commands.items()}
     takers = {name for name, texts in options.items() if texts & {"--execution", "--profile"}}

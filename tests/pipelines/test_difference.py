@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from handmade import build, project_at
 
-from configs.base.project import Project
-from configs.language.recipe import load_recipe
-from pipelines.lineage.ancestry import read_pedigree
-from pipelines.lineage.difference import _paired, compare, row_changes, text
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.lineage.ancestry import read_pedigree
+from pedigree.pipelines.lineage.difference import _paired, compare, row_changes, text
 
 SUITE = (
     "{kind: prepare_data, record: item, task: arithmetic, sources: [{type: arithmetic, operations: [add], digits: [1], count: 4, seed: 1}]}"

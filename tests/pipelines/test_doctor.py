@@ -8,10 +8,10 @@ import sys
 import pytest
 from projects import pin_threads
 
-from configs.base.packaged import ASSETS
-from configs.base.project import Project
-from pipelines.cli import doctor
-from pipelines.estimate.rates import Rates
+from pedigree.configs.base.packaged import ASSETS
+from pedigree.configs.base.project import Project
+from pedigree.pipelines.cli import doctor
+from pedigree.pipelines.estimate.rates import Rates
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_machine_on_which_the_demo_takes_long_is_told_what_helps(project, root
 
 def test_the_examination_loads_no_engine(root):
     script = (
-        "import json, sys; from pipelines.cli.doctor import examine; from configs.base.project import Project;"
+        "import json, sys; from pedigree.pipelines.cli.doctor import examine; from pedigree.configs.base.project import Project;"
         "from pathlib import Path; examine(Project(Path.cwd())); print(json.dumps(sorted(sys.modules)))"
     )
     answer = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)

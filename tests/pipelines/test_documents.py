@@ -20,7 +20,7 @@ class Programs:
         self.lab = lab
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "pipelines.cli", *arguments, "--json"]
+        command = [sys.executable, "-m", "pedigree.pipelines.cli", *arguments, "--json"]
         return subprocess.Popen(
             command, cwd=self.lab.root, env=self.lab.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -95,7 +95,7 @@ def test_numbers_that_are_none_are_null_in_documents_and_in_what_jobs_write(fres
         (told,) = fresh("jobs")[0]["jobs"]
         assert told["address"] == "lab/suite" and told["numbers"] == {"rows": None} and told["step"] > 0
         assert {stage["job"]["numbers"]["rows"] for stage in fresh("status", "lab")[0]["stages"] if stage["job"]} == {None}
-        command = [sys.executable, "-m", "pipelines.cli", "jobs"]
+        command = [sys.executable, "-m", "pedigree.pipelines.cli", "jobs"]
         listed = subprocess.run(command, cwd=fresh.lab.root, env=fresh.lab.environment, capture_output=True, text=True, check=True)
         assert "rows nan" in listed.stdout
         (written,) = (fresh.lab.root / ".pedigree").glob("scratch/*/progress.json")

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from configs.base.document import ConfigError
-from configs.base.project import Project
-from configs.language.execution import Execution, Numerics
-from configs.language.recipe import load_recipe
-from pipelines.run import runs
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import Execution, Numerics
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.run import runs
 
 ON_A_GPU = Execution.model_validate({"slots": 1, "numerics": {"device": "cuda", "kernels": "liger"}})
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"

@@ -7,26 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from configs.base.project import Project
-from configs.base.work import Amount
-from configs.judging.answers import Judge, PoolSampling, Sample, Window
-from configs.language.execution import Machine, Numerics, Placement
-from configs.language.recipe import load_recipe
-from configs.methods.optimizer import Optimizer
-from configs.methods.policy_gradient import Grpo, Ppo
-from configs.methods.preference import Dpo
-from configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
-from configs.rows.suite_forms import form_names
-from pipelines.estimate import machines, memory, work
-from pipelines.estimate.amounts import amounts_of, tokens_of
-from pipelines.estimate.estimates import START_S, Estimates
-from pipelines.estimate.fit import Trial, lacks, misfit
-from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
-from pipelines.estimate.memory import GIB, Trained
-from pipelines.estimate.needs import ROLLOUT_CHUNK, Facts, needs_of, scored, trained_parameters
-from pipelines.estimate.shapes import KNOWN, Shape
-from pipelines.run.runs import load_execution
-from stages.prepare_data.kind import FORM_SIZES
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.work import Amount
+from pedigree.configs.judging.answers import Judge, PoolSampling, Sample, Window
+from pedigree.configs.language.execution import Machine, Numerics, Placement
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.methods.optimizer import Optimizer
+from pedigree.configs.methods.policy_gradient import Grpo, Ppo
+from pedigree.configs.methods.preference import Dpo
+from pedigree.configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
+from pedigree.configs.rows.suite_forms import form_names
+from pedigree.pipelines.estimate import machines, memory, work
+from pedigree.pipelines.estimate.amounts import amounts_of, tokens_of
+from pedigree.pipelines.estimate.estimates import START_S, Estimates
+from pedigree.pipelines.estimate.fit import Trial, lacks, misfit
+from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_of
+from pedigree.pipelines.estimate.memory import GIB, Trained
+from pedigree.pipelines.estimate.needs import ROLLOUT_CHUNK, Facts, needs_of, scored, trained_parameters
+from pedigree.pipelines.estimate.shapes import KNOWN, Shape
+from pedigree.pipelines.run.runs import load_execution
+from pedigree.stages.prepare_data.kind import FORM_SIZES
 
 LLAMA = KNOWN["meta-llama/Llama-3.1-8B"]
 PARAMETERS = 8_030_261_248

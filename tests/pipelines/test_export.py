@@ -7,8 +7,8 @@ import pytest
 import yaml
 from handmade import everything, project_at
 
-from data.artifacts.artifacts import ArtifactError, open_artifact
-from pipelines.publish.export import ExportError, _prove, export
+from pedigree.data.artifacts.artifacts import ArtifactError, open_artifact
+from pedigree.pipelines.publish.export import ExportError, _prove, export
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_a_damaged_artifact_does_not_leave_the_project(project, tmp_path):
 
 
 def test_a_payload_that_has_a_readme_is_refused_whole(project, tmp_path):
-    from data.artifacts.artifacts import content_hash, scan, write_json
+    from pedigree.data.artifacts.artifacts import content_hash, scan, write_json
 
     copy = tmp_path / "sft"
     shutil.copytree(project.artifact("demo/sft"), copy)

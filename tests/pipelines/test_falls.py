@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 import pytest
 from handmade import CONTENT, everything, project_at
 
-from configs.base.project import Project
-from pipelines.flow import PrefectRun
-from pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
+from pedigree.configs.base.project import Project
+from pedigree.pipelines.flow import PrefectRun
+from pedigree.pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
 
 
 def scores(mean: float, low: float, high: float, measure: str = "a") -> dict[str, Any]:

@@ -14,23 +14,23 @@ import pytest
 from elsewhere import needs_elsewhere, python_elsewhere
 from waiting import deadline, until
 
-from configs.base.project import Project
-from data.store import heartbeat
-from pipelines import flow
-from pipelines.flow import FlowRecord, connected
-from pipelines.jobs.context import unwatched
-from pipelines.jobs.processes import Process
-from pipelines.run import observer
-from pipelines.run.observer import Observer
+from pedigree.configs.base.project import Project
+from pedigree.data.store import heartbeat
+from pedigree.pipelines import flow
+from pedigree.pipelines.flow import FlowRecord, connected
+from pedigree.pipelines.jobs.context import unwatched
+from pedigree.pipelines.jobs.processes import Process
+from pedigree.pipelines.run import observer
+from pedigree.pipelines.run.observer import Observer
 
 ROOT = Path(__file__).parents[2]
 RUNNER = """
 import sys
 from pathlib import Path
 from uuid import UUID
-from configs.base.project import Project
-from data.store import heartbeat
-from pipelines.flow import FlowRecord
+from pedigree.configs.base.project import Project
+from pedigree.data.store import heartbeat
+from pedigree.pipelines.flow import FlowRecord
 heartbeat.BEAT_S = 0.2
 record = FlowRecord(Project(Path(PROJECT)), NAME, UUID(NAME))
 record.write()

@@ -8,10 +8,10 @@ import pytest
 from handmade import everything, project_at
 from projects import CODE, environment
 
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipe
-from pipelines.publish import comparison
-from pipelines.publish.report import write_report
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.publish import comparison
+from pedigree.pipelines.publish.report import write_report
 
 BLOCK = """
 published:
@@ -99,7 +99,7 @@ def test_the_report_has_published_beside_measured(made):
 
 
 def plan(project, *words: str) -> str:
-    command = [sys.executable, "-m", "pipelines.cli", "plan", "tiny", *words]
+    command = [sys.executable, "-m", "pedigree.pipelines.cli", "plan", "tiny", *words]
     done = subprocess.run(command, cwd=project.root, env=environment() | {"PYTHONPATH": str(CODE)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

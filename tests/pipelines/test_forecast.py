@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from handmade import everything, project_at
 
-from configs.base.project import Project
-from configs.language.execution import Execution, Machine, Numerics
-from configs.language.recipe import load_recipe
-from configs.rows.datasets import HubModel
-from data.host.machine import settled
-from pipelines.cli import plan as planning
-from pipelines.cli.status_line import StatusLine, measured_by
-from pipelines.estimate import machines, rates, work
-from pipelines.estimate.amounts import packaged_rows
-from pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates, Time, asks_endpoint, document_of
-from pipelines.estimate.machines import hardware_of
-from pipelines.estimate.rates import Rates
-from pipelines.estimate.schedule import Forecast, Task, TimeLeft, makespan, outlook
-from pipelines.estimate.shapes import KNOWN
-from pipelines.run.runs import load_execution
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import Execution, Machine, Numerics
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.rows.datasets import HubModel
+from pedigree.data.host.machine import settled
+from pedigree.pipelines.cli import plan as planning
+from pedigree.pipelines.cli.status_line import StatusLine, measured_by
+from pedigree.pipelines.estimate import machines, rates, work
+from pedigree.pipelines.estimate.amounts import packaged_rows
+from pedigree.pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates, Time, asks_endpoint, document_of
+from pedigree.pipelines.estimate.machines import hardware_of
+from pedigree.pipelines.estimate.rates import Rates
+from pedigree.pipelines.estimate.schedule import Forecast, Task, TimeLeft, makespan, outlook
+from pedigree.pipelines.estimate.shapes import KNOWN
+from pedigree.pipelines.run.runs import load_execution
 
 MADE = Rates(fp32=50e9, bf16=5e9, bandwidth=1e10)
 SMOLLM = KNOWN["HuggingFaceTB/SmolLM2-135M"]
@@ -85,7 +85,7 @@ def test_rates_are_measured_once_in_a_process_of_their_own(place, root, tmp_path
     place.write_text(MADE.model_dump_json())
     assert rates.measured() == MADE
     assert "torch" not in subprocess.run(
-        [sys.executable, "-c", "import sys, pipelines.estimate.rates; print([name for name in sys.modules if name == 'torch'])"],
+        [sys.executable, "-c", "import sys, pedigree.pipelines.estimate.rates; print([name for name in sys.modules if name == 'torch'])"],
         cwd=root, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
 

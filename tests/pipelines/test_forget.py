@@ -10,13 +10,13 @@ from handmade import RUN, build, project_at
 from running_lab import RANKS, STAGE, Lab, outcomes
 from typer.testing import CliRunner
 
-from configs.language.recipe import load_recipe
-from configs.rows.datasets import PrepareData
-from data.artifacts.artifacts import Run, read_run
-from pipelines.cli.main import app
-from pipelines.lineage.trace import RowQuery, trace
-from pipelines.maintain.forget import forget, gpu_hours, without
-from pipelines.run.runs import plan
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.data.artifacts.artifacts import Run, read_run
+from pedigree.pipelines.cli.main import app
+from pedigree.pipelines.lineage.trace import RowQuery, trace
+from pedigree.pipelines.maintain.forget import forget, gpu_hours, without
+from pedigree.pipelines.run.runs import plan
 
 ROWS = """
     def run(config, inputs, job):

@@ -13,16 +13,16 @@ import yaml
 from faulty_store import KEYS, s3_server
 from running_lab import Lab
 
-from data.artifacts.artifacts import read_json, read_record
-from data.store import heartbeat
-from pipelines.jobs.lease import lease
-from pipelines.ledger.by_id import bring
-from pipelines.ledger.ledger import Ledger
-from pipelines.lineage.ancestry import read_pedigree
-from pipelines.lineage.verify import verify_project
-from pipelines.maintain.gc import GcRefused, collect
-from pipelines.run.ensure import Result
-from pipelines.run.runs import push, run_graph
+from pedigree.data.artifacts.artifacts import read_json, read_record
+from pedigree.data.store import heartbeat
+from pedigree.pipelines.jobs.lease import lease
+from pedigree.pipelines.ledger.by_id import bring
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.lineage.ancestry import read_pedigree
+from pedigree.pipelines.lineage.verify import verify_project
+from pedigree.pipelines.maintain.gc import GcRefused, collect
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import push, run_graph
 
 COMMIT = "git add -A && git -c user.name=t -c user.email=t@t commit -qm"
 
@@ -168,7 +168,7 @@ def test_what_a_variant_or_another_recipe_was_made_from_survives(lab: Lab, other
         run(lab, "cleaner.ngram=7")
     else:
         lab.write("configs/recipes/more.yaml", "description: more\nexecution: lab\nextends: lab\nstages: {cleaner: {ngram: 9}}\n")
-        from pipelines.run.runs import open_run
+        from pedigree.pipelines.run.runs import open_run
 
         context = open_run(lab.project, "more")
         context.code_root = lab.code
@@ -261,7 +261,8 @@ def test_a_kill_in_between_harms_nothing_and_the_next_call_goes_on(lab: Lab, tmp
     faults = tmp_path / "faults"
     faults.mkdir()
     (faults / point).write_text(str(passes))
-    code = "from configs.base.project import Project; from pipelines.maintain.gc import collect; collect(Project.find(), delete=True)"
+    code = "from pedigree.configs.base.project import Project; from pedigree.pipelines.maintain.gc import collect\n"
+    code += "collect(Project.find(), delete=True)"
     environment = {**lab.environment, "PEDIGREE_FAULTS": str(faults)}
     killed = subprocess.run([sys.executable, "-c", code], cwd=lab.root, env=environment, check=False)
     assert killed.returncode == -9 and objects(lab) > expected
@@ -336,7 +337,7 @@ def test_the_command_lists_first_and_deletes_when_told(lab: Lab) -> None:
     lab.shell(f"{COMMIT} six")
 
     def gc(*options: str) -> list[str]:
-        command = [sys.executable, "-m", "pipelines.cli", "gc", *options]
+        command = [sys.executable, "-m", "pedigree.pipelines.cli", "gc", *options]
         done = subprocess.run(command, cwd=lab.root, env=lab.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from handmade import project_at
 
-from configs.base.project import Project
-from pipelines.ledger.git import GitSilent, run_git
-from pipelines.ledger.ledger import Ledger
-from pipelines.lineage.named_models import named_models, versions
-from pipelines.maintain.gc import GcRefused, collect
-from pipelines.publish.commits import check_commit
-from pipelines.reproduce.trust import is_own
+from pedigree.configs.base.project import Project
+from pedigree.pipelines.ledger.git import GitSilent, run_git
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.lineage.named_models import named_models, versions
+from pedigree.pipelines.maintain.gc import GcRefused, collect
+from pedigree.pipelines.publish.commits import check_commit
+from pedigree.pipelines.reproduce.trust import is_own
 
 MD5 = "a" * 31
 LOCK = "schema: '2.0'\nstages:\n  raw:\n    cmd: pedigree stage lab/raw\n    outs:\n" + "".join(

@@ -6,8 +6,8 @@ import pytest
 from handmade import everything, project_at
 from reproduction_lab import Clone
 
-from pipelines.ledger.git import git
-from pipelines.publish.commits import GitError, check_commit, ledger_files, message
+from pedigree.pipelines.ledger.git import git
+from pedigree.pipelines.publish.commits import GitError, check_commit, ledger_files, message
 
 LEDGER = {"artifacts/lab/dvc.yaml", "artifacts/lab/dvc.lock", "artifacts/lab/params.yaml"}
 
@@ -139,8 +139,8 @@ def test_a_message_gives_the_scores_with_their_intervals(tmp_path: Path) -> None
 
 
 def test_the_ledger_of_a_recipe_is_that_of_those_it_shares_stages_with(tmp_path: Path) -> None:
-    from configs.language.compile import write_compiled
-    from configs.language.recipe import load_recipes
+    from pedigree.configs.language.compile import write_compiled
+    from pedigree.configs.language.recipe import load_recipes
 
     project = project_at(tmp_path)
     (project.recipes / "longer.yaml").write_text("description: more\nextends: tiny\nstages: {rlvr: {steps: 5}}\n")

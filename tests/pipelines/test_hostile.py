@@ -17,13 +17,13 @@ from handmade import everything, project_at
 from hostile_folders import CORPUS, SECRET, lead
 from hostile_lab import COMMIT, Folder, snapshot
 
-from configs.base.project import Project
-from pipelines.cli.main import main
-from pipelines.ledger.objects import remove
-from pipelines.publish.report import write_report
-from pipelines.reproduce.rebuild import ReproduceError
-from pipelines.reproduce.reproduction import ReproductionRequest, read_subject, reproduce
-from pipelines.reproduce.trust import review
+from pedigree.configs.base.project import Project
+from pedigree.pipelines.cli.main import main
+from pedigree.pipelines.ledger.objects import remove
+from pedigree.pipelines.publish.report import write_report
+from pedigree.pipelines.reproduce.rebuild import ReproduceError
+from pedigree.pipelines.reproduce.reproduction import ReproductionRequest, read_subject, reproduce
+from pedigree.pipelines.reproduce.trust import review
 
 CODE = Path(__file__).parents[2]
 HUGE = "shared-values-that-fill-the-memory"
@@ -158,7 +158,7 @@ def test_a_real_command_line_does_no_harm_either(name: str, tmp_path: Path, cana
     gift = folder.write(tmp_path / "gift")
     outside = snapshot(canary)
     for command in (["verify", str(gift)], ["reproduce", str(gift), "--here", "--trust"]):
-        words = [sys.executable, "-P", "-m", "pipelines.cli", *command]
+        words = [sys.executable, "-P", "-m", "pedigree.pipelines.cli", *command]
         environment = os.environ | {"PYTHONPATH": str(CODE)}
         done = subprocess.run(words, cwd=root, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert done.returncode in (1, 2)

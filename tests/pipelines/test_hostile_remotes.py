@@ -17,20 +17,20 @@ import pytest
 from handmade import project_at
 from hostile_lab import COMMIT, CONFIG, ROWS, Folder, record_of, snapshot
 
-from configs.base.document import ConfigError
-from configs.base.project import Project
-from configs.language.compile import write_compiled
-from configs.language.recipe import load_recipe, load_recipes
-from data.artifacts.artifacts import Run, parse_record
-from data.artifacts.mirror import Mirror
-from data.store.storage import ContentChanged
-from pipelines.cli.main import main
-from pipelines.ledger.ledger import Ledger
-from pipelines.ledger.objects import remove
-from pipelines.ledger.store import Store
-from pipelines.reproduce.rebuild import ReproduceError, members_of, profile, recipe, write_project
-from pipelines.reproduce.trust import is_own
-from pipelines.reproduce.work_tree import CodeUnavailable, RecordedCode, check_out
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.compile import write_compiled
+from pedigree.configs.language.recipe import load_recipe, load_recipes
+from pedigree.data.artifacts.artifacts import Run, parse_record
+from pedigree.data.artifacts.mirror import Mirror
+from pedigree.data.store.storage import ContentChanged
+from pedigree.pipelines.cli.main import main
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.objects import remove
+from pedigree.pipelines.ledger.store import Store
+from pedigree.pipelines.reproduce.rebuild import ReproduceError, members_of, profile, recipe, write_project
+from pedigree.pipelines.reproduce.trust import is_own
+from pedigree.pipelines.reproduce.work_tree import CodeUnavailable, RecordedCode, check_out
 
 SECRET = "private canary".upper()  # runs keep the patch of this very file: it must not hold the text
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")

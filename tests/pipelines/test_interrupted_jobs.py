@@ -14,11 +14,11 @@ import pytest
 from running_lab import CLEAN, RANKS, Lab, outcomes, read, running_scratch, status
 from waiting import deadline, until
 
-from pipelines.jobs.context import StageFailed
-from pipelines.jobs.live import live_jobs
-from pipelines.jobs.processes import processes_of
-from pipelines.run.ensure import Result, ensure, identify
-from pipelines.run.runs import NotRun, run_graph
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.live import live_jobs
+from pedigree.pipelines.jobs.processes import processes_of
+from pedigree.pipelines.run.ensure import Result, ensure, identify
+from pedigree.pipelines.run.runs import NotRun, run_graph
 
 
 @pytest.fixture

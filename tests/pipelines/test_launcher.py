@@ -11,12 +11,12 @@ import pytest
 from running_lab import RANKS, Lab, outcomes, running_scratch
 from waiting import deadline, until
 
-from configs.language.execution import Numerics
-from pipelines.jobs.context import StageFailed
-from pipelines.jobs.launcher import LocalLauncher, job_environment
-from pipelines.jobs.processes import Process, processes_of
-from pipelines.jobs.slots import Pool
-from pipelines.run.runs import run_graph
+from pedigree.configs.language.execution import Numerics
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.launcher import LocalLauncher, job_environment
+from pedigree.pipelines.jobs.processes import Process, processes_of
+from pedigree.pipelines.jobs.slots import Pool
+from pedigree.pipelines.run.runs import run_graph
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_launcher_ends_a_group_that_ignores_sigterm(lab: Lab) -> None:
 def test_a_job_that_is_dying_runs_until_it_is_known_how_it_died(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first thread is gone and others are not: to `/proc` a zombie already, and no exit code yet."""
     code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[60]).start(); ctypes.CDLL(None).pthread_exit(None)"
-    monkeypatch.setattr("pipelines.jobs.launcher._command", lambda scratch, numerics: [sys.executable, "-c", code])
+    monkeypatch.setattr("pedigree.pipelines.jobs.launcher._command", lambda scratch, numerics: [sys.executable, "-c", code])
     scratch = lab.root / ".pedigree" / "scratch" / "x"
     scratch.mkdir(parents=True)
     (scratch / "spec.json").write_text('{"code": "none"}')

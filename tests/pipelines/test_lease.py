@@ -19,21 +19,21 @@ import stale_view
 from elsewhere import needs_elsewhere, python_elsewhere
 from waiting import deadline, until
 
-from configs.base.problems import PedigreeError
-from configs.base.project import Project
-from configs.language.execution import Numerics
-from data.store import heartbeat
-from data.store.fence import Fence, Superseded
-from data.store.heartbeat import Listener, Pulse
-from pipelines.jobs import slots as machine
-from pipelines.jobs.launcher import Handle, LocalLauncher, State, Status
-from pipelines.jobs.lease import Cancelled, LeaseLost, holder_of, lease
-from pipelines.jobs.processes import Process
-from pipelines.jobs.slots import Pool, machine_folder, slots, taken_slots
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.store import heartbeat
+from pedigree.data.store.fence import Fence, Superseded
+from pedigree.data.store.heartbeat import Listener, Pulse
+from pedigree.pipelines.jobs import slots as machine
+from pedigree.pipelines.jobs.launcher import Handle, LocalLauncher, State, Status
+from pedigree.pipelines.jobs.lease import Cancelled, LeaseLost, holder_of, lease
+from pedigree.pipelines.jobs.processes import Process
+from pedigree.pipelines.jobs.slots import Pool, machine_folder, slots, taken_slots
 
 ROOT = Path(__file__).parents[2]
 JOBS = LocalLauncher(Project(ROOT))
-HOLD = "import sys, time; from pathlib import Path; from pipelines.jobs.lease import lease\n"
+HOLD = "import sys, time; from pathlib import Path; from pedigree.pipelines.jobs.lease import lease\n"
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_cancelled_wait_ends(tmp_path: Path) -> None:
 @needs_elsewhere
 def test_two_machines_on_one_disk_and_the_one_that_was_stopped_comes_back(tmp_path: Path) -> None:
     """The other machine holds it and is stopped; it is taken over after silence, and when it goes on it must see that."""
-    code = f"""{HOLD}from data.store import heartbeat; heartbeat.BEAT_S = 0.2
+    code = f"""{HOLD}from pedigree.data.store import heartbeat; heartbeat.BEAT_S = 0.2
 with lease(Path({str(tmp_path / "a")!r}), 'elsewhere') as hold:
     print('holds', flush=True)
     sys.stdin.readline()
@@ -203,7 +203,7 @@ with lease(Path({str(tmp_path / "a")!r}), 'elsewhere') as hold:
 """
     other = python_elsewhere(code, ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert other.stdout and other.stdout.readline() == "holds\n"
-    taken = f"{HOLD}from data.store import heartbeat; heartbeat.SILENCE_S = {deadline(1.5)}\n"
+    taken = f"{HOLD}from pedigree.data.store import heartbeat; heartbeat.SILENCE_S = {deadline(1.5)}\n"
     taken += f"with lease(Path({str(tmp_path / 'a')!r}), 'here') as hold: print(hold.number)"
     here = subprocess.Popen([sys.executable, "-c", taken], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with pytest.raises(subprocess.TimeoutExpired):  # it beats
@@ -490,8 +490,9 @@ def test_slots_of_a_dead_orchestrator_belong_to_its_living_job(tmp_path: Path) -
     file.parent.mkdir()
     file.write_text(json.dumps(asdict(Handle("local", str(file.parent), 1, {"process": asdict(process)}))))
     code = f"""
-import os, sys; from pathlib import Path; from pipelines.jobs.slots import Pool, slots
-from configs.base.project import Project; from pipelines.jobs.launcher import LocalLauncher; JOBS = LocalLauncher(Project(Path()))
+import os, sys; from pathlib import Path; from pedigree.pipelines.jobs.slots import Pool, slots
+from pedigree.configs.base.project import Project; from pedigree.pipelines.jobs.launcher import LocalLauncher
+JOBS = LocalLauncher(Project(Path()))
 with slots(Pool(Path({str(tmp_path / "pool")!r}), ("0", "1", "2")), 2, jobs=JOBS, job=Path({str(file)!r})): os._exit(0)
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -574,8 +575,9 @@ def test_the_machines_folder_is_ours_alone(tmp_path: Path, monkeypatch: pytest.M
 @needs_elsewhere
 def test_a_container_on_the_same_machine_keeps_its_slots_while_it_beats(tmp_path: Path, soon: None) -> None:
     code = f"""
-import time; from pathlib import Path; from data.store import heartbeat; from pipelines.jobs.slots import Pool, slots
-from configs.base.project import Project; from pipelines.jobs.launcher import LocalLauncher; JOBS = LocalLauncher(Project(Path()))
+import time; from pathlib import Path; from pedigree.data.store import heartbeat; from pedigree.pipelines.jobs.slots import Pool, slots
+from pedigree.configs.base.project import Project; from pedigree.pipelines.jobs.launcher import LocalLauncher
+JOBS = LocalLauncher(Project(Path()))
 heartbeat.BEAT_S = 0.1
 with slots(Pool(Path({str(tmp_path)!r}), ("0",)), 1, jobs=JOBS, job=Path("/nowhere/job.json")): print(1, flush=True); time.sleep(60)
 """

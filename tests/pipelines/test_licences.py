@@ -7,17 +7,17 @@ import pytest
 import yaml
 from handmade import build, everything, project_at
 
-from configs.base.document import ConfigError
-from configs.base.licenses import CONDITIONS, TABLE, conditions, licence
-from configs.language.compile import compile_recipe
-from configs.language.recipe import load_recipe
-from configs.rows.datasets import Hub, PrepareData, generators_of, licences_of
-from data.artifacts.artifacts import Record
-from pipelines.lineage.ancestry import read_pedigree
-from pipelines.publish.attribution import Origin, agreed, brought, combined, origins, rows_of, section
-from pipelines.publish.card import card
-from pipelines.publish.export import data_card, export, in_standard
-from pipelines.publish.report import write_report
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.licenses import CONDITIONS, TABLE, conditions, licence
+from pedigree.configs.language.compile import compile_recipe
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.rows.datasets import Hub, PrepareData, generators_of, licences_of
+from pedigree.data.artifacts.artifacts import Record
+from pedigree.pipelines.lineage.ancestry import read_pedigree
+from pedigree.pipelines.publish.attribution import Origin, agreed, brought, combined, origins, rows_of, section
+from pedigree.pipelines.publish.card import card
+from pedigree.pipelines.publish.export import data_card, export, in_standard
+from pedigree.pipelines.publish.report import write_report
 
 RECIPE = """
 description: Rows of others.

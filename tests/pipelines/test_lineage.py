@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from running_lab import Lab
 
-from data.artifacts.artifacts import ArtifactError
-from data.artifacts.provenance import fingerprint
-from pipelines.lineage.ancestry import ancestry, find_artifact, published, walk
-from pipelines.run.ensure import Result
-from pipelines.run.runs import run_graph
+from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.data.artifacts.provenance import fingerprint
+from pedigree.pipelines.lineage.ancestry import ancestry, find_artifact, published, walk
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import run_graph
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +65,10 @@ def test_fingerprint_sees_code_and_no_comments(tmp_path: Path) -> None:
     (tmp_path / "data" / "rows.py").write_text('"""Rows."""\nONE = 1\n')
     (tmp_path / "data" / "other.py").write_text("TWO = 2\n")
     stage = tmp_path / "stages" / "count" / "run.py"
-    stage.write_text("import json\nfrom data.rows import ONE\n\ndef run():\n    return ONE\n")
+    stage.write_text("import json\nfrom pedigree.data.rows import ONE\n\ndef run():\n    return ONE\n")
     before = fingerprint("count", tmp_path)
     assert sorted(before["files"]) == ["data/rows.py", "stages/count/run.py"]
-    stage.write_text('import json\nfrom data.rows import ONE\n\n\ndef run():  # one\n    """One."""\n    return (ONE)\n')
+    stage.write_text('import json\nfrom pedigree.data.rows import ONE\n\n\ndef run():  # one\n    """One."""\n    return (ONE)\n')
     assert fingerprint("count", tmp_path) == before
     (tmp_path / "data" / "rows.py").write_text("ONE = 2\n")
     after = fingerprint("count", tmp_path)

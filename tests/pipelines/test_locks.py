@@ -8,7 +8,7 @@ import pytest
 import yaml
 from reproduction_lab import REPOSITORY, Clone
 
-from pipelines.ledger.lock_merge import COMMAND, DRIVER, merge_locks
+from pedigree.pipelines.ledger.lock_merge import COMMAND, DRIVER, merge_locks
 
 LOCK = "artifacts/lab/dvc.lock"
 IDENTITY = "git -c user.name=l -c user.email=l@example.org"
@@ -97,7 +97,7 @@ def test_git_uses_the_driver_or_merges_lines_where_there_is_no_environment(tmp_p
 
     git("init", "-q", "-b", "main")
     environment_of_setup = {"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"}
-    command = [sys.executable, "-m", "pipelines.ledger.lock_merge"]
+    command = [sys.executable, "-m", "pedigree.pipelines.ledger.lock_merge"]
     tell = subprocess.run(command, cwd=tmp_path, env=environment_of_setup, check=False)
     assert tell.returncode == 0 and git("config", f"merge.{DRIVER}.driver").strip() == COMMAND
     (tmp_path / ".gitattributes").write_text((REPOSITORY / ".gitattributes").read_text())
@@ -110,7 +110,7 @@ def test_git_uses_the_driver_or_merges_lines_where_there_is_no_environment(tmp_p
     git("merge", "--abort")
     shim = tmp_path / ".venv/bin/pedigree"
     shim.parent.mkdir(parents=True)
-    shim.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m pipelines.cli "$@"\n')
+    shim.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m pedigree.pipelines.cli "$@"\n')
     shim.chmod(0o755)
     git("merge", "-q", "mine", "-m", "merged")
     assert (tmp_path / "dvc.lock").read_text() == lock(a=OLD, y=YOURS, x=MINE)
@@ -181,7 +181,7 @@ def test_the_driver_merges_real_locks_and_no_job_runs(made: Clone) -> None:
     branch(made, "two", "    ngram: 5\n", more("yy"))
     made.ran()
     made.write(".gitattributes", (REPOSITORY / ".gitattributes").read_text())
-    made.shell(f"git config merge.{DRIVER}.driver '{sys.executable} -m pipelines.cli merge-lock %O %A %B'")
+    made.shell(f"git config merge.{DRIVER}.driver '{sys.executable} -m pedigree.pipelines.cli merge-lock %O %A %B'")
     made.shell(f"{IDENTITY} merge one; true")
     assert LOCK not in made.shell("git diff --name-only --diff-filter=U").stdout
     merged = yaml.safe_load((made.root / LOCK).read_text())["stages"]

@@ -9,16 +9,16 @@ import pytest
 from long_chain import PATCH, record_of, run_of, shape, two_latest
 from typer.testing import CliRunner
 
-from configs.language.recipe import load_recipe
-from data.artifacts.artifacts import ArtifactError, read_json, read_lineage
-from pipelines.cli.main import app
-from pipelines.lineage import openlineage
-from pipelines.lineage.ancestry import Pedigree, parents_first, read_pedigree, tree, walk
-from pipelines.lineage.difference import compare
-from pipelines.lineage.verify import lineage_problems
-from pipelines.publish.export import card
-from pipelines.publish.page import lineage_page
-from pipelines.reproduce.rebuild import data_only, members_of, profile, recipe
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts.artifacts import ArtifactError, read_json, read_lineage
+from pedigree.pipelines.cli.main import app
+from pedigree.pipelines.lineage import openlineage
+from pedigree.pipelines.lineage.ancestry import Pedigree, parents_first, read_pedigree, tree, walk
+from pedigree.pipelines.lineage.difference import compare
+from pedigree.pipelines.lineage.verify import lineage_problems
+from pedigree.pipelines.publish.export import card
+from pedigree.pipelines.publish.page import lineage_page
+from pedigree.pipelines.reproduce.rebuild import data_only, members_of, profile, recipe
 
 DEEP = 1200
 """More stages than Python has frames."""

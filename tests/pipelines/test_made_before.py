@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from projects import call
 
-from data.artifacts.provenance import hardware
+from pedigree.data.artifacts.provenance import hardware
 
 pytestmark = pytest.mark.slow
 STAGES = 14

@@ -1,13 +1,13 @@
 """The judge and writer of rehearsals, asked as stages ask an endpoint."""
 
-from configs.judging.asking import ByEndpoint
-from configs.judging.synthesis import SelfInstruct
-from configs.language.execution import Placement
-from pipelines.rehearsal.judge import answer, rating, serve
-from stages.core.rating import parse_rating
-from stages.sampling.endpoint import ChatServer
-from stages.synthesize.novelty import rouge_l
-from stages.synthesize.writing import read_prompts, writing_question
+from pedigree.configs.judging.asking import ByEndpoint
+from pedigree.configs.judging.synthesis import SelfInstruct
+from pedigree.configs.language.execution import Placement
+from pedigree.pipelines.rehearsal.judge import answer, rating, serve
+from pedigree.stages.core.rating import parse_rating
+from pedigree.stages.sampling.endpoint import ChatServer
+from pedigree.stages.synthesize.novelty import rouge_l
+from pedigree.stages.synthesize.writing import read_prompts, writing_question
 
 
 def test_it_is_asked_as_any_endpoint_and_gives_the_same_ratings_from_the_same_place(tmp_path):

@@ -15,14 +15,14 @@ from running_lab import PROFILE, Lab
 from sweeps import nightly_after
 from waiting import deadline, until
 
-from data.artifacts import mirror as mirrors
-from data.artifacts.mirror import Lease, Mirror
-from data.store import storage
-from pipelines.jobs.checkpoint_store import clear
-from pipelines.jobs.context import StageFailed
-from pipelines.jobs.processes import kill_all
-from pipelines.run.ensure import Result
-from pipelines.run.runs import run_graph
+from pedigree.data.artifacts import mirror as mirrors
+from pedigree.data.artifacts.mirror import Lease, Mirror
+from pedigree.data.store import storage
+from pedigree.pipelines.jobs.checkpoint_store import clear
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.processes import kill_all
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import run_graph
 
 CHUNKED = '''
 """Rows that are made chunk by chunk."""
@@ -31,9 +31,9 @@ import json
 import time
 from pathlib import Path
 
-from data.artifacts.artifacts import write_text
-from data.records.records import save
-from stages.job.mirroring import open_mirror
+from pedigree.data.artifacts.artifacts import write_text
+from pedigree.data.records.records import save
+from pedigree.stages.job.mirroring import open_mirror
 
 
 def run(config, inputs, job):

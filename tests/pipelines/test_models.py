@@ -11,14 +11,14 @@ from dvc.repo import Repo
 from handmade import everything, project_at
 from running_lab import REPOSITORY, Lab
 
-from configs.language.compile import write_compiled
-from data.artifacts.artifacts import ArtifactError, open_artifact, scan
-from pipelines.lineage.find import artifact_folder, find_pedigree
-from pipelines.lineage.named_models import find_named, named_models, versions
-from pipelines.publish.catalog import registry
-from pipelines.reproduce.reproduction import read_subject
-from pipelines.run.ensure import Result
-from pipelines.run.runs import run_graph
+from pedigree.configs.language.compile import write_compiled
+from pedigree.data.artifacts.artifacts import ArtifactError, open_artifact, scan
+from pedigree.pipelines.lineage.find import artifact_folder, find_pedigree
+from pedigree.pipelines.lineage.named_models import find_named, named_models, versions
+from pedigree.pipelines.publish.catalog import registry
+from pedigree.pipelines.reproduce.reproduction import read_subject
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import run_graph
 
 COMMIT = "git add -A && git -c user.name=t -c user.email=t@t commit -qm"
 TAG = "git -c user.name=t -c user.email=t@t tag -a -m version"  # DVC passes over tags without a message
@@ -83,7 +83,7 @@ def test_an_artifact_of_a_commit_is_exported_verified_and_reproduced_by_name(lab
 
     def pedigree(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "pipelines.cli", *arguments],
+            [sys.executable, "-m", "pedigree.pipelines.cli", *arguments],
             cwd=lab.root,
             env=lab.environment,
             capture_output=True,
@@ -161,7 +161,7 @@ def test_two_recipes_with_one_name_are_told_apart_and_scores_are_shown(tmp_path:
     project = project_at(tmp_path)
     graph = everything(project)
     (project.recipes / "longer.yaml").write_text("description: more\nextends: tiny\nstages: {rlvr: {steps: 5}}\n")
-    from configs.language.recipe import load_recipes
+    from pedigree.configs.language.recipe import load_recipes
 
     write_compiled(project.root, load_recipes(project.recipes, "longer"))
     for name in (".dvc/config", ".gitignore"):

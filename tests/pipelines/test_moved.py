@@ -17,18 +17,18 @@ from elsewhere import can_be_elsewhere, hasty
 from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
 from waiting import deadline, until
 
-from pipelines.cli.status import NoSuchStage, cancel
-from pipelines.jobs.lease import holder_of
-from pipelines.jobs.live import live_jobs
-from pipelines.jobs.processes import kill_all, processes_of
-from pipelines.lineage.verify import verify_project
-from pipelines.run.runs import run_graph
+from pedigree.pipelines.cli.status import NoSuchStage, cancel
+from pedigree.pipelines.jobs.lease import holder_of
+from pedigree.pipelines.jobs.live import live_jobs
+from pedigree.pipelines.jobs.processes import kill_all, processes_of
+from pedigree.pipelines.lineage.verify import verify_project
+from pedigree.pipelines.run.runs import run_graph
 
 RUNNER = """
 import os, signal, threading, time
 from pathlib import Path
-from configs.base.project import Project
-from pipelines.run.runs import open_run, run_graph
+from pedigree.configs.base.project import Project
+from pedigree.pipelines.run.runs import open_run, run_graph
 
 def die():
     while not Path("go.waiting").exists():

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from running_lab import Lab
 
-from data.artifacts.artifacts import ArtifactError
-from pipelines.lineage.ancestry import Pedigree, read_pedigree, tree, walk
-from pipelines.lineage.difference import compare
-from pipelines.lineage.find import find_pedigree
-from pipelines.publish.export import export
-from pipelines.run.ensure import Result
-from pipelines.run.runs import run_graph
+from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree, tree, walk
+from pedigree.pipelines.lineage.difference import compare
+from pedigree.pipelines.lineage.find import find_pedigree
+from pedigree.pipelines.publish.export import export
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import run_graph
 
 COMMIT = "git -c user.name=t -c user.email=t@t commit -qm"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from running_lab import REPOSITORY, Lab
 
-from configs.base.secrets import find_secrets
-from pipelines.publish.export import export
-from pipelines.run.ensure import Result
-from pipelines.run.runs import run_graph
+from pedigree.configs.base.secrets import find_secrets
+from pedigree.pipelines.publish.export import export
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import run_graph
 
 ABSOLUTE = re.compile(r"(?<![\w.:/])/[\w.-]+/[\w./-]+")
 

@@ -12,7 +12,7 @@ from hub_child import HubChild
 from hub_server import Hub, Repo, hub_server
 from projects import CODE, fresh_project
 
-from pipelines.cli import main as cli
+from pedigree.pipelines.cli import main as cli
 
 PARENT = """\
 description: The whole recipe.   # as published
@@ -61,7 +61,7 @@ def typed(project: Path, url: str, *words: str, **environment: str) -> tuple[int
     """(exit code, output) of a command in a process that knows this hub."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     settings = {"HF_ENDPOINT": url, "HF_HOME": str(project.parent / "home"), "PYTHONPATH": os.pathsep.join([str(CODE), *sys.path[1:]])}
-    command = [sys.executable, "-m", "pipelines.cli", *words]
+    command = [sys.executable, "-m", "pedigree.pipelines.cli", *words]
     done = subprocess.run(command, cwd=project, env=kept | settings | environment, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 

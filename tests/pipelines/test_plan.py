@@ -13,18 +13,18 @@ from handmade import everything, project_at
 from projects import environment, fresh_project
 from waiting import deadline
 
-from configs.base.project import Project
-from configs.base.work import Amount
-from configs.language.execution import Numerics
-from configs.language.graph import Node
-from configs.language.kinds import KINDS
-from configs.language.recipe import load_recipe
-from data.host.machine import settled
-from pipelines.cli.plan import _amount, batch_text, plan
-from pipelines.estimate import machines, rates
-from pipelines.estimate.estimates import Estimates
-from pipelines.publish.report import write_report
-from pipelines.run.runs import load_execution, load_run
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.work import Amount
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.language.graph import Node
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.host.machine import settled
+from pedigree.pipelines.cli.plan import _amount, batch_text, plan
+from pedigree.pipelines.estimate import machines, rates
+from pedigree.pipelines.estimate.estimates import Estimates
+from pedigree.pipelines.publish.report import write_report
+from pedigree.pipelines.run.runs import load_execution, load_run
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def unmeasured(tmp_path, monkeypatch) -> None:
 
 
 def pedigree(project: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
-    command = [sys.executable, "-m", "pipelines.cli", *arguments]
+    command = [sys.executable, "-m", "pedigree.pipelines.cli", *arguments]
     done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, done.stderr

@@ -9,10 +9,21 @@ import pytest
 from rich.console import Console
 from waiting import until
 
-from data.store.untrusted import ArtifactError
-from pipelines.cli.progress import Board, Display, StageView, doing, eta_seconds, numbers_text, render, time_left, took, with_heartbeat
-from pipelines.estimate.schedule import TimeLeft
-from pipelines.quantities import duration, number, rough
+from pedigree.data.store.untrusted import ArtifactError
+from pedigree.pipelines.cli.progress import (
+    Board,
+    Display,
+    StageView,
+    doing,
+    eta_seconds,
+    numbers_text,
+    render,
+    time_left,
+    took,
+    with_heartbeat,
+)
+from pedigree.pipelines.estimate.schedule import TimeLeft
+from pedigree.pipelines.quantities import duration, number, rough
 
 RUNNING = StageView("sft", "sft", "running", started=1000.0)
 

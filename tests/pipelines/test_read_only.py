@@ -20,7 +20,7 @@ LOOKING = [
 MANY = """
 import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
-from pipelines.cli.main import main
+from pedigree.pipelines.cli.main import main
 said = []
 for line in json.loads(sys.argv[1]):
     sys.argv, out, err = ["pedigree", *line], io.StringIO(), io.StringIO()

@@ -11,16 +11,16 @@ import pytest
 import yaml
 from running_lab import Lab
 
-from configs.base.problems import UsageProblem
-from configs.base.project import Project
-from configs.language.compile import yaml_text
-from configs.language.recipe import load_recipe, recipe_names
-from pipelines.cli import main as cli
-from pipelines.cli import variants as made
-from pipelines.cli.resolved import resolved_recipe
-from pipelines.jobs.lease import lease
-from pipelines.ledger.ledger import Ledger
-from pipelines.run.runs import run_graph
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.compile import yaml_text
+from pedigree.configs.language.recipe import load_recipe, recipe_names
+from pedigree.pipelines.cli import main as cli
+from pedigree.pipelines.cli import variants as made
+from pedigree.pipelines.cli.resolved import resolved_recipe
+from pedigree.pipelines.jobs.lease import lease
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.run.runs import run_graph
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "configs" / "recipes"

@@ -17,16 +17,16 @@ from running_lab import Lab, running_scratch
 from typer.testing import CliRunner
 from waiting import deadline, until
 
-from configs.base.problems import PedigreeError
-from configs.base.project import Project
-from configs.language.recipe import load_recipe
-from data.sources import row_files
-from pipelines.cli.main import app
-from pipelines.jobs.processes import kill_all
-from pipelines.rehearsal.preparing import CannotRehearse, create_project, not_only_sampled, prepare
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.sources import row_files
+from pedigree.pipelines.cli.main import app
+from pedigree.pipelines.jobs.processes import kill_all
+from pedigree.pipelines.rehearsal.preparing import CannotRehearse, create_project, not_only_sampled, prepare
 
 pytestmark = pytest.mark.slow
-COMMAND = "import sys; sys.argv[0] = 'pedigree'; from pipelines.cli.main import main; main()"
+COMMAND = "import sys; sys.argv[0] = 'pedigree'; from pedigree.pipelines.cli.main import main; main()"
 
 
 class Rehearsed:

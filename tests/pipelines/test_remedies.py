@@ -8,16 +8,16 @@ from dvc.exceptions import DvcException
 from handmade import project_at
 from hostile_lab import COMMIT, Folder, record_of
 
-from configs.base.problems import PedigreeError
-from configs.language.recipe import load_recipe
-from data.artifacts.artifacts import parse_record
-from pipelines.ledger.identity import Identities, MissingFiles
-from pipelines.ledger.ledger import Ledger
-from pipelines.ledger.store import dvc_errors
-from pipelines.lineage.ancestry import find_artifact, parents_first
-from pipelines.reproduce.reproduction import ReproductionRequest, reproduce
-from pipelines.reproduce.trust import _patch_lines
-from pipelines.reproduce.work_tree import RecordedCode
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts.artifacts import parse_record
+from pedigree.pipelines.ledger.identity import Identities, MissingFiles
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.store import dvc_errors
+from pedigree.pipelines.lineage.ancestry import find_artifact, parents_first
+from pedigree.pipelines.reproduce.reproduction import ReproductionRequest, reproduce
+from pedigree.pipelines.reproduce.trust import _patch_lines
+from pedigree.pipelines.reproduce.work_tree import RecordedCode
 
 FILES = "stages:\n  raw:\n    kind: prepare_data\n    record: conversation\n    sources: [{type: files, path: gone.jsonl}]\n"
 

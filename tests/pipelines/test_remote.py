@@ -20,12 +20,12 @@ from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
 from reproduction_lab import Clone
 from running_lab import Lab
 
-from pipelines.cli.plan import plan
-from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.ledger.store import RemoteError, Store
-from pipelines.lineage.verify import verify_project
-from pipelines.run.ensure import Result
-from pipelines.run.runs import load_run, pull, push, run_graph
+from pedigree.pipelines.cli.plan import plan
+from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.ledger.store import RemoteError, Store
+from pedigree.pipelines.lineage.verify import verify_project
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import load_run, pull, push, run_graph
 
 BUCKET = "pedigree-test"
 ALL = {"suite", "raw", "clean", "cleaner"}

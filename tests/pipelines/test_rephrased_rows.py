@@ -5,16 +5,16 @@ import json
 import pytest
 from handmade import CONTENT, build, project_at
 
-from configs.language.recipe import load_recipe
-from pipelines.lineage.ancestry import read_pedigree
-from pipelines.lineage.trace import RowQuery, trace
-from pipelines.lineage.waivers import waived_of
-from pipelines.maintain.forget import forget
-from pipelines.publish.card import card
-from pipelines.publish.report import gather, tables, write_report
-from pipelines.rehearsal.judge import answer
-from pipelines.rehearsal.proof import proof_of
-from stages.find_rephrased.rephrasing import parse_same, same_task_question
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.lineage.ancestry import read_pedigree
+from pedigree.pipelines.lineage.trace import RowQuery, trace
+from pedigree.pipelines.lineage.waivers import waived_of
+from pedigree.pipelines.maintain.forget import forget
+from pedigree.pipelines.publish.card import card
+from pedigree.pipelines.publish.report import gather, tables, write_report
+from pedigree.pipelines.rehearsal.judge import answer
+from pedigree.pipelines.rehearsal.proof import proof_of
+from pedigree.stages.find_rephrased.rephrasing import parse_same, same_task_question
 
 RECIPE = """
 description: Rows that a language model compares with a suite.

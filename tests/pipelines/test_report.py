@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import pytest
 from handmade import build, everything, project_at
 
-from configs.language.recipe import load_recipe
-from pipelines.publish.report import SECTIONS, gather, scores_of, tables, write_report
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.publish.report import SECTIONS, gather, scores_of, tables, write_report
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import pytest
 from reproduction_lab import Clone
 from waiting import deadline, until
 
-from configs.base.project import Project
-from configs.language.kinds import KINDS
-from pipelines.ledger.by_id import bring
-from pipelines.ledger.ledger import Ledger
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.kinds import KINDS
+from pedigree.pipelines.ledger.by_id import bring
+from pedigree.pipelines.ledger.ledger import Ledger
 
 ALL = ["clean", "cleaner", "raw", "suite"]
 pytestmark = pytest.mark.slow
@@ -96,7 +96,11 @@ def test_content_that_comes_out_otherwise_is_different_and_what_is_below_drifts(
 def test_a_changed_tree_is_checked_out_with_its_patch_and_its_new_files(first, tmp_path):
     dirty = fresh(first, tmp_path)
     dirty.write("stages/core/extra.py", '"""New."""\n\nMORE = {"id": "é and %s"}\n')
-    dirty.edit("stages/decontaminate/run.py", "save(job.out", "from stages.core.extra import MORE\n    rows.append(MORE)\n    save(job.out")
+    dirty.edit(
+        "stages/decontaminate/run.py",
+        "save(job.out",
+        "from pedigree.stages.core.extra import MORE\n    rows.append(MORE)\n    save(job.out",
+    )
     dirty.edit("configs/recipes/lab.yaml", "count: 5", "count: 4")
     dirty.pedigree("run", "lab", "--record-new-files")
     dirty.pedigree("export", "lab/clean", str(tmp_path / "dirty"))
@@ -268,7 +272,7 @@ def test_a_damaged_object_of_the_remote_is_not_taken(first, tmp_path):
 
 def test_an_interrupted_reproduction_goes_on(first, tmp_path):
     clone = fresh(first, tmp_path)
-    command = [sys.executable, "-P", "-m", "pipelines.cli", "reproduce", "lab/cleaner"]
+    command = [sys.executable, "-P", "-m", "pedigree.pipelines.cli", "reproduce", "lab/cleaner"]
     running = subprocess.Popen(
         command, cwd=clone.root, env=clone.environment | {"LAB_SECONDS": "1.5"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -15,23 +15,23 @@ import yaml
 from running_lab import CLEAN, PROFILE, RANKS, Lab, outcomes, read, status
 from waiting import deadline, until
 
-from configs.base.document import ConfigError
-from configs.base.problems import UsageProblem
-from data.artifacts import artifacts
-from data.artifacts.artifacts import PARTS
-from pipelines.cli.plan import misfits, needs_cells, totals
-from pipelines.cli.plan import plan as planned_rows
-from pipelines.cli.running import run_what_is_due
-from pipelines.jobs import launcher
-from pipelines.jobs.context import StageFailed
-from pipelines.jobs.preparation import InputsGone
-from pipelines.ledger import ledger, store
-from pipelines.ledger.store import RemoteError, Store
-from pipelines.ledger.transfers import RemoteObjects
-from pipelines.request import up_to_date_results
-from pipelines.run import ensure as ensure_module
-from pipelines.run.ensure import Result, ensure, identify, log_file, run_under_dvc
-from pipelines.run.runs import NotRun, load_run, plan, pull, run_graph, selected, unchanged
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.data.artifacts import artifacts
+from pedigree.data.artifacts.artifacts import PARTS
+from pedigree.pipelines.cli.plan import misfits, needs_cells, totals
+from pedigree.pipelines.cli.plan import plan as planned_rows
+from pedigree.pipelines.cli.running import run_what_is_due
+from pedigree.pipelines.jobs import launcher
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.preparation import InputsGone
+from pedigree.pipelines.ledger import ledger, store
+from pedigree.pipelines.ledger.store import RemoteError, Store
+from pedigree.pipelines.ledger.transfers import RemoteObjects
+from pedigree.pipelines.request import up_to_date_results
+from pedigree.pipelines.run import ensure as ensure_module
+from pedigree.pipelines.run.ensure import Result, ensure, identify, log_file, run_under_dvc
+from pedigree.pipelines.run.runs import NotRun, load_run, plan, pull, run_graph, selected, unchanged
 
 
 @pytest.fixture

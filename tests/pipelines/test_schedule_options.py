@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from configs.base.problems import UsageProblem
-from pipelines import deployments
-from pipelines.deployments import describe, schedule_of
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.pipelines import deployments
+from pedigree.pipelines.deployments import describe, schedule_of
 
 
 def nightly(*given: str) -> Any:

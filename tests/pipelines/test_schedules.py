@@ -27,12 +27,12 @@ from test_flow import Server, flow_process, seen
 from typer.testing import CliRunner
 from waiting import deadline, until
 
-from configs.base.problems import PedigreeError
-from pipelines.cli.main import app
-from pipelines.deployments import ServerAway, Terms, cancel_runs, deploy, deployments, remove
-from pipelines.flow import _undisturbed, connected
-from pipelines.publish.regressions import Fall
-from pipelines.request import Request, opened
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.pipelines.cli.main import app
+from pedigree.pipelines.deployments import ServerAway, Terms, cancel_runs, deploy, deployments, remove
+from pedigree.pipelines.flow import _undisturbed, connected
+from pedigree.pipelines.publish.regressions import Fall
+from pedigree.pipelines.request import Request, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 POOL = "here"
@@ -287,7 +287,7 @@ def test_a_run_that_ends_while_it_is_being_cancelled_has_ended(unworked: Deploye
 
 
 def test_deployments_are_listed_however_many_there_are(unworked: Deployed, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.deployments.PAGE", 2)
+    monkeypatch.setattr("pedigree.pipelines.deployments.PAGE", 2)
     name, names = unworked.name, [f"{unworked.name}-{number}" for number in range(4)]
     for unworked.name in names:
         unworked.deploy_here("unworked")

@@ -12,11 +12,11 @@ import pytest
 from running_lab import Lab
 from waiting import deadline
 
-from pipelines.cli import main as cli
-from pipelines.cli import scratch
-from pipelines.jobs.context import StageFailed
-from pipelines.jobs.lease import lease
-from pipelines.run.runs import run_graph
+from pedigree.pipelines.cli import main as cli
+from pedigree.pipelines.cli import scratch
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.lease import lease
+from pedigree.pipelines.run.runs import run_graph
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_under_a_live_job_or_a_held_lease_nothing_goes(lab: Lab, type_):
         code, _, err = type_("scratch", name, "--clean")
         assert code == 2 and "in use by another command" in err
     lab.knobs(clean={"seconds": 20})
-    arguments = [sys.executable, "-m", "pipelines.cli", "run", "lab", "--keep-jobs"]
+    arguments = [sys.executable, "-m", "pedigree.pipelines.cli", "run", "lab", "--keep-jobs"]
     with subprocess.Popen(arguments, cwd=lab.root, env=lab.environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         for line in process.stdout:

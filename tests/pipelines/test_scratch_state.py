@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from running_lab import Lab
 
-from data.store import heartbeat
-from pipelines.cli import main as cli
-from pipelines.jobs.code import unused
-from pipelines.jobs.context import StageFailed
-from pipelines.maintain import gc
-from pipelines.run.ensure import Result
-from pipelines.run.runs import run_graph
+from pedigree.data.store import heartbeat
+from pedigree.pipelines.cli import main as cli
+from pedigree.pipelines.jobs.code import unused
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.maintain import gc
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import run_graph
 
 Damage = Callable[[Path], object]
 
@@ -250,9 +250,9 @@ def test_a_bug_in_one_stage_ends_no_other_even_where_its_log_cannot_be_found(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("pipelines.run.runs.ensure", broken)
+    monkeypatch.setattr("pedigree.pipelines.run.runs.ensure", broken)
     end = unfinished.run()
     assert isinstance(end, StageFailed) and end.cause == "bug" and "ZeroDivisionError" in end.message
-    monkeypatch.setattr("pipelines.run.runs.log_file", broken)
+    monkeypatch.setattr("pedigree.pipelines.run.runs.log_file", broken)
     end = unfinished.run()
     assert isinstance(end, StageFailed) and end.cause == "bug" and end.log is None

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from configs.base.packaged import ASSETS
-from pipelines.estimate.facts import hub_cache
-from pipelines.estimate.shapes import FAMILIES, KNOWN, PACKAGED, Shape, known_shape, shape_of_config
+from pedigree.configs.base.packaged import ASSETS
+from pedigree.pipelines.estimate.facts import hub_cache
+from pedigree.pipelines.estimate.shapes import FAMILIES, KNOWN, PACKAGED, Shape, known_shape, shape_of_config
 
 PUBLISHED = {
     "meta-llama/Meta-Llama-3-8B": 8_030_261_248,

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from handmade import everything, project_at
 from typer.testing import CliRunner
 
-from data.artifacts.artifacts import SIGNATURE
-from pipelines.cli.main import app
-from pipelines.lineage.verify import verify_folders
-from pipelines.publish.export import export
-from pipelines.publish.signing import PASSWORD, NotSigned, Signer, SigningError, check
+from pedigree.data.artifacts.artifacts import SIGNATURE
+from pedigree.pipelines.cli.main import app
+from pedigree.pipelines.lineage.verify import verify_folders
+from pedigree.pipelines.publish.export import export
+from pedigree.pipelines.publish.signing import PASSWORD, NotSigned, Signer, SigningError, check
 
 
 def keys(folder: Path, name: str, password: bytes | None = None) -> tuple[Path, Path]:
@@ -147,6 +147,6 @@ def test_the_commands_sign_verify_and_say_what_is_unsigned(lab, model, tmp_path,
 
 def test_the_library_loads_only_when_something_is_signed_or_checked():
     loaded = "print('model_signing' in sys.modules, 'cryptography' in sys.modules)"
-    script = f"import sys, pipelines.publish.export, pipelines.lineage.verify; {loaded}"
+    script = f"import sys, pedigree.pipelines.publish.export, pedigree.pipelines.lineage.verify; {loaded}"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["False", "False"]

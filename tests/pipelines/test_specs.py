@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from configs.language.execution import Numerics, Placement
-from pipelines.jobs.scratch_state import SPEC, read_spec, write_spec
-from stages.job.job import JobSpec
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.pipelines.jobs.scratch_state import SPEC, read_spec, write_spec
+from pedigree.stages.job.job import JobSpec
 
 EMPTY: dict[str, Any] = {"config": {}, "inputs": {}, "source_files": {}, "code": ""}
 ASKED = JobSpec(address="lab/sft", kind="sft", version=1, key="k", numerics=Numerics(), placement=Placement(), **EMPTY)

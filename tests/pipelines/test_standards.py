@@ -14,17 +14,17 @@ import pytest
 import yaml
 from handmade import build, everything, project_at
 
-from configs.base.project import Project
-from configs.language.recipe import load_recipe
-from data.artifacts.artifacts import ArtifactError
-from pipelines.lineage import openlineage
-from pipelines.lineage.ancestry import Pedigree, read_pedigree
-from pipelines.lineage.evaluations import evaluations_of
-from pipelines.lineage.standards import croissant, slsa
-from pipelines.lineage.verify import verify_folders
-from pipelines.publish.card import card, datasets_of
-from pipelines.publish.export import UnknownFormat, data_card, export, in_standard
-from pipelines.publish.page import lineage_page
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.pipelines.lineage import openlineage
+from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
+from pedigree.pipelines.lineage.evaluations import evaluations_of
+from pedigree.pipelines.lineage.standards import croissant, slsa
+from pedigree.pipelines.lineage.verify import verify_folders
+from pedigree.pipelines.publish.card import card, datasets_of
+from pedigree.pipelines.publish.export import UnknownFormat, data_card, export, in_standard
+from pedigree.pipelines.publish.page import lineage_page
 
 GOLDEN = Path(__file__).parent / "golden"
 RECIPE = """

@@ -11,19 +11,19 @@ from running_lab import CLEAN, Lab, outcomes, status
 from typer.testing import CliRunner
 from waiting import until
 
-from data.artifacts import artifacts
-from data.artifacts.artifacts import KnownHashes, sha256_path
-from data.store import hashing
-from pipelines.cli.console import echo
-from pipelines.cli.main import app
-from pipelines.cli.progress import Board, Display
-from pipelines.cli.status_line import StatusLine
-from pipelines.jobs import context
-from pipelines.ledger import objects, store
-from pipelines.lineage.verify import verify_project
-from pipelines.publish.export import export
-from pipelines.run.observer import Observer
-from pipelines.run.runs import plan, run_graph, unchanged
+from pedigree.data.artifacts import artifacts
+from pedigree.data.artifacts.artifacts import KnownHashes, sha256_path
+from pedigree.data.store import hashing
+from pedigree.pipelines.cli.console import echo
+from pedigree.pipelines.cli.main import app
+from pedigree.pipelines.cli.progress import Board, Display
+from pedigree.pipelines.cli.status_line import StatusLine
+from pedigree.pipelines.jobs import context
+from pedigree.pipelines.ledger import objects, store
+from pedigree.pipelines.lineage.verify import verify_project
+from pedigree.pipelines.publish.export import export
+from pedigree.pipelines.run.observer import Observer
+from pedigree.pipelines.run.runs import plan, run_graph, unchanged
 
 NOISE = 5 << 20
 """Bytes of a payload that counts as large here."""

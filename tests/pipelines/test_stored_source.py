@@ -8,7 +8,7 @@ import pytest
 from faulty_store import KEYS, s3_server
 from reproduction_lab import REPOSITORY, Clone
 
-from data.store import storage
+from pedigree.data.store import storage
 
 ROWS = "".join(json.dumps({"instruction": f"Say {n}.", "output": str(n)}) + "\n" for n in range(20)).encode()
 

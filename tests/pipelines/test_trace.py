@@ -8,12 +8,12 @@ import yaml
 from handmade import RUN, build, project_at
 from typer.testing import CliRunner
 
-from configs.base.problems import UsageProblem
-from configs.language.recipe import load_recipe
-from data.artifacts.artifacts import open_artifact
-from pipelines.cli.main import app
-from pipelines.cli.rows import _way
-from pipelines.lineage.trace import NoRow, RowQuery, trace
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts.artifacts import open_artifact
+from pedigree.pipelines.cli.main import app
+from pedigree.pipelines.cli.rows import _way
+from pedigree.pipelines.lineage.trace import NoRow, RowQuery, trace
 
 RECIPE = """
 description: Prompts on their way into a policy.

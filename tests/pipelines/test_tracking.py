@@ -14,15 +14,15 @@ import pytest
 import yaml
 from running_lab import Lab
 
-from data.artifacts.artifacts import content_hash, entries_of, survey, write_json
-from data.store import hashing
-from pipelines.jobs import attempts, context
-from pipelines.ledger import store
-from pipelines.ledger.ledger import Ledger
-from pipelines.lineage.verify import verify_project
-from pipelines.maintain.gc import collect
-from pipelines.run.ensure import Result
-from pipelines.run.runs import plan, run_graph
+from pedigree.data.artifacts.artifacts import content_hash, entries_of, survey, write_json
+from pedigree.data.store import hashing
+from pedigree.pipelines.jobs import attempts, context
+from pedigree.pipelines.ledger import store
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.lineage.verify import verify_project
+from pedigree.pipelines.maintain.gc import collect
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import plan, run_graph
 
 
 def test_a_payload_is_read_by_its_job_and_by_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

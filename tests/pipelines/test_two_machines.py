@@ -17,18 +17,18 @@ from elsewhere import hasty, needs_elsewhere, python_elsewhere
 from running_lab import Lab
 from waiting import deadline, until
 
-from data.store import heartbeat
-from data.store.fence import OVERTAKEN
-from pipelines.cli import main as cli
-from pipelines.jobs.context import StageFailed
-from pipelines.jobs.launcher import LocalLauncher
-from pipelines.run.ensure import ensure
+from pedigree.data.store import heartbeat
+from pedigree.data.store.fence import OVERTAKEN
+from pedigree.pipelines.cli import main as cli
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.launcher import LocalLauncher
+from pedigree.pipelines.run.ensure import ensure
 
 pytestmark = needs_elsewhere
 MACHINE = """
 import os, signal, subprocess, sys
-start = "from configs.base.project import Project; from pipelines.run.runs import *; run = open_run(Project.find(), 'lab')"
-code = start + "; run.keep_jobs = True; print(*run_graph(run, {'lab/raw'}), flush=True)"
+start = "from pedigree.configs.base.project import Project; from pedigree.pipelines.run.runs import *"
+code = start + "\\nrun = open_run(Project.find(), 'lab'); run.keep_jobs = True; print(*run_graph(run, {'lab/raw'}), flush=True)"
 runner = subprocess.Popen([sys.executable, "-c", code])
 for line in sys.stdin:
     if line == "kill runner\\n":
@@ -155,7 +155,7 @@ def test_a_writer_that_comes_back_while_the_new_one_works_ends_itself(lab: Lab, 
 def test_a_runner_that_was_stopped_leaves_the_job_to_the_one_that_took_over(lab: Lab) -> None:
     """It comes back while the other one waits for its job: it must neither cancel that nor publish beside it."""
     lab.knobs(raw={"seconds": 8})
-    code = "import os, sys\nfrom pipelines.run.runs import run_graph\nfor end in run_graph(run, {'lab/raw'}): print(end)"
+    code = "import os, sys\nfrom pedigree.pipelines.run.runs import run_graph\nfor end in run_graph(run, {'lab/raw'}): print(end)"
     first = lab.orchestrator(code)
     scratch = until(lambda: next((p.parent for p in lab.root.glob(".pedigree/scratch/*/curve.jsonl")), None))
     os.kill(first.pid, signal.SIGSTOP)
@@ -278,7 +278,7 @@ def test_who_waits_here_for_a_job_that_was_cancelled_there_does_not_start_it_aga
 
 def test_cancel_of_a_recipe_says_that_its_runner_elsewhere_goes_on(lab: Lab, long_job: Machine, type_: Any) -> None:
     """It waits for slots, for example: no job of this machine or that one tells of it."""
-    code = f"""import sys; from pathlib import Path; from pipelines.jobs.lease import lease
+    code = f"""import sys; from pathlib import Path; from pedigree.pipelines.jobs.lease import lease
 with lease(Path({str(lab.project.lease("lab--suite"))!r}), 'pedigree run lab'): print('waits', flush=True); sys.stdin.read()"""
     runner = python_elsewhere(code, lab.root, env=lab.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert runner.stdout and runner.stdout.readline() == "waits\n"

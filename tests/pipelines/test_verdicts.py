@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from handmade import everything, project_at
 
-from configs.base.frozen import digest
-from configs.language.execution import Execution, engines_problem
-from configs.language.recipe import load_recipe
-from data.artifacts import provenance
-from data.artifacts.artifacts import (
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.language.execution import Execution, engines_problem
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts import provenance
+from pedigree.data.artifacts.artifacts import (
     Artifact,
     FileEntry,
     Input,
@@ -25,9 +25,9 @@ from data.artifacts.artifacts import (
     write_json,
     write_rows,
 )
-from data.artifacts.run_record import Hardware
-from pipelines.reproduce.rebuild import MOST_PROCESSES, ReproduceError, data_only, members_of, profile, recipe
-from pipelines.reproduce.verdicts import Finding, Original, conditions, first_divergence, judge, passes, score_differences
+from pedigree.data.artifacts.run_record import Hardware
+from pedigree.pipelines.reproduce.rebuild import MOST_PROCESSES, ReproduceError, data_only, members_of, profile, recipe
+from pedigree.pipelines.reproduce.verdicts import Finding, Original, conditions, first_divergence, judge, passes, score_differences
 
 RUN = {
     "schema_version": 1,

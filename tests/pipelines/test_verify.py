@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from running_lab import Lab
 
-from data.artifacts import artifacts
-from data.artifacts.artifacts import ArtifactError, Record, open_artifact, read_record
-from data.artifacts.lineage import unfolded
-from pipelines.lineage.ancestry import ancestry, walk
-from pipelines.lineage.verify import Verification, verify_folders, verify_project
-from pipelines.publish.export import export
-from pipelines.run.ensure import Result
-from pipelines.run.runs import run_graph
+from pedigree.data.artifacts import artifacts
+from pedigree.data.artifacts.artifacts import ArtifactError, Record, open_artifact, read_record
+from pedigree.data.artifacts.lineage import unfolded
+from pedigree.pipelines.lineage.ancestry import ancestry, walk
+from pedigree.pipelines.lineage.verify import Verification, verify_folders, verify_project
+from pedigree.pipelines.publish.export import export
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import run_graph
 
 STAGES = ("suite", "raw", "clean", "cleaner")
 
@@ -147,9 +147,9 @@ def test_a_forged_ancestor_breaks_the_chain(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_the_command_names_what_is_wrong_and_fails(lab: Lab) -> None:
-    assert "all as recorded: 4 artifacts" in lab.shell("python -m pipelines.cli verify --no-remote").stdout
+    assert "all as recorded: 4 artifacts" in lab.shell("python -m pedigree.pipelines.cli verify --no-remote").stdout
     flip(lab.root / "artifacts/lab/raw/payload/rows.jsonl")
-    done = lab.shell("python -m pipelines.cli verify lab/raw --json", check=False)
+    done = lab.shell("python -m pedigree.pipelines.cli verify lab/raw --json", check=False)
     assert done.returncode == 1
     (problem,) = json.loads(done.stdout)["problems"]
     assert problem["file"] == "artifacts/lab/raw/payload/rows.jsonl" and "pedigree run" in problem["remedy"]
@@ -273,18 +273,18 @@ def test_what_was_never_pushed_is_counted_and_no_problem(lab: Lab) -> None:
 )
 def test_a_damaged_lock_is_named_with_its_remedy(lab: Lab, text: str) -> None:
     lab.write("artifacts/lab/dvc.lock", text)
-    done = lab.shell("python -m pipelines.cli verify", check=False)
+    done = lab.shell("python -m pedigree.pipelines.cli verify", check=False)
     assert done.returncode == 1 and done.stderr.startswith("artifacts/lab/dvc.lock is damaged"), done.stderr
 
 
 def test_a_folder_of_the_project_is_held_against_lock_and_cache_too(lab: Lab, tmp_path: Path) -> None:
     """Beside a folder from elsewhere; the place from which the command is typed does not matter."""
     folder = export(lab.root / "artifacts/lab/raw", "lab/raw", tmp_path / "out")
-    done = lab.shell(f"cd artifacts && python -m pipelines.cli verify lab/clean {folder}")
+    done = lab.shell(f"cd artifacts && python -m pedigree.pipelines.cli verify lab/clean {folder}")
     assert "all as recorded: 2 artifacts" in done.stdout
     flip(lab.root / "artifacts/lab/clean/run.json")
     flip(folder / "rows.jsonl")
-    done = lab.shell(f"cd artifacts && python -m pipelines.cli verify lab/clean {folder}", check=False)
+    done = lab.shell(f"cd artifacts && python -m pedigree.pipelines.cli verify lab/clean {folder}", check=False)
     assert done.returncode == 1 and "lab/clean/run.json has a different md5" in done.stdout and "out/rows.jsonl has" in done.stdout
 
 

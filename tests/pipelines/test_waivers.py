@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import pytest
 from handmade import CONTENT, ROOT, build, project_at
 
-from configs.language.compile import write_compiled
-from configs.language.recipe import load_recipe, load_recipes
-from data.artifacts.artifacts import ArtifactError, open_artifact
-from pipelines.cli import running
-from pipelines.lineage.ancestry import Pedigree, read_pedigree
-from pipelines.lineage.waivers import splits_of, waived_of
-from pipelines.publish.card import card
-from pipelines.publish.catalog import registry
-from pipelines.publish.commits import message
-from pipelines.publish.report import write_report
+from pedigree.configs.language.compile import write_compiled
+from pedigree.configs.language.recipe import load_recipe, load_recipes
+from pedigree.data.artifacts.artifacts import ArtifactError, open_artifact
+from pedigree.pipelines.cli import running
+from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
+from pedigree.pipelines.lineage.waivers import splits_of, waived_of
+from pedigree.pipelines.publish.card import card
+from pedigree.pipelines.publish.catalog import registry
+from pedigree.pipelines.publish.commits import message
+from pedigree.pipelines.publish.report import write_report
 
 WAIVER = {
     "benchmark": "arithmetic_suite",

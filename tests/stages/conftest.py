@@ -3,7 +3,7 @@
 import models
 import pytest
 
-from data.artifacts.artifacts import Artifact
+from pedigree.data.artifacts.artifacts import Artifact
 
 
 @pytest.fixture(autouse=True)

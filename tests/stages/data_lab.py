@@ -4,11 +4,11 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from configs.language.execution import Numerics, Placement
-from configs.language.kinds import KINDS
-from data.artifacts.artifacts import Artifact, Input, Record, content_hash, open_artifact, scan, write_json
-from data.records import records
-from stages.job.job import Job
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.kinds import KINDS
+from pedigree.data.artifacts.artifacts import Artifact, Input, Record, content_hash, open_artifact, scan, write_json
+from pedigree.data.records import records
+from pedigree.stages.job.job import Job
 
 
 def run_stage(
@@ -20,7 +20,7 @@ def run_stage(
     inputs = {port: given if isinstance(given, dict) else {"it": given} for port, given in ports.items()}
     folder.mkdir(parents=True, exist_ok=True)
     job = Job(folder, address=f"r/{kind}", key="k", numerics=Numerics(threads=threads), placement=Placement(), source_files=files or {})
-    metrics = importlib.import_module(f"stages.{kind}.run").run(typed, inputs, job)
+    metrics = importlib.import_module(f"pedigree.stages.{kind}.run").run(typed, inputs, job)
     kinds = {port: [artifact.type for artifact in labelled.values()] for port, labelled in inputs.items()}
     edges = [
         Input(port=port, label=label, content=artifact.record.content, producer=artifact.record.id)

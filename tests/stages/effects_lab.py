@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-from configs.language.execution import Numerics
-from configs.methods.optimizer import Optimizer
-from configs.methods.training import Lora
-from data.artifacts.artifacts import Artifact, open_artifact
-from stages.core.batches import collate, document
-from stages.training.models import load_policy
-from stages.training.trainer import Trainer
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.optimizer import Optimizer
+from pedigree.configs.methods.training import Lora
+from pedigree.data.artifacts.artifacts import Artifact, open_artifact
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.trainer import Trainer
 
 DOCUMENTS = [(document([5, 6, 7], [8 + number, 9, 2]),) for number in range(4)]
 

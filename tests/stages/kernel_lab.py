@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from configs.language.execution import Numerics
-from configs.methods.training import Lora
-from stages.core.batches import MicroBatch, collate, document
-from stages.training import attention
-from stages.training.adapters import add_adapters
-from stages.training.kernels import ACTIVATIONS, fuse
-from stages.training.logprobs import PolicyModule, RewardModule, ValueModule
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Lora
+from pedigree.stages.core.batches import MicroBatch, collate, document
+from pedigree.stages.training import attention
+from pedigree.stages.training.adapters import add_adapters
+from pedigree.stages.training.kernels import ACTIVATIONS, fuse
+from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule
 
 TORCH = Numerics(threads=1)
 SIZES: dict[str, Any] = {

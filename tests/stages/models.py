@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 from waiting import deadline
 
-from configs.language.execution import Numerics, Placement
-from configs.language.kinds import KINDS
-from data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
-from data.artifacts.provenance import code_files, code_sha256
-from data.chat.chat import Chat
-from data.chat.documents import Documents, Packed, tokenised
-from data.chat.encoding import Encoder
-from data.chat.token_files import TokenFile, written
-from data.host.faults import FAULTS
-from data.records import records
-from pipelines.jobs.processes import MARK, kill_all
-from stages.__main__ import main as run_stage
-from stages.job.job import GivenInput, Job, JobSpec
-from stages.training.token_cache import Units
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.kinds import KINDS
+from pedigree.data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
+from pedigree.data.artifacts.provenance import code_files, code_sha256
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Documents, Packed, tokenised
+from pedigree.data.chat.encoding import Encoder
+from pedigree.data.chat.token_files import TokenFile, written
+from pedigree.data.host.faults import FAULTS
+from pedigree.data.records import records
+from pedigree.pipelines.jobs.processes import MARK, kill_all
+from pedigree.stages.__main__ import main as run_stage
+from pedigree.stages.job.job import GivenInput, Job, JobSpec
+from pedigree.stages.training.token_cache import Units
 
 TESTS = Path(__file__).parents[1]
 IMPORTS = os.pathsep.join(map(str, (TESTS.parent, TESTS, TESTS / "stages")))
@@ -82,7 +82,7 @@ def sums_or_not_known(count: int) -> list[dict[str, Any]]:
 
 def tiny_policy(folder: Path, seed: int = 0, hidden: int = 32) -> Artifact:
     """The policy that `source_model` makes of a few rows: two layers, its own tokenizer."""
-    from stages.source_model import run as source_model
+    from pedigree.stages.source_model import run as source_model
 
     corpus = dataset(folder / "corpus", "conversation", arithmetic(60))
     sizes = {"layers": 2, "hidden": hidden, "heads": 4, "kv_heads": 2, "ffn": 64, "vocabulary": 300, "context": 128, "seed": seed}
@@ -147,7 +147,7 @@ def ranks_of(folder: Path) -> int:
 
 def _start(folder: Path, ranks: int, *command: str, faults: str | None = None) -> "subprocess.Popen[bytes]":
     """Starts a process as the launcher does, under torchrun for several ranks; its log and its mark are those of a job in `folder`."""
-    torchrun = ["-m", "stages.training.ranks", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    torchrun = ["-m", "pedigree.stages.training.ranks", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORTS, MARK: str(folder)} | ({FAULTS: faults} if faults else {})
     with (folder / "log.txt").open("a") as log:
         return subprocess.Popen([sys.executable, *torchrun, *command], cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
@@ -156,7 +156,7 @@ def _start(folder: Path, ranks: int, *command: str, faults: str | None = None) -
 def start_job(folder: Path, *args: Any, **kwargs: Any) -> "subprocess.Popen[bytes]":
     """Starts a stage in a process of its own; arguments are those of `write_spec`."""
     write_spec(folder, *args, **kwargs)
-    return _start(folder, ranks_of(folder), "-m", "stages", str(folder))
+    return _start(folder, ranks_of(folder), "-m", "pedigree.stages", str(folder))
 
 
 def kill(job: "subprocess.Popen[bytes]", folder: Path) -> None:
@@ -177,7 +177,7 @@ def killed_at(point: str, passes: int, folder: Path, *args: Any, **kwargs: Any) 
     write_spec(folder, *args, **kwargs)
     with tempfile.TemporaryDirectory() as faults:
         (Path(faults) / point).write_text(str(passes))
-        job = _start(folder, ranks_of(folder), "-m", "stages", str(folder), faults=faults)
+        job = _start(folder, ranks_of(folder), "-m", "pedigree.stages", str(folder), faults=faults)
         try:
             job.wait(timeout=deadline(300))
         finally:
@@ -227,7 +227,7 @@ def measuring(script: str, policy: Artifact, folder: Path, *groups: dict[str, An
 
     def start(cases: dict[str, Any]) -> None:
         (folder / "cases.json").write_text(json.dumps(list(cases.values())))
-        ranks = ["-m", "stages.training.ranks", "--standalone", "--nproc-per-node", "2", script]
+        ranks = ["-m", "pedigree.stages.training.ranks", "--standalone", "--nproc-per-node", "2", script]
         command = [sys.executable, *ranks, str(policy.path), str(folder / "cases.json")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORTS}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=deadline(600))

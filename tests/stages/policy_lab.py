@@ -14,16 +14,16 @@ import models
 import torch
 from pydantic import TypeAdapter
 
-from configs.language.execution import Numerics
-from configs.methods.optimizer import Optimizer
-from configs.methods.policy_gradient import Algorithm, Ppo
-from data.artifacts.artifacts import Artifact, open_artifact
-from stages.core.batches import collate, document
-from stages.training.checkpoints import Checkpoints
-from stages.training.logprobs import PolicyModule
-from stages.training.models import load_policy, load_value_model
-from stages.training.policy_update import Learner, TrainingSample, UpdateResult, initial_state, update_policy
-from stages.training.trainer import Trainer
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.optimizer import Optimizer
+from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
+from pedigree.data.artifacts.artifacts import Artifact, open_artifact
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.training.checkpoints import Checkpoints
+from pedigree.stages.training.logprobs import PolicyModule
+from pedigree.stages.training.models import load_policy, load_value_model
+from pedigree.stages.training.policy_update import Learner, TrainingSample, UpdateResult, initial_state, update_policy
+from pedigree.stages.training.trainer import Trainer
 
 TEMPERATURE, LONGEST, GROUP = 0.8, 8, 4
 RATE = Optimizer(learning_rate=1e-3, schedule="constant")

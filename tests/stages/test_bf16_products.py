@@ -10,14 +10,14 @@ import models
 import pytest
 import torch
 
-from configs.language.execution import Numerics
-from configs.methods.training import Optimizer
-from data.artifacts.artifacts import Artifact
-from data.host.machine import ONEDNN_LIMITS, has_bf16_units, settled
-from stages.core.batches import collate, document
-from stages.training.models import frozen, load_policy
-from stages.training.products import through_fp32
-from stages.training.trainer import Trainer
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Optimizer
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.host.machine import ONEDNN_LIMITS, has_bf16_units, settled
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.training.models import frozen, load_policy
+from pedigree.stages.training.products import through_fp32
+from pedigree.stages.training.trainer import Trainer
 
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 """Makes oneDNN and torch compute as on a CPU that has AVX2 and no more."""
@@ -47,10 +47,10 @@ RATES = """
 import json, sys, time
 from pathlib import Path
 import torch
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import open_artifact
-from data.host.machine import has_bf16_units
-from stages.training.models import load_policy
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import open_artifact
+from pedigree.data.host.machine import has_bf16_units
+from pedigree.stages.training.models import load_policy
 
 load_policy(open_artifact(Path(sys.argv[1])), Numerics(threads=1))
 torch.set_num_threads(1)
@@ -120,9 +120,9 @@ ENGINE = """
 import json, sys
 from pathlib import Path
 import torch
-from configs.language.execution import Numerics, Placement
-from configs.methods.training import Sampling
-from stages.sampling.sampler import Request, open_sampler
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.methods.training import Sampling
+from pedigree.stages.sampling.sampler import Request, open_sampler
 
 with open_sampler(
     Path(sys.argv[1]), dtype="bf16", context=64, numerics=Numerics(threads=1, bf16_products="fp32"),

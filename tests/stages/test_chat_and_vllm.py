@@ -13,10 +13,10 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import TemplateProcessing
 
-from configs.rows.datasets import TEMPLATES, RandomLlama
-from data.artifacts import assets
-from data.chat.chat import Chat, ChatError
-from stages.source_model.run import adopt, gguf_tokenizer, random_llama, train_tokenizer
+from pedigree.configs.rows.datasets import TEMPLATES, RandomLlama
+from pedigree.data.artifacts import assets
+from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.stages.source_model.run import adopt, gguf_tokenizer, random_llama, train_tokenizer
 
 pytestmark = pytest.mark.slow  # vLLM alone takes its time to be imported
 LLAMA = RandomLlama(type="random_llama", layers=1, hidden=16, heads=2, kv_heads=1, ffn=32, vocabulary=400, context=2048)

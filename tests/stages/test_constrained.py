@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from data_lab import publish, rows_of, run_stage
 
-from data.records import columns
-from pipelines.lineage.trace import subject
-from stages.job.job import StageError
-from stages.pair import run as pair
-from stages.verifiers import verify
+from pedigree.data.records import columns
+from pedigree.pipelines.lineage.trace import subject
+from pedigree.stages.job.job import StageError
+from pedigree.stages.pair import run as pair
+from pedigree.stages.verifiers import verify
 
 NO_COMMA = {"name": "ifeval", "instructions": [{"id": "punctuation:no_comma"}]}
 

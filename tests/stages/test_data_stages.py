@@ -13,15 +13,15 @@ import pytest
 from data_lab import publish, rows_of, run_stage, seal
 from models import IMPORTS, a_job
 
-from configs.language.execution import Numerics
-from configs.rows.decontamination import Decontaminate
-from data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, read_rows, write_json, write_rows
-from data.contamination.decontamination import Comparison, Index
-from data.records import columns, records
-from data.sources.procedural import SourceError
-from stages.decontaminate import run as decontaminate
-from stages.evaluate.run import split_of
-from stages.job.job import StageError
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, read_rows, write_json, write_rows
+from pedigree.data.contamination.decontamination import Comparison, Index
+from pedigree.data.records import columns, records
+from pedigree.data.sources.procedural import SourceError
+from pedigree.stages.decontaminate import run as decontaminate
+from pedigree.stages.evaluate.run import split_of
+from pedigree.stages.job.job import StageError
 
 SUITE = {
     "record": "item",
@@ -80,7 +80,8 @@ STRANGE_PLACES = [
 def test_where_a_data_stage_runs_changes_no_byte(tmp_path, suite, raw, place):
     """Neither the order of sets, nor time zone, locale and threads; compared with this process's own."""
     code = (
-        "import sys, json; from pathlib import Path; from data_lab import run_stage; from data.artifacts.artifacts import open_artifact\n"
+        "import sys, json; from pathlib import Path; from data_lab import run_stage\n"
+        "from pedigree.data.artifacts.artifacts import open_artifact\n"
         "kind, config, inputs, out = json.loads(sys.argv[1])\n"
         "given = {port: ({k: open_artifact(Path(v)) for k, v in a.items()} if isinstance(a, dict) else open_artifact(Path(a)))"
         " for port, a in inputs.items()}\n"
@@ -196,7 +197,7 @@ def test_processes_and_batches_change_no_byte_of_a_decontaminated_set(tmp_path, 
             patched.setattr(columns, "ROWS_PER_GROUP", batch)
             patched.setattr(columns, "ROWS_PER_FILE", 2 * batch)
             given = publish(folder / "raw", "conversation", rows_of(raw))
-        monkeypatch.setattr("data.records.searching.MANY", many)
+        monkeypatch.setattr("pedigree.data.records.searching.MANY", many)
         who.write_text("")
         clean = run_stage(folder / "clean", "decontaminate", {}, data=given, benchmarks={"suite": suite}, threads=threads)
         made[clean.record.content, (clean.evidence / "manifest.jsonl").read_bytes(), (clean.evidence / "report.json").read_bytes()] = folder
@@ -220,7 +221,7 @@ def test_hits_have_no_copies_of_items_whichever_process_finds_them(tmp_path, sui
         return real(data, noting, *rest)
 
     monkeypatch.setattr(decontaminate, "search", noted)
-    monkeypatch.setattr("data.records.searching.MANY", 1)
+    monkeypatch.setattr("pedigree.data.records.searching.MANY", 1)
     benchmarks = {"suite": [{**item, "examples": "A worked example. " * 1000} for item in rows_of(suite)]}
     config, job = Decontaminate(), a_job(tmp_path / "job", Numerics(threads=threads))
     found, _ = decontaminate.compared(Comparison(benchmarks, config), benchmarks, raw, config, job)

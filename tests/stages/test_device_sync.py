@@ -15,14 +15,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from configs.language.execution import Numerics
-from stages.preference_train import run as preference_train
-from stages.reference_logprobs import run as reference_logprobs
-from stages.reward_model import run as reward_model
-from stages.sft import run as sft
-from stages.training import policy_update
-from stages.training.feed import Feed
-from stages.training.models import load_policy
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.preference_train import run as preference_train
+from pedigree.stages.reference_logprobs import run as reference_logprobs
+from pedigree.stages.reward_model import run as reward_model
+from pedigree.stages.sft import run as sft
+from pedigree.stages.training import policy_update
+from pedigree.stages.training.feed import Feed
+from pedigree.stages.training.models import load_policy
 
 STAGES = str(Path(sft.__file__).parents[1])
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "_unique2", "unique_dim", "unique_consecutive"}

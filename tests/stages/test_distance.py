@@ -4,9 +4,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipelines.reproduce.verdicts import weights_distance
-from stages.merge.distance import relative_l2
-from stages.merge.weights import WeightsError
+from pedigree.pipelines.reproduce.verdicts import weights_distance
+from pedigree.stages.merge.distance import relative_l2
+from pedigree.stages.merge.weights import WeightsError
 
 
 def test_the_distance_is_relative_and_over_all_tensors_of_all_files(tmp_path):

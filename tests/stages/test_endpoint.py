@@ -10,14 +10,14 @@ import pytest
 from chat_lab import Chats, chat_server, completion_of, say, send
 from waiting import deadline
 
-from configs.judging.asking import ByEndpoint, key_variable
-from configs.judging.rating import Rating
-from configs.language.execution import Placement
-from configs.methods.training import Sampling
-from data.records.records import Message
-from stages.job.job import Preempted, StageError
-from stages.sampling.endpoint import MOST_BYTES, ChatServer, MalformedReply, NoReply, Reply, _seconds, read_reply, request_body
-from stages.sampling.sampler import EngineLost
+from pedigree.configs.judging.asking import ByEndpoint, key_variable
+from pedigree.configs.judging.rating import Rating
+from pedigree.configs.language.execution import Placement
+from pedigree.configs.methods.training import Sampling
+from pedigree.data.records.records import Message
+from pedigree.stages.job.job import Preempted, StageError
+from pedigree.stages.sampling.endpoint import MOST_BYTES, ChatServer, MalformedReply, NoReply, Reply, _seconds, read_reply, request_body
+from pedigree.stages.sampling.sampler import EngineLost
 
 KEY = "sk-of-nobody-0123456789abcdef"
 

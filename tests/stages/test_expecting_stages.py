@@ -10,13 +10,13 @@ import pytest
 from data_lab import run_stage
 from pyarrow import parquet
 
-from configs.base.document import parse_value
-from configs.language.execution import Numerics, Placement
-from configs.rows.datasets import PrepareData
-from data.expectations.results import ValidationError
-from data.sources import row_files
-from stages.job.job import Job
-from stages.prepare_data import run as prepare_data
+from pedigree.configs.base.document import parse_value
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.data.expectations.results import ValidationError
+from pedigree.data.sources import row_files
+from pedigree.stages.job.job import Job
+from pedigree.stages.prepare_data import run as prepare_data
 
 EXPECTED = [
     {"expect": "column_values_to_be_between", "column": "characters", "max_value": 40, "severity": "warn"},

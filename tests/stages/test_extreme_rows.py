@@ -9,12 +9,12 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 from models import tiny_policy
 
-from configs.methods.training import Sampling
-from data.artifacts.artifacts import Artifact, read_rows
-from data.chat.chat import Chat, ChatError
-from data.records import records
-from data.sources.sources import SourceError
-from stages.sample.run import Draw, ask
+from pedigree.configs.methods.training import Sampling
+from pedigree.data.artifacts.artifacts import Artifact, read_rows
+from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.records import records
+from pedigree.data.sources.sources import SourceError
+from pedigree.stages.sample.run import Draw, ask
 
 MIB = 1 << 20
 LONG = "".join(f"word{number} " for number in range(10 * MIB // 10))

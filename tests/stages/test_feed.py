@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 
-from configs.language.execution import Numerics
-from stages.core.batches import collate, document, plan_step
-from stages.job.job import Preempted
-from stages.training.feed import GlobalBatch, feed, prefetch
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.core.batches import collate, document, plan_step
+from pedigree.stages.job.job import Preempted
+from pedigree.stages.training.feed import GlobalBatch, feed, prefetch
 
 CPU = torch.device("cpu")
 PATIENCE_S = 20.0

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from data_lab import rows_of, run_stage
 
-from data.artifacts.artifacts import Artifact, read_rows, write_rows
-from data.sources import row_files
-from stages.job.job import StageError
+from pedigree.data.artifacts.artifacts import Artifact, read_rows, write_rows
+from pedigree.data.sources import row_files
+from pedigree.stages.job.job import StageError
 
 WORDS = "a bird came down the walk he did not know i saw him bit an angle worm in halves and ate the fellow raw".split()
 ENGLISH = "I was looking for the book that you gave me last year, and found it"

@@ -9,11 +9,11 @@ from data_lab import rows_of, run_stage
 from pyarrow import Table, parquet
 from pydantic import ValidationError
 
-from configs.rows.datasets import PrepareData
-from data.artifacts.artifacts import Artifact, read_rows, write_rows
-from data.sources import row_files
-from stages.job.job import StageError
-from stages.verifiers import sandbox
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.data.artifacts.artifacts import Artifact, read_rows, write_rows
+from pedigree.data.sources import row_files
+from pedigree.stages.job.job import StageError
+from pedigree.stages.verifiers import sandbox
 
 RATES = ["0.95", "3/8", 0.5, None, "n/a"]
 SUMS = {"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 3, "seed": 0}

@@ -14,12 +14,12 @@ from chat_lab import Chats, Handler, chat_server, say, send
 from models import a_job, config_of, dataset, run, start_job
 from waiting import deadline, until
 
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import read_rows
-from data.records import columns, records, searching
-from stages.find_rephrased import run as find_rephrased
-from stages.find_rephrased.rephrasing import parse_same, same_task_question
-from stages.job.job import StageError
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import read_rows
+from pedigree.data.records import columns, records, searching
+from pedigree.stages.find_rephrased import run as find_rephrased
+from pedigree.stages.find_rephrased.rephrasing import parse_same, same_task_question
+from pedigree.stages.job.job import StageError
 
 PENCILS = "Noor bought 3 boxes with 12 pencils each and gave half of them to her sister. How many pencils does she have left?"
 REWORDED = "Her sister received one half of the pencils out of the three cartons of twelve that Noor purchased. How many remain for Noor?"

@@ -16,15 +16,15 @@ import pytest
 from data_lab import rows_of, run_stage
 from projects import call, fresh_project
 
-from configs.base.hub_names import PIN_ME
-from configs.language.graph import Graph
-from configs.language.recipe import load_recipe
-from configs.rows.datasets import Hub, PrepareData, hub_sources
-from configs.rows.decontamination import Decontaminate
-from data.artifacts.artifacts import Artifact
-from data.sources.sources import Outside, load
-from pipelines.run.pins import unpinned
-from stages.verifiers import check
+from pedigree.configs.base.hub_names import PIN_ME
+from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.rows.datasets import Hub, PrepareData, hub_sources
+from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.sources.sources import Outside, load
+from pedigree.pipelines.run.pins import unpinned
+from pedigree.stages.verifiers import check
 
 MADE = Path(__file__).parents[2] / "configs" / "rehearsal" / "hub"
 RECIPES = ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")

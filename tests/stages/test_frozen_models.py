@@ -6,9 +6,9 @@ import models
 import torch
 from transformers import AutoModelForCausalLM
 
-from configs.language.execution import Numerics
-from stages.core.batches import Document, collate
-from stages.training.models import frozen, load_policy
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.core.batches import Document, collate
+from pedigree.stages.training.models import frozen, load_policy
 
 
 def test_only_weights_are_rounded(tmp_path):

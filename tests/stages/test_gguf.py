@@ -8,10 +8,10 @@ import pytest
 import regex
 from gguf import GGUFReader, GGUFWriter
 
-from data.artifacts import assets
-from data.chat.chat import Chat
-from stages.job.job import StageError
-from stages.source_model.run import PRE_TOKENIZERS, gguf_tokenizer
+from pedigree.data.artifacts import assets
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.job.job import StageError
+from pedigree.stages.source_model.run import PRE_TOKENIZERS, gguf_tokenizer
 
 FIRST, THEN = r"\p{N}", r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 """llama.cpp, src/llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM: each cuts what the one before it left."""

@@ -9,10 +9,10 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 from pyarrow import parquet
 
-from data.artifacts.artifacts import Artifact
-from data.records import answer_pool, columns, records
-from stages.best_answers import run as best_answers
-from stages.pair import run as pair
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.records import answer_pool, columns, records
+from pedigree.stages.best_answers import run as best_answers
+from pedigree.stages.pair import run as pair
 
 HEAVY = 60_000
 """Characters of a verifier."""

@@ -5,10 +5,10 @@ import models
 import pytest
 from waiting import deadline, until
 
-from configs.language.execution import Numerics, Placement
-from data.store.fence import FENCE, OVERTAKEN, Fence
-from stages import __main__ as job_process
-from stages.job.job import Job, Preempted, read_curve
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.data.store.fence import FENCE, OVERTAKEN, Fence
+from pedigree.stages import __main__ as job_process
+from pedigree.stages.job.job import Job, Preempted, read_curve
 
 
 def job(folder):

@@ -9,12 +9,12 @@ from models import a_job, config_of, dataset, publish
 from tiny_models import make_reward_model
 from transformers import AutoModelForSequenceClassification
 
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import read_rows
-from data.chat.chat import Chat
-from data.records import columns, records
-from stages.job.job import StageError
-from stages.judge import run as judge
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import read_rows
+from pedigree.data.chat.chat import Chat
+from pedigree.data.records import columns, records
+from pedigree.stages.job.job import StageError
+from pedigree.stages.judge import run as judge
 
 
 def completion(number: int, text: str, verifier):

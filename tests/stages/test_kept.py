@@ -3,13 +3,13 @@
 import pytest
 from models import a_job
 
-from data.artifacts.mirror import Mirror
-from data.store.storage import StoreError
-from pipelines.jobs.attempts import _reached, resumable
-from pipelines.jobs.saved_progress import REWARDS, saved_progress
-from stages.job.job import Job
-from stages.sampling import rewards
-from stages.sampling.response_log import PART, ResponseLog
+from pedigree.data.artifacts.mirror import Mirror
+from pedigree.data.store.storage import StoreError
+from pedigree.pipelines.jobs.attempts import _reached, resumable
+from pedigree.pipelines.jobs.saved_progress import REWARDS, saved_progress
+from pedigree.stages.job.job import Job
+from pedigree.stages.sampling import rewards
+from pedigree.stages.sampling.response_log import PART, ResponseLog
 
 
 def kept(job):

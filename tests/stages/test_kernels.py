@@ -11,16 +11,16 @@ import pytest
 import torch
 from kernel_lab import TORCH, apart, compared, gradients, made, outputs, row
 
-from configs.language.execution import Numerics
-from configs.methods.training import Optimizer
-from stages.core.batches import document
-from stages.job.job import StageError
-from stages.sft import run as sft
-from stages.training import kernels
-from stages.training.kernels import ACTIVATIONS, fuse, refuse
-from stages.training.models import frozen, load_policy
-from stages.training.probe import probe
-from stages.training.trainer import Trainer
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Optimizer
+from pedigree.stages.core.batches import document
+from pedigree.stages.job.job import StageError
+from pedigree.stages.sft import run as sft
+from pedigree.stages.training import kernels
+from pedigree.stages.training.kernels import ACTIVATIONS, fuse, refuse
+from pedigree.stages.training.models import frozen, load_policy
+from pedigree.stages.training.probe import probe
+from pedigree.stages.training.trainer import Trainer
 
 COMPILED = Numerics(kernels="compiled", threads=1)
 IN_PARTS = COMPILED.model_copy(update={"device": "cuda"})

@@ -13,12 +13,12 @@ from data_lab import run_stage
 from models import alive, dataset, run, start_job
 from waiting import deadline, until
 
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import Artifact, content_hash, scan
-from data.host.faults import FAULTS
-from data.records import columns, records
-from pipelines.jobs.attempts import RETRIED
-from stages.__main__ import cause_of
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import Artifact, content_hash, scan
+from pedigree.data.host.faults import FAULTS
+from pedigree.data.records import columns, records
+from pedigree.pipelines.jobs.attempts import RETRIED
+from pedigree.stages.__main__ import cause_of
 
 TWO = Numerics(threads=2)
 PREPARE = {

@@ -9,18 +9,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from configs.language.execution import Numerics
-from configs.methods.training import Lora, Optimizer
-from data.chat.chat import Chat
-from stages.core.batches import collate, document
-from stages.job.job import StageError
-from stages.job.postconditions import unmet
-from stages.preference_train import run as preference_train
-from stages.rlvr import run as rlvr
-from stages.sft import run as sft
-from stages.training.adapters import merged, targets
-from stages.training.models import load_policy, load_reward_model
-from stages.training.trainer import Trainer
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Lora, Optimizer
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.job.job import StageError
+from pedigree.stages.job.postconditions import unmet
+from pedigree.stages.preference_train import run as preference_train
+from pedigree.stages.rlvr import run as rlvr
+from pedigree.stages.sft import run as sft
+from pedigree.stages.training.adapters import merged, targets
+from pedigree.stages.training.models import load_policy, load_reward_model
+from pedigree.stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 LORA = Lora(rank=4, alpha=8.0)

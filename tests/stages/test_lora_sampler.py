@@ -9,14 +9,14 @@ from safetensors.torch import load_file
 from test_rlvr import FIELDS, ONE_THREAD, prompt
 from tiny_models import make
 
-from configs.language.execution import Numerics, Placement
-from configs.methods.training import Lora, Optimizer, Sampling
-from data.chat.chat import Chat
-from stages.core.batches import collate, document
-from stages.sampling.sampler import Request, open_sampler
-from stages.training.adapters import plain_weights
-from stages.training.models import load_policy
-from stages.training.trainer import Trainer
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.methods.training import Lora, Optimizer, Sampling
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.sampling.sampler import Request, open_sampler
+from pedigree.stages.training.adapters import plain_weights
+from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 DOCS = [(document([3 + i, 7, 11 + i], [(5 * i + 13 * t) % 190 + 3 for t in range(12)]),) for i in range(16)]

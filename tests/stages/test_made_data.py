@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from data_lab import publish, rows_of, run_stage
 
-from configs.base.problems import PedigreeError
-from data.records import columns, records
-from stages.job.job import StageError
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.records import columns, records
+from pedigree.stages.job.job import StageError
 
 PROMPTS = [f"q{number}" for number in range(9)]
 

@@ -14,11 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from waiting import deadline, until
 
-from configs.rehearsal.families import Dialogue, ModelPlan, families, family_of
-from data.chat.chat import Chat, ChatError
-from data.sources import rehearsal_hub
-from stages.core.rating import parse_rating
-from stages.training.made_models import make
+from pedigree.configs.rehearsal.families import Dialogue, ModelPlan, families, family_of
+from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.sources import rehearsal_hub
+from pedigree.stages.core.rating import parse_rating
+from pedigree.stages.training.made_models import make
 
 ROOT = Path(__file__).parents[2]
 KNOWN = families([rehearsal_hub.SHIPPED / "models"])
@@ -124,7 +124,7 @@ def begun(folder: Path, *plans: ModelPlan) -> "tuple[subprocess.Popen[str], list
     for made_folder, plan in zip(folders, plans, strict=True):
         made_folder.with_suffix(".json").write_text(plan.model_dump_json())
     places = [str(place) for one in folders for place in (one.with_suffix(".json"), one)]
-    words = [sys.executable, "-m", "stages.training.made_models", *places]
+    words = [sys.executable, "-m", "pedigree.stages.training.made_models", *places]
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True), folders
 
 

@@ -11,13 +11,13 @@ import pytest
 from models import a_job, config_of, dataset, publish
 from tiny_models import make
 
-from data.artifacts.artifacts import Artifact
-from data.records import columns, records
-from stages.job.job import Job
-from stages.sample import run as sample
-from stages.sampling import chunks, continuous, response_log
-from stages.sampling.prepared import Prepared
-from stages.sampling.sampler import Generation, Request
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.records import columns, records
+from pedigree.stages.job.job import Job
+from pedigree.stages.sample import run as sample
+from pedigree.stages.sampling import chunks, continuous, response_log
+from pedigree.stages.sampling.prepared import Prepared
+from pedigree.stages.sampling.sampler import Generation, Request
 
 TOKENS = 100
 """Of an answer."""

@@ -9,15 +9,15 @@ import models
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from configs.language.execution import Numerics
-from pipelines.estimate import memory
-from pipelines.estimate.memory import Trained
-from pipelines.estimate.shapes import Shape, shape_of_config
-from stages.core.batches import collate, document
-from stages.training import attention
-from stages.training.logprobs import PolicyModule
-from stages.training.recomputation import recompute_layers
-from stages.training.trainer import TORCH_DTYPES
+from pedigree.configs.language.execution import Numerics
+from pedigree.pipelines.estimate import memory
+from pedigree.pipelines.estimate.memory import Trained
+from pedigree.pipelines.estimate.shapes import Shape, shape_of_config
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.training import attention
+from pedigree.stages.training.logprobs import PolicyModule
+from pedigree.stages.training.recomputation import recompute_layers
+from pedigree.stages.training.trainer import TORCH_DTYPES
 
 pytestmark = pytest.mark.slow
 BUCKETS = {(1, "fp32"): 4, (2, "bf16"): 2, (3, "bf16"): 4, (3, "fp32"): 4}

@@ -7,10 +7,10 @@ import models
 import pytest
 import torch
 
-from data.artifacts.artifacts import Artifact
-from stages.job.job import StageError
-from stages.job.postconditions import unmet
-from stages.merge import run as merge
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.stages.job.job import StageError
+from pedigree.stages.job.postconditions import unmet
+from pedigree.stages.merge import run as merge
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,15 @@ from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
 from models import a_job
 from waiting import until
 
-from data.artifacts.artifacts import scan, write_json
-from data.artifacts.mirror import ELSEWHERE, Lease, Mirror
-from data.artifacts.provenance import code_files, code_sha256
-from data.store import storage
-from data.store.storage import ContentChanged, StoreError
-from data.store.untrusted import RUN_BYTES
-from stages.job import mirroring
-from stages.job.job import Job, StageError
-from stages.job.mirroring import Mirroring, open_mirror
+from pedigree.data.artifacts.artifacts import scan, write_json
+from pedigree.data.artifacts.mirror import ELSEWHERE, Lease, Mirror
+from pedigree.data.artifacts.provenance import code_files, code_sha256
+from pedigree.data.store import storage
+from pedigree.data.store.storage import ContentChanged, StoreError
+from pedigree.data.store.untrusted import RUN_BYTES
+from pedigree.stages.job import mirroring
+from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.job.mirroring import Mirroring, open_mirror
 
 URL = "s3://bucket/runs"
 
@@ -248,7 +248,7 @@ def test_attempts_that_cannot_be_read_here_or_there_are_forgotten(plain_store, t
 
 
 def test_the_curve_is_on_the_disk_before_a_checkpoint_that_goes_on_behind_its_lines(tmp_path, monkeypatch):
-    from stages.training import checkpoints
+    from pedigree.stages.training import checkpoints
 
     done, sync, rename = [], checkpoints.sync_file, checkpoints.rename
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -292,7 +292,7 @@ def test_what_says_by_which_code_work_was_made_is_read_strictly(plain_store):
 
 
 def test_a_checkpoint_that_other_code_has_written_marks_the_result_with_the_step_and_both_hashes(tmp_path, monkeypatch):
-    from stages.training.checkpoints import Checkpoints
+    from pedigree.stages.training.checkpoints import Checkpoints
 
     monkeypatch.setattr("signal.signal", lambda *_: None)
     for said, marks in ((["a"], []), (["a"], ["code changed at step 7: stages/sft/run.py"])):

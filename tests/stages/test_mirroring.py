@@ -12,9 +12,9 @@ import tiny_models
 from faulty_store import FaultyStore, store_in_environment
 from waiting import until
 
-from configs.language.execution import Numerics
-from data.artifacts.mirror import Mirror
-from data.store import storage
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.mirror import Mirror
+from pedigree.data.store import storage
 
 pytestmark = pytest.mark.slow
 SFT = {"global_batch": 8, "epochs": 24, "max_length": 64, "dtype": "bf16", "optimizer": {"learning_rate": 1e-3}}

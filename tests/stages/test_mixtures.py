@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from data_lab import rows_of, run_stage
 
-from data.sources.procedural import SourceError
+from pedigree.data.sources.procedural import SourceError
 
 LATE = {"draw": "after_filters"}
 
@@ -134,7 +134,7 @@ def test_rows_of_many_sources_are_capped_and_weighted(mixed):
 
 
 def test_neither_processes_nor_groups_change_a_byte_of_a_mixture(files, tmp_path, monkeypatch):
-    monkeypatch.setattr("data.sources.row_files.BLOCK_BYTES", 200)
+    monkeypatch.setattr("pedigree.data.sources.row_files.BLOCK_BYTES", 200)
     sources = [{"type": "files", "path": "a", "share": 0.7, "repeat": True}, {"type": "files", "path": "b", "share": 0.3}]
     config = {"record": "conversation", "sources": sources, "total": 50, "order": "interleaved", **LATE, **KEYWORDS}
     one, other = (run_stage(tmp_path / str(workers), "prepare_data", config, files=files, threads=workers) for workers in (1, 3))

@@ -15,18 +15,18 @@ from transformers.integrations import sdpa_attention
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from configs.language.execution import Numerics
-from configs.methods.optimizer import Optimizer
-from data.artifacts.artifacts import Artifact
-from data.chat.chat import Chat
-from data.chat.documents import Conversations
-from stages.core.batches import collate
-from stages.job.job import StageError
-from stages.preference_train import run as preference_train
-from stages.sft import run as sft
-from stages.training import attention
-from stages.training.models import load_policy
-from stages.training.trainer import Trainer
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.optimizer import Optimizer
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Conversations
+from pedigree.stages.core.batches import collate
+from pedigree.stages.job.job import StageError
+from pedigree.stages.preference_train import run as preference_train
+from pedigree.stages.sft import run as sft
+from pedigree.stages.training import attention
+from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 BATCHES = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}

@@ -10,14 +10,14 @@ import torch
 from effects_lab import DOCUMENTS, trainer_of, weights_of
 from torch import nn
 
-from configs.language.execution import Numerics
-from configs.methods.optimizer import Optimizer
-from configs.methods.training import Rlvr
-from data.chat.chat import Chat
-from stages.core.batches import collate
-from stages.rlvr import run as rlvr
-from stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
-from stages.training.trainer import Trainer, learning_rate, parameter_groups
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.optimizer import Optimizer
+from pedigree.configs.methods.training import Rlvr
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.core.batches import collate
+from pedigree.stages.rlvr import run as rlvr
+from pedigree.stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
+from pedigree.stages.training.trainer import Trainer, learning_rate, parameter_groups
 
 STAGES = [0, 1, 2, 3]
 DECAY = {"weight_decay": 0.1, "learning_rate": 0.01}

@@ -4,8 +4,8 @@ import math
 import pytest
 from data_lab import publish, rows_of, run_stage
 
-from data.artifacts.artifacts import read_rows
-from stages.job.job import StageError
+from pedigree.data.artifacts.artifacts import read_rows
+from pedigree.stages.job.job import StageError
 
 
 def judgment(prompt, index, reward, verifier=None):

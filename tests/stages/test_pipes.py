@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from data.host.pipes import readable
+from pedigree.data.host.pipes import readable
 
 
 @pytest.fixture

@@ -9,12 +9,18 @@ import pytest
 import torch
 from datasets import Dataset
 
-from configs.language.execution import Numerics
-from data.chat.chat import Chat
-from stages.core.batches import collate, document
-from stages.core.policy_gradient import token_weights
-from stages.training.models import load_policy
-from stages.training.policy_update import RolloutMicroBatch, TrainingSample, accumulate_policy_gradient, initial_state, update_policy
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.core.policy_gradient import token_weights
+from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.policy_update import (
+    RolloutMicroBatch,
+    TrainingSample,
+    accumulate_policy_gradient,
+    initial_state,
+    update_policy,
+)
 
 pytestmark = pytest.mark.slow
 PROMPTS, ANSWERS = [[5, 6, 7], [8, 9, 10, 11, 12]], [[20, 21, 22, 23, 24, 25], [30], [40, 41, 42], [50, 51, 52, 53]]

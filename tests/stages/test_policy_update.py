@@ -10,13 +10,13 @@ import pytest
 import torch
 from sweeps import nightly_unless
 
-from configs.language.execution import Numerics
-from data.chat.chat import Chat
-from stages.core.batches import collate, document
-from stages.job.job import NotFinite, StageError
-from stages.rlvr.run import make_learner
-from stages.training.models import load_policy, load_reward_model
-from stages.training.policy_update import (
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.job.job import NotFinite, StageError
+from pedigree.stages.rlvr.run import make_learner
+from pedigree.stages.training.models import load_policy, load_reward_model
+from pedigree.stages.training.policy_update import (
     accumulate_policy_gradient,
     compute_advantages,
     initial_state,

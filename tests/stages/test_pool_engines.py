@@ -9,15 +9,15 @@ import pytest
 from models import a_job, dataset, publish, run
 from tiny_models import make, make_judge, make_policies, make_writer
 
-from configs.judging.answers import Sample
-from configs.judging.asking import ByPolicy
-from configs.language.execution import Numerics
-from configs.methods.training import Sampling
-from data.artifacts.artifacts import read_rows
-from data.records import records
-from stages.job.job import StageError
-from stages.sample.run import draws_of
-from stages.sampling.asking import Bound, ask
+from pedigree.configs.judging.answers import Sample
+from pedigree.configs.judging.asking import ByPolicy
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Sampling
+from pedigree.data.artifacts.artifacts import read_rows
+from pedigree.data.records import records
+from pedigree.stages.job.job import StageError
+from pedigree.stages.sample.run import draws_of
+from pedigree.stages.sampling.asking import Bound, ask
 
 ONE_THREAD = Numerics(threads=1)
 SAMPLE = {

@@ -9,14 +9,14 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 from pydantic import ValidationError
 
-from configs.base.problems import PedigreeError
-from configs.judging.answers import Sample
-from configs.judging.pairing import Pair
-from data.records.answer_pool import noted
-from stages.job.job import StageError
-from stages.pair.pairing import preferences
-from stages.pair.run import preference
-from stages.sample.run import Tally, draws_of
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.judging.answers import Sample
+from pedigree.configs.judging.pairing import Pair
+from pedigree.data.records.answer_pool import noted
+from pedigree.stages.job.job import StageError
+from pedigree.stages.pair.pairing import preferences
+from pedigree.stages.pair.run import preference
+from pedigree.stages.sample.run import Tally, draws_of
 
 POOL = [f"m{number}" for number in range(6)]
 

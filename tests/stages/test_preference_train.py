@@ -7,18 +7,25 @@ import models
 import pytest
 import torch
 
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import Input
-from data.chat.chat import Chat
-from data.records import records
-from stages.core.batches import collate, document
-from stages.job.job import StageError
-from stages.preference_train import run as preference_train
-from stages.preference_train.run import PreferenceExample, PreferenceObjective, add_gradient, comparisons, documents_of, reference_point
-from stages.reference_logprobs import run as reference_logprobs
-from stages.training.feed import feed
-from stages.training.models import load_policy
-from stages.training.reference import content_key, online
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import Input
+from pedigree.data.chat.chat import Chat
+from pedigree.data.records import records
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.job.job import StageError
+from pedigree.stages.preference_train import run as preference_train
+from pedigree.stages.preference_train.run import (
+    PreferenceExample,
+    PreferenceObjective,
+    add_gradient,
+    comparisons,
+    documents_of,
+    reference_point,
+)
+from pedigree.stages.reference_logprobs import run as reference_logprobs
+from pedigree.stages.training.feed import feed
+from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.reference import content_key, online
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ from models import a_job, config_of, dataset, run, start_job, told
 from pydantic import TypeAdapter
 from waiting import deadline
 
-from configs.base.problems import PedigreeError
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import read_rows
-from data.records import records
-from data.store.untrusted import Line
-from stages.job.job import StageError
-from stages.judge import run as judge
-from stages.sampling.sampler import EngineLost
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import read_rows
+from pedigree.data.records import records
+from pedigree.data.store.untrusted import Line
+from pedigree.stages.job.job import StageError
+from pedigree.stages.judge import run as judge
+from pedigree.stages.sampling.sampler import EngineLost
 
 RUBRICS = ["helpfulness", "honesty"]
 KEY = "sk-of-nobody-0123456789abcdef"

@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from configs.language.execution import Numerics
+from pedigree.configs.language.execution import Numerics
 
 pytestmark = pytest.mark.slow
 ONE_THREAD = Numerics(threads=1)

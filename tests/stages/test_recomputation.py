@@ -22,18 +22,18 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from configs.language.execution import Numerics
-from configs.methods.optimizer import Optimizer
-from data.chat.chat import Chat
-from stages.core.batches import collate, document
-from stages.job.job import StageError
-from stages.preference_train import run as preference_train
-from stages.reward_model import run as reward_model
-from stages.rlvr import run as rlvr
-from stages.sft import run as sft
-from stages.training.logprobs import PolicyModule
-from stages.training.recomputation import recompute_layers
-from stages.training.trainer import Trainer
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.optimizer import Optimizer
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.job.job import StageError
+from pedigree.stages.preference_train import run as preference_train
+from pedigree.stages.reward_model import run as reward_model
+from pedigree.stages.rlvr import run as rlvr
+from pedigree.stages.sft import run as sft
+from pedigree.stages.training.logprobs import PolicyModule
+from pedigree.stages.training.recomputation import recompute_layers
+from pedigree.stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 COMMON = {"dtype": "fp32", "optimizer": {"learning_rate": 1e-2}}

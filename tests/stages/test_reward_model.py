@@ -7,18 +7,18 @@ import torch
 from models import a_job, config_of, curve, dataset
 from torch import nn
 
-from configs.language.execution import Numerics
-from configs.methods.training import BradleyTerry
-from data.artifacts.artifacts import read_rows
-from data.chat.chat import Chat
-from data.records import columns, records
-from stages.core.batches import collate, document
-from stages.job.job import StageError
-from stages.reward_model import run as reward_model
-from stages.reward_model.run import add_gradient, init_head, labelled_batch
-from stages.training.feed import feed
-from stages.training.models import load_reward_model
-from stages.training.probe import IsolationError
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import BradleyTerry
+from pedigree.data.artifacts.artifacts import read_rows
+from pedigree.data.chat.chat import Chat
+from pedigree.data.records import columns, records
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.job.job import StageError
+from pedigree.stages.reward_model import run as reward_model
+from pedigree.stages.reward_model.run import add_gradient, init_head, labelled_batch
+from pedigree.stages.training.feed import feed
+from pedigree.stages.training.models import load_reward_model
+from pedigree.stages.training.probe import IsolationError
 
 pytestmark = pytest.mark.slow
 FIELDS = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "epochs": 2, "holdout": 0.4, "optimizer": {"learning_rate": 3e-3}}

@@ -14,16 +14,16 @@ from models import a_job, config_of, curve, dataset, killed_at, publish, run, ru
 from tiny_models import make
 from waiting import deadline, until
 
-from configs.language.execution import Numerics
-from configs.methods.training import Reward
-from data.artifacts.artifacts import read_rows, sha256_file
-from data.chat.chat import Chat
-from pipelines.jobs.processes import processes_of
-from stages.job.job import StageError
-from stages.rlvr import run as rlvr
-from stages.rlvr.run import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
-from stages.sampling import sampler
-from stages.sampling.sampler import Generation
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Reward
+from pedigree.data.artifacts.artifacts import read_rows, sha256_file
+from pedigree.data.chat.chat import Chat
+from pedigree.pipelines.jobs.processes import processes_of
+from pedigree.stages.job.job import StageError
+from pedigree.stages.rlvr import run as rlvr
+from pedigree.stages.rlvr.run import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
+from pedigree.stages.sampling import sampler
+from pedigree.stages.sampling.sampler import Generation
 
 ONE_THREAD = Numerics(threads=1)
 FIELDS = {
@@ -116,7 +116,10 @@ def kill_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs
     """Starts the job and kills its engine or one of its ranks, once a checkpoint of the step is there."""
     process = start_job(folder, "rlvr", fields, inputs, numerics, checkpoint_every_steps=1)
     until(lambda: (folder / "checkpoints" / f"step-{step:06d}").exists(), 300, alive=lambda: process.poll() is None)
-    kill_one(folder, *(("stages.sampling.sampler", str(process.pid)) if victim == "engine" else ("-u", "-m", "stages", str(folder))))
+    kill_one(
+        folder,
+        *(("pedigree.stages.sampling.sampler", str(process.pid)) if victim == "engine" else ("-u", "-m", "pedigree.stages", str(folder))),
+    )
     assert process.wait(timeout=deadline(120)) == 1
     told = folder / "done.json"
     assert not told.exists() or json.loads(told.read_text())["cause"] in ("lost_engine", "collective")

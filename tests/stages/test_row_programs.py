@@ -8,13 +8,13 @@ import pytest
 from data_lab import rows_of, run_stage
 from waiting import until
 
-from configs.base.problems import PedigreeError
-from configs.language.recipe import load_recipe
-from configs.language.suites import complaints
-from configs.rows.datasets import PrepareData
-from data.artifacts.artifacts import Artifact
-from data.sources.procedural import SourceError
-from stages.verifiers import row_programs, sandbox
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.suites import complaints
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.sources.procedural import SourceError
+from pedigree.stages.verifiers import row_programs, sandbox
 
 pytestmark = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
 PUZZLES = """

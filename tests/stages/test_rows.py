@@ -7,10 +7,10 @@ import models
 import pytest
 from data_lab import publish
 
-from data.chat.documents import pack
-from stages.core.batches import Document
-from stages.job.job import StageError
-from stages.training.training_rows import fitting, gather, pairs
+from pedigree.data.chat.documents import pack
+from pedigree.stages.core.batches import Document
+from pedigree.stages.job.job import StageError
+from pedigree.stages.training.training_rows import fitting, gather, pairs
 
 
 def preference(name, *scores, strength=None):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from data_lab import publish, rows_of, run_stage
 
-from data.records import columns
-from data.sources.procedural import SourceError
+from pedigree.data.records import columns
+from pedigree.data.sources.procedural import SourceError
 
 CHAT = [
     {

@@ -18,12 +18,12 @@ from tiny_models import make
 from transformers import AutoModelForCausalLM
 from waiting import deadline, until
 
-from configs.language.execution import Numerics, Placement
-from configs.methods.training import Sampling
-from stages.job.job import StageError
-from stages.sampling.engine_processes import WarmEngines
-from stages.sampling.fleet import open_engines, side_by_side
-from stages.sampling.sampler import (
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.methods.training import Sampling
+from pedigree.stages.job.job import StageError
+from pedigree.stages.sampling.engine_processes import WarmEngines
+from pedigree.stages.sampling.fleet import open_engines, side_by_side
+from pedigree.stages.sampling.sampler import (
     QUEUED,
     SILENT_SHARE,
     Continuation,
@@ -236,9 +236,9 @@ def test_of_a_short_prompt_all_answers_but_the_first_compute_what_is_beyond_the_
 def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels():
     program = """
 import platform
-from pipelines.estimate import work  # pipelines import no stage: what they know of one is copied, and equal
-from stages.sampling.cpu_engine import block_size
-from stages.sampling.sampler import DTYPES
+from pedigree.pipelines.estimate import work  # pipelines import no stage: what they know of one is copied, and equal
+from pedigree.stages.sampling.cpu_engine import block_size
+from pedigree.stages.sampling.sampler import DTYPES
 settings = [("bf16", 72, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
 found = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
 assert found == [None, 16, 16, 32, 32] or platform.machine() != "x86_64", found
@@ -439,7 +439,7 @@ def started(number: int, besides: Any = None) -> set[int]:
     """The processes of so many engines: a process has no command for a moment after it was started."""
 
     def found() -> list[int]:
-        children_now = children("stages.sampling.sampler", besides=besides and besides.pid)
+        children_now = children("pedigree.stages.sampling.sampler", besides=besides and besides.pid)
         return children_now if len(children_now) >= number else []
 
     pids = until(found)

@@ -13,19 +13,19 @@ import pytest
 from models import a_job, alive, dataset, killed_at, publish, run
 from tiny_models import make, make_policies
 
-from configs.judging.answers import Window
-from configs.language.execution import Numerics
-from configs.methods.training import Sampling
-from data.artifacts.artifacts import read_rows
-from data.records import records
-from stages.core.statistics import paired_difference
-from stages.evaluate import run as evaluate
-from stages.evaluate.run import comparisons
-from stages.job.job import StageError
-from stages.sample.run import window
-from stages.sampling import chunks, continuous
-from stages.sampling.continuous import _deal
-from stages.sampling.sampler import Child, Generation, Request, seed_of
+from pedigree.configs.judging.answers import Window
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Sampling
+from pedigree.data.artifacts.artifacts import read_rows
+from pedigree.data.records import records
+from pedigree.stages.core.statistics import paired_difference
+from pedigree.stages.evaluate import run as evaluate
+from pedigree.stages.evaluate.run import comparisons
+from pedigree.stages.job.job import StageError
+from pedigree.stages.sample.run import window
+from pedigree.stages.sampling import chunks, continuous
+from pedigree.stages.sampling.continuous import _deal
+from pedigree.stages.sampling.sampler import Child, Generation, Request, seed_of
 
 ONE_THREAD = Numerics(threads=1)
 SAMPLE = {
@@ -279,8 +279,8 @@ def test_equal_chunks_of_two_labels_are_generated_once(policies, pool, tmp_path)
     """Identity of a chunk is what decides its answers: a copy of a policy under another label asks for the same files."""
     from models import a_job
 
-    from data.chat.chat import Chat
-    from stages.sampling.chunks import Ask, _cut
+    from pedigree.data.chat.chat import Chat
+    from pedigree.stages.sampling.chunks import Ask, _cut
 
     shutil.copytree(policies["a"].path, tmp_path / "copy")
     chat, requests = Chat(policies["a"].payload), [Request([3, 4], 1), Request([3, 5], 2)]
@@ -300,8 +300,8 @@ def test_as_many_engines_are_expected_as_there_are_architectures(policies, tmp_p
     """So that each but the first starts while the one before it works."""
     from models import a_job
 
-    from data.chat.chat import Chat
-    from stages.sampling.chunks import Ask, _cut
+    from pedigree.data.chat.chat import Chat
+    from pedigree.stages.sampling.chunks import Ask, _cut
 
     job, sampling = a_job(tmp_path / "job"), Sampling(max_tokens=4)
     asks = {label: Ask(policy, Chat(policy.payload), [Request([3, 4], 1)], sampling) for label, policy in policies.items()}

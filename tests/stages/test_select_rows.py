@@ -14,13 +14,13 @@ from chat_lab import chat_server, say
 from models import a_job, config_of, dataset, killed_at, publish, run
 from tiny_models import make_reward_model
 
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import Artifact, read_rows
-from data.records import records
-from stages.job.job import StageError
-from stages.judge import run as judge
-from stages.sampling import rewards
-from stages.select_rows import run as select_rows
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import Artifact, read_rows
+from pedigree.data.records import records
+from pedigree.stages.job.job import StageError
+from pedigree.stages.judge import run as judge
+from pedigree.stages.sampling import rewards
+from pedigree.stages.select_rows import run as select_rows
 
 ONE_THREAD = Numerics(threads=1)
 ABOVE_ALL = {"type": "above", "min_score": -1e6}

@@ -6,12 +6,12 @@ import math
 import models
 import pytest
 
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import read_rows
-from data.chat.chat import Chat
-from data.chat.documents import Conversations
-from stages.job.job import StageError
-from stages.sft import run as sft
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import read_rows
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Conversations
+from pedigree.stages.job.job import StageError
+from pedigree.stages.sft import run as sft
 
 SFT = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 from datasets import Dataset
 
-from configs.language.execution import Numerics
-from data.chat.chat import Chat
-from data.chat.documents import Conversations
-from stages.core import losses
-from stages.core.batches import collate
-from stages.training.logprobs import PolicyModule
-from stages.training.models import load_policy
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Conversations
+from pedigree.stages.core import losses
+from pedigree.stages.core.batches import collate
+from pedigree.stages.training.logprobs import PolicyModule
+from pedigree.stages.training.models import load_policy
 
 pytestmark = pytest.mark.slow
 

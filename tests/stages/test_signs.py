@@ -13,21 +13,21 @@ from models import a_job, config_of, dataset, publish
 from tiny_models import make
 from waiting import deadline, until
 
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import survey
-from data.records import records
-from data.store import hashing
-from pipelines.cli.progress import StageView, doing, with_heartbeat
-from stages.evaluate import run as evaluate
-from stages.job import job as jobs
-from stages.job.inputs import open_inputs
-from stages.job.job import GivenInput, Inputs, Job, JobSpec
-from stages.judge import run as judge
-from stages.overoptimization import run as overoptimization
-from stages.sample import run as sample
-from stages.sampling import rewards
-from stages.sampling.sampler import Generation
-from stages.training import models
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import survey
+from pedigree.data.records import records
+from pedigree.data.store import hashing
+from pedigree.pipelines.cli.progress import StageView, doing, with_heartbeat
+from pedigree.stages.evaluate import run as evaluate
+from pedigree.stages.job import job as jobs
+from pedigree.stages.job.inputs import open_inputs
+from pedigree.stages.job.job import GivenInput, Inputs, Job, JobSpec
+from pedigree.stages.judge import run as judge
+from pedigree.stages.overoptimization import run as overoptimization
+from pedigree.stages.sample import run as sample
+from pedigree.stages.sampling import rewards
+from pedigree.stages.sampling.sampler import Generation
+from pedigree.stages.training import models
 
 
 @pytest.fixture

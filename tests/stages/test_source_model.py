@@ -7,9 +7,9 @@ from data_lab import publish, run_stage
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from data.chat.chat import Chat
-from data.sources.hub import HubError
-from stages.job.job import StageError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.sources.hub import HubError
+from pedigree.stages.job.job import StageError
 
 LLAMA = {
     "type": "random_llama",

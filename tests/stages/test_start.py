@@ -9,7 +9,7 @@ from pathlib import Path
 import models
 import pytest
 
-from configs.language.kinds import KINDS
+from pedigree.configs.language.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_STAGES = [kind for kind, declaration in KINDS.items() if declaration.engine == "none"]
@@ -29,7 +29,7 @@ def loaded_after(script: str) -> set[str]:
 @pytest.mark.parametrize("kind", DATA_STAGES)
 def test_a_job_that_handles_rows_loads_no_engine(kind):
     heavy = {"torch", "transformers", "datasets", "s3fs"} | ({"numpy"} if kind not in COUNTING else set())
-    assert not loaded_after(f"import stages.__main__, stages.{kind}.run") & heavy
+    assert not loaded_after(f"import pedigree.stages.__main__, pedigree.stages.{kind}.run") & heavy
 
 
 @pytest.mark.slow
@@ -38,13 +38,13 @@ def test_a_job_that_trains_loads_no_compiler_no_sampler_and_no_hub(tmp_path):
     folder = models.tiny_policy(tmp_path).path
     loaded = loaded_after(f"""
 from pathlib import Path
-import stages.__main__, stages.sft.run, stages.preference_train.run, stages.reward_model.run, torch
-from configs.language.execution import Numerics
-from configs.methods.training import Optimizer
-from data.artifacts.artifacts import open_artifact
-from data.chat.chat import Chat
-from stages.training.models import load_policy
-from stages.training.trainer import Trainer
+import pedigree.stages.__main__, pedigree.stages.sft.run, pedigree.stages.preference_train.run, pedigree.stages.reward_model.run, torch
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Optimizer
+from pedigree.data.artifacts.artifacts import open_artifact
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.trainer import Trainer
 policy, numerics = open_artifact(Path({str(folder)!r})), Numerics(threads=1)
 Chat(policy.payload)
 Trainer(load_policy(policy, numerics), optimizer=Optimizer(learning_rate=1e-4), total_steps=1, dtype="bf16", numerics=numerics, seed=0)

@@ -10,23 +10,23 @@ from test_suites import ROWS, SHOTS, made
 from tiny_models import make
 from waiting import deadline
 
-from configs.base.frozen import PortInput
-from configs.judging.answers import Evaluate, evaluate_problem
-from configs.language.execution import Numerics
-from configs.methods.training import Sampling
-from configs.rows.datasets import PrepareData
-from configs.rows.suite_forms import Form, load_form
-from data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
-from data.records import records
-from data.records.records import FORM_FILE
-from stages.evaluate import run as evaluate
-from stages.evaluate import suite_scores
-from stages.evaluate.pass_at_k import pass_at_k
-from stages.evaluate.run import Suite, is_cut_off, refuse_unknown, sampling_of, seed_parts
-from stages.evaluate.suite_scores import Draws, Task, cut, metrics_of, score_answer, score_choices, score_item, tabulate, task_hash
-from stages.job.job import StageError
-from stages.sampling.sampler import Generation, seed_of
-from stages.verifiers import sandbox
+from pedigree.configs.base.frozen import PortInput
+from pedigree.configs.judging.answers import Evaluate, evaluate_problem
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Sampling
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.suite_forms import Form, load_form
+from pedigree.data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
+from pedigree.data.records import records
+from pedigree.data.records.records import FORM_FILE
+from pedigree.stages.evaluate import run as evaluate
+from pedigree.stages.evaluate import suite_scores
+from pedigree.stages.evaluate.pass_at_k import pass_at_k
+from pedigree.stages.evaluate.run import Suite, is_cut_off, refuse_unknown, sampling_of, seed_parts
+from pedigree.stages.evaluate.suite_scores import Draws, Task, cut, metrics_of, score_answer, score_choices, score_item, tabulate, task_hash
+from pedigree.stages.job.job import StageError
+from pedigree.stages.sampling.sampler import Generation, seed_of
+from pedigree.stages.verifiers import sandbox
 
 ONE_THREAD = Numerics(threads=1)
 locked = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
@@ -170,7 +170,7 @@ def test_policies_of_which_no_item_is_known_of_both_are_not_compared():
 
 def test_the_reason_of_an_answer_is_that_of_the_metric_whose_score_is_unknown(monkeypatch):
     (item,) = made("mmlu")
-    monkeypatch.setattr("stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr("pedigree.stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
     slow = {"name": "extracted", "answer": "B", "patterns": [r"((?:a|aa)+)$"]}
     found = score_answer(item | {"others": {"exact_match": slow}}, metrics_of(load_form("mmlu")), "a" * 60 + "! (A)")
     assert found["scores"] == {"exact_match_flex": 1.0, "exact_match": None} and found["answer"] == "A"
@@ -255,7 +255,7 @@ def test_what_ends_a_verification_ends_all_that_wait(monkeypatch):
 def test_a_verifier_that_cannot_say_leaves_null(monkeypatch):
     (item,) = made("mmlu")
     slow = {"name": "extracted", "answer": "B", "patterns": [r"((?:a|aa)+)$"]}
-    monkeypatch.setattr("stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr("pedigree.stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
     found = score_answer(item | {"verifier": slow}, metrics_of(load_form("mmlu")), "a" * 60 + "!")
     assert found["scores"] == {"exact_match_flex": None, "exact_match": 0.0} and found["reason"].startswith("unknown: the pattern")
 
@@ -378,7 +378,7 @@ def test_choices_are_compared_by_the_likelihood_that_transformers_finds_too(eval
     import torch
     from transformers import AutoModelForCausalLM
 
-    from data.chat.chat import Chat
+    from pedigree.data.chat.chat import Chat
 
     _, rows, table, suites = evaluated
     chat, model = Chat(policy.payload), AutoModelForCausalLM.from_pretrained(policy.payload, dtype=torch.float32)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from data_lab import publish, rows_of, run_stage
 
-from configs.rows.datasets import PrepareData
-from configs.rows.suite_forms import Form, form_names, load_form
-from data.artifacts.artifacts import write_rows
-from data.records.records import form_of
-from data.sources import forms
-from data.sources.golds import spans, tidied, unlabelled
-from data.sources.procedural import SourceError
-from stages.verifiers import check, sandbox, verify
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.suite_forms import Form, form_names, load_form
+from pedigree.data.artifacts.artifacts import write_rows
+from pedigree.data.records.records import form_of
+from pedigree.data.sources import forms
+from pedigree.data.sources.golds import spans, tidied, unlabelled
+from pedigree.data.sources.procedural import SourceError
+from pedigree.stages.verifiers import check, sandbox, verify
 
 LETTER_ROW = {"question": "Which is a colour?", "choices": ["red", "four", "loud", "soon"], "answer": 0}
 ROWS = {
@@ -388,8 +388,8 @@ def test_humaneval_comes_in_a_package(tmp_path):
 
 @pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
 def test_a_canonical_solution_of_humaneval_passes_and_an_empty_one_does_not(tmp_path):
-    from data.artifacts import assets
-    from data.sources import row_files
+    from pedigree.data.artifacts import assets
+    from pedigree.data.sources import row_files
 
     rows = {row["task_id"]: row for _, row in row_files.read(assets.path("humaneval"))}
     for name in ("HumanEval/0", "HumanEval/32", "HumanEval/38"):  # the latter two test with helpers of the prompt

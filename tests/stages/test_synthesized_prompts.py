@@ -10,12 +10,12 @@ from chat_lab import Gate, chat_server, say, send
 from models import a_job, config_of, dataset, run
 from waiting import deadline
 
-from configs.language.execution import Numerics
-from data.artifacts.artifacts import read_rows
-from data.records import records
-from pipelines.lineage.trace import subject
-from stages.job.job import StageError
-from stages.synthesize import run as synthesize
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import read_rows
+from pedigree.data.records import records
+from pedigree.pipelines.lineage.trace import subject
+from pedigree.stages.job.job import StageError
+from pedigree.stages.synthesize import run as synthesize
 
 ONE_THREAD = Numerics(threads=1)
 PLACED = {"endpoint_timeout_s": 20.0, "endpoint_retries": 0, "endpoint_concurrency": 4}

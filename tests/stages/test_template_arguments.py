@@ -8,17 +8,17 @@ from data_lab import publish, rows_of, run_stage, seal
 from models import a_job, config_of
 from test_source_model import corpus, llama  # noqa: F401, fixtures
 
-from data.chat.chat import Chat
-from data.chat.documents import Conversations, Pairs, SingleAnswers
-from data.contamination.decontamination import Index
-from data.sources.attributes import grouped
-from data.sources.layouts import example_of
-from stages.job.job import StageError
-from stages.rlvr.run import usable_prompts
-from stages.sample.run import Draw, ask, completion
-from stages.sampling.chunks import Ask
-from stages.sampling.sampler import Generation
-from stages.training import training_rows
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Conversations, Pairs, SingleAnswers
+from pedigree.data.contamination.decontamination import Index
+from pedigree.data.sources.attributes import grouped
+from pedigree.data.sources.layouts import example_of
+from pedigree.stages.job.job import StageError
+from pedigree.stages.rlvr.run import usable_prompts
+from pedigree.stages.sample.run import Draw, ask, completion
+from pedigree.stages.sampling.chunks import Ask
+from pedigree.stages.sampling.sampler import Generation
+from pedigree.stages.training import training_rows
 
 UNTHINKING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]

@@ -9,12 +9,12 @@ from data_lab import rows_of, run_stage, seal
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from configs.rows.datasets import TEMPLATES
-from data.artifacts.artifacts import Artifact, read_rows, write_rows
-from data.chat import encoding
-from data.chat.chat import Chat
-from data.filters.token_counts import TokenCounter
-from data.sources import row_files
+from pedigree.configs.rows.datasets import TEMPLATES
+from pedigree.data.artifacts.artifacts import Artifact, read_rows, write_rows
+from pedigree.data.chat import encoding
+from pedigree.data.chat.chat import Chat
+from pedigree.data.filters.token_counts import TokenCounter
+from pedigree.data.sources import row_files
 
 LONG = "A word that comes again, über alles, 你好 and 12345. " * 4
 

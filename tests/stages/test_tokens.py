@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from waiting import deadline, until
 
-from data.chat import encoding, tokenizing
-from data.chat.chat import Chat, ChatError
-from data.chat.documents import Conversations, pack
-from data.chat.token_files import Damaged, TokenFile, written
-from data.host.faults import FAULTS
-from stages.job import job as jobs
-from stages.job.job import Job
-from stages.training import token_cache
-from stages.training.token_cache import Units, units_of
+from pedigree.data.chat import encoding, tokenizing
+from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.documents import Conversations, pack
+from pedigree.data.chat.token_files import Damaged, TokenFile, written
+from pedigree.data.host.faults import FAULTS
+from pedigree.stages.job import job as jobs
+from pedigree.stages.job.job import Job
+from pedigree.stages.training import token_cache
+from pedigree.stages.training.token_cache import Units, units_of
 
 KEY = "ab" * 32
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from configs.language.execution import Numerics
-from configs.methods.training import Optimizer
-from data.chat.chat import Chat
-from stages.core.batches import collate, document
-from stages.training.models import load_policy
-from stages.training.trainer import Trainer
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Optimizer
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 STEP = 1e-4

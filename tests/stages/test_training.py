@@ -12,10 +12,10 @@ from effects_lab import trainer_of
 from sweeps import nightly_unless
 from waiting import deadline, until
 
-from configs.language.execution import Numerics
-from data.artifacts.assets import extensions_folder
-from stages.job.job import checkpoint_names
-from stages.training.checkpoints import Checkpoints
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.assets import extensions_folder
+from pedigree.stages.job.job import checkpoint_names
+from pedigree.stages.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
 SFT = {"global_batch": 8, "epochs": 1, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}

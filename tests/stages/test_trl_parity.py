@@ -8,15 +8,15 @@ import pytest
 import torch
 from datasets import Dataset
 
-from configs.language.execution import Numerics
-from configs.methods import preference as configs
-from data.chat.chat import Chat
-from data.chat.documents import Pairs
-from stages.core import losses
-from stages.core.batches import collate, document
-from stages.core.preference import Answers, kto, mismatched, pair_loss
-from stages.reward_model.run import init_head, targets
-from stages.training.logprobs import PolicyModule, RewardModule
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods import preference as configs
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Pairs
+from pedigree.stages.core import losses
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.core.preference import Answers, kto, mismatched, pair_loss
+from pedigree.stages.reward_model.run import init_head, targets
+from pedigree.stages.training.logprobs import PolicyModule, RewardModule
 
 pytestmark = pytest.mark.slow
 COMMON = {"max_length": 128, "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}

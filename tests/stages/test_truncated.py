@@ -5,14 +5,14 @@ import policy_lab
 import pytest
 from data_lab import publish, rows_of, run_stage
 
-from data.chat.chat import Chat
-from data.chat.documents import Conversations, Pairs
-from stages.core.batches import document
-from stages.preference_train.run import comparisons, documents_of
-from stages.reference_logprobs import run as reference_logprobs
-from stages.training.policy_update import MiniBatchPlan, TrainingSample
-from stages.training.reference import content_key
-from stages.training.training_rows import pairs
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.documents import Conversations, Pairs
+from pedigree.stages.core.batches import document
+from pedigree.stages.preference_train.run import comparisons, documents_of
+from pedigree.stages.reference_logprobs import run as reference_logprobs
+from pedigree.stages.training.policy_update import MiniBatchPlan, TrainingSample
+from pedigree.stages.training.reference import content_key
+from pedigree.stages.training.training_rows import pairs
 
 pytestmark = pytest.mark.slow
 ASKED = [{"role": "user", "content": "What is 20 + 22?"}]

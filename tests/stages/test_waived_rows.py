@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 from data_lab import publish, rows_of, run_stage
 
-from data.artifacts.artifacts import read_rows
-from data.records import columns
-from pipelines.lineage import trace
-from stages.job.job import StageError
+from pedigree.data.artifacts.artifacts import read_rows
+from pedigree.data.records import columns
+from pedigree.pipelines.lineage import trace
+from pedigree.stages.job.job import StageError
 
 QUESTIONS = {f"q{number}": f"What is {number} + {number + 30}?" for number in range(11, 23)}
 
@@ -118,7 +118,7 @@ def test_what_follows_from_each_overlap_is_told_and_the_same_for_any_processes(t
         with monkeypatch.context() as patched:
             patched.setattr(columns, "ROWS_PER_GROUP", batch)
             data = publish(tmp_path / f"data{threads}", "conversation", rows)
-        monkeypatch.setattr("data.records.searching.MANY", 1)
+        monkeypatch.setattr("pedigree.data.records.searching.MANY", 1)
         done = run_stage(tmp_path / f"made{threads}", "decontaminate", ALL, data=data, benchmarks={"b": bench}, threads=threads)
         made.add((done.record.content, (done.evidence / "manifest.jsonl").read_bytes()))
     assert len(made) == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from models import publish
 
-from configs.rows.datasets import TEMPLATES, RandomLlama
-from data.artifacts.artifacts import Artifact
-from stages.source_model.run import adopt, random_llama, train_tokenizer
+from pedigree.configs.rows.datasets import TEMPLATES, RandomLlama
+from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.stages.source_model.run import adopt, random_llama, train_tokenizer
 
 TEXTS = ["What is 12 + 34?", "46", "What is 7 - 3?", "The answer is 4."] * 5
 
@@ -44,7 +44,7 @@ def make_reward_model(folder: Path, *, seed: int, mean: float, std: float) -> Pa
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from data.chat.chat import Chat
+    from pedigree.data.chat.chat import Chat
 
     make(folder, seed=seed)
     torch.manual_seed(seed)
@@ -71,7 +71,7 @@ def _speaking(folder: Path, opening: Sequence[str], choices: Sequence[str], clos
     import torch
     from transformers import AutoModelForCausalLM
 
-    from data.chat.chat import Chat
+    from pedigree.data.chat.chat import Chat
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     chat = Chat(folder)

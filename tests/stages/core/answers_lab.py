@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from data.records.answer_pool import AnswerFacts
+from pedigree.data.records.answer_pool import AnswerFacts
 
 
 def said(label: str, value: float | None, prompt: str = "q", **more: Any) -> AnswerFacts:

@@ -4,8 +4,8 @@ import random
 import pytest
 import torch
 
-from stages.core import advantages
-from stages.core.advantages import Visits
+from pedigree.stages.core import advantages
+from pedigree.stages.core.advantages import Visits
 
 NAN = math.nan
 

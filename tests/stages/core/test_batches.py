@@ -3,8 +3,8 @@ import random
 import pytest
 import torch
 
-from configs.language.execution import Numerics
-from stages.core.batches import (
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.core.batches import (
     Document,
     best_fit,
     collate,
@@ -16,7 +16,7 @@ from stages.core.batches import (
     step_rows,
     unit_tokens,
 )
-from stages.core.spans import Span
+from pedigree.stages.core.spans import Span
 
 
 def docs(*lengths):

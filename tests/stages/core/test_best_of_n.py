@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from stages.overoptimization.best_of_n import best_of_n, kl_best_of_n
+from pedigree.stages.overoptimization.best_of_n import best_of_n, kl_best_of_n
 
 
 def by_all_subsets(proxies, golds, n):

@@ -6,8 +6,8 @@ import random
 import pytest
 from scipy import stats
 
-from stages.reward_model import calibration
-from stages.reward_model.calibration import (
+from pedigree.stages.reward_model import calibration
+from pedigree.stages.reward_model.calibration import (
     accuracy_by_margin,
     brier,
     expected_calibration_error,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from configs.judging import constraining
-from configs.judging.constraining import Constrain, load_constraints
-from stages.core.constraining import constrained
-from stages.verifiers import check, verify
-from stages.verifiers.ifeval import CHECKS
+from pedigree.configs.judging import constraining
+from pedigree.configs.judging.constraining import Constrain, load_constraints
+from pedigree.stages.core.constraining import constrained
+from pedigree.stages.verifiers import check, verify
+from pedigree.stages.verifiers.ifeval import CHECKS
 
 RULES = load_constraints()
 ENGLISH = "the road is long and it leads slowly from the old town over the hills and through the fields to where they all live"

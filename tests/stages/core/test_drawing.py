@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from stages.core.drawing import draw_policies, uniform
+from pedigree.stages.core.drawing import draw_policies, uniform
 
 POOL = [f"m{number}" for number in range(8)]
 PROMPTS = [f"p{number}" for number in range(3000)]

@@ -1,8 +1,8 @@
 import pytest
 from pydantic import TypeAdapter
 
-from configs.judging.answers import Ensemble
-from stages.core.ensembles import agreement, combine, disagreement
+from pedigree.configs.judging.answers import Ensemble
+from pedigree.stages.core.ensembles import agreement, combine, disagreement
 
 
 @pytest.mark.parametrize(

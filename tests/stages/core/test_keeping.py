@@ -8,10 +8,10 @@ import pytest
 from answers_lab import said
 from pydantic import ValidationError
 
-from configs.judging.keeping import Above, BestAnswers, SelectPrompts, TopShare
-from data.records.answer_pool import AnswerFacts
-from stages.core.keeping import Scored, left_out, pass_rate, worth_imitating
-from stages.core.pass_rates import histogram
+from pedigree.configs.judging.keeping import Above, BestAnswers, SelectPrompts, TopShare
+from pedigree.data.records.answer_pool import AnswerFacts
+from pedigree.stages.core.keeping import Scored, left_out, pass_rate, worth_imitating
+from pedigree.stages.core.pass_rates import histogram
 
 
 def config(keep: Any, **more: Any) -> BestAnswers:

@@ -7,14 +7,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from configs.language.execution import Numerics
-from stages.core import spans as row_spans
-from stages.core.batches import collate, document
-from stages.core.spans import Span, spans_of
-from stages.training.attention import AttentionError, register, varlen_attention
-from stages.training.cpu_attention import planned
-from stages.training.kernels import fusable_rows_backward
-from stages.training.logprobs import PolicyModule, RowKernels, ScoreHead, _TokenLogps, rows_backward, rows_forward
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.core import spans as row_spans
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.core.spans import Span, spans_of
+from pedigree.stages.training.attention import AttentionError, register, varlen_attention
+from pedigree.stages.training.cpu_attention import planned
+from pedigree.stages.training.kernels import fusable_rows_backward
+from pedigree.stages.training.logprobs import PolicyModule, RowKernels, ScoreHead, _TokenLogps, rows_backward, rows_forward
 
 DOCS = [document([5, 6, 7], [8, 9, 2]), document([11], [12, 2]), document([20, 21, 22, 23], [24, 2])]
 UNITS = [(doc,) for doc in DOCS]

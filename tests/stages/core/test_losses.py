@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from stages.core import losses
+from pedigree.stages.core import losses
 
 
 def test_sft_is_minus_the_sum():

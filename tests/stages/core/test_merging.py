@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stages.merge.weights import Weights, WeightsError, difference, header, merge_folders, slerp, weighted_mean
+from pedigree.stages.merge.weights import Weights, WeightsError, difference, header, merge_folders, slerp, weighted_mean
 
 X, Y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
 

@@ -10,10 +10,10 @@ import pytest
 from answers_lab import said
 from pydantic import ValidationError
 
-from configs.judging.pairing import Pair
-from data.records.answer_pool import AnswerFacts
-from stages.pair.pairing import Preferred, disagreement, preferences
-from stages.pair.run import chosen
+from pedigree.configs.judging.pairing import Pair
+from pedigree.data.records.answer_pool import AnswerFacts
+from pedigree.stages.pair.pairing import Preferred, disagreement, preferences
+from pedigree.stages.pair.run import chosen
 
 EVERY = [
     {"strategy": "best_vs_worst"},

@@ -2,7 +2,7 @@ from itertools import combinations
 
 import pytest
 
-from stages.evaluate.pass_at_k import pass_at_k
+from pedigree.stages.evaluate.pass_at_k import pass_at_k
 
 
 @pytest.mark.parametrize(

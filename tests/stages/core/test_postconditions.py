@@ -10,23 +10,23 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from configs.language.execution import Numerics, Placement
-from data.artifacts.artifacts import ArtifactError, write_json
-from data.artifacts.assets import AssetError
-from data.chat.chat import ChatError
-from data.contamination.coverage import NoText
-from data.expectations.validation import ValidationError
-from data.records import records
-from data.sources.procedural import SourceError
-from data.store.storage import StoreError
-from stages.__main__ import cause_of
-from stages.job.job import Job, NotFinite, StageError
-from stages.job.postconditions import other_template, templates_of, unmet
-from stages.merge.weights import WeightsError
-from stages.sampling.sampler import EngineLost
-from stages.training.attention import AttentionError
-from stages.training.probe import IsolationError
-from stages.verifiers import VerifierError
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.data.artifacts.artifacts import ArtifactError, write_json
+from pedigree.data.artifacts.assets import AssetError
+from pedigree.data.chat.chat import ChatError
+from pedigree.data.contamination.coverage import NoText
+from pedigree.data.expectations.validation import ValidationError
+from pedigree.data.records import records
+from pedigree.data.sources.procedural import SourceError
+from pedigree.data.store.storage import StoreError
+from pedigree.stages.__main__ import cause_of
+from pedigree.stages.job.job import Job, NotFinite, StageError
+from pedigree.stages.job.postconditions import other_template, templates_of, unmet
+from pedigree.stages.merge.weights import WeightsError
+from pedigree.stages.sampling.sampler import EngineLost
+from pedigree.stages.training.attention import AttentionError
+from pedigree.stages.training.probe import IsolationError
+from pedigree.stages.verifiers import VerifierError
 
 SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 ROWS = [{"id": "1", "source": "s", "messages": SAID}, {"id": "2", "source": "s", "messages": SAID}]
@@ -136,7 +136,7 @@ def test_every_failure_has_its_cause(tmp_path: Path) -> None:
 
 def test_bits_of_numpy_and_torch_agree() -> None:
     """The exponent masks, by hand: 8 bits from bit 23 (fp32), 8 from bit 7 (bf16), 5 from bit 10 (fp16)."""
-    from stages.job.postconditions import EXPONENTS
+    from pedigree.stages.job.postconditions import EXPONENTS
 
     assert {name: mask for name, (_, mask) in EXPONENTS.items()} == {"F32": 0xFF << 23, "BF16": 0xFF << 7, "F16": 0x1F << 10}
     assert all(np.dtype(kind).itemsize == (4 if name == "F32" else 2) for name, (kind, _) in EXPONENTS.items())

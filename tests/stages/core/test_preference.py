@@ -10,9 +10,9 @@ from typing import get_args
 import pytest
 import torch
 
-from configs.methods import preference as configs
-from stages.core.batches import Document
-from stages.core.preference import PAIR_LOSSES, Answers, divergence_score, kto, log1mexp, means, mismatched, pair_loss
+from pedigree.configs.methods import preference as configs
+from pedigree.stages.core.batches import Document
+from pedigree.stages.core.preference import PAIR_LOSSES, Answers, divergence_score, kto, log1mexp, means, mismatched, pair_loss
 
 
 def side(logp, reference, length):

@@ -10,12 +10,12 @@ from test_logprobs import PACKED, PADDED, SDPA, llama, policy_of
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
 from benchmarks.architectures import ALL
-from configs.language.execution import Numerics
-from configs.methods.training import Lora
-from stages.core.spans import Span, spans_of
-from stages.training.adapters import add_adapters
-from stages.training.logprobs import PolicyModule, RewardModule, ValueModule
-from stages.training.probe import IsolationError, ProbeError, _made_up, _probed_length, probe
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Lora
+from pedigree.stages.core.spans import Span, spans_of
+from pedigree.stages.training.adapters import add_adapters
+from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule
+from pedigree.stages.training.probe import IsolationError, ProbeError, _made_up, _probed_length, probe
 
 __all__ = ["llama"]  # a fixture
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ def test_log_probs_that_are_not_the_models_own_are_refused(name, numerics):
 
 
 def test_a_window_that_is_not_kept_is_refused(monkeypatch):
-    monkeypatch.setattr("stages.training.attention._window", lambda *_: None)
+    monkeypatch.setattr("pedigree.stages.training.attention._window", lambda *_: None)
     with pytest.raises(ProbeError, match="MistralForCausalLM, packed with attention varlen, differs by"):
         probe(PolicyModule(BY_NAME["mistral"].model("varlen"), 1024), PACKED, CPU)
 

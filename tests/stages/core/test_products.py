@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, linear, scaled_dot_product_attention
 
-from stages.training.products import through_fp32
+from pedigree.stages.training.products import through_fp32
 
 ULP = 2.0**-8
 """bf16 rounds by at most this, relative to the value."""

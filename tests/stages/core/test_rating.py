@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from configs.base.wordings import wordings
-from configs.judging.rubrics import FRAME, load_rubric, rubric_names
-from data.records.records import Message
-from stages.core.forging import control_token
-from stages.core.rating import mean_rating, parse_rating, question, unused_mark
+from pedigree.configs.base.wordings import wordings
+from pedigree.configs.judging.rubrics import FRAME, load_rubric, rubric_names
+from pedigree.data.records.records import Message
+from pedigree.stages.core.forging import control_token
+from pedigree.stages.core.rating import mean_rating, parse_rating, question, unused_mark
 
 ASKED: list[Message] = [{"role": "user", "content": "What is the capital of France? ${mark} $$ {0}"}]
 

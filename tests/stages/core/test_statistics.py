@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from stages.core.statistics import bootstrap_average, bootstrap_mean, paired_difference, wilson
+from pedigree.stages.core.statistics import bootstrap_average, bootstrap_mean, paired_difference, wilson
 
 
 def test_the_interval_agrees_with_the_normal_one_for_many_items():

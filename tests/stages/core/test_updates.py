@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stages.job import updates
-from stages.job.postconditions import not_trained
-from stages.job.updates import Update, measure
+from pedigree.stages.job import updates
+from pedigree.stages.job.postconditions import not_trained
+from pedigree.stages.job.updates import Update, measure
 
 
 def folder(path: Path, *files: dict[str, torch.Tensor]) -> Path:

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from stages.judge.win_rates import contests, win_rate_table, win_rates
+from pedigree.stages.judge.win_rates import contests, win_rate_table, win_rates
 
 
 def test_three_to_one_by_hand():

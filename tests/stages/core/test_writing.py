@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from configs.judging.synthesis import Persona, SelfInstruct
-from configs.judging.writing import MANNERS, load_writing, tasks_of
-from stages.synthesize.novelty import Novelty, rouge_l, words_of
-from stages.synthesize.writing import read_prompts, writing_question
+from pedigree.configs.judging.synthesis import Persona, SelfInstruct
+from pedigree.configs.judging.writing import MANNERS, load_writing, tasks_of
+from pedigree.stages.synthesize.novelty import Novelty, rouge_l, words_of
+from pedigree.stages.synthesize.writing import read_prompts, writing_question
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stages.verifiers import _VERIFIERS, VerifierError, check
+from pedigree.stages.verifiers import _VERIFIERS, VerifierError, check
 
 SOUND: dict[str, dict[str, Any]] = {
     "arithmetic": {"answer": "4"},

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from stages.verifiers import VerifierError, check, verify
-from stages.verifiers.choices import decide, true_mass
+from pedigree.stages.verifiers import VerifierError, check, verify
+from pedigree.stages.verifiers.choices import decide, true_mass
 
 CHOICES = ["no", "certainly"]
 LOGPROBS = [[-1.5], [-1.0, -1.0]]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stages.verifiers import VerifierError, check, verify
-from stages.verifiers.constraints import FUNCTIONS
+from pedigree.stages.verifiers import VerifierError, check, verify
+from pedigree.stages.verifiers.constraints import FUNCTIONS
 
 CASES = [
     ("validate_choice", {"options": ["yes", "no"]}, "I say yes", "maybe"),

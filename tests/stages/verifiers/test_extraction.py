@@ -1,7 +1,7 @@
 import pytest
 
-from stages.verifiers import VerifierError, check, verify
-from stages.verifiers.extraction import plain
+from pedigree.stages.verifiers import VerifierError, check, verify
+from pedigree.stages.verifiers.extraction import plain
 
 EXACT = [r"Therefore, the answer is \(([A-D])\)"]
 FLEX = [*EXACT, r"(?i)answer is:?\s*\(?([A-D])\b", r"\(([A-D])\)", r"\b([A-D])\b"]
@@ -59,7 +59,7 @@ def test_numbers_are_compared_by_value(found, right):
 
 
 def test_a_pattern_that_takes_for_ever_is_unknown_and_not_wrong(monkeypatch):
-    monkeypatch.setattr("stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr("pedigree.stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
     with pytest.raises(VerifierError, match="took more than"):
         verify({"name": "extracted", "answer": "B", "patterns": [r"((?:a|aa)+)$"]}, "a" * 60 + "!")
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from stages.verifiers import Verdict, VerifierError, verify
-from stages.verifiers.ifeval import CHECKS, placeholders
-from stages.verifiers.maths import in_braces, in_minervas_place
+from pedigree.stages.verifiers import Verdict, VerifierError, verify
+from pedigree.stages.verifiers.ifeval import CHECKS, placeholders
+from pedigree.stages.verifiers.maths import in_braces, in_minervas_place
 
 LENGTH = 100_000
 SECONDS = 1.5

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from data.artifacts import assets
-from data.sources.verifiable import instructions_of
-from stages.verifiers import VerifierError, check, verify
-from stages.verifiers.ifeval import CHECKS, following, loosened
+from pedigree.data.artifacts import assets
+from pedigree.data.sources.verifiable import instructions_of
+from pedigree.stages.verifiers import VerifierError, check, verify
+from pedigree.stages.verifiers.ifeval import CHECKS, following, loosened
 
 ENGLISH = "rivers are long and carry much water from the mountains down to the sea"
 FRENCH = "Les rivières sont longues et portent beaucoup d'eau des montagnes vers la mer."
@@ -109,7 +109,7 @@ def test_a_language_is_told_alike_every_time():
 
 
 def test_a_pattern_that_takes_for_ever_is_no_verdict(monkeypatch):
-    monkeypatch.setattr("stages.verifiers.ifeval.SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr("pedigree.stages.verifiers.ifeval.SEARCH_SECONDS", 0.05)
     verifier = {"name": "ifeval", "instructions": [{"id": "keywords:existence", "keywords": ["(a|aa)+$"]}]}
     with pytest.raises(VerifierError, match=r"more than 0\.05 s"):
         verify(verifier, "a" * 60 + "!")

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stages.verifiers import VerifierError, check, maths, verify, worker
-from stages.verifiers.maths import candidates, equal, normalised
+from pedigree.stages.verifiers import VerifierError, check, maths, verify, worker
+from pedigree.stages.verifiers.maths import candidates, equal, normalised
 
 
 @pytest.fixture(autouse=True, scope="module")

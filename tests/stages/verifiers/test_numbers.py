@@ -1,6 +1,6 @@
 import pytest
 
-from stages.verifiers import VerifierError, check, verify
+from pedigree.stages.verifiers import VerifierError, check, verify
 
 MUST_EQUAL = [
     ("42", "42"),

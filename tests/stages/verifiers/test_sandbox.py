@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from configs.base import problems
-from data.host import pipes
-from stages.verifiers import VerifierError, sandbox, verify
-from stages.verifiers.programs import code_of
+from pedigree.configs.base import problems
+from pedigree.data.host import pipes
+from pedigree.stages.verifiers import VerifierError, sandbox, verify
+from pedigree.stages.verifiers.programs import code_of
 
 locked = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
 HEAD = 'def twice(x):\n    """Two times x."""\n'
@@ -30,7 +30,7 @@ def score(program: str, *, before: str = HEAD, tests: str = TESTS, entry: str = 
 
 RUN = """
 import json, sys
-from stages.verifiers import sandbox
+from pedigree.stages.verifiers import sandbox
 sandbox.STARTUP_SECONDS, sandbox.SLACK, *order = json.load(sys.stdin)
 json.dump(sandbox.run(*order), sys.stdout)
 """

@@ -1,7 +1,7 @@
 import pytest
 
-from stages.verifiers import VerifierError, check, verify
-from stages.verifiers.short_answers import normalised, span_f1
+from pedigree.stages.verifiers import VerifierError, check, verify
+from pedigree.stages.verifiers.short_answers import normalised, span_f1
 
 
 @pytest.mark.parametrize(
