@@ -27,8 +27,9 @@ def test_all_of_our_code_arrives_as_it_was() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["torch.py", "sitecustomize.py", "pedigree/stages/../torch.py", "/etc/passwd", "pedigree/requirements/cpu.py", "pedigree/requirements/a/b.txt",
-     "pedigree/stages/__pycache__/sft.cpython-311.pyc", "pedigree/stages", "pedigree/other.py", "stages/sft/run.py", "pedigree/pipelines/run/ensure.py"],
+    ["torch.py", "sitecustomize.py", "pedigree/stages/../torch.py", "/etc/passwd", "pedigree/requirements/cpu.py",
+     "pedigree/requirements/a/b.txt", "pedigree/stages/__pycache__/sft.cpython-311.pyc", "pedigree/stages", "pedigree/other.py",
+     "stages/sft/run.py", "pedigree/pipelines/run/ensure.py"],
 )  # fmt: skip
 def test_a_file_that_is_none_of_our_code_is_refused_though_the_hash_is_right(name: str) -> None:
     with pytest.raises(ArtifactError, match="the store is not a valid code archive"):
