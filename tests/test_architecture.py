@@ -232,7 +232,7 @@ def test_help_and_loading_a_recipe_stay_light():
         "from pathlib import Path; from pedigree.pipelines.cli.main import app; from pedigree.configs.language.recipe import load_recipe\n"
         "load_recipe(Path('configs/recipes'), 'demo')"
     )
-    assert "pipelines" in loaded
+    assert "pedigree" in loaded
     assert not loaded & (HEAVY | {"prefect", "dvc"})
 
 
