@@ -139,6 +139,6 @@ def test_a_release_has_the_notes_of_its_version():
 
 def test_a_change_is_one_line_of_a_section():
     text = (ROOT / "CHANGELOG.md").read_text()
-    sections = re.findall(r"^### (.*)\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    sections = re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
     assert {title for title, _ in sections} <= {"Added", "Changed", "Fixed", "Removed"} and sections
     assert not [line for _, body in sections for line in body.splitlines() if line and not line.startswith("- ")]
