@@ -154,9 +154,18 @@ def kind_page(declaration: Kind) -> str:
         facts += ["used only to measure rows"] if port.measures else []
         gate = "; rows must have passed decontamination" if name in declaration.trains_on else ""
         lines.append(f"- input `{name}`: {', '.join(facts)}{gate}")
-    lines += [f"- output: {_gives(declaration)}", f"- version {declaration.version}", "", *_fields(declaration.config)]
+    lines += [f"- output: {_gives(declaration)}", f"- version {declaration.version}", ""]
+    lines += [*_examples(declaration.name), *_fields(declaration.config)]
     lines += [_config(part) for part, page in _homes().items() if page == f"{declaration.name}.md" and part is not declaration.config]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _examples(kind: str) -> list[str]:
+    """Links to the pages with a recipe that has such a stage."""
+    texts = {page.name: page.read_text() for page in sorted(DOCS.glob("*.md"))}
+    names = [name for name, text in texts.items() if re.search(rf"^ +(\w+: {{)?kind: {kind}\b", text, re.MULTILINE)]
+    links = [f"[{texts[name].splitlines()[0].removeprefix('# ')}](../{name})" for name in names]
+    return [f"Examples: {', '.join(links)}.", ""] if links else []
 
 
 def shared_page() -> str:
