@@ -109,7 +109,7 @@ def test_warnings_are_kept_and_change_no_row(tmp_path):
 
 
 def test_the_example_of_the_documentation_says_what_it_says_there(tmp_path, root):
-    block = re.search(r"```yaml\n(stages:\n  chat:.*?)```", (root / "docs" / "recipes.md").read_text(), re.DOTALL)
+    block = re.search(r"```yaml\n(stages:\n  chat:.*?)```", (root / "docs" / "expectations.md").read_text(), re.DOTALL)
     assert block is not None
     written(tmp_path)
     config = {name: value for name, value in parse_value(block[1])["stages"]["chat"].items() if name != "kind"}
