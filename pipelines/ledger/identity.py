@@ -24,7 +24,6 @@ class InputReplaced(Exception):
     """An artifact was made under another key than this run's recipe requires: another version of the recipe made it."""
 
     def __init__(self, address: str, key: str, wanted: str) -> None:
-        self.address = address
         super().__init__(
             f"{address} was made under key {key[:12]}, but this run's recipe requires {wanted[:12]}: another version of the recipe, or "
             "another run of it, has replaced it"

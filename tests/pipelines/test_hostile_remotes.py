@@ -643,13 +643,18 @@ def test_a_patch_cannot_leave_the_work_tree(repositories, tmp_path):
     hunk = "@@ -0,0 +1 @@\n+owned\n"
     for path in ("../canary/owned", "a/../../canary/owned", ".git/hooks/post-checkout", f"{tmp_path}/canary/owned"):
         patch = f"diff --git a/{path} b/{path}\nnew file mode 100755\n--- /dev/null\n+++ b/{path}\n{hunk}"
-        with pytest.raises(UsageProblem):
-            check_out(RecordedCode(commit, "0" * 64, patch), tmp_path / "tree", lambda *_: False, ours)
+        with pytest.raises(UsageProblem, match="git apply"):
+            check_out(RecordedCode(commit, hashlib.sha256(patch.encode()).hexdigest(), patch), tmp_path / "tree", lambda *_: False, ours)
     link = "diff --git a/out b/out\nnew file mode 120000\n--- /dev/null\n+++ b/out\n@@ -0,0 +1 @@\n+../canary\n"
     link += "\\ No newline at end of file\n"
     through = f"diff --git a/out/owned b/out/owned\nnew file mode 100644\n--- /dev/null\n+++ b/out/owned\n{hunk}"
-    with pytest.raises(UsageProblem):
-        check_out(RecordedCode(commit, "0" * 64, link + through), tmp_path / "tree", lambda *_: False, ours)
+    with pytest.raises(UsageProblem, match="git apply"):
+        check_out(
+            RecordedCode(commit, hashlib.sha256((link + through).encode()).hexdigest(), link + through),
+            tmp_path / "tree",
+            lambda *_: False,
+            ours,
+        )
     assert not list((tmp_path / "canary").iterdir())
 
 

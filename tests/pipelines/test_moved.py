@@ -190,7 +190,7 @@ def test_a_copy_leaves_the_original_alone(lab: Lab, with_leases: bool) -> None:
             "clean" not in lease.name and lease.name != scratch.name
         )
     for name in ("lab", "clean"):
-        with pytest.raises(UsageProblem):
+        with pytest.raises(UsageProblem, match="no running job matches"):
             cancel(lab.project, name)
     (copy / "go").touch()
     assert outcomes(lab)["clean"] == "ran" and is_sound(lab)

@@ -20,6 +20,6 @@ def test_the_distance_is_relative_and_over_all_tensors_of_all_files(tmp_path):
     assert relative_l2(before, after) == pytest.approx(0.2)
     assert weights_distance(before, after) == pytest.approx(0.2)
     save_file({"b": torch.tensor([4.0])}, after / "model.safetensors")
-    with pytest.raises(PedigreeError):
+    with pytest.raises(PedigreeError, match="two different models"):
         relative_l2(before, after)
     assert weights_distance(before, after) is None

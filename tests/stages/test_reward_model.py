@@ -91,7 +91,7 @@ def test_nothing_is_trained_before_isolation_is_proved(tmp_path, policy, monkeyp
         raise PedigreeError("they see each other")
 
     monkeypatch.setattr(reward_model, "probe", leaks)
-    with pytest.raises(PedigreeError):
+    with pytest.raises(PedigreeError, match="they see each other"):
         trained(tmp_path, policy, [ranked(number) for number in range(4)], holdout=0.0)
     assert not (tmp_path / "curve.jsonl").exists()
 

@@ -243,7 +243,7 @@ def test_what_ends_a_verification_ends_all_that_wait(monkeypatch):
     items = [item | {"id": str(number)} for number in range(50)]
     answers = [drawn("a"), *(drawn("b") for _ in range(50 * 20 - 1))]
     given = suite("humaneval", *items)
-    with pytest.raises(PedigreeError), evaluate.Scoring(2) as scoring:
+    with pytest.raises(PedigreeError, match="none"), evaluate.Scoring(2) as scoring:
         scoring.begin("p", given, answers, chat)
         list(scoring.rows("p", given, lambda: None))
     ended.set()
