@@ -200,7 +200,7 @@ def imported_by(name: str, seen: set[str]) -> set[str]:
                 modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
-            for file in (f"{module.replace('.', '/')}.py" for module in modules if module):
+            for file in (f"{module.removeprefix('pedigree.').replace('.', '/')}.py" for module in modules if module):
                 if file.startswith("data/") and (ROOT / file).is_file():
                     imported_by(file, seen)
     return seen
