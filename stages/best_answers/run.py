@@ -2,6 +2,7 @@
 
     payload/rows-*.parquet  conversations of a prompt and one answer, in the order of prompt ids; the id is the answer's
     evidence/counts.json    answers read and kept, and why prompts yielded none
+    evidence/parents.jsonl  the prompt of each conversation
     evidence/validation.json
 
 Truncated answers that are kept stay marked (`finish_reason: length`), so that no end-of-turn token is added.
@@ -51,6 +52,7 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(kept)} answers < min_rows {config.min_rows} from {len(groups)} prompts ({drops}): sample more answers per prompt, lower "
             "keep.min_score, or lower min_rows"
         )
+    records.write_parents(job.evidence, ((one.id, [one.prompt_id]) for one in kept))
     verdict = write(kept, given, job)
     rates = [rate for group in groups.values() if (rate := pass_rate(group, config)) is not None]
     return {

@@ -2,6 +2,7 @@
 
     payload/rows-*.parquet  preferences, in the order of prompt ids
     evidence/counts.json    prompts, preferences, and why prompts yielded none or preferences were dropped
+    evidence/parents.jsonl  the prompt of each preference
     evidence/validation.json
 
 Truncated answers stay marked (`finish_reason: length`), so that training adds no end-of-turn token. Answers are joined by prompt id, so row
@@ -54,6 +55,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(made)} preferences < min_pairs {config.min_pairs} from {len(groups)} prompts ({drops}): sample more answers per prompt, "
             "at a higher temperature or from more policies, or lower min_pairs"
         )
+    records.write_parents(job.evidence, ((one.id, [one.ranked[0].prompt_id]) for one in made))
     verdict = write(made, given, job)
     gaps = [one.gap for one in made if one.gap is not None]
     return {

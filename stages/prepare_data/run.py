@@ -6,6 +6,7 @@ evidence/counts.json    rows read, dropped by each filter, not drawn, repeated a
 evidence/statistics.json  statistics of the kept rows, in total and per source of the recipe
 evidence/drops.jsonl    every dropped row with the filter and its evidence
 evidence/bad_rows.jsonl every rejected row with its location and the reason
+evidence/parents.jsonl  for rows of other stages: every row with a new id and its id there
 evidence/validation.json whether each expectation was met, and unexpected rows with their locations; also written if the stage fails
 """
 
@@ -31,10 +32,11 @@ from pedigree.configs.rows.datasets import (
     Packaged,
     PrepareData,
     RowProgram,
+    StageRows,
     Stored,
 )
 from pedigree.configs.rows.expectations import facts_named, texts_named
-from pedigree.configs.rows.filters import Ids, columns_named
+from pedigree.configs.rows.filters import Ids, base_id, columns_named
 from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.chat.encoding import EncodingMismatch
 from pedigree.data.expectations import row_facts, row_statistics
@@ -146,6 +148,8 @@ def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounte
         with job.busy("writing evidence"):
             write_json(job.evidence / "statistics.json", statistics(config, drafts.taken, laid, kept))
             bad = write_evidence(job, counts, drafts.taken, excerpts(laid, drops, config))
+            if inputs.get(ROWS):
+                records.write_parents(job.evidence, renamed(laid, config))
     if config.the_form is not None:
         write_json(job.out / "payload" / FORM_FILE, {"name": config.form, **config.the_form.deciding()})
     return {
@@ -279,6 +283,17 @@ def excerpts(laid: RowIndex, drops: Mapping[int, Drop], config: PrepareData) -> 
         batch = places[start : start + BATCH]
         rows = read(laid, np.array(batch), config)
         yield from (excerpt(row, drops[place], named) for place, row in zip(batch, rows, strict=True))
+
+
+def renamed(laid: RowIndex, config: PrepareData) -> Iterator[tuple[str, list[str]]]:
+    """(new id, [id in its stage]) of all rows from other stages, also of dropped ones, except those that keep their id."""
+    foreign = [number for number, source in enumerate(config.sources) if isinstance(source, StageRows)]
+    places = np.flatnonzero(np.isin(laid.sources, foreign))
+    for start in range(0, len(places), BATCH):
+        batch = places[start : start + BATCH]
+        for name, before in zip(laid.ids.take(pa.array(batch)).to_pylist(), laid.places_read(batch), strict=True):
+            if base_id(name) != base_id(before):
+                yield name, [before]
 
 
 def read(laid: RowIndex, places: Numbers, config: PrepareData) -> list[dict[str, Any]]:
