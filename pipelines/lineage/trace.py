@@ -31,7 +31,16 @@ from pedigree.data.records import records
 from pedigree.data.store.untrusted import RESTORE, parse_lock
 from pedigree.pipelines.ledger.lock_files import read_lock
 from pedigree.pipelines.lineage.ancestry import find_artifact, read_pedigree
-from pedigree.pipelines.lineage.row_parents import NAMED_TYPES, SPELLED, RowParents, ids_of, lines, names_parents, shortest, spelled_artifacts
+from pedigree.pipelines.lineage.row_parents import (
+    NAMED_TYPES,
+    SPELLED,
+    RowParents,
+    ids_of,
+    lines,
+    names_parents,
+    shortest,
+    spelled_artifacts,
+)
 
 SHORTEST = 20
 """Minimum characters for a substring search."""

@@ -10,6 +10,7 @@ from test_trace import ITEM, QUESTION, TALK, holders, models, name, row
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.records import records
+from pedigree.pipelines.lineage.row_parents import spelled_parent
 from pedigree.pipelines.lineage.trace import NoRow, RowQuery, trace
 from pedigree.pipelines.maintain.forget import forget
 
@@ -169,6 +170,12 @@ def test_earlier_artifacts_are_read_by_their_ids(tmp_path):
     assert found.ids == (KEPT,) and holders(found)["good"] == (ANSWER,) and "mixed" not in holders(found)
     assert [certain for *_, certain in models(found).values()] == [False, True]  # by another id; written after some of all examples
     assert models(trace(project, RowQuery(id=ALONE)))["taught"][0] == "goes back to it"
+
+
+def test_an_earlier_id_is_read_through_all_its_parts():
+    earlier = f"a/b-{3:016x}"
+    for made in ("constrained", "constrained/constrained", "constrained/relaxed", "constrained/sft/0", "best_vs_worst", "all_pairs/3"):
+        assert spelled_parent(f"{earlier}-2/{made}") == earlier
 
 
 def test_parents_that_an_earlier_artifact_named_are_followed_by_later_ones(tmp_path):
