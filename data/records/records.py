@@ -56,7 +56,7 @@ class Prompt(TypedDict):
     """A conversation that ends with a user turn or tool results, and a verifier for answers."""
 
     id: str
-    """A derived prompt has the original's id, a slash and a suffix, see `derived_id`; `write_parents` names the original."""
+    """A derived prompt has the original's id, a slash and a suffix, see `derived_id`."""
     source: str
     messages: list[Message]
     verifier: dict[str, Any] | None
@@ -241,20 +241,6 @@ def derived_id(prompt_id: str, part: str) -> str:
 def derived_from(prompt_id: str, part: str) -> str | None:
     """The id of the original of a prompt derived as `part`; None if it was not."""
     return prompt_id.removesuffix(f"/{part}") if prompt_id.endswith(f"/{part}") else None
-
-
-PARENTS = "parents.jsonl"
-"""File with the parents of rows, in the evidence: a payload has the same bytes as before there was such a file."""
-
-
-def write_parents(evidence: Path, parents: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Name the rows from which each row was made, for `pedigree trace` and `pedigree forget`.
-
-    Args:
-        evidence: the job's folder.
-        parents: (id of a row, ids of the input rows); none for rows that keep their id.
-    """
-    write_rows(evidence / PARENTS, ({"id": name, "parents": list(of)} for name, of in parents))
 
 
 def texts_within(value: Any) -> Iterator[str]:

@@ -1,23 +1,20 @@
 """Which rows of a project were made from which others.
 
-A stage that makes rows from other rows names these in `evidence/parents.jsonl` (`records.write_parents`), and completions and judgments
+A stage that makes rows from other rows names these in `evidence/parents.parquet` (`data/records/parents.py`), and completions and judgments
 have the column `prompt_id`. Rows that keep their id need no parent. Artifacts of earlier versions have no such file: for them, and for
 artifacts with rows from them, `spelled_parent` reads the id.
 """
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pedigree.configs.judging.pairing import STRATEGIES
 from pedigree.configs.rows.filters import base_id
-from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record
-from pedigree.data.records import records
-from pedigree.data.store.untrusted import RESTORE, open_plain, read_lines
+from pedigree.data.artifacts.artifacts import Artifact, Record
+from pedigree.data.records import parents, records
 
 OF_PROMPT = re.compile(rf"(.*)/(?:{'|'.join(map(re.escape, STRATEGIES))})(?:/[0-9]+)?|(.*-[0-9a-f]{{16}}(?:-[0-9]+)?)/.*", re.DOTALL)
 SPELLED = ("pair", "best_answers", "constrain", "synthesize")
@@ -31,11 +28,6 @@ def spelled_parent(name: str) -> str:
     while found := OF_PROMPT.fullmatch(name):
         name = found[found.lastindex or 0]
     return base_id(name)
-
-
-def names_parents(artifact: Artifact) -> bool:
-    """Whether an artifact names the parents of its rows."""
-    return (artifact.evidence / records.PARENTS).is_file()
 
 
 def ids_of(row: Mapping[str, Any]) -> set[str]:
@@ -59,7 +51,7 @@ class RowParents:
         found = set(names)
         for address, artifact in reversed(self.artifacts):
             with self.noting(address):
-                made = {name: parent for name, (parent, *more) in self._links(artifact, found) if name in found and not more}
+                made = {name: parent for name, (parent, *more) in self._links(artifact) if name in found and not more}
                 found = (found - made.keys()) | set(made.values())
         return found
 
@@ -68,26 +60,23 @@ class RowParents:
         found, blended = set(roots), dict[str, bool]()
         for address, artifact in self.artifacts:
             with self.noting(address):
-                mine = [(name, of) for name, of in self._links(artifact, found) if not found.isdisjoint(of)]
+                mine = [(name, of) for name, of in self._links(artifact) if not found.isdisjoint(of)]
                 found |= {name for name, of in mine if len(of) == 1}
-                if names_parents(artifact):
+                if parents.named(artifact.evidence):
                     blended[artifact.record.content] = any(len(of) > 1 for _, of in mine)
         return found, blended
 
-    def _links(self, artifact: Artifact, about: Collection[str]) -> Iterator[tuple[str, set[str]]]:
-        """(row, its parents) of rows with parents; of a file, only lines about some ids."""
+    def _links(self, artifact: Artifact) -> Iterator[tuple[str, set[str]]]:
+        """(row, its parents) of rows with parents."""
         own = spelled_parent if artifact.record.id in self.spelled else base_id
-        for name, parents in self._named(artifact, about):
-            name, parents = base_id(name), set(map(own, parents))
-            if parents - {name}:
-                yield name, parents
+        for name, of in self._named(artifact):
+            name, of = base_id(name), set(map(own, of))
+            if of - {name}:
+                yield name, of
 
-    def _named(self, artifact: Artifact, about: Collection[str]) -> Iterator[tuple[str, Sequence[str]]]:
-        if names_parents(artifact):
-            for line in lines(artifact.evidence / records.PARENTS, shortest(about)):
-                if not isinstance(line.get("id"), str) or not isinstance(line.get("parents"), list):
-                    raise ArtifactError(f"{records.PARENTS} has a line without an id or parents; {RESTORE}")
-                yield line["id"], list(map(str, line["parents"]))
+    def _named(self, artifact: Artifact) -> Iterator[tuple[str, Sequence[str]]]:
+        if parents.named(artifact.evidence):
+            yield from parents.read(artifact.evidence)
         elif artifact.type in NAMED_TYPES:
             for row in records.stream(artifact.payload, ("id", "prompt_id")):
                 yield str(row.get("id")), [str(row.get("prompt_id"))]
@@ -105,29 +94,8 @@ def spelled_artifacts(known: Mapping[str, Record], here: Mapping[str, Artifact])
     """
     found: set[str] = set()
     for identifier, record in known.items():
-        unnamed = record.kind in SPELLED and (identifier not in here or not names_parents(here[identifier]))
+        unnamed = record.kind in SPELLED and (identifier not in here or not parents.named(here[identifier].evidence))
         above = any(given.producer in found for given in record.inputs) and record.type in records.RECORDS
         if unnamed or above:
             found.add(identifier)
     return found
-
-
-def shortest(names: Collection[str]) -> list[str]:
-    """These names without those that contain another one: a text with any of them has one of the result."""
-    found: list[str] = []
-    for name in sorted(names, key=lambda name: (len(name), name)):
-        if not any(other in name for other in found):
-            found.append(name)
-    return found
-
-
-def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Lines of an evidence file that contain one of these words; all lines if there are no words.
-
-    Raises:
-        ArtifactError: a line cannot be read.
-    """
-    if path.is_file():
-        with open_plain(path) as stream:
-            written = [json.dumps(word, ensure_ascii=False)[1:-1].encode(errors="replace") for word in words]
-            yield from read_lines(stream, path.name, written)

@@ -5,6 +5,7 @@ hash of the row, with a number for rows of equal content. Artifacts without rows
 content of their inputs.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
@@ -27,8 +28,8 @@ from pedigree.configs.rows.filters import base_id
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact
 from pedigree.data.chat.tools import texts_called, texts_offered
 from pedigree.data.filters.row_filters import spaced, texts
-from pedigree.data.records import records
-from pedigree.data.store.untrusted import RESTORE, parse_lock
+from pedigree.data.records import parents, records
+from pedigree.data.store.untrusted import RESTORE, open_plain, parse_lock, read_lines
 from pedigree.pipelines.ledger.lock_files import read_lock
 from pedigree.pipelines.lineage.ancestry import find_artifact, read_pedigree
 from pedigree.pipelines.lineage.row_parents import (
@@ -36,9 +37,6 @@ from pedigree.pipelines.lineage.row_parents import (
     SPELLED,
     RowParents,
     ids_of,
-    lines,
-    names_parents,
-    shortest,
     spelled_artifacts,
 )
 
@@ -325,6 +323,27 @@ def _malformed(address: str, artifact: Artifact, wanted: RowQuery) -> Iterator[D
             yield Drop(address, artifact.record.kind, "", "malformed", f"{line.get('place')}: {line.get('reason')}")
 
 
+def shortest(names: Collection[str]) -> list[str]:
+    """These names without those that contain another one: a text with any of them has one of the result."""
+    found: list[str] = []
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        if not any(other in name for other in found):
+            found.append(name)
+    return found
+
+
+def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Lines of an evidence file that contain one of these words; all lines if there are no words.
+
+    Raises:
+        ArtifactError: a line cannot be read.
+    """
+    if path.is_file():
+        with open_plain(path) as stream:
+            written = [json.dumps(word, ensure_ascii=False)[1:-1].encode(errors="replace") for word in words]
+            yield from read_lines(stream, path.name, written)
+
+
 # --- descendants -------------------------------------------------------------------------------------------------------
 
 
@@ -421,13 +440,13 @@ def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report
     search = Search(looked, makers, report)
     available = {found.record.id: found for _, found in with_rows}
     spelled = spelled_artifacts({identifier: record for identifier, (record, _) in known.items()}, available)
-    parents = RowParents(with_rows, spelled, search.noting)
-    roots = parents.roots(search.named(wanted))
+    relations = RowParents(with_rows, spelled, search.noting)
+    roots = relations.roots(search.named(wanted))
     one_at_most(wanted, roots)
-    ids, blended = parents.family(roots)
+    ids, blended = relations.family(roots)
     places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
     holding = {place.content for place in places if place.type != "scores"}
-    linked = {found.record.id for address, found in with_rows if names_parents(found) and address not in search.unread}
+    linked = {found.record.id for address, found in with_rows if parents.named(found.evidence) and address not in search.unread}
     anew = _named_anew(known, linked)
     read = {found.record.content for address, found in looked if address not in search.unread and found.record.id not in anew}
     reached = ArtifactGraph(known, {content: content in holding for content in read | holding}, blended).follow()

@@ -3,7 +3,7 @@
     payload/rows-*.parquet     prompts in input order; the id is the original prompt's plus `/constrained`
     evidence/counts.json       prompts read and kept, and why the others were dropped
     evidence/constraints.json  how often each IFEval instruction was added, and the number of prompts by number of constraints
-    evidence/parents.jsonl     the original of each prompt
+    evidence/parents.parquet   the original of each prompt
     evidence/samples.jsonl     the first prompts with their constraints
     evidence/validation.json
 
@@ -20,7 +20,7 @@ import numpy as np
 from pedigree.configs.judging.constraining import Constrain, ConstraintRules, load_constraints
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.expectations.output import blocks
-from pedigree.data.records import answer_pool, columns, records
+from pedigree.data.records import answer_pool, columns, parents, records
 from pedigree.data.records.records import Prompt
 from pedigree.stages.core.constraining import PART, constrained
 from pedigree.stages.job.job import Inputs, Job, StageError, only
@@ -80,7 +80,7 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         )
     verdict = write(pool, found, config, rules, job)
     made = (row["id"] for row in records.stream(job.out / "payload", ("id",)))
-    records.write_parents(job.evidence, ((name, [name.removesuffix(f"/{PART}")]) for name in made))
+    parents.write(job.evidence, ((name, [name.removesuffix(f"/{PART}")]) for name in made))
     total = sum(number * count for number, count in found.numbers.items())
     return {"rows": len(found.kept), "prompts": len(found.sizes), "dropped": drops, "constraints": total, **counted, "validation": verdict}
 

@@ -1,8 +1,8 @@
 """Turn answers into preferences: compare some answers to each prompt, or rank all of them.
 
-    payload/rows-*.parquet  preferences, in the order of prompt ids
-    evidence/counts.json    prompts, preferences, and why prompts yielded none or preferences were dropped
-    evidence/parents.jsonl  the prompt of each preference
+    payload/rows-*.parquet    preferences, in the order of prompt ids
+    evidence/counts.json      prompts, preferences, and why prompts yielded none or preferences were dropped
+    evidence/parents.parquet  the prompt of each preference
     evidence/validation.json
 
 Truncated answers stay marked (`finish_reason: length`), so that training adds no end-of-turn token. Answers are joined by prompt id, so row
@@ -19,7 +19,7 @@ from typing import Any
 from pedigree.configs.judging.pairing import Delta, Pair, Relaxed
 from pedigree.data.artifacts.artifacts import Artifact, write_json
 from pedigree.data.expectations.output import blocks
-from pedigree.data.records import answer_pool, records
+from pedigree.data.records import answer_pool, parents, records
 from pedigree.data.records.answer_pool import AnswerFacts, AnswerPool
 from pedigree.data.records.records import Answer, Preference
 from pedigree.stages.core.constraining import PART
@@ -55,7 +55,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(made)} preferences < min_pairs {config.min_pairs} from {len(groups)} prompts ({drops}): sample more answers per prompt, "
             "at a higher temperature or from more policies, or lower min_pairs"
         )
-    records.write_parents(job.evidence, ((one.id, [one.ranked[0].prompt_id]) for one in made))
+    parents.write(job.evidence, ((one.id, [one.ranked[0].prompt_id]) for one in made))
     verdict = write(made, given, job)
     gaps = [one.gap for one in made if one.gap is not None]
     return {

@@ -1,13 +1,13 @@
 """Load, validate, filter and mix sources into one dataset.
 
-payload/rows-*.parquet  the records
-payload/form.json       for a suite with a form: the form's content
-evidence/counts.json    rows read, dropped by each filter, not drawn, repeated and kept, in total and per source of the recipe
+payload/rows-*.parquet    the records
+payload/form.json         for a suite with a form: the form's content
+evidence/counts.json      rows read, dropped by each filter, not drawn, repeated and kept, in total and per source of the recipe
 evidence/statistics.json  statistics of the kept rows, in total and per source of the recipe
-evidence/drops.jsonl    every dropped row with the filter and its evidence
-evidence/bad_rows.jsonl every rejected row with its location and the reason
-evidence/parents.jsonl  for rows of other stages: every row with a new id and its id there
-evidence/validation.json whether each expectation was met, and unexpected rows with their locations; also written if the stage fails
+evidence/drops.jsonl      every dropped row with the filter and its evidence
+evidence/bad_rows.jsonl   every rejected row with its location and the reason
+evidence/parents.parquet  for rows of other stages: every row with a new id and its id there
+evidence/validation.json  whether each expectation was met, and unexpected rows with their locations; also written if the stage fails
 """
 
 import re
@@ -45,7 +45,7 @@ from pedigree.data.expectations.validation import examine
 from pedigree.data.filters import filtering, row_filters
 from pedigree.data.filters.filtering import Drop
 from pedigree.data.filters.token_counts import TokenCounter
-from pedigree.data.records import columns, records
+from pedigree.data.records import columns, parents, records
 from pedigree.data.records.records import FORM_FILE
 from pedigree.data.records.scattered import Numbers
 from pedigree.data.sources import procedural, sources
@@ -149,7 +149,7 @@ def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounte
             write_json(job.evidence / "statistics.json", statistics(config, drafts.taken, laid, kept))
             bad = write_evidence(job, counts, drafts.taken, excerpts(laid, drops, config))
             if inputs.get(ROWS):
-                records.write_parents(job.evidence, renamed(laid, config))
+                parents.write(job.evidence, renamed(laid, config))
     if config.the_form is not None:
         write_json(job.out / "payload" / FORM_FILE, {"name": config.form, **config.the_form.deciding()})
     return {

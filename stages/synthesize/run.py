@@ -1,10 +1,10 @@
 """Generate prompts with a language model: from personas, from examples, or by rewriting other prompts.
 
-payload/rows-*.parquet   prompts in the order of the requests. A prompt derived from a persona or a prompt has its id plus
-                         `/METHOD-TASK/NUMBER`; a prompt derived from examples has a new id
-evidence/requests.jsonl  each request with its material, the full reply, and the outcome of each prompt in it
-evidence/parents.jsonl   the persona, prompt, or examples from which each prompt was derived
-evidence/counts.json     requests, prompts parsed and kept, and why the others were dropped
+payload/rows-*.parquet    prompts in the order of the requests. A prompt derived from a persona or a prompt has its id plus
+                          `/METHOD-TASK/NUMBER`; a prompt derived from examples has a new id
+evidence/requests.jsonl   each request with its material, the full reply, and the outcome of each prompt in it
+evidence/parents.parquet  the persona, prompt, or examples from which each prompt was derived
+evidence/counts.json      requests, prompts parsed and kept, and why the others were dropped
 evidence/validation.json
 """
 
@@ -19,7 +19,7 @@ from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.expectations.validation import validate
-from pedigree.data.records import records
+from pedigree.data.records import parents, records
 from pedigree.data.records.messages import user_turns
 from pedigree.data.records.records import Message, Prompt, derived_id
 from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
@@ -157,7 +157,7 @@ def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("checking rows"):
         verdict = validate([dict(row) for row in made.rows], "prompt", check)
     write_json(job.evidence / "validation.json", verdict)
-    records.write_parents(job.evidence, made.parents)
+    parents.write(job.evidence, made.parents)
     with job.busy("writing rows"):
         records.save(job.out, "prompt", made.rows)
     models = reported(replies)

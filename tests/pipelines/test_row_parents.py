@@ -3,13 +3,14 @@
 import shutil
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from handmade import build, project_at
 from test_trace import ITEM, QUESTION, TALK, holders, models, name, row
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.data.records import records
+from pedigree.data.records import columns, parents, records
 from pedigree.pipelines.lineage.row_parents import spelled_parent
 from pedigree.pipelines.lineage.trace import NoRow, RowQuery, trace
 from pedigree.pipelines.maintain.forget import forget
@@ -100,9 +101,9 @@ def made(folder, without=()):
         if node.name in ROWS:
             payload = {"rows.jsonl": "".join(f"{records.canonical_json(one)}\n" for one in ROWS[node.name])}
         evidence = {"drops.jsonl": DROPS[node.name]} if node.name in DROPS else {}
-        if node.name in PARENTS and node.name not in without:
-            evidence["parents.jsonl"] = [{"id": one, "parents": of} for one, of in PARENTS[node.name]]
         build(project, graph, replace(node, kind="shout") if node.name == "loud" else node, payload, evidence, {})
+        if node.name in PARENTS and node.name not in without:
+            parents.write(project.artifact(node.address) / "evidence", PARENTS[node.name])
     return project
 
 
@@ -190,11 +191,14 @@ def test_where_the_stage_that_named_parents_is_gone_ids_are_read(lab, tmp_path):
     assert holders(found)["mixed"] == (MIXED,) and models(found)["imitated"][0] == "trained on it"
 
 
-@pytest.mark.parametrize("line", [f'{{"id": "{ANSWER}", "parents": 3}}', f'{{"parents": ["{ANSWER}"]}}', f'["{ANSWER}"'])
-def test_damaged_parents_hide_no_other_artifact_and_leave_it_uncertain(lab, tmp_path, line):
+@pytest.mark.parametrize("damaged", [b"PAR1", "other columns"])
+def test_damaged_parents_hide_no_other_artifact_and_leave_it_uncertain(lab, tmp_path, damaged):
     project = copied(lab, tmp_path)
-    with (project.artifact("lab/mixed") / "evidence/parents.jsonl").open("a") as stream:
-        stream.write(f"{line}\n")
+    file = project.artifact("lab/mixed") / "evidence" / parents.FILE
+    if isinstance(damaged, bytes):
+        file.write_bytes(damaged)
+    else:
+        columns.write(file, pa.table({"id": [MIXED], "parents": [3]}), [0])
     found = trace(project, RowQuery(id=KEPT))
-    assert holders(found)["good"] == (ANSWER,) and "lab/mixed" in found.not_looked_in
+    assert holders(found)["good"] == (ANSWER,) and "parents.parquet" in found.not_looked_in["lab/mixed"]
     assert models(found)["imitated"][0] == "trained on it" and not models(found)["imitated"][2]

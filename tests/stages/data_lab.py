@@ -6,8 +6,8 @@ from typing import Any
 
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.kinds import KINDS
-from pedigree.data.artifacts.artifacts import Artifact, Input, Record, content_hash, open_artifact, read_rows, scan, write_json
-from pedigree.data.records import records
+from pedigree.data.artifacts.artifacts import Artifact, Input, Record, content_hash, open_artifact, scan, write_json
+from pedigree.data.records import parents, records
 from pedigree.stages.job.job import Job
 
 
@@ -59,4 +59,4 @@ def rows_of(artifact: Artifact) -> list[dict[str, Any]]:
 
 def parents_of(artifact: Artifact) -> dict[str, list[str]]:
     """Row → the rows that its stage names as those it was made from."""
-    return {line["id"]: line["parents"] for line in read_rows(artifact.evidence / "parents.jsonl")}
+    return dict(parents.read(artifact.evidence))
