@@ -32,9 +32,9 @@ def write(evidence: Path, parents: Iterable[tuple[str, Sequence[str]]]) -> None:
         parents: (id of a row, ids of input rows); rows that keep their id need no entry.
     """
     rows = ({"id": name, "parents": list(of)} for name, of in parents)
-    tables = [columns.to_table([], Parents), *(table for table, _ in columns.in_files(rows, Parents, len))]
-    table = pa.concat_tables(tables).combine_chunks()
-    columns.write(evidence / FILE, table, [0] * len(table))
+    parts = [*columns.in_files(rows, Parents, lambda row: sum(map(len, (row["id"], *row["parents"]))))]
+    table = pa.concat_tables([columns.to_table([], Parents), *(table for table, _ in parts)]).combine_chunks()
+    columns.write(evidence / FILE, table, [size for _, sizes in parts for size in sizes])
 
 
 def named(evidence: Path) -> bool:

@@ -442,7 +442,7 @@ def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report
     spelled = spelled_artifacts({identifier: record for identifier, (record, _) in known.items()}, available)
     relations = RowParents(with_rows, spelled, search.noting)
     roots = relations.roots(search.named(wanted))
-    one_at_most(wanted, roots)
+    refuse_many(wanted, roots)
     ids, blended = relations.family(roots)
     places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
     holding = {place.content for place in places if place.type != "scores"}
@@ -459,7 +459,7 @@ def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report
     return Trace(tuple(sorted(roots)), looked_in, places, dropped, every, search.unread | missing)
 
 
-def one_at_most(wanted: RowQuery, roots: Collection[str]) -> None:
+def refuse_many(wanted: RowQuery, roots: Collection[str]) -> None:
     """Check that a query matches rows of one origin, or not too many if it is a text.
 
     Raises:
