@@ -52,8 +52,8 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(kept)} answers < min_rows {config.min_rows} from {len(groups)} prompts ({drops}): sample more answers per prompt, lower "
             "keep.min_score, or lower min_rows"
         )
-    parents.write(job.evidence, ((one.id, [one.prompt_id]) for one in kept))
     verdict = write(kept, given, job)
+    parents.write(job.evidence, ((one.id, [one.prompt_id]) for one in kept))
     rates = [rate for group in groups.values() if (rate := pass_rate(group, config)) is not None]
     return {
         "rows": len(kept),

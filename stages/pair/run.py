@@ -55,8 +55,8 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(made)} preferences < min_pairs {config.min_pairs} from {len(groups)} prompts ({drops}): sample more answers per prompt, "
             "at a higher temperature or from more policies, or lower min_pairs"
         )
-    parents.write(job.evidence, ((one.id, [one.ranked[0].prompt_id]) for one in made))
     verdict = write(made, given, job)
+    parents.write(job.evidence, ((one.id, [one.ranked[0].prompt_id]) for one in made))
     gaps = [one.gap for one in made if one.gap is not None]
     return {
         "rows": len(made),
