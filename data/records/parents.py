@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 import pyarrow as pa
+from pyarrow.compute import call_function
 
 from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.data.records import columns
@@ -49,6 +50,13 @@ def read(evidence: Path) -> Iterator[tuple[str, list[str]]]:
         ArtifactError: the file is damaged.
     """
     for table in columns.read(evidence / FILE, FILE):
-        if table.schema != columns.schema_of(Parents) or any(column.null_count for column in table.columns):
+        if table.schema != columns.schema_of(Parents):
             raise ArtifactError(f"{FILE} does not have this version's columns; {RESTORE}")
-        yield from zip(table["id"].to_pylist(), table["parents"].to_pylist(), strict=True)
+        ids, lists = table["id"], table["parents"]
+        if any(column.null_count for column in (ids, lists, call_function("list_flatten", [lists]))):
+            raise ArtifactError(f"{FILE} lacks ids; {RESTORE}")
+        try:
+            found = list(zip(ids.to_pylist(), lists.to_pylist(), strict=True))
+        except UnicodeDecodeError as error:
+            raise ArtifactError(f"{FILE} has an id that is not UTF-8; {RESTORE}") from error
+        yield from found

@@ -49,7 +49,7 @@ class RowParents:
     def roots(self, names: Collection[str]) -> set[str]:
         """The rows from which these were made. A row made from several others counts as a root."""
         found = set(names)
-        for address, artifact in reversed(self.artifacts):
+        for address, artifact in reversed(self.artifacts) if found else ():
             with self.noting(address):
                 made = {name: parent for name, (parent, *more) in self._links(artifact) if name in found and not more}
                 found = (found - made.keys()) | set(made.values())
@@ -58,7 +58,7 @@ class RowParents:
     def family(self, roots: Collection[str]) -> tuple[set[str], dict[str, bool]]:
         """(the ids of these rows and of all rows made from one of them; content → whether it has rows made from several, one of these)."""
         found, blended = set(roots), dict[str, bool]()
-        for address, artifact in self.artifacts:
+        for address, artifact in self.artifacts if found else ():
             with self.noting(address):
                 mine = [(name, of) for name, of in self._links(artifact) if not found.isdisjoint(of)]
                 found |= {name for name, of in mine if len(of) == 1}

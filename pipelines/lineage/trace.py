@@ -32,13 +32,7 @@ from pedigree.data.records import parents, records
 from pedigree.data.store.untrusted import RESTORE, open_plain, parse_lock, read_lines
 from pedigree.pipelines.ledger.lock_files import read_lock
 from pedigree.pipelines.lineage.ancestry import find_artifact, read_pedigree
-from pedigree.pipelines.lineage.row_parents import (
-    NAMED_TYPES,
-    SPELLED,
-    RowParents,
-    ids_of,
-    spelled_artifacts,
-)
+from pedigree.pipelines.lineage.row_parents import NAMED_TYPES, SPELLED, RowParents, ids_of, spelled_artifacts
 
 SHORTEST = 20
 """Minimum characters for a substring search."""

@@ -191,14 +191,25 @@ def test_where_the_stage_that_named_parents_is_gone_ids_are_read(lab, tmp_path):
     assert holders(found)["mixed"] == (MIXED,) and models(found)["imitated"][0] == "trained on it"
 
 
-@pytest.mark.parametrize("damaged", [b"PAR1", "other columns"])
+DAMAGED = {
+    "no file of rows": None,
+    "other columns": pa.table({"id": [MIXED], "parents": [3]}),
+    "no parent": pa.table([[MIXED], [[None]]], columns.schema_of(parents.Parents)),
+    "no text": pa.table(
+        [pa.array([b"\xff"]).view(pa.string()), pa.array([[ANSWER]], columns.schema_of(parents.Parents).field("parents").type)],
+        columns.schema_of(parents.Parents),
+    ),
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
 def test_damaged_parents_hide_no_other_artifact_and_leave_it_uncertain(lab, tmp_path, damaged):
     project = copied(lab, tmp_path)
     file = project.artifact("lab/mixed") / "evidence" / parents.FILE
-    if isinstance(damaged, bytes):
-        file.write_bytes(damaged)
+    if damaged is None:
+        file.write_bytes(b"PAR1")
     else:
-        columns.write(file, pa.table({"id": [MIXED], "parents": [3]}), [0])
+        columns.write(file, damaged, [0])
     found = trace(project, RowQuery(id=KEPT))
     assert holders(found)["good"] == (ANSWER,) and "parents.parquet" in found.not_looked_in["lab/mixed"]
     assert models(found)["imitated"][0] == "trained on it" and not models(found)["imitated"][2]
