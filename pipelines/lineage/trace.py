@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
@@ -50,7 +51,6 @@ BY_WAY = ", by way of "
 """In filter evidence, separates the kept row from the duplicate that links to it (`data.filters.near_duplicates.evidence`)."""
 OF_PROMPT = re.compile(rf"(.*)/(?:{'|'.join(map(re.escape, STRATEGIES))})(?:/[0-9]+)?|(.*-[0-9a-f]{{16}}(?:-[0-9]+)?)/.*", re.DOTALL)
 """Id of a row derived from a prompt, a preference, or an answer."""
-MODELS = ("policy", "reward_model")
 FOUND = {"embedded": "cosine {} with", "rephrased": "judged by a language model as a rephrasing (cosine {}) of"}
 """Detection method of an overlap → description with its score; otherwise the score is a share."""
 HELD, TRAINED, BELOW = "holds it", "trained on it", "goes back to it"

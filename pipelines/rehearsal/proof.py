@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import Reason, Reduced
 from pedigree.configs.language.graph import Graph, Node, shown_name
@@ -73,7 +74,7 @@ def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> Proo
     return Proof(
         rows=tuple(_rows(graph, node, artifact) for node, artifact in made if isinstance(node.config, PrepareData)),
         removed=tuple(_removed(graph, node, artifact) for node, artifact in made if node.declaration.removes_overlaps),
-        models=tuple(_model(graph, node, artifact) for node, artifact in made if node.output in ("policy", "reward_model")),
+        models=tuple(_model(graph, node, artifact) for node, artifact in made if node.output in MODELS),
         training=tuple(_trained(graph, node, artifact) for node, artifact in made if node.declaration.trains),
         verifiers={name: dict(counts) for name, counts in sorted(verifiers.items())},
         suites=tuple(suite for node, artifact in made if node.kind == "evaluate" for suite in _suites(artifact)),
