@@ -523,7 +523,7 @@ class _Building:
 
     def _gate(self) -> None:
         """Training rows must be decontaminated against every suite that the recipe reports, and every unseen one."""
-        reported = {edge.source for node in self.nodes.values() if node.kind == "evaluate" for edge in node.edges if edge.port == "suites"}
+        reported = {edge.source for node in self.nodes.values() if node.output == "scores" for edge in node.edges if edge.port == "suites"}
         reported.update(suites.unseen_suites(self.nodes))
         covered = self._covered()
         for node in self.nodes.values():

@@ -36,7 +36,7 @@ def looks(nodes: Mapping[str, Node]) -> dict[str, list[tuple[str, str]]]:
     """Unseen suite → (evaluation, model) of each look at it, by address; suites without looks are included."""
     found: dict[str, list[tuple[str, str]]] = {suite: [] for suite in unseen_suites(nodes)}
     for node in nodes.values():
-        if node.kind == "evaluate":
+        if node.output == "scores":
             for suite in _at(node, "suites"):
                 if suite in found:
                     found[suite] += [(node.address, policy) for policy in _at(node, "policies")]
@@ -47,7 +47,7 @@ def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
     """Every use of an unseen suite that would turn it into a dev suite, with the field at fault."""
     unseen = set(unseen_suites(nodes))
     for node in nodes.values():
-        if node.kind == "evaluate":
+        if node.output == "scores":
             yield from _evaluated(node, nodes, unseen)
         for edge in node.edges:
             if edge.port == "scores":

@@ -123,6 +123,8 @@ class Form(Frozen):
     """Where the form is published, and how this one differs."""
     split: Literal["dev", "unseen"]
     """Default split of suites with this form."""
+    items: int | None = Field(default=None, ge=1)
+    """Items of the whole benchmark, for plans before it is downloaded."""
     rows: Columns
     """How a row becomes a question."""
     prompt: Asking
@@ -182,7 +184,7 @@ class Form(Frozen):
 
     def deciding(self) -> dict[str, Any]:
         """The form without its descriptions."""
-        return self.model_dump(mode="json", exclude={"description", "origin"})
+        return self.model_dump(mode="json", exclude={"description", "origin", "items"})
 
 
 def form_names() -> list[str]:

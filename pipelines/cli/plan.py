@@ -86,8 +86,8 @@ class Sizes:
             weights = self.estimates.of(node).artifact
             if weights is not None:
                 return weights
-            bases = [edge.source for edge in node.edges if edge.port in ("policy", "policies", "candidates")]
-            sizes = [size for size in (self.of(self.graph.nodes[base]) for base in bases) if size is not None]
+            bases = [base for edge in node.edges if (base := self.graph.nodes[edge.source]).output in MODELS]
+            sizes = [size for base in bases if (size := self.of(base)) is not None]
             if sizes:
                 return max(sizes)
         alike = [self._measured(other) for other in self.graph.nodes.values() if other.kind == node.kind]
