@@ -25,7 +25,7 @@ from pedigree.data.artifacts.artifacts import read_run
 from pedigree.data.host import machine
 from pedigree.data.store.untrusted import RESTORE, ArtifactError, read_source
 from pedigree.pipelines.estimate.estimates import refusals
-from pedigree.pipelines.estimate.sampling_plan import opens_engines, samples
+from pedigree.pipelines.estimate.sampling_plan import opens_engines, sampling_plan_of
 from pedigree.pipelines.jobs.attempts import BUG
 from pedigree.pipelines.jobs.context import RunContext, StageFailed, Watch, unwatched
 from pedigree.pipelines.jobs.scratch_state import address_of
@@ -215,7 +215,7 @@ KERNELS = {"liger": "liger_kernel"}
 
 def _packages(node: Node, kernels: str) -> Iterable[str]:
     """Packages that its job imports: vLLM only if a policy of the recipe rates or writes rather than a server."""
-    engine, speaks = node.declaration.engine, samples(node.config)
+    engine, speaks = node.declaration.engine, sampling_plan_of(node.config) is not None
     if engine == "vllm" and not speaks:
         return ()
     own = (KERNELS[kernels],) if kernels in KERNELS and engine not in ("none", "vllm") else ()
