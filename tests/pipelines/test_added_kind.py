@@ -83,6 +83,34 @@ stages:
   ask: {kind: ask, in: {model: imitate, prompts: asked}, longest: 32}
 """
 
+MEASURE = """
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.kind import Kind, gives, port
+
+
+class Measure(Frozen):
+    "Scores policies in a way of its own."
+
+
+KIND = Kind(
+    name="measure", version=1, config=Measure, inputs={"policies": port("policy", many=True), "suites": port("item", many=True)},
+    output=gives("scores"), family="measuring",
+)
+"""
+MEASURED = """
+description: Trains on rows that its evaluation may ask.
+execution: cpu
+stages:
+  sums:
+    kind: prepare_data
+    record: conversation
+    sources: [{type: arithmetic, operations: [add], digits: [3], count: 40, seed: 1}]
+  suite: {kind: prepare_data, record: item, task: sums, sources: [{type: arithmetic, operations: [add], digits: [3], count: 9, seed: 2}]}
+  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
+  sft: {kind: sft, in: {policy: base, data: sums}, global_batch: 16, max_length: 64, optimizer: {learning_rate: 1e-5}}
+  scores: {kind: measure, in: {policies: [sft], suites: [suite]}}
+"""
+
 
 class Project:
     def __init__(self, folder: Path) -> None:
@@ -151,6 +179,14 @@ def test_one_that_trains_or_samples_is_estimated_by_what_it_declares(tmp_path):
         assert (found["time"], found["parameters"]) == (known["time"], 134_515_008)
     assert stages["imitate"]["estimate"]["checkpoint_bytes"] == stages["sft"]["estimate"]["checkpoint_bytes"] > 0
     assert stages["imitate"]["batch"] == stages["sft"]["batch"].replace("sequences", "conversations")
+
+
+def test_suites_of_one_that_evaluates_are_kept_from_training_rows(tmp_path):
+    project = Project(tmp_path)
+    (project.kind.parents[1] / "measure").mkdir()
+    (project.kind.parents[1] / "measure" / "kind.py").write_text(MEASURE)
+    (project.root / "configs/recipes/measured.yaml").write_text(MEASURED)
+    assert "trains on measured/sums, which is not decontaminated against measured/suite" in project("plan", "measured", code=2)
 
 
 def test_its_code_is_in_the_record(project):
