@@ -201,7 +201,7 @@ def load_form(name: str) -> Form:
     if not NAME.fullmatch(name) or name not in form_names():
         raise ValueError(f"form {name!r} is not one of {', '.join(form_names())}: add configs/forms/{name}.yaml")
     try:
-        given = yaml.safe_load((FORMS / f"{name}.yaml").read_text())
+        given = yaml.load((FORMS / f"{name}.yaml").read_text(), Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
         raise ValueError(f"configs/forms/{name}.yaml is not YAML: {error}") from error
     try:
