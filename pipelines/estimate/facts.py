@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.frozen import Dtype
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import Amounts
@@ -50,13 +51,19 @@ def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts) -> Fa
         served=largest.get(sampling.port) if sampling else None,
         reference=held.get("reference"),
         value=held.get("value"),
-        finer=above is not None and getattr(above.config, "dtype", "bf16") == "fp32",
+        finer=above is not None and _dtype(above) == "fp32",
         document=amounts.document.value if amounts.document and amounts.document.how != "at most" else None,
         prompt=amounts.prompt.value if amounts.prompt and amounts.prompt.how != "at most" else None,
         requests=amounts.requests.value if amounts.requests else None,
-        dtype=getattr(config, "dtype", "bf16"),
+        dtype=_dtype(node),
         imported=isinstance(config, SourceModel),
     )
+
+
+def _dtype(node: Node) -> Dtype:
+    """Compute dtype of a stage in torch, or dtype of the model that it imports."""
+    plan = node.declaration.training_plan(node.config) or node.declaration.scoring_plan(node.config)
+    return plan.dtype if plan else getattr(node.config, "dtype", "bf16")
 
 
 def _models(graph: Graph, node: Node, ports: Sequence[str]) -> Iterator[tuple[str, Node]]:

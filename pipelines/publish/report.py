@@ -349,7 +349,7 @@ def tables(project: Project, graph: Graph, node: Node) -> dict[str, list[dict[st
             for label, policy in scores["policies"].items()
             for task, value in policy["tasks"].items()
         ]
-    if node.declaration.reports_drops and stage.artifact:
+    if node.declaration.reports_drops and stage.evidence("counts.json"):
         counts = _counts(stage)
         found["counts"] = [{"what": "read", "rows": counts["read"]}]
         found["counts"] += [{"what": f"dropped: {reason}", "rows": count} for reason, count in counts["drops"]]
