@@ -163,8 +163,10 @@ def _cached_reference(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
     served = trial.facts.served
-    for ranks in (2, 4, 8) if served and trial.numerics.device == "cuda" else ():
-        fits_heads = served is not None and served.heads % ranks == 0
+    if served is None or trial.numerics.device != "cuda":
+        return
+    for ranks in (2, 4, 8):
+        fits_heads = served.heads % ranks == 0
         needed = ranks * (1 if trial.facts.training else trial.placement.engines)
         if trial.numerics.tensor_parallel < ranks <= trial.hardware.gpus_per_node and fits_heads:
             for words, changed in _numerics(trial, tensor_parallel=ranks):
