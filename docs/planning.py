@@ -39,7 +39,8 @@ error: it is known once its `source_model` stage has run.
 
 **Tokens.** `~` is an estimate from the rows of finished stages, from the text of the first {looked} rows: one token per digit, one per
 {characters:g} other characters, and {turn:g} per turn. `<` is an upper bound, from counts and lengths that the recipe allows. For data that
-is not here yet, the recipe's `count` is used, otherwise the known row counts of common datasets and benchmarks; otherwise it is unknown.
+is not here yet, the recipe's `count` is used, otherwise the known row counts of common datasets and the `items` of a benchmark's form;
+otherwise it is unknown.
 
 **Time.** A stage that has run on such a machine is assumed to take the same time per token; any other stage runs at the speed of finished
 stages of its kind in the recipe. Otherwise the estimate is operations at `utilization` of the peak and, for generation, bytes at

@@ -4,18 +4,19 @@
 alone import.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pedigree.configs.base.frozen import Arrived, Frozen
 from pedigree.configs.base.shrink import Shrink, unchanged
-from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, rows_written
+from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, TrainingPlan, rows_written
 
 ArtifactType = Literal[
     "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores", "logprobs", "report"
 ]
 DATASETS = frozenset({"conversation", "prompt", "preference", "item"})
+MODELS = frozenset({"policy", "reward_model"})
 Family = Literal["source", "data", "sampling", "judging", "training", "measuring"]
 
 
@@ -69,8 +70,12 @@ class Kind:
     """Upper bound of the rows that it will write."""
     row_tokens: Callable[[PlannedStage], float | None] = lambda stage: None
     """Expected tokens of a row that it will write."""
-    sampling_plan: Callable[[Any, Sequence[Any]], SamplingPlan | None] = lambda config, forms: None
-    """How it submits requests to an engine, from the config and the forms of its suites; None where it asks no engine."""
+    training_plan: Callable[[Any], TrainingPlan | None] = lambda config: None
+    """How it trains a model, from the config; None where it trains none."""
+    scoring_plan: Callable[[Any], ScoringPlan | None] = lambda config: None
+    """How it passes texts through a frozen model in torch; None where it does not."""
+    sampling_plan: Callable[[Any], SamplingPlan | None] = lambda config: None
+    """How it submits requests to an engine; None where it uses no engine. `work` may know longer answers."""
 
     # rehearsals
     shrink: Shrink = unchanged

@@ -1,7 +1,8 @@
-"""How much work a stage has: rows, tokens and steps, from its inputs and its config.
+"""How much work a stage has, and with which models: rows, tokens and steps, from its inputs and its config.
 
-Each kind says so next to its ports (`stages/NAME/kind.py`) with three hooks: `work`, and for stages that have not run yet an upper bound of
-the `rows` they will write and the `row_tokens` of one. A plan counts what has run, and asks the hooks for the rest.
+Each kind declares this next to its ports (`stages/NAME/kind.py`). `work` is its amount; for stages that have not run yet, `rows` is an
+upper bound of what they will write, and `row_tokens` the length of one. `training_plan`, `scoring_plan` and `sampling_plan` describe what
+it does with models. A plan counts what has run, and uses the hooks for the rest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,19 +43,86 @@ class Amount:
 
 
 @dataclass(frozen=True)
+class Adapters:
+    """Low-rank adapters, which are trained in place of all weights."""
+
+    rank: int = 16
+    matrices: int = 7
+    """Of the seven linear layers of a block, those with adapters."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How a stage trains the model at its port `policy`."""
+
+    dtype: Dtype
+    """Compute dtype, which is also that of the model that it writes."""
+    batch: int
+    """Rows of an optimizer step, over all ranks."""
+    batch_of: str
+    """The field of the config with that number, or the product of several."""
+    unit: str
+    """Name of those rows."""
+    longest: int
+    """Upper bound of a row's tokens, with all its answers. A row is never split over passes."""
+    epochs: int = 1
+    examples: int = 1
+    """That a row of the data becomes, at most."""
+    made_of: str = ""
+    """How the rows of a step come about, where they are not read."""
+    steps: int | None = None
+    """Where the config specifies them."""
+    adapters: Adapters | None = None
+    """None to train all weights."""
+    adaptable: bool = False
+    """Whether its config has a field `lora`."""
+    scalar_head: bool = False
+    """Whether a head with one output replaces the vocabulary head."""
+    reference: bool = False
+    """Whether a frozen model is held next to the policy: the one at the port `reference`, else the initial policy."""
+    without_reference: str = ""
+    """How to do without it, as an instruction; empty if there is no way."""
+    value: bool = False
+    """Whether a value model is trained too: from the model at the port `value`, else from the policy."""
+    updates: int = 1
+    """How often a token is trained on per epoch or step."""
+    looks: int = 0
+    """Further forward passes of the policy over each token."""
+
+
+@dataclass(frozen=True)
+class ScoringPlan:
+    """How a stage passes given texts through a frozen model in torch."""
+
+    port: str
+    """Of the models."""
+    dtype: Dtype
+    longest: int | None = None
+    """Upper bound of a text's tokens, where the config has one."""
+    scalar_head: bool = False
+    """Whether the model has a head with one output in place of the vocabulary head."""
+
+
+@dataclass(frozen=True)
 class SamplingPlan:
     """How a stage submits its requests to an engine."""
 
+    port: str
+    """Of the models that the engine loads."""
     dtype: Dtype
     """Of the engine's weights and cache."""
     together: int
     """Requests that are submitted together."""
     answer: int
     """Tokens of the longest answer; 0 where given texts are only scored."""
-    queues: bool = False
-    """Whether requests wait where the KV cache is full; a chunk must fit into it."""
     samples: int = 1
     """Answers to each prompt, whose beginning they share."""
+    chunk: int | None = None
+    """Requests whose KV cache must fit at the same time, where these are fewer than `together`: 1 if requests queue."""
+    chunk_field: str = ""
+    """The field of the config with `together`, where there is one."""
+    max_prompt: int | None = None
+    """Upper bound of a prompt's tokens, where the config has one."""
 
 
 @dataclass(frozen=True)

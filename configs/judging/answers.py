@@ -1,16 +1,15 @@
 """Configs of the stages in which models generate or score: sampling, judging, evaluation, selection. Stages that use judged answers:
 `configs/judging/pairing.py`, `configs/judging/keeping.py`."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base import kind
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many
 from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut
-from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, at_ports, generation, only
-from pedigree.configs.judging.asking import ByEndpoint, ByPolicy
+from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, at_ports, generation, only
+from pedigree.configs.judging.asking import ByEndpoint, speaker_sampling_plan
 from pedigree.configs.judging.rating import Rating
 from pedigree.configs.methods.training import Sampling
 from pedigree.configs.rows.datasets import PrepareData
@@ -335,10 +334,15 @@ RUBRIC_TOKENS = 400
 """That a rubric adds to the rated text (those in `configs/rubrics` have 300 to 500)."""
 
 
-def scorers_sampling_plan(config: Scorers, forms: Sequence[Any] = ()) -> SamplingPlan | None:
-    if config.rating is None or not isinstance(config.rating.by, ByPolicy):
-        return None
-    return SamplingPlan(config.rating.by.dtype, config.rating.by.chunk_size, config.rating.sampling.max_tokens)
+def scorers_sampling_plan(config: Scorers) -> SamplingPlan | None:
+    """How the policy at `judge` rates."""
+    rating = config.rating
+    return speaker_sampling_plan(rating.by, "judge", rating.sampling.max_tokens, "rating.by") if rating else None
+
+
+def scorers_scoring_plan(config: Scorers) -> ScoringPlan | None:
+    """How reward models score."""
+    return ScoringPlan("reward_models", config.dtype, scalar_head=True) if config.reward_weight else None
 
 
 def scorers_work(stage: PlannedStage) -> Amounts:

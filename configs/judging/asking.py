@@ -1,8 +1,7 @@
 """Config of the language model that a stage queries: a policy of the recipe, or a server."""
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
@@ -65,6 +64,13 @@ def shrink_asking(cut: Cut, port: str) -> None:
     cut.set("by", {"type": "endpoint", "base_url": cut.stand_ins.judge_url, "model": "made"}, "judges")
 
 
-def asking_sampling_plan(config: Any, forms: Sequence[Any] = ()) -> SamplingPlan | None:
-    """Of a stage that asks a policy or a server; a server needs no engine here."""
-    return SamplingPlan(config.by.dtype, config.by.chunk_size, config.sampling.max_tokens) if isinstance(config.by, ByPolicy) else None
+def asks_endpoint(config: Frozen) -> bool:
+    """Whether a config, or any part of it, names a server."""
+    return isinstance(config, ByEndpoint) or any(isinstance(part, Frozen) and asks_endpoint(part) for part in vars(config).values())
+
+
+def speaker_sampling_plan(by: Speaker, port: str, answer: int, field: str = "by") -> SamplingPlan | None:
+    """How the policy at a port is queried; None for a server, which needs no engine here. `field` of the config has the speaker."""
+    if not isinstance(by, ByPolicy):
+        return None
+    return SamplingPlan(port, by.dtype, by.chunk_size, answer, chunk_field=f"{field}.chunk_size")

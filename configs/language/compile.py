@@ -17,12 +17,12 @@ from typing import Any
 
 import yaml
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.naming import Model
 from pedigree.configs.language.graph import Graph, Node
 
 DEFAULT_RECIPE = "demo"
 OUTPUTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
-MODELS = ("policy", "reward_model")
 METRICS = "evidence/metrics.json"
 CURVE = "evidence/curve.csv"
 

@@ -13,8 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.stores import StoreUrl
-from pedigree.configs.language.kinds import KINDS
-from pedigree.configs.methods.training import Rlvr, Training
+from pedigree.configs.language.kinds import KINDS, kind_of
 
 SMALLEST_TOKENS = 64
 """Lower bound for halving packed micro-batches: one document can be this long."""
@@ -326,12 +325,10 @@ def batch_problem(config: Frozen, numerics: Numerics) -> str | None:
     Packed micro-batches need no second condition: they are filled by tokens, and the loss is divided by the global count.
     """
     ranks, size = numerics.world_size, numerics.micro_batch_sequences
-    if isinstance(config, Rlvr):
-        batch, name = config.prompts_per_step * config.samples_per_prompt, "prompts_per_step * samples_per_prompt"
-    elif isinstance(config, Training):
-        batch, name = config.global_batch, "global_batch"
-    else:
+    plan = kind_of(config).training_plan(config)
+    if plan is None:
         return None
+    batch, name = plan.batch, plan.batch_of
     if batch % ranks:
         return f"{name} {batch} is not divisible by {ranks} ranks: make it a multiple of {ranks}, or change world_size"
     share = batch // ranks

@@ -34,7 +34,7 @@ from pydantic import Field, ValidationError
 
 from pedigree.configs.base.document import ConfigError, Place, Problem, YamlDocument, parse_value, read_document, secret_problem
 from pedigree.configs.base.frozen import Frozen, PortInput, digest
-from pedigree.configs.base.kind import DATASETS, Kind, Port
+from pedigree.configs.base.kind import DATASETS, MODELS, Kind, Port
 from pedigree.configs.base.naming import MODEL_NAME, Model
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.published import Published
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 RECIPE_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 RECIPE_KEYS = {"description", "execution", "extends", "models", "published", "reproduce", "stages"}
-MODELS = ("policy", "reward_model")
 
 
 class Reproduce(Frozen):
@@ -334,7 +333,7 @@ class _Building:
             if stage not in self.written.stages:
                 problem = f"there is no stage {model.stage!r}; available: {', '.join(self.written.stages)}"
             elif node is not None and node.output not in MODELS:
-                problem = f"stage {stage} has output {node.output}: name a stage with output {_any_of(frozenset(MODELS))}"
+                problem = f"stage {stage} has output {node.output}: name a stage with output {_any_of(MODELS)}"
             elif name.replace("-", "_") in self.written.stages.keys() - {stage}:
                 problem = f"the stage {name.replace('-', '_')} already has this name: choose another"
             if problem:
@@ -524,7 +523,7 @@ class _Building:
 
     def _gate(self) -> None:
         """Training rows must be decontaminated against every suite that the recipe reports, and every unseen one."""
-        reported = {edge.source for node in self.nodes.values() if node.kind == "evaluate" for edge in node.edges if edge.port == "suites"}
+        reported = {edge.source for node in self.nodes.values() if node.output == "scores" for edge in node.edges if edge.port == "suites"}
         reported.update(suites.unseen_suites(self.nodes))
         covered = self._covered()
         for node in self.nodes.values():

@@ -10,10 +10,9 @@ from typing import Any
 
 from pedigree.configs.base.document import Place
 from pedigree.configs.base.frozen import canonical_json
-from pedigree.configs.judging.rephrasing import FindRephrased
 from pedigree.configs.language.graph import Node
 from pedigree.configs.rows.datasets import Hub, PrepareData, title
-from pedigree.configs.rows.decontamination import Decontaminate, Waiver
+from pedigree.configs.rows.decontamination import Waiver
 from pedigree.configs.rows.mixing import DRAWING
 
 Complaint = tuple[Node, Place, str]
@@ -36,7 +35,7 @@ def looks(nodes: Mapping[str, Node]) -> dict[str, list[tuple[str, str]]]:
     """Unseen suite → (evaluation, model) of each look at it, by address; suites without looks are included."""
     found: dict[str, list[tuple[str, str]]] = {suite: [] for suite in unseen_suites(nodes)}
     for node in nodes.values():
-        if node.kind == "evaluate":
+        if node.output == "scores":
             for suite in _at(node, "suites"):
                 if suite in found:
                     found[suite] += [(node.address, policy) for policy in _at(node, "policies")]
@@ -47,7 +46,7 @@ def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
     """Every use of an unseen suite that would turn it into a dev suite, with the field at fault."""
     unseen = set(unseen_suites(nodes))
     for node in nodes.values():
-        if node.kind == "evaluate":
+        if node.output == "scores":
             yield from _evaluated(node, nodes, unseen)
         for edge in node.edges:
             if edge.port == "scores":
@@ -55,8 +54,7 @@ def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
                     yield node, ("in", "scores"), f"{edge.source} scores the unseen suite {suite}: select by an evaluation on dev suites"
             if edge.port == "leak_from" and edge.source in unseen:
                 yield node, ("in", "leak_from"), f"plants items of the unseen suite {edge.source} in rows: use a dev suite"
-        if isinstance(node.config, Decontaminate | FindRephrased):
-            yield from _waived(node, node.config.waivers, unseen)
+        yield from _waived(node, getattr(node.config, "waivers", ()), unseen)
         if isinstance(node.config, PrepareData) and node.address not in unseen:
             yield from _shares(node, nodes, unseen)
 

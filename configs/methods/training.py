@@ -4,6 +4,7 @@ Quantities are effective: a global batch is the number of sequences (or pairs, o
 batch into ranks and micro-batches is part of execution (`configs/language/execution.py`) and changes no field here.
 """
 
+from dataclasses import replace
 from math import ceil
 from typing import Any, ClassVar, Literal, Self
 
@@ -11,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many
 from pedigree.configs.base.shrink import Cut, even
-from pedigree.configs.base.work import Amount, Amounts, PlannedStage, at_ports
+from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, TrainingPlan, at_ports
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
 from pedigree.configs.methods.preference import Kto, PreferenceLoss
@@ -34,6 +35,11 @@ class Lora(Frozen):
     """Linear layers to adapt, by suffix of their names (`[q_proj, v_proj]`), or all except the vocabulary projection and heads."""
     rslora: bool = False
     """Divide alpha by the square root of the rank instead, so that updates do not shrink with the rank."""
+
+    @property
+    def adapters(self) -> Adapters:
+        """Their size."""
+        return Adapters(self.rank) if self.targets == "all-linear" else Adapters(self.rank, min(len(self.targets), 7))
 
     @field_validator("targets")
     @classmethod
@@ -286,21 +292,28 @@ def shrink_training(cut: Cut) -> None:
         cut.set("loss.margin_weight", 0.0, "thresholds")
 
 
-def training_work(stage: PlannedStage, port: str, *, answers: int, share: float = 1, examples: int = 1) -> Amounts:
-    """The work of training on the rows at a port.
+def training_plan(config: Training, unit: str, *, answers: int = 1, **others: Any) -> TrainingPlan:
+    """The plan of a stage that trains on rows.
 
     Args:
-        stage: that trains.
-        port: of its rows.
+        config: of the stage.
+        unit: name of its rows.
         answers: of a row, each with up to `max_length` tokens.
-        share: of the rows that is trained on.
-        examples: that a row becomes, at most.
+        others: further fields of the plan.
     """
-    config = stage.config
-    rows, document = at_ports(stage, (port,), answers * config.max_length)
+    common = TrainingPlan(
+        config.dtype, config.global_batch, "global_batch", unit, answers * config.max_length, epochs=config.epochs,
+        adapters=config.lora and config.lora.adapters, adaptable=True,
+    )  # fmt: skip
+    return replace(common, **others)
+
+
+def training_work(stage: PlannedStage, port: str, plan: TrainingPlan, share: float = 1) -> Amounts:
+    """The work of training on a share of the rows at a port."""
+    rows, document = at_ports(stage, (port,), plan.longest)
     rows = rows.times(share) if rows else None
     steps = None
     if rows:
-        steps = Amount(ceil(rows.value * examples / config.global_batch) * config.epochs, rows.how if examples == 1 else "at most")
-    tokens = rows.times(document).times(config.epochs) if rows and document else None
+        steps = Amount(ceil(rows.value * plan.examples / plan.batch) * plan.epochs, rows.how if plan.examples == 1 else "at most")
+    tokens = rows.times(document).times(plan.epochs) if rows and document else None
     return Amounts(rows=rows, document=document, steps=steps, tokens=tokens)

@@ -123,6 +123,8 @@ class Form(Frozen):
     """Where the form is published, and how this one differs."""
     split: Literal["dev", "unseen"]
     """Default split of suites with this form."""
+    items: int | None = Field(default=None, ge=1)
+    """Items of the whole benchmark, for plans before it is downloaded."""
     rows: Columns
     """How a row becomes a question."""
     prompt: Asking
@@ -182,7 +184,7 @@ class Form(Frozen):
 
     def deciding(self) -> dict[str, Any]:
         """The form without its descriptions."""
-        return self.model_dump(mode="json", exclude={"description", "origin"})
+        return self.model_dump(mode="json", exclude={"description", "origin", "items"})
 
 
 def form_names() -> list[str]:
@@ -199,7 +201,7 @@ def load_form(name: str) -> Form:
     if not NAME.fullmatch(name) or name not in form_names():
         raise ValueError(f"form {name!r} is not one of {', '.join(form_names())}: add configs/forms/{name}.yaml")
     try:
-        given = yaml.safe_load((FORMS / f"{name}.yaml").read_text())
+        given = yaml.load((FORMS / f"{name}.yaml").read_text(), Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
         raise ValueError(f"configs/forms/{name}.yaml is not YAML: {error}") from error
     try:

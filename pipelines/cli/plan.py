@@ -6,13 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.base.work import Amount
 from pedigree.configs.language.execution import Execution, Numerics
 from pedigree.configs.language.graph import Graph, Node, shown_name
-from pedigree.configs.methods.preference import Kto
-from pedigree.configs.methods.training import PreferenceTrain, Rlvr, Training
 from pedigree.data.host.machine import has_bf16_units
 from pedigree.pipelines.estimate.amounts import count_of
 from pedigree.pipelines.estimate.estimates import Estimate, Estimates
@@ -33,8 +32,6 @@ JOBLESS: tuple[State, ...] = (*SETTLED, "cached")
 NAMED = 3
 """Maximum number of stages named in a reason."""
 OUTPUT = re.compile(r"output (\S+) (.+)")
-MODELS = ("policy", "reward_model")
-ROW_UNITS = {"sft": "sequences", "reward_model": "pairs", "preference_train": "pairs"}
 HOW_ESTIMATED = (
     "Disk is estimated from a stage's last artifact, else (for models) the size of its weights, else the mean of artifacts of its "
     "kind; `?` means unknown. Checkpoints use disk while a stage trains. DVC's cache doubles the disk usage unless the file system "
@@ -89,8 +86,8 @@ class Sizes:
             weights = self.estimates.of(node).artifact
             if weights is not None:
                 return weights
-            bases = [edge.source for edge in node.edges if edge.port in ("policy", "policies", "candidates")]
-            sizes = [size for size in (self.of(self.graph.nodes[base]) for base in bases) if size is not None]
+            bases = [base for edge in node.edges if (base := self.graph.nodes[edge.source]).output in MODELS]
+            sizes = [size for base in bases if (size := self.of(base)) is not None]
             if sizes:
                 return max(sizes)
         alike = [self._measured(other) for other in self.graph.nodes.values() if other.kind == node.kind]
@@ -224,23 +221,19 @@ def misfits(rows: Collection[PlanRow]) -> list[str]:
 
 def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
     """Describe how ranks and passes make up a training step's batch; empty for stages that do not train."""
-    config, ranks = node.config, numerics.world_size
-    if isinstance(config, Rlvr):
-        answers = config.prompts_per_step * config.samples_per_prompt
-        made = f"{config.prompts_per_step} prompts x {config.samples_per_prompt} answers = {answers} rollouts per step"
-        return f"{made}, {config.steps} steps, {_ranks(ranks)}"
-    if not isinstance(config, Training):
+    plan, ranks = node.declaration.training_plan(node.config), numerics.world_size
+    if plan is None:
         return ""
-    unit = ROW_UNITS.get(node.kind, "rows")
-    if isinstance(config, PreferenceTrain) and isinstance(config.loss, Kto):
-        unit, rows = "answers", None  # a preference pair yields one or two answers
+    batch = f"{plan.batch} {plan.unit} per step"
+    if plan.made_of:
+        return f"{plan.made_of} = {batch}, {plan.steps} steps, {_ranks(ranks)}"
     if numerics.packing:
-        passes = f"packed to {numerics.micro_batch_tokens} tokens per pass"
+        passes = f"{_ranks(ranks)}, packed to {numerics.micro_batch_tokens} tokens per pass"
     else:
-        accumulation = math.ceil(config.global_batch / (ranks * numerics.micro_batch_sequences))
-        passes = f"{_ranks(ranks)} x {numerics.micro_batch_sequences} {unit} x {accumulation} passes"
-    steps = f", {math.ceil(rows / config.global_batch) * config.epochs} steps" if rows else ""
-    return f"{config.global_batch} {unit} per step: {passes if not numerics.packing else f'{_ranks(ranks)}, {passes}'}{steps}"
+        accumulation = math.ceil(plan.batch / (ranks * numerics.micro_batch_sequences))
+        passes = f"{_ranks(ranks)} x {numerics.micro_batch_sequences} {plan.unit} x {accumulation} passes"
+    steps = f", {math.ceil(rows / plan.batch) * plan.epochs} steps" if rows and plan.examples == 1 else ""
+    return f"{batch}: {passes}{steps}"
 
 
 def why(reasons: Sequence[str], recipe: str) -> str:

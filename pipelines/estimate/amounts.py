@@ -13,8 +13,6 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import CHARACTERS, TURN, Amount, Amounts, PlannedStage
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.rows.datasets import form_of
-from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.tools import OFFERED
@@ -63,11 +61,6 @@ class Planned:
 def amounts_of(project: Project, graph: Graph, node: Node) -> Amounts:
     """Of one stage."""
     return node.declaration.work(Planned(project, graph, node))
-
-
-def forms_of(graph: Graph, node: Node) -> tuple[Form | None, ...]:
-    """Of the suites that a stage asks."""
-    return tuple(form_of(graph.nodes[edge.source].config) for edge in node.edges if edge.port == "suites")
 
 
 def packaged_rows(asset: str) -> tuple[str, ...]:

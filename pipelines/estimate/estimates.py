@@ -7,17 +7,13 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import SHARE_OF_A_BOUND, Amounts
-from pedigree.configs.judging.answers import Evaluate, Sample, Scorers, Select
-from pedigree.configs.judging.asking import ByEndpoint
-from pedigree.configs.judging.rephrasing import FindRephrased
-from pedigree.configs.judging.synthesis import Synthesize
+from pedigree.configs.judging.asking import asks_endpoint
 from pedigree.configs.language.execution import FORMERLY, Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.methods.training import PreferenceTrain, ReferenceLogprobs, Rlvr, Training
-from pedigree.configs.rows.datasets import PackagedModel, RandomLlama, SourceModel
+from pedigree.configs.rows.datasets import PackagedModel, RandomLlama
 from pedigree.data.artifacts.artifacts import Run, read_run
 from pedigree.data.host.machine import settled
 from pedigree.data.store.untrusted import ArtifactError
@@ -27,7 +23,7 @@ from pedigree.pipelines.estimate.facts import Unknown, facts_of
 from pedigree.pipelines.estimate.fit import FitProblem, Trial, misfit
 from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pedigree.pipelines.estimate.memory import SIZES
-from pedigree.pipelines.estimate.needs import Facts, Needs, dtype_of, engine_dtype, trained_parameters
+from pedigree.pipelines.estimate.needs import Facts, Needs, engine_dtype, trained_parameters
 from pedigree.pipelines.estimate.rates import Rates, known
 from pedigree.pipelines.estimate.sampling_plan import engines_of, opens_engines
 from pedigree.pipelines.lineage.ancestry import opened
@@ -40,8 +36,6 @@ ROWS_A_SECOND = 5000.0
 """Throughput of stages without a model; a low value from docs/benchmarks.md."""
 DECIDE_SPEED = ("device", "world_size", "tensor_parallel", "kernels", "packing", "offload_optimizer", "deterministic")
 """Numerics that, together with `bf16_products`, must be equal for a finished stage to predict another one's time."""
-ASSUMED = (Sample, Evaluate, Scorers, Synthesize, FindRephrased, ReferenceLogprobs, Training, Rlvr)
-"""Configs of stages whose time is estimated from their operations."""
 MEASURED = "this machine's measured matmul speed"
 
 
@@ -120,15 +114,15 @@ class Estimates:
         time = self._time(node, setting, new)
         if not isinstance(facts, Facts):
             return Estimate(node, setting.hardware, amounts, None, None, facts.why if facts else "", time)
-        hardware, artifact = setting.hardware, artifact_bytes(node.config, facts)
-        if isinstance(node.config, SourceModel) and hardware.device == "cuda":  # it uses only host memory
+        hardware, artifact = setting.hardware, artifact_bytes(facts)
+        if facts.imported and hardware.device == "cuda":  # it uses only host memory
             return Estimate(node, hardware, amounts, facts, None, time=time, artifact=artifact)
         trial = Trial(facts, numerics, placement, hardware)
         return Estimate(
             node, hardware, amounts, facts, trial.needs,
             time=time,
             artifact=artifact,
-            scratch=checkpoint_bytes(node.config, facts, placement.keep_checkpoints),
+            scratch=checkpoint_bytes(facts, placement.keep_checkpoints),
             misfit=misfit(trial),
         )  # fmt: skip
 
@@ -140,7 +134,7 @@ class Estimates:
 
     def _operations(self, node: Node, checkpointing: bool) -> float | None:
         amounts, facts = self._facts(node)
-        return operations(node.config, amounts, facts if isinstance(facts, Facts) else None, checkpointing)
+        return operations(amounts, facts if isinstance(facts, Facts) else None, checkpointing)
 
     def _time(self, node: Node, setting: Setting, new: bool) -> Time | None:
         size = self._operations(node, setting.numerics.gradient_checkpointing)
@@ -157,43 +151,42 @@ class Estimates:
             return None
         if setting.hardware.device == "cpu":
             return self._on_this_cpu(node, setting, size)
-        assumed = self._assumed(node.config, amounts, facts, setting, size) if isinstance(facts, Facts) and size else None
+        assumed = self._assumed(amounts, facts, setting, size) if isinstance(facts, Facts) and size else None
         return Time(START_S + assumed, f"utilization {setting.hardware.utilization:g} of the GPU's peak") if assumed else None
 
     def _on_this_cpu(self, node: Node, setting: Setting, size: float | None) -> Time | None:
         """Time from this machine's measured matmul speed; None if that or the workload is unknown."""
         amounts, facts = self._facts(node)
         start = CPU_START_S[node.declaration.engine]
-        if isinstance(node.config, Select) or _is_small(node.config):
+        if _is_immediate(node):
             return Time(start, "the startup time")
         if facts is None:
             return Time(start + amounts.rows.value / ROWS_A_SECOND, "the number of rows") if amounts.rows else None
-        rates = self._rates if isinstance(facts, Facts) and size and isinstance(node.config, ASSUMED) else None
+        rates = self._rates if isinstance(facts, Facts) and size and facts.computes else None
         if rates is None or not isinstance(facts, Facts) or size is None:
             return None
-        dtype = engine_dtype(amounts.plan, setting.numerics) if amounts.plan else dtype_of(node.config)
-        trained = isinstance(node.config, Training | Rlvr)
-        ranks = setting.numerics.world_size if trained else setting.numerics.tensor_parallel * setting.engines
+        dtype = engine_dtype(facts.sampling, setting.numerics) if facts.sampling else facts.dtype
+        ranks = setting.numerics.world_size if facts.training else setting.numerics.tensor_parallel * setting.engines
         hardware = setting.hardware.at(rates, dtype, setting.numerics, ranks)
-        seconds = self._assumed(node.config, amounts, facts, replace(setting, hardware=hardware), size)
+        seconds = self._assumed(amounts, facts, replace(setting, hardware=hardware), size)
         bounded = amounts.tokens is not None and amounts.tokens.how == "at most"
         return Time(start + seconds * (SHARE_OF_A_BOUND if bounded else 1), MEASURED) if seconds else None
 
     @staticmethod
-    def _assumed(config: Frozen, amounts: Amounts, facts: Facts, setting: Setting, size: float) -> float | None:
+    def _assumed(amounts: Amounts, facts: Facts, setting: Setting, size: float) -> float | None:
         """Seconds from the speed of the hardware."""
         hardware, numerics, seconds = setting.hardware, setting.numerics, 0.0
-        if hardware.peak is None or not isinstance(config, ASSUMED):
+        if hardware.peak is None or not facts.computes:
             return None
-        plan = amounts.plan
+        plan = facts.sampling
         if plan is not None:
             if hardware.bandwidth is None or amounts.requests is None or amounts.prompt is None:
                 return None
             dtype, workers, prompt = engine_dtype(plan, numerics), numerics.tensor_parallel, amounts.prompt.value
             block = work.block_size(numerics.device, dtype, prompt + amounts.answer, workers)
-            alone = 0 if plan.queues else min(amounts.requests.value, plan.together)  # a chunk is not split across engines
+            alone = min(amounts.requests.value, plan.chunk or plan.together)  # a chunk is not split across engines
             seconds = work.generation(
-                facts.judge or facts.policy,
+                facts.served or facts.policy,
                 requests=max(amounts.requests.value / setting.engines, alone),
                 together=plan.together,
                 prompt=prompt,
@@ -205,8 +198,8 @@ class Estimates:
                 utilization=hardware.utilization,
                 bandwidth=hardware.bandwidth * hardware.bandwidth_utilization,
             )
-        if plan is None or isinstance(config, Rlvr):
-            ranks = numerics.world_size if isinstance(config, Training | Rlvr) else 1
+        if plan is None or facts.training:
+            ranks = numerics.world_size if facts.training else 1
             seconds += work.seconds(size, ranks, hardware.peak, hardware.utilization)
         return seconds
 
@@ -261,63 +254,47 @@ class Past:
         return threads and (ran.cpu, ran.cores) == (hardware.cpu, hardware.cores)
 
 
-def operations(config: Frozen, amounts: Amounts, facts: Facts | None, checkpointing: bool) -> float | None:
+def operations(amounts: Amounts, facts: Facts | None, checkpointing: bool) -> float | None:
     """Floating-point operations of a whole stage; for a stage that generates, those of its tokens; without a model, its rows."""
     if facts is None:
         return amounts.rows.value if amounts.rows else None
-    if isinstance(config, SourceModel):
+    if not facts.computes:
         return float(facts.policy.parameters)
     if amounts.tokens is None:
         return None
     document = amounts.document.value if amounts.document else (amounts.prompt.value if amounts.prompt else 0)
-    forward = work.forward(facts.judge or facts.policy, document) * amounts.tokens.value
-    if isinstance(config, Sample | Evaluate | Scorers | Synthesize | FindRephrased | ReferenceLogprobs):
-        return forward
-    if not isinstance(config, Training | Rlvr):
-        return None
-    trained = work.training(facts.policy, document, checkpointing=checkpointing, adapters=config.lora is not None) * amounts.tokens.value
-    if isinstance(config, PreferenceTrain):
-        return trained + (forward if facts.reference else 0)
-    if isinstance(config, Rlvr):
-        epochs = getattr(config.algorithm, "inner_epochs", 1)
-        looks = (config.algorithm.updates > 1) + (facts.reference is not None)
-        critic = 0.0
-        if facts.value is not None:  # one forward pass per token, and full training
-            learned = work.training(facts.value, document, checkpointing=checkpointing)
-            critic = (work.forward(facts.value, document) + epochs * learned) * amounts.tokens.value
-        return trained * epochs + looks * forward + critic
-    return trained
+    plan = facts.training
+    if plan is None:
+        return work.forward(facts.served or facts.policy, document) * amounts.tokens.value
+    trained = work.training(facts.policy, document, checkpointing=checkpointing, adapters=plan.adapters is not None)
+    a_token = plan.updates * trained + plan.looks * work.forward(facts.policy, document)
+    if facts.reference is not None:
+        a_token += work.forward(facts.reference, document)
+    if facts.value is not None:  # one forward pass per token, and full training
+        a_token += work.forward(facts.value, document) + plan.updates * work.training(facts.value, document, checkpointing=checkpointing)
+    return a_token * amounts.tokens.value
 
 
-def asks_endpoint(config: Frozen) -> bool:
-    """Whether the stage sends requests to a server, whose speed is unknown."""
-    speaker = config.rating and config.rating.by if isinstance(config, Scorers) else getattr(config, "by", None)
-    return isinstance(speaker, ByEndpoint)
+def _is_immediate(node: Node) -> bool:
+    """Whether a stage only names a model, or makes one that is packaged or generated, without a download of unknown duration."""
+    only_names = node.output in MODELS and node.declaration.engine == "none"
+    return only_names or isinstance(getattr(node.config, "source", None), PackagedModel | RandomLlama)
 
 
-def _is_small(config: Frozen) -> bool:
-    """Whether the model is packaged or generated, so that no download of unknown duration is needed."""
-    return isinstance(config, SourceModel) and isinstance(config.source, PackagedModel | RandomLlama)
+def artifact_bytes(facts: Facts) -> int | None:
+    """Bytes of the model that a stage trains or imports, in its compute dtype."""
+    return SIZES[facts.dtype] * facts.policy.parameters if facts.training or facts.imported else None
 
 
-def artifact_bytes(config: Frozen, facts: Facts) -> int | None:
-    """Bytes of the model that a stage writes, in the compute dtype."""
-    if isinstance(config, SourceModel | Training | Rlvr):
-        return SIZES[dtype_of(config)] * facts.policy.parameters
-    return None
-
-
-def checkpoint_bytes(config: Frozen, facts: Facts, kept: int) -> int:
+def checkpoint_bytes(facts: Facts, kept: int) -> int:
     """Maximum bytes of checkpoints during training: `kept` + 1 copies of weights, fp32 weights, and two moments."""
-    if not isinstance(config, Training | Rlvr):
+    plan = facts.training
+    if plan is None:
         return 0
-    trained = trained_parameters(facts.policy, config.lora, False)
-    whole = (12 + SIZES[config.dtype]) * trained
-    if isinstance(config, Rlvr):
-        weights = SIZES[config.dtype] * facts.policy.parameters  # transferred to the sampler
-        critic = (12 + SIZES[config.dtype]) * facts.value.parameters if facts.value is not None else 0
-        return (kept + 1) * (whole + critic) + weights
-    return (kept + 1) * whole
+    size, trained = SIZES[plan.dtype], trained_parameters(facts.policy, plan.adapters, False)
+    critic = facts.value.parameters if facts.value is not None else 0
+    transferred = size * facts.policy.parameters if facts.sampling else 0  # to the sampler
+    return (kept + 1) * (12 + size) * (trained + critic) + transferred
 
 
 def run_of(project: Project, node: Node) -> Run | None:

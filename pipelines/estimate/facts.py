@@ -1,26 +1,22 @@
 """Find the shapes of a stage's models before it runs, from artifacts, folders, the hub cache, or a table of known models."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.frozen import Dtype
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import Amounts
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.methods.merging import Merge
-from pedigree.configs.methods.policy_gradient import Ppo
-from pedigree.configs.methods.training import PreferenceTrain, Rlvr
 from pedigree.configs.rows.datasets import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
 from pedigree.data.sources.hub import FOLDER
 from pedigree.data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
-from pedigree.pipelines.estimate.amounts import forms_of
 from pedigree.pipelines.estimate.needs import Facts
 from pedigree.pipelines.estimate.shapes import PACKAGED, Shape, known_shape, shape_of_config
 from pedigree.pipelines.lineage.ancestry import opened
-
-POLICY_PORTS = ("policy", "policies", "candidates", "reward_models", "writer")
 
 
 @dataclass(frozen=True)
@@ -32,44 +28,56 @@ class Unknown:
 
 def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts) -> Facts | Unknown | None:
     """Facts of one stage; None if it uses no model."""
-    if isinstance(node.config, SourceModel):
-        return _facts(project, graph, node, amounts, [node])
-    sources = [graph.nodes[edge.source] for edge in node.edges if edge.port in (*POLICY_PORTS, "judge")]
-    if not sources or node.kind == "select":
-        return None
-    return _facts(project, graph, node, amounts, sources)
-
-
-def _facts(project: Project, graph: Graph, node: Node, amounts: Amounts, sources: list[Node]) -> Facts | Unknown:
-    shapes = [shape_of(project, graph, source) for source in sources]
-    for source, shape in zip(sources, shapes, strict=True):
+    kind, config = node.declaration, node.config
+    training, scoring, sampling = kind.training_plan(config), kind.scoring_plan(config), amounts.plan or kind.sampling_plan(config)
+    beside = [port for port in ("reference", "value") if training and getattr(training, port)]
+    ports = [*(["policy"] if training else ()), *(plan.port for plan in (scoring, sampling) if plan), *beside]
+    largest: dict[str, Shape] = {}
+    for port, source in _models(graph, node, ports):
+        shape = shape_of(project, graph, source)
         if shape is None:
             return Unknown(f"the shape of {_origin(graph, source)} is unknown until it is downloaded or built")
-    beside = [shape for source, shape in zip(sources, shapes, strict=True) if shape and source is not _at(graph, node, "judge")]
-    largest = max(beside or [shape for shape in shapes if shape], key=lambda shape: shape.parameters)
-    config = node.config
-    reference = value = None
-    rater = _at(graph, node, "judge")
-    if isinstance(config, PreferenceTrain) and not config.loss.reference_free:
-        given = _at(graph, node, "reference")
-        reference = largest if given is None else None if given.output == "logprobs" else shape_of(project, graph, given)
-    if isinstance(config, Rlvr):
-        given = _at(graph, node, "reference")
-        reference = None if config.algorithm.kl is None else shape_of(project, graph, given) if given else largest
-        given = _at(graph, node, "value")
-        value = (shape_of(project, graph, given) if given else largest) if isinstance(config.algorithm, Ppo) else None
+        largest[port] = max(largest.get(port, shape), shape, key=lambda shape: shape.parameters)
+    if not largest:
+        return None
+    policy, above = next(iter(largest.values())), _above(graph, node)
+    given = {edge.port for edge in node.edges}  # of what is no model, such as log-probabilities, nothing is held
+    held = {port: largest.get(port, None if port in given else policy) for port in beside}
     return Facts(
-        config=config,
-        policy=largest,
-        reference=reference,
-        value=value,
-        finer=getattr(sources[0].config, "dtype", "bf16") == "fp32",
+        policy=policy,
+        training=training,
+        scoring=scoring,
+        sampling=sampling,
+        served=largest.get(sampling.port) if sampling else None,
+        reference=held.get("reference"),
+        value=held.get("value"),
+        finer=above is not None and _dtype(above) == "fp32",
         document=amounts.document.value if amounts.document and amounts.document.how != "at most" else None,
         prompt=amounts.prompt.value if amounts.prompt and amounts.prompt.how != "at most" else None,
         requests=amounts.requests.value if amounts.requests else None,
-        suites=forms_of(graph, node),
-        judge=shape_of(project, graph, rater) if rater else None,
+        dtype=_dtype(node),
+        imported=isinstance(config, SourceModel),
     )
+
+
+def _dtype(node: Node) -> Dtype:
+    """Compute dtype of a stage in torch, or dtype of the model that it imports."""
+    plan = node.declaration.training_plan(node.config) or node.declaration.scoring_plan(node.config)
+    return plan.dtype if plan else getattr(node.config, "dtype", "bf16")
+
+
+def _models(graph: Graph, node: Node, ports: Sequence[str]) -> Iterator[tuple[str, Node]]:
+    """(port, source) of the models that a stage uses: at these ports, in their order. Without any, all that it loads, or its own."""
+    if isinstance(node.config, SourceModel):
+        yield "", node
+    for port in ports or (node.declaration.inputs if node.declaration.engine != "none" else ()):
+        sources = [graph.nodes[edge.source] for edge in node.edges if edge.port == port]
+        yield from ((port, source) for source in sources if source.output in MODELS)
+
+
+def _above(graph: Graph, node: Node) -> Node | None:
+    """The stage whose model this one changes or passes on: the first at its first port with a model."""
+    return next((source for _, source in _models(graph, node, tuple(node.declaration.inputs))), None)
 
 
 def shape_of(project: Project, graph: Graph, node: Node) -> Shape | None:
@@ -82,8 +90,8 @@ def shape_of(project: Project, graph: Graph, node: Node) -> Shape | None:
             return shape.counted(counted) if isinstance(counted, int) and counted > 0 else shape
     if isinstance(node.config, SourceModel):
         return _of_source(project, node.config)
-    sources = [graph.nodes[edge.source] for edge in node.edges if edge.port in POLICY_PORTS]
-    return shape_of(project, graph, sources[0]) if sources else None
+    above = _above(graph, node)
+    return shape_of(project, graph, above) if above else None
 
 
 def _of_source(project: Project, config: SourceModel) -> Shape | None:
@@ -118,16 +126,12 @@ def _read(path: Path) -> Shape | None:
     return shape_of_config(found) if isinstance(found, dict) else None
 
 
-def _at(graph: Graph, node: Node, port: str) -> Node | None:
-    return next((graph.nodes[edge.source] for edge in node.edges if edge.port == port), None)
-
-
 def _origin(graph: Graph, node: Node) -> str:
     """Display name of the source of a model."""
     while not isinstance(node.config, SourceModel):
-        above = [graph.nodes[edge.source] for edge in node.edges if edge.port in POLICY_PORTS]
-        if not above or isinstance(node.config, Merge):
+        above = _above(graph, node)
+        if above is None:
             return node.name
-        node = above[0]
+        node = above
     source = node.config.source
     return str(getattr(source, "repo", None) or getattr(source, "path", None) or getattr(source, "asset", None) or node.name)

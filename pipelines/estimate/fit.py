@@ -7,16 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pedigree.configs.base.frozen import Frozen
-from pedigree.configs.judging.answers import Evaluate, Sample, Scorers
-from pedigree.configs.judging.asking import ByPolicy
-from pedigree.configs.judging.rephrasing import FindRephrased
-from pedigree.configs.judging.synthesis import Synthesize
+from pedigree.configs.base.work import Adapters
 from pedigree.configs.language.execution import SMALLEST_TOKENS, Numerics, Placement
-from pedigree.configs.methods.training import Lora, PreferenceTrain, Rlvr, Training
 from pedigree.pipelines.estimate.machines import Hardware
 from pedigree.pipelines.estimate.needs import Facts, Needs, needs_of
-from pedigree.pipelines.estimate.sampling_plan import engines_of
 from pedigree.pipelines.quantities import size
 
 SHOWN_REMEDIES = 3
@@ -133,13 +127,13 @@ def _numerics(trial: Trial, **fields: Any) -> Iterator[tuple[str, Trial]]:
 
 
 def _zero(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    if isinstance(trial.facts.config, Training | Rlvr) and trial.numerics.world_size > 1:
+    if trial.facts.training and trial.numerics.world_size > 1:
         for stage in range(trial.numerics.zero_stage + 1, 4):
             yield from _numerics(trial, zero_stage=stage)
 
 
 def _checkpointing(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    if isinstance(trial.facts.config, Training | Rlvr) and not trial.numerics.gradient_checkpointing:
+    if trial.facts.training and not trial.numerics.gradient_checkpointing:
         yield from _numerics(trial, gradient_checkpointing=True)
 
 
@@ -157,21 +151,23 @@ def _smaller_passes(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 
 def _offload(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    if isinstance(trial.facts.config, Training | Rlvr) and not trial.numerics.offload_optimizer:
+    if trial.facts.training and not trial.numerics.offload_optimizer:
         yield from _numerics(trial, offload_optimizer=True)
 
 
 def _cached_reference(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    if isinstance(trial.facts.config, PreferenceTrain) and trial.facts.reference is not None:
-        changed = replace(trial, facts=replace(trial.facts, reference=None))
-        yield "use a `reference_logprobs` stage as the input `reference` in the recipe", changed
+    plan = trial.facts.training
+    if plan is not None and plan.without_reference and trial.facts.reference is not None:
+        yield plan.without_reference, replace(trial, facts=replace(trial.facts, reference=None))
 
 
 def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    has_engine, served = trial.needs.engine is not None, trial.facts.judge or trial.facts.policy
-    for ranks in (2, 4, 8) if has_engine and trial.numerics.device == "cuda" else ():
+    served = trial.facts.served
+    if served is None or trial.numerics.device != "cuda":
+        return
+    for ranks in (2, 4, 8):
         fits_heads = served.heads % ranks == 0
-        needed = ranks * engines_of(trial.facts.config, trial.placement.engines)
+        needed = ranks * (1 if trial.facts.training else trial.placement.engines)
         if trial.numerics.tensor_parallel < ranks <= trial.hardware.gpus_per_node and fits_heads:
             for words, changed in _numerics(trial, tensor_parallel=ranks):
                 slots = "" if trial.placement.slots >= needed else f" and placement.slots: {needed}"
@@ -196,36 +192,21 @@ def _engine_memory(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 
 def _smaller_chunks(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    config, plan = trial.facts.config, trial.facts.plan
-    chunk = plan.together // 2 if plan is not None and not plan.queues else 0
-    while chunk >= 1:
-        name, smaller = _in_chunks_of(config, chunk)
-        if smaller is None:
-            return
-        changed = replace(trial, facts=replace(trial.facts, config=smaller))
+    plan = trial.facts.sampling
+    chunk = plan.together // 2 if plan is not None and plan.chunk_field else 0
+    while plan is not None and chunk >= 1:
+        changed = replace(trial, facts=replace(trial.facts, sampling=replace(plan, together=chunk)))
         if not lacks(changed):
-            yield f"set {name}: {chunk} in the recipe", changed
+            yield f"set {plan.chunk_field}: {chunk} in the recipe", changed
             return
         chunk //= 2
 
 
-def _in_chunks_of(config: Frozen, chunk: int) -> tuple[str, Frozen | None]:
-    """Name of a config's chunk size field, and the config with another chunk size; None if it has none."""
-    if isinstance(config, Sample | Evaluate):
-        return "chunk_size", config.model_copy(update={"chunk_size": chunk})
-    if isinstance(config, Synthesize | FindRephrased) and isinstance(config.by, ByPolicy):
-        return "by.chunk_size", config.model_copy(update={"by": config.by.model_copy(update={"chunk_size": chunk})})
-    if isinstance(config, Scorers) and config.rating is not None and isinstance(config.rating.by, ByPolicy):
-        by = config.rating.by.model_copy(update={"chunk_size": chunk})
-        return "rating.by.chunk_size", config.model_copy(update={"rating": config.rating.model_copy(update={"by": by})})
-    return "", None
-
-
 def _adapters(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    config = trial.facts.config
-    if isinstance(config, Training | Rlvr) and config.lora is None:
-        changed = config.model_copy(update={"lora": Lora()})
-        yield "train adapters instead: `lora: {rank: 16}` in the recipe", replace(trial, facts=replace(trial.facts, config=changed))
+    plan = trial.facts.training
+    if plan is not None and plan.adaptable and plan.adapters is None:
+        changed = replace(trial.facts, training=replace(plan, adapters=Adapters()))
+        yield "train adapters instead: `lora: {rank: 16}` in the recipe", replace(trial, facts=changed)
 
 
 def _placed(placement: Placement, **fields: Any) -> Placement:

@@ -63,7 +63,7 @@ FORMULAS = (
         "activations",
         "T · (L·a + head); a = 2·norm + e(2AD + 2KD) + 4A + 4eF, norm = 4 + (4 + 2e)H, head = (4 + 2e)H + 2eD + 24; "
         "fused kernels: norm = 4 + 2eH, 3eF; on a CPU in bf16 a + 4AD; checkpointed: T · (L·eH + a + head); other "
-        "norms, experts, and MLPs without a gate: `layer_activations`",
+        "norms and experts: `layer_activations`",
         "counted as in Korthikanti et al. 2022, arXiv 2205.05198, §4, for RMSNorm, grouped queries, SwiGLU, "
         "no dropout, and attention that does not store scores",
     ),
@@ -186,7 +186,7 @@ def layer_activations(shape: Shape, numerics: Numerics, size: int) -> int:
     qk_norms = 0 if shape.qk_norm == "none" else (size if fused else 4 + normalized) * (queries + keys)
     twice = 4 * queries if numerics.device == "cpu" and size == 2 else 0
     attention = size * (2 * queries + 2 * keys) + 4 * shape.heads + twice
-    branches = (3 if fused else 4) if shape.gated else 2
+    branches = 3 if fused else 4
     if shape.experts:
         width = shape.experts_per_token * shape.expert_ffn + shape.shared_ffn
         routed = shape.experts_per_token * 2 * size * hidden + 8 * shape.experts

@@ -4,33 +4,26 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pedigree.configs.base.frozen import Dtype, Frozen
-from pedigree.configs.base.work import SamplingPlan
-from pedigree.configs.judging.answers import Evaluate, Sample, Scorers
-from pedigree.configs.judging.rephrasing import FindRephrased
-from pedigree.configs.judging.synthesis import Synthesize
+from pedigree.configs.base.frozen import Dtype
+from pedigree.configs.base.work import Adapters, SamplingPlan, ScoringPlan, TrainingPlan
 from pedigree.configs.language.execution import Numerics, Placement
-from pedigree.configs.methods.merging import Merge
-from pedigree.configs.methods.policy_gradient import Ppo
-from pedigree.configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
-from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.host.machine import settled
 from pedigree.pipelines.estimate import memory
 from pedigree.pipelines.estimate.memory import GIB, SIZES, Trained
-from pedigree.pipelines.estimate.sampling_plan import sampling_plan_of
 from pedigree.pipelines.estimate.shapes import Shape
-
-ROLLOUT_CHUNK = 256
-"""Maximum requests that `rlvr` submits together (`stages.rlvr.run.ROLLOUT_CHUNK`)."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A stage with the shapes of its models."""
+    """What a stage does with models, and their shapes."""
 
-    config: Frozen
     policy: Shape
-    """The largest model that is trained, sampled, or scores, except a judge next to other models."""
+    """The largest model that is trained or scores; else the largest that is sampled or read."""
+    training: TrainingPlan | None = None
+    scoring: ScoringPlan | None = None
+    sampling: SamplingPlan | None = None
+    served: Shape | None = None
+    """The largest model that an engine loads."""
     reference: Shape | None = None
     """Reference model held in memory with the policy."""
     value: Shape | None = None
@@ -43,14 +36,15 @@ class Facts:
     """Tokens per prompt; None until prompts exist."""
     requests: float | None = None
     """Answers to generate."""
-    suites: tuple[Form | None, ...] = ()
-    """Forms of the evaluated suites."""
-    judge: Shape | None = None
-    """A language model that rates."""
+    dtype: Dtype = "bf16"
+    """Compute dtype, or that of an imported model."""
+    imported: bool = False
+    """Whether the model comes from outside the recipe."""
 
     @property
-    def plan(self) -> SamplingPlan | None:
-        return sampling_plan_of(self.config, self.suites)
+    def computes(self) -> bool:
+        """Whether tokens pass through a model."""
+        return bool(self.training or self.scoring or self.sampling)
 
 
 @dataclass(frozen=True)
@@ -126,53 +120,48 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
         placement: of the profile.
         gpu_bytes: memory of one GPU if known; vLLM reserves a share of it.
     """
-    config = facts.config
-    plan = facts.plan
-    if plan is not None and isinstance(config, Sample | Evaluate | Synthesize | FindRephrased):
-        engine = _engine(facts, facts.policy, plan, numerics, placement, gpu_bytes)
-        return Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
-    if isinstance(config, Sft | RewardModel | PreferenceTrain | Rlvr):
-        return _training(facts, config, numerics, placement, gpu_bytes)
-    if isinstance(config, ReferenceLogprobs | Scorers):
-        size, tokens = SIZES[config.dtype], tokens_of_a_frozen_pass(facts, config, numerics)
-        terms = memory.inference(facts.policy, numerics, size, tokens, scores=isinstance(config, Scorers))
-        host = 0 if numerics.device == "cpu" else 4 * facts.policy.parameters
-        found = Needs(device=terms | _runtime(numerics), loading=_arriving(facts.policy, numerics), host=host, tokens_a_pass=tokens)
-        if not isinstance(config, Scorers) or plan is None or facts.judge is None:
-            return found
-        engine = _engine(facts, facts.judge, plan, numerics, placement, gpu_bytes)
-        rating = Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
-        return _one_after_the_other(found, rating, numerics) if config.reward_weight else rating
-    if isinstance(config, Merge):
-        return Needs()
-    return Needs(device={"weights": 4 * facts.policy.parameters} | _runtime(numerics))  # source_model: in fp32, on the host
+    engine = _engine(facts, numerics, placement, gpu_bytes)
+    if facts.training is not None:
+        return _training(facts, facts.training, engine, numerics)
+    scoring = _scoring(facts, facts.scoring, numerics) if facts.scoring else None
+    if engine is not None:
+        sampling = Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
+        return _one_after_the_other(scoring, sampling, numerics) if scoring else sampling
+    if scoring is not None:
+        return scoring
+    if facts.imported:  # in fp32, on the host
+        return Needs(device={"weights": 4 * facts.policy.parameters} | _runtime(numerics))
+    return Needs()
+
+
+def _scoring(facts: Facts, plan: ScoringPlan, numerics: Numerics) -> Needs:
+    tokens = tokens_of_a_frozen_pass(facts, plan, numerics)
+    terms = memory.inference(facts.policy, numerics, SIZES[plan.dtype], tokens, scores=plan.scalar_head)
+    host = 0 if numerics.device == "cpu" else 4 * facts.policy.parameters
+    return Needs(device=terms | _runtime(numerics), loading=_arriving(facts.policy, numerics), host=host, tokens_a_pass=tokens)
 
 
 def _one_after_the_other(scoring: Needs, rating: Needs, numerics: Numerics) -> Needs:
-    """Needs of reward models in one process, followed by the engines of a language model."""
+    """Needs of scoring models in one process, followed by the engines of a language model."""
     on_cpu = numerics.device == "cpu"
     lesser, larger = sorted((rating, scoring), key=lambda needs: needs.together if on_cpu else needs.peak)
     return replace(larger, engine=rating.engine, tokens_a_pass=scoring.tokens_a_pass, lesser=lesser)
 
 
-def _training(facts: Facts, config: Training | Rlvr, numerics: Numerics, placement: Placement, gpu_bytes: int | None) -> Needs:
-    scores, tokens = isinstance(config, RewardModel), tokens_of_a_pass(facts, config, numerics)
+def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics: Numerics) -> Needs:
+    scores, tokens = plan.scalar_head, tokens_of_a_pass(facts, plan, numerics)
     shape = scored(facts.policy) if scores else facts.policy
-    model = Trained(shape, config.dtype, trained_parameters(shape, config.lora, scores), facts.finer)
+    model = Trained(shape, plan.dtype, trained_parameters(shape, plan.adapters, scores), facts.finer)
     terms = memory.training(model, numerics, tokens, scores)
     loading = {"weights": memory.loading(model, numerics)}
     host = memory.host(model, numerics)
     if facts.reference is not None:
-        terms["reference"] = SIZES[config.dtype] * facts.reference.parameters
-    engine = None
-    if isinstance(config, Rlvr):
-        if isinstance(config.algorithm, Ppo) and facts.value is not None:
-            critic = Trained(scored(facts.value), config.dtype, scored(facts.value).parameters)
-            terms["value_model"] = _at_rest(critic, numerics)
-            host += memory.host(critic, numerics) if numerics.offload_optimizer else 0
-        plan = facts.plan
-        assert plan is not None
-        engine = _engine(facts, facts.policy, plan, numerics, placement, gpu_bytes)
+        terms["reference"] = SIZES[plan.dtype] * facts.reference.parameters
+    if facts.value is not None:
+        critic = Trained(scored(facts.value), plan.dtype, scored(facts.value).parameters)
+        terms["value_model"] = _at_rest(critic, numerics)
+        host += memory.host(critic, numerics) if numerics.offload_optimizer else 0
+    if engine is not None:
         taken = _engine_on(engine, numerics)
         terms["sampler"] = memory.total(taken) if numerics.device == "cpu" else engine.share or memory.total(engine.terms)
         loading["sampler"] = terms["sampler"]
@@ -189,47 +178,30 @@ def _at_rest(model: Trained, numerics: Numerics) -> int:
     return sum(part(model, numerics) for part in (memory.weights, memory.gradients, memory.optimizer, memory.buckets))
 
 
-def tokens_of_a_pass(facts: Facts, config: Training | Rlvr, numerics: Numerics) -> int:
-    """Tokens of a forward pass of one rank: the profile's limit or one longer unit, but no more than a step has.
-
-    A unit (a conversation, a pair, the answers to a prompt) is never split.
-    """
-    if isinstance(config, Rlvr):
-        longest = config.max_prompt_length + config.sampling.max_tokens
-        a_step = config.prompts_per_step * config.samples_per_prompt * (facts.document or longest)
-        unit, answers = longest, 1
-    else:
-        answers = 1 if isinstance(config, Sft) else 2
-        unit = min(answers * config.max_length, facts.document * 4) if facts.document else answers * config.max_length
-        a_step = config.global_batch * (facts.document or unit)
-    if numerics.packing:
-        found = max(numerics.micro_batch_tokens, unit)
-    else:
-        found = numerics.micro_batch_sequences * unit
-    return max(1, int(min(found, max(unit, a_step / numerics.world_size))))
+def tokens_of_a_pass(facts: Facts, plan: TrainingPlan, numerics: Numerics) -> int:
+    """Tokens of a forward pass of one rank: the profile's limit or one longer row, but no more than a step has."""
+    row = min(plan.longest, facts.document * 4) if facts.document else plan.longest
+    a_step = plan.batch * (facts.document or row)
+    found = max(numerics.micro_batch_tokens, row) if numerics.packing else numerics.micro_batch_sequences * row
+    return max(1, int(min(found, max(row, a_step / numerics.world_size))))
 
 
-def tokens_of_a_frozen_pass(facts: Facts, config: ReferenceLogprobs | Scorers, numerics: Numerics) -> int:
+def tokens_of_a_frozen_pass(facts: Facts, plan: ScoringPlan, numerics: Numerics) -> int:
     """Tokens of an inference pass: the profile's limit or one longer document; without packing, rows padded to the longest.
 
     Answers share a pass only if they fit, so a unit is one document. Documents to score have no bound until they exist.
     """
-    longest = 4 * facts.document if facts.document else None
-    if isinstance(config, ReferenceLogprobs):
-        longest = min(config.max_length, longest or config.max_length)
-    if longest is None:
+    longest = min(4 * facts.document if facts.document else math.inf, plan.longest or math.inf)
+    if longest == math.inf:
         return numerics.micro_batch_tokens
     return int(max(numerics.micro_batch_tokens, longest) if numerics.packing else numerics.micro_batch_sequences * longest)
 
 
-def trained_parameters(shape: Shape, lora: Lora | None, scores: bool) -> int:
+def trained_parameters(shape: Shape, adapters: Adapters | None, scores: bool) -> int:
     """Ψ_t, including a scalar head trained with adapters."""
-    if lora is None:
+    if adapters is None:
         return shape.parameters
-    found = shape.adapters(lora.rank)
-    if lora.targets != "all-linear":
-        found = found * min(len(lora.targets), 7) // 7
-    return found + (shape.hidden if scores else 0)
+    return shape.adapters(adapters.rank) * adapters.matrices // 7 + (shape.hidden if scores else 0)
 
 
 def scored(shape: Shape) -> Shape:
@@ -238,12 +210,14 @@ def scored(shape: Shape) -> Shape:
     return replace(shape, tied=True, stated=headless + shape.hidden)
 
 
-def _engine(facts: Facts, shape: Shape, plan: SamplingPlan, numerics: Numerics, placement: Placement, gpu_bytes: int | None) -> Engine:
-    size, ranks, config = SIZES[plan.dtype], numerics.tensor_parallel, facts.config
+def _engine(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: int | None) -> Engine | None:
+    plan, shape = facts.sampling, facts.served
+    if plan is None or shape is None:
+        return None
+    size, ranks = SIZES[plan.dtype], numerics.tensor_parallel
     width = SIZES[engine_dtype(plan, numerics)] // size
-    chunk, prompt = 1 if plan.queues else plan.together, facts.prompt or 1.0
-    if isinstance(config, Rlvr):
-        chunk, prompt = min(ROLLOUT_CHUNK, chunk), min(float(config.max_prompt_length), facts.prompt or math.inf)
+    chunk = plan.chunk or plan.together
+    prompt = min(plan.max_prompt or math.inf, facts.prompt or plan.max_prompt or 1.0)
     if facts.requests:
         chunk = max(1, min(chunk, int(facts.requests)))
     weights = size * shape.parameters // ranks
@@ -277,8 +251,3 @@ def _arriving(shape: Shape, numerics: Numerics) -> dict[str, int]:
 
 def _runtime(numerics: Numerics) -> dict[str, int]:
     return {"runtime": memory.RUNTIME[numerics.device]}
-
-
-def dtype_of(config: Frozen) -> Dtype:
-    """Compute dtype of a stage."""
-    return getattr(config, "dtype", "bf16")

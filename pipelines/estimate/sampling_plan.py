@@ -1,20 +1,17 @@
-"""Which stages ask an engine, how, and how many engines answer."""
-
-from collections.abc import Sequence
+"""Which stages use an engine, and how many."""
 
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.work import SamplingPlan
 from pedigree.configs.language.kinds import kind_of
-from pedigree.configs.rows.suite_forms import Form
 
 
-def sampling_plan_of(config: Frozen, forms: Sequence[Form | None] = ()) -> SamplingPlan | None:
-    """How a stage submits its requests; None where it asks no engine. `forms` are those of the suites that `evaluate` asks."""
-    return kind_of(config).sampling_plan(config, forms)
+def sampling_plan_of(config: Frozen) -> SamplingPlan | None:
+    """How a stage submits its requests; None where it uses no engine."""
+    return kind_of(config).sampling_plan(config)
 
 
 def opens_engines(config: Frozen) -> bool:
-    """Whether a stage opens as many engines as its placement says; one that also trains has a single engine."""
+    """Whether a stage starts as many engines as its placement specifies; one that also trains has a single engine."""
     return sampling_plan_of(config) is not None and not kind_of(config).trains
 
 

@@ -13,7 +13,7 @@ QkNorm = Literal["none", "head", "all"]
 
 @dataclass(frozen=True)
 class Shape:
-    """A standard decoder."""
+    """A standard decoder with RMSNorm and gated MLPs."""
 
     layers: int
     hidden: int
@@ -25,20 +25,14 @@ class Shape:
     vocabulary: int
     tied: bool = False
     """Whether the output head shares the embedding."""
-    gated: bool = True
-    """Whether MLPs have three matrices (e.g. SwiGLU) instead of two."""
     norms: int = 2
     """Norms per layer, without those of queries and keys."""
-    norm_vectors: int = 1
-    """Vectors per norm: a scale, or a scale and a shift."""
     qk_norm: QkNorm = "none"
     wide_norms: bool = False
     """Whether norms multiply by their scale in fp32 before rounding."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    positions: int = 0
-    """Number of learned position embeddings."""
     experts: int = 0
     """Experts per mixture layer; 0 for a dense model."""
     experts_per_token: int = 0
@@ -59,9 +53,8 @@ class Shape:
         return 2 * self.hidden * (queries + keys) + biases + norms
 
     def mlp(self, width: int) -> int:
-        """Parameters of an MLP: 3HF if gated, else 2HF."""
-        matrices = (3 if self.gated else 2) * self.hidden * width
-        return matrices + self.mlp_bias * ((2 if self.gated else 1) * width + self.hidden)
+        """Parameters of a gated MLP, 3HF."""
+        return 3 * self.hidden * width + self.mlp_bias * (2 * width + self.hidden)
 
     @property
     def embedding(self) -> int:
@@ -76,19 +69,15 @@ class Shape:
         """Parameters of a mixture layer with `experts` experts and the full router."""
         routed = experts * self.mlp(self.expert_ffn) + self.hidden * self.experts
         shared = self.mlp(self.shared_ffn) + self.hidden if self.shared_ffn else 0  # with its gate
-        return self.attention + routed + shared + self._layer_norms
+        return self.attention + routed + shared + self.norms * self.hidden
 
     @property
     def dense_layer(self) -> int:
-        return self.attention + self.mlp(self.ffn) + self._layer_norms
-
-    @property
-    def _layer_norms(self) -> int:
-        return self.norms * self.norm_vectors * self.hidden
+        return self.attention + self.mlp(self.ffn) + self.norms * self.hidden
 
     def _body(self, experts: int) -> int:
         mixtures = self.mixture_layers
-        return mixtures * self.layer(experts) + (self.layers - mixtures) * self.dense_layer + self.norm_vectors * self.hidden
+        return mixtures * self.layer(experts) + (self.layers - mixtures) * self.dense_layer + self.hidden
 
     @property
     def parameters(self) -> int:
@@ -96,7 +85,7 @@ class Shape:
         if self.stated is not None:
             return self.stated
         heads = 1 if self.tied else 2
-        return heads * self.embedding + self.positions * self.hidden + self._body(self.experts)
+        return heads * self.embedding + self._body(self.experts)
 
     @property
     def multiplied(self) -> int:
@@ -113,7 +102,7 @@ class Shape:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
         width = self.shared_ffn if self.experts else self.ffn  # fused experts get no adapters
-        mlp = (3 if self.gated else 2) * (self.hidden + width) if width else 0
+        mlp = 3 * (self.hidden + width) if width else 0
         return rank * self.layers * (attention + mlp)
 
     def counted(self, parameters: int) -> "Shape":
@@ -126,7 +115,6 @@ class Family:
     """Properties of a `model_type` that its config.json does not specify."""
 
     norms: int = 2
-    norm_vectors: int = 1
     qk_norm: QkNorm = "none"
     wide_norms: bool = False
     qkv_bias: bool = False
@@ -176,7 +164,6 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
             vocabulary=_number(config, "vocab_size"),
             tied=bool(config.get("tie_word_embeddings", family.tied)),
             norms=family.norms,
-            norm_vectors=family.norm_vectors,
             qk_norm=family.qk_norm,
             wide_norms=family.wide_norms,
             qkv_bias=bool(config.get("attention_bias", False)) or family.qkv_bias,

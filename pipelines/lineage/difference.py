@@ -344,7 +344,7 @@ def _surplus(rows: Rows, wanted: Counter[bytes]) -> list[str]:
 def _scores(first: Pedigree, second: Pedigree, project: Project | None) -> list[ScoreChange]:
     if first.record.content == second.record.content:
         return []
-    if first.record.kind == second.record.kind == "evaluate":
+    if first.record.type == second.record.type == "scores":
         return [change for one, other in _same_labels(labels_of(first), labels_of(second)) for change in _paired(one, other)]
     if first.record.type == second.record.type == "policy":
         here, there = (evaluations_of(project, made.record.content) for made in (first, second))

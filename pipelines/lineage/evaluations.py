@@ -79,4 +79,4 @@ def _found(project: Project, content: str) -> Iterator[Evaluation]:
 
 
 def _is_evaluation(artifact: Artifact) -> bool:
-    return artifact.record.kind == "evaluate" and any(entry.path == "scores.json" for entry in artifact.record.files)
+    return artifact.type == "scores" and any(entry.path == "scores.json" for entry in artifact.record.files)

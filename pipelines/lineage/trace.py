@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
@@ -49,7 +50,6 @@ BY_WAY = ", by way of "
 """In filter evidence, separates the kept row from the duplicate that links to it (`data.filters.near_duplicates.evidence`)."""
 OWN_KINDS = ("prepare_data", "select_prompts", *SPELLED)
 """Kinds of ours that write rows from other rows; added kinds may give rows any ids."""
-MODELS = ("policy", "reward_model")
 FOUND = {"embedded": "cosine {} with", "rephrased": "judged by a language model as a rephrasing (cosine {}) of"}
 """Detection method of an overlap → description with its score; otherwise the score is a share."""
 HELD, TRAINED, BELOW = "holds it", "trained on it", "goes back to it"

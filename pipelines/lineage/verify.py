@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.compile import pipeline_file
 from pedigree.configs.language.kinds import KINDS
@@ -43,7 +44,6 @@ from pedigree.pipelines.lineage.ancestry import parents_first
 from pedigree.pipelines.quantities import size
 
 PIECE_BYTES = 1 << 20
-MODELS = ("policy", "reward_model")
 SUMS_BYTES = 256 * MIB
 CODE = (".py", ".pyc", ".so", ".dll", ".sh")
 PICKLES = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.wordings import wordings
 from pedigree.configs.language.compile import source_file
@@ -23,7 +24,7 @@ from pedigree.data.artifacts.artifacts import ArtifactError, Run, read_run
 from pedigree.data.store.untrusted import read_source
 from pedigree.pipelines.estimate.sampling_plan import opens_engines, sampling_plan_of
 from pedigree.pipelines.lineage.named_models import Named, named_models, versions
-from pedigree.pipelines.lineage.trace import MODELS, Trace
+from pedigree.pipelines.lineage.trace import Trace
 
 Part = Literal["data", "models", "scores"]
 PARTS: tuple[Part, ...] = ("data", "models", "scores")

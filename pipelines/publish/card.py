@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.rows.datasets import title
 from pedigree.data.artifacts.artifacts import Record
 from pedigree.pipelines.lineage.ancestry import Pedigree
@@ -13,7 +14,6 @@ from pedigree.pipelines.lineage.waivers import waived_of
 from pedigree.pipelines.publish.attribution import Origin, agreed, cell, combined, handed_on, section, sources_of
 
 CARD = "README.md"
-MODELS = ("policy", "reward_model")
 PIPELINE_TAGS = {"policy": "text-generation", "reward_model": "text-classification"}
 USE = """\
 ## Use

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import SUMS, Artifact, ArtifactError, content_hash, open_artifact, scan, sha256_file, write_json
@@ -23,7 +24,7 @@ from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pedigree.pipelines.lineage.evaluations import Evaluation, evaluations_of
 from pedigree.pipelines.lineage.standards import croissant, slsa
 from pedigree.pipelines.publish.attribution import handed_on, origins
-from pedigree.pipelines.publish.card import CARD, MODELS, card
+from pedigree.pipelines.publish.card import CARD, card
 from pedigree.pipelines.publish.signing import Signer
 
 CROISSANT = "croissant.json"

@@ -187,7 +187,7 @@ class Page:
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
-        return [_evaluation(stage, looks(self.graph_.nodes)) for stage in self.stages if stage.node.kind == "evaluate" and _scores(stage)]
+        return [_evaluation(stage, looks(self.graph_.nodes)) for stage in self.stages if stage.node.output == "scores" and _scores(stage)]
 
     @property
     def curves(self) -> list[dict[str, Any]]:
@@ -197,13 +197,13 @@ class Page:
     def samples(self) -> list[dict[str, Any]]:
         groups: list[dict[str, Any]] = []
         for stage in self.stages:
-            if stage.node.kind == "evaluate" and stage.artifact:
+            if stage.node.output == "scores" and stage.artifact:
                 groups += _samples(stage)
         return groups
 
     @property
     def no_samples(self) -> str:
-        ran = any(stage.node.kind == "evaluate" and stage.artifact for stage in self.stages)
+        ran = any(stage.node.output == "scores" and stage.artifact for stage in self.stages)
         return "the evaluation wrote no evidence/samples.jsonl" if ran else "no evaluation has run yet"
 
     @property
@@ -212,8 +212,8 @@ class Page:
 
     @property
     def win_rates(self) -> list[dict[str, Any]]:
-        """Pairwise win rates of judge stages with at most `MOST_POLICIES` policies."""
-        return [table for stage in self.stages if stage.node.kind == "judge" and (table := _win_rates(stage))]
+        """Pairwise win rates of judgments with at most `MOST_POLICIES` policies."""
+        return [table for stage in self.stages if stage.node.output == "judgment" and (table := _win_rates(stage))]
 
     @property
     def contamination(self) -> list[dict[str, Any]]:
@@ -248,7 +248,7 @@ class Page:
     @property
     def published(self) -> list[Comparison]:
         """Published scores paired with measured ones."""
-        evaluations = {stage.shown: scores for stage in self.stages if stage.node.kind == "evaluate" and (scores := _scores(stage))}
+        evaluations = {stage.shown: scores for stage in self.stages if stage.node.output == "scores" and (scores := _scores(stage))}
         return list(comparisons(self.graph_, evaluations))
 
     @property
@@ -321,7 +321,7 @@ def filled(template: str, **given: Any) -> str:
 
 def scores_of(project: Project, graph: Graph) -> dict[str, dict[str, Any]]:
     """Name → scores of the recipe's finished evaluations."""
-    stages = [_stage(project, graph, node) for node in graph.nodes.values() if node.kind == "evaluate"]
+    stages = [_stage(project, graph, node) for node in graph.nodes.values() if node.output == "scores"]
     return {stage.shown: scores for stage in stages if (scores := _scores(stage))}
 
 
@@ -330,7 +330,7 @@ def waived_in(project: Project, graph: Graph) -> dict[str, list[Split]]:
 
     Damaged evaluations are omitted; the report describes their problems.
     """
-    stages = [_stage(project, graph, node) for node in graph.nodes.values() if node.kind == "evaluate"]
+    stages = [_stage(project, graph, node) for node in graph.nodes.values() if node.output == "scores"]
     found: dict[str, list[Split]] = {}
     for stage in stages:
         with suppress(ArtifactError):
@@ -343,13 +343,13 @@ def tables(project: Project, graph: Graph, node: Node) -> dict[str, list[dict[st
     stage = _stage(project, graph, node)
     found: dict[str, list[dict[str, Any]]] = {}
     scores = _scores(stage)
-    if node.kind == "evaluate" and scores:
+    if node.output == "scores" and scores:
         found["scores"] = [
             {"policy": label, "task": task, **value}
             for label, policy in scores["policies"].items()
             for task, value in policy["tasks"].items()
         ]
-    if node.kind == "prepare_data" and stage.artifact:
+    if node.declaration.reports_drops and stage.evidence("counts.json"):
         counts = _counts(stage)
         found["counts"] = [{"what": "read", "rows": counts["read"]}]
         found["counts"] += [{"what": f"dropped: {reason}", "rows": count} for reason, count in counts["drops"]]

@@ -19,10 +19,7 @@ from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_repo, rehearsed_name
-from pedigree.configs.judging.answers import Scorers
-from pedigree.configs.judging.asking import ByEndpoint
-from pedigree.configs.judging.rephrasing import FindRephrased
-from pedigree.configs.judging.synthesis import Synthesize
+from pedigree.configs.judging.asking import asks_endpoint
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
 from pedigree.configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
@@ -236,12 +233,7 @@ def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Progr
 
 def _is_answered_here(node: Node) -> bool:
     """Whether the stage's requests go to the stand-in endpoint."""
-    match node.config:
-        case Scorers(rating=rating):
-            return rating is not None and isinstance(rating.by, ByEndpoint)
-        case Synthesize() | FindRephrased():  # whether the recipe uses a policy or an endpoint
-            return True
-    return False
+    return hasattr(node.config, "by") or asks_endpoint(node.config)  # `shrink_asking` replaces a policy by an endpoint
 
 
 def _ruled(nodes: Iterable[Node]) -> list[Arithmetic | Constraints]:

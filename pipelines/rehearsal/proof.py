@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import Reason, Reduced
 from pedigree.configs.language.graph import Graph, Node, shown_name
@@ -73,10 +74,10 @@ def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> Proo
     return Proof(
         rows=tuple(_rows(graph, node, artifact) for node, artifact in made if isinstance(node.config, PrepareData)),
         removed=tuple(_removed(graph, node, artifact) for node, artifact in made if node.declaration.removes_overlaps),
-        models=tuple(_model(graph, node, artifact) for node, artifact in made if node.output in ("policy", "reward_model")),
+        models=tuple(_model(graph, node, artifact) for node, artifact in made if node.output in MODELS),
         training=tuple(_trained(graph, node, artifact) for node, artifact in made if node.declaration.trains),
         verifiers={name: dict(counts) for name, counts in sorted(verifiers.items())},
-        suites=tuple(suite for node, artifact in made if node.kind == "evaluate" for suite in _suites(artifact)),
+        suites=tuple(suite for node, artifact in made if node.output == "scores" for suite in _suites(artifact)),
         changes=tuple(changes),
     )
 
@@ -126,12 +127,12 @@ def _suites(artifact: Artifact) -> Iterator[dict[str, Any]]:
 
 
 def _verified(project: Project, graph: Graph, node: Node, artifact: Artifact) -> Iterator[tuple[str, str]]:
-    """(verifier name, outcome) of every RLVR answer and every suite item."""
-    if node.kind == "rlvr":
+    """(verifier name, outcome) of every rollout shown in the evidence and every suite item."""
+    if "prompts" in node.declaration.trains_on:
         names = _verifiers(project, graph, node, "prompts")
         for row in _rows_in(artifact, "evidence/rollouts.jsonl"):
             yield from ((names.get(str(row.get("id")), "unknown"), _outcome(reward)) for reward in row.get("rewards") or ())
-    elif node.kind == "evaluate":
+    elif node.output == "scores":
         names = _verifiers(project, graph, node, "suites")
         yield from ((names.get(str(row.get("id")), "unknown"), _outcome(row.get("score"))) for row in _payload(artifact))
 

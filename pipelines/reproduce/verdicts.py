@@ -141,7 +141,7 @@ def measure(record: Record, made: Artifact, original: Original | None) -> dict[s
     if original and any(original.payload.glob("*.safetensors")) and any(made.payload.glob("*.safetensors")):
         distance = weights_distance(original.payload, made.payload)
         found |= {} if distance is None else {"weights_relative_l2": distance}
-    if record.kind == "evaluate":
+    if record.type == "scores":
         found["scores"] = score_differences(record, made, original)
     return found
 

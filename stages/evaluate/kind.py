@@ -23,9 +23,9 @@ CHOICES = 4
 """Of a question whose choices are compared, in most benchmarks."""
 
 
-def sampling_plan(config: Evaluate, forms: Sequence[Form | None] = ()) -> SamplingPlan:
-    drawn = [config.sampling_of(form) for form in forms] if forms else [config.sampling]
-    return SamplingPlan(config.dtype, config.chunk_size, max((sampling.max_tokens for sampling in drawn if sampling), default=0))
+def sampling_plan(config: Evaluate, forms: Sequence[Form | None] = (None,)) -> SamplingPlan:
+    longest = max((sampling.max_tokens for form in forms if (sampling := config.sampling_of(form))), default=0)
+    return SamplingPlan("policies", config.dtype, config.chunk_size, longest, chunk_field="chunk_size")
 
 
 def work(stage: PlannedStage) -> Amounts:

@@ -2,8 +2,19 @@
 
 from pedigree.configs.base.kind import Kind, port
 from pedigree.configs.base.shrink import TOKENS, Cut
-from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, at_ports, generation, rows_at, rows_written, tokens_at
-from pedigree.configs.judging.asking import asking_sampling_plan, shrink_asking
+from pedigree.configs.base.work import (
+    PROMPT_TOKENS,
+    Amount,
+    Amounts,
+    PlannedStage,
+    SamplingPlan,
+    at_ports,
+    generation,
+    rows_at,
+    rows_written,
+    tokens_at,
+)
+from pedigree.configs.judging.asking import shrink_asking, speaker_sampling_plan
 from pedigree.configs.judging.rephrasing import FindRephrased, rephrased_needs, rephrased_problem
 from pedigree.configs.rows.decontamination import shrink_comparison
 
@@ -18,8 +29,12 @@ QUESTION_TOKENS = 450
 """That the question adds to a turn: its words, and an item of a hundred tokens."""
 
 
+def sampling_plan(config: FindRephrased) -> SamplingPlan | None:
+    return speaker_sampling_plan(config.by, "judge", config.sampling.max_tokens)
+
+
 def work(stage: PlannedStage) -> Amounts:
-    plan = asking_sampling_plan(stage.config)
+    plan = sampling_plan(stage.config)
     if plan is None:
         return rows_written(stage)
     rows, document = at_ports(stage, ("data",))
@@ -43,7 +58,7 @@ KIND = Kind(
     work=work,
     rows=lambda stage: rows_at(stage, "data"),
     row_tokens=tokens_at("data"),
-    sampling_plan=asking_sampling_plan,
+    sampling_plan=sampling_plan,
     shrink=shrink,
     family="judging",
     subset_of="data",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.data.artifacts.artifacts import Artifact, sha256_file
 from pedigree.data.records import records
 from pedigree.stages.job.job import Job, read_curve
@@ -26,7 +27,7 @@ def unmet(artifact_type: str, metrics: dict[str, Any], job: Job) -> str | None:
     payload = job.out / "payload"
     if not payload.is_dir() or not any(payload.iterdir()):
         return "wrote no payload"
-    if artifact_type in ("policy", "reward_model"):
+    if artifact_type in MODELS:
         return _model_problem(payload) or _steps_problem(metrics, job)
     return _rows_problem(payload, metrics)
 

@@ -8,6 +8,7 @@ from pedigree.configs.judging.answers import (
     scorers_need,
     scorers_problem,
     scorers_sampling_plan,
+    scorers_scoring_plan,
     scorers_work,
     shrink_scorers,
 )
@@ -29,6 +30,7 @@ KIND = Kind(
     work=scorers_work,
     rows=rows,
     row_tokens=tokens_at("completions"),
+    scoring_plan=scorers_scoring_plan,
     sampling_plan=scorers_sampling_plan,
     shrink=shrink_scorers,
     family="judging",

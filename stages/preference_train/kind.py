@@ -1,14 +1,19 @@
 """`preference_train` as recipes, plans, rehearsals and reports see it."""
 
 from pedigree.configs.base.kind import Kind, gives, port
-from pedigree.configs.base.work import Amounts, PlannedStage
+from pedigree.configs.base.work import TrainingPlan
 from pedigree.configs.judging.pairing import preference_problem
 from pedigree.configs.methods.preference import Kto
-from pedigree.configs.methods.training import PreferenceTrain, shrink_training, training_work
+from pedigree.configs.methods.training import PreferenceTrain, shrink_training, training_plan, training_work
+
+CACHED = "use a `reference_logprobs` stage as the input `reference` in the recipe"
 
 
-def work(stage: PlannedStage) -> Amounts:
-    return training_work(stage, "preferences", answers=2, examples=2 if isinstance(stage.config.loss, Kto) else 1)
+def plan(config: PreferenceTrain) -> TrainingPlan:
+    referenced = not config.loss.reference_free
+    if isinstance(config.loss, Kto):  # a pair becomes one or two answers; their reference cannot be cached (`reference_problem`)
+        return training_plan(config, "answers", answers=2, reference=referenced, examples=2)
+    return training_plan(config, "pairs", answers=2, reference=referenced, without_reference=CACHED)
 
 
 KIND = Kind(
@@ -24,7 +29,8 @@ KIND = Kind(
     engine="deepspeed",
     trains_on=frozenset({"preferences"}),
     problem=preference_problem,
-    work=work,
+    work=lambda stage: training_work(stage, "preferences", plan(stage.config)),
+    training_plan=plan,
     shrink=shrink_training,
     family="training",
     curve="loss",

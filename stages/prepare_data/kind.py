@@ -112,12 +112,6 @@ HUB_SIZES = {
     "allenai/RLVR-IFeval": 14_973,
 }
 """Rows of datasets of the hub that a recipe takes whole."""
-FORM_SIZES = {
-    "agieval": 2_340, "bbh": 6_511, "deepmind_math": 5_600, "drop": 9_536, "gpqa": 448, "gsm8k": 1_319, "humaneval": 164,
-    "humanevalplus": 164, "ifeval": 541, "minerva_math": 5_000, "mmlu": 14_042, "mmlu_mc": 14_042, "mmlu_pro": 12_032, "popqa": 14_267,
-    "truthfulqa": 817,
-}  # fmt: skip
-"""Form → items of the benchmark, for suites that take it whole."""
 RULE_TOKENS = {"item": 11.0, "prompt": 11.0, "conversation": 18.0, "preference": 25.0}
 """Record → tokens of a generated row with a sum of two numbers."""
 
@@ -126,8 +120,8 @@ def rows(stage: PlannedStage) -> Amount | None:
     config: PrepareData = stage.config
     if config.total is not None:
         return Amount(config.total, "at most")
-    if config.form and all(getattr(source, "count", None) is None for source in config.sources):
-        return Amount(FORM_SIZES[config.form], "estimated") if config.form in FORM_SIZES else None
+    if config.the_form and all(getattr(source, "count", None) is None for source in config.sources):
+        return Amount(config.the_form.items, "estimated") if config.the_form.items else None
     counts = [_source_rows(stage, source) for source in config.sources]
     known = [count for count in counts if count is not None]
     return Amount(sum(known), "at most") if len(known) == len(counts) else None

@@ -1,7 +1,7 @@
 """`reference_logprobs` as recipes, plans, rehearsals and reports see it."""
 
 from pedigree.configs.base.kind import Kind, gives, port
-from pedigree.configs.base.work import Amounts, PlannedStage, at_ports
+from pedigree.configs.base.work import Amounts, PlannedStage, ScoringPlan, at_ports
 from pedigree.configs.methods.training import ReferenceLogprobs
 
 
@@ -18,5 +18,6 @@ KIND = Kind(
     output=gives("logprobs"),
     engine="torch",
     work=work,
+    scoring_plan=lambda config: ScoringPlan("policy", config.dtype, config.max_length),
     family="judging",
 )

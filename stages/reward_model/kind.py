@@ -1,13 +1,13 @@
 """`reward_model` as recipes, plans, rehearsals and reports see it."""
 
 from pedigree.configs.base.kind import Kind, gives, port
-from pedigree.configs.base.work import Amounts, PlannedStage
+from pedigree.configs.base.work import TrainingPlan
 from pedigree.configs.judging.pairing import reward_model_problem
-from pedigree.configs.methods.training import RewardModel, shrink_training, training_work
+from pedigree.configs.methods.training import RewardModel, shrink_training, training_plan, training_work
 
 
-def work(stage: PlannedStage) -> Amounts:
-    return training_work(stage, "preferences", answers=2, share=1 - stage.config.holdout)
+def plan(config: RewardModel) -> TrainingPlan:
+    return training_plan(config, "pairs", answers=2, scalar_head=True)
 
 
 KIND = Kind(
@@ -19,7 +19,8 @@ KIND = Kind(
     engine="deepspeed",
     trains_on=frozenset({"preferences"}),
     problem=reward_model_problem,
-    work=work,
+    work=lambda stage: training_work(stage, "preferences", plan(stage.config), share=1 - stage.config.holdout),
+    training_plan=plan,
     shrink=shrink_training,
     family="training",
     curve="loss",

@@ -1,16 +1,15 @@
 """`rlvr` as recipes, plans, rehearsals and reports see it."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import TOKENS, Cut, even
-from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, at_ports
+from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, TrainingPlan, at_ports
 from pedigree.configs.methods.policy_gradient import Ppo
 from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
 """Prompts of a step, answers to each."""
+ROLLOUT_CHUNK = 256
+"""Requests submitted together."""
 
 
 def shrink(cut: Cut) -> None:
@@ -30,9 +29,20 @@ def shrink(cut: Cut) -> None:
     cut.most("sampling.max_tokens", TOKENS, "lengths")
 
 
-def sampling_plan(config: Rlvr, forms: Sequence[Any] = ()) -> SamplingPlan:
-    together = config.prompts_per_step * config.samples_per_prompt
-    return SamplingPlan(config.dtype, together, config.sampling.max_tokens, samples=config.samples_per_prompt)
+def sampling_plan(config: Rlvr) -> SamplingPlan:
+    together, samples = config.prompts_per_step * config.samples_per_prompt, config.samples_per_prompt
+    chunk, answer = min(ROLLOUT_CHUNK, together), config.sampling.max_tokens
+    return SamplingPlan("policy", config.dtype, together, answer, samples, chunk, max_prompt=config.max_prompt_length)
+
+
+def training_plan(config: Rlvr) -> TrainingPlan:
+    algorithm, batch = config.algorithm, config.prompts_per_step * config.samples_per_prompt
+    longest, name = config.max_prompt_length + config.sampling.max_tokens, "prompts_per_step * samples_per_prompt"
+    return TrainingPlan(
+        config.dtype, batch, name, "rollouts", longest, made_of=f"{config.prompts_per_step} prompts x {config.samples_per_prompt} answers",
+        steps=config.steps, adapters=config.lora and config.lora.adapters, adaptable=True, reference=algorithm.kl is not None,
+        value=isinstance(algorithm, Ppo), updates=getattr(algorithm, "inner_epochs", 1), looks=int(algorithm.updates > 1),
+    )  # fmt: skip
 
 
 def work(stage: PlannedStage) -> Amounts:
@@ -65,6 +75,7 @@ KIND = Kind(
     trains_on=frozenset({"prompts"}),
     problem=rlvr_problem,
     work=work,
+    training_plan=training_plan,
     sampling_plan=sampling_plan,
     shrink=shrink,
     family="training",

@@ -27,6 +27,7 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.core.batches import step_rows
 from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, open_sampler, seed_of
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
@@ -36,8 +37,6 @@ from pedigree.stages.training.probe import probe
 from pedigree.stages.training.trainer import TORCH_DTYPES, Trainer
 from pedigree.stages.verifiers import VerifierError, verify
 
-ROLLOUT_CHUNK = 256
-"""Requests submitted to the sampler together."""
 BEGINNING = {"step": 0, "updates": 0, "informative": 0, "trained_tokens": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
 SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
 

@@ -1,8 +1,5 @@
 """`sample` as recipes, plans, rehearsals and reports see it."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import TOKENS, Cut
 from pedigree.configs.base.work import (
@@ -30,10 +27,11 @@ def shrink(cut: Cut) -> None:
     cut.most("prompts.count", WINDOW, "data")
 
 
-def sampling_plan(config: Sample, forms: Sequence[Any] = ()) -> SamplingPlan:
-    queues = config.chunk_size == "continuous"
-    together = MAX_RUNNING if config.chunk_size == "continuous" else config.chunk_size
-    return SamplingPlan(config.dtype, together, config.sampling.max_tokens, queues=queues, samples=config.samples_per_prompt)
+def sampling_plan(config: Sample) -> SamplingPlan:
+    answer, samples = config.sampling.max_tokens, config.samples_per_prompt
+    if config.chunk_size == "continuous":
+        return SamplingPlan("policies", config.dtype, MAX_RUNNING, answer, samples, chunk=1)
+    return SamplingPlan("policies", config.dtype, config.chunk_size, answer, samples, chunk_field="chunk_size")
 
 
 def rows(stage: PlannedStage) -> Amount:

@@ -5,7 +5,15 @@ from math import ceil
 from pedigree.configs.base.kind import Kind, port
 from pedigree.configs.base.shrink import LOWEST, Cut
 from pedigree.configs.base.work import Amount, PlannedStage, rows_at, tokens_at
-from pedigree.configs.judging.answers import SCORERS, scorers_need, scorers_problem, scorers_sampling_plan, scorers_work, shrink_scorers
+from pedigree.configs.judging.answers import (
+    SCORERS,
+    scorers_need,
+    scorers_problem,
+    scorers_sampling_plan,
+    scorers_scoring_plan,
+    scorers_work,
+    shrink_scorers,
+)
 from pedigree.configs.judging.keeping import SelectRows, TopShare
 
 KEPT_SHARE = 0.75
@@ -39,6 +47,7 @@ KIND = Kind(
     work=scorers_work,
     rows=rows,
     row_tokens=tokens_at("data"),
+    scoring_plan=scorers_scoring_plan,
     sampling_plan=scorers_sampling_plan,
     shrink=shrink,
     family="judging",

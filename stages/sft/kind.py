@@ -1,12 +1,12 @@
 """`sft` as recipes, plans, rehearsals and reports see it."""
 
 from pedigree.configs.base.kind import Kind, gives, port
-from pedigree.configs.base.work import Amounts, PlannedStage
-from pedigree.configs.methods.training import Sft, shrink_training, training_work
+from pedigree.configs.base.work import TrainingPlan
+from pedigree.configs.methods.training import Sft, shrink_training, training_plan, training_work
 
 
-def work(stage: PlannedStage) -> Amounts:
-    return training_work(stage, "data", answers=1)
+def plan(config: Sft) -> TrainingPlan:
+    return training_plan(config, "sequences")
 
 
 KIND = Kind(
@@ -17,7 +17,8 @@ KIND = Kind(
     output=gives("policy"),
     engine="deepspeed",
     trains_on=frozenset({"data"}),
-    work=work,
+    work=lambda stage: training_work(stage, "data", plan(stage.config)),
+    training_plan=plan,
     shrink=shrink_training,
     family="training",
     curve="loss",

@@ -2,8 +2,8 @@
 
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import Cut
-from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, generation, only, rows_written
-from pedigree.configs.judging.asking import asking_sampling_plan, shrink_asking
+from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, generation, only, rows_written
+from pedigree.configs.judging.asking import shrink_asking, speaker_sampling_plan
 from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize, synthesize_needs, synthesize_problem
 
 REQUESTS, SHOTS = 8, 2
@@ -35,8 +35,12 @@ def rows(stage: PlannedStage) -> Amount | None:
     return Amount(requests.value * stage.config.method.prompts, "at most") if requests else None
 
 
+def sampling_plan(config: Synthesize) -> SamplingPlan | None:
+    return speaker_sampling_plan(config.by, "writer", config.sampling.max_tokens)
+
+
 def work(stage: PlannedStage) -> Amounts:
-    plan = asking_sampling_plan(stage.config)
+    plan = sampling_plan(stage.config)
     if plan is None:
         return rows_written(stage)
     requests, shown = _requests(stage)
@@ -55,7 +59,7 @@ KIND = Kind(
     problem=synthesize_problem,
     work=work,
     rows=rows,
-    sampling_plan=asking_sampling_plan,
+    sampling_plan=sampling_plan,
     shrink=shrink,
     family="sampling",
     reports_drops=True,

@@ -23,6 +23,93 @@ stages:
     sources: [{type: arithmetic, operations: [add, subtract], digits: [1, 2, 3], count: 40, seed: 1}]
   short: {kind: keep_short, in: {data: sums}, max_characters: 2}
 """
+IMITATE = """
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.methods.training import Training, training_plan, training_work
+
+
+class Imitate(Training):
+    "Trains on conversations."
+
+
+def plan(config):
+    return training_plan(config, "conversations")
+
+
+KIND = Kind(
+    name="imitate", version=1, config=Imitate, inputs={"policy": port("policy"), "data": port("conversation")}, output=gives("policy"),
+    engine="deepspeed", trains_on=frozenset({"data"}), work=lambda stage: training_work(stage, "data", plan(stage.config)),
+    training_plan=plan, family="training",
+)
+"""
+ASK = """
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.work import SamplingPlan, at_ports, generation
+
+
+class Ask(Frozen):
+    "Answers each prompt once."
+
+    longest: int
+
+
+def plan(config):
+    return SamplingPlan("model", "bf16", together=64, answer=config.longest)
+
+
+KIND = Kind(
+    name="ask", version=1, config=Ask, inputs={"prompts": port("prompt"), "model": port("policy")}, output=gives("completion"),
+    engine="vllm", work=lambda stage: generation(*at_ports(stage, ("prompts",)), plan(stage.config)), sampling_plan=plan, family="sampling",
+)
+"""
+OF_MODELS = """
+description: Stages that use a model, of kinds of ours and of others.
+execution: cpu
+stages:
+  sums:
+    kind: prepare_data
+    record: conversation
+    sources: [{type: arithmetic, operations: [add], digits: [3], count: 40, seed: 1}]
+  asked:
+    kind: prepare_data
+    record: prompt
+    sources: [{type: arithmetic, operations: [add], digits: [3], count: 40, seed: 1}]
+  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
+  sft: {kind: sft, in: {policy: base, data: sums}, global_batch: 16, max_length: 64, optimizer: {learning_rate: 1e-5}, lora: {rank: 8}}
+  imitate:
+    {kind: imitate, in: {policy: base, data: sums}, global_batch: 16, max_length: 64, optimizer: {learning_rate: 1e-5}, lora: {rank: 8}}
+  sample: {kind: sample, in: {policies: [imitate], prompts: asked}, sampling: {max_tokens: 32}, samples_per_prompt: 1, prompts: {count: 40}}
+  ask: {kind: ask, in: {model: imitate, prompts: asked}, longest: 32}
+"""
+
+MEASURE = """
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.kind import Kind, gives, port
+
+
+class Measure(Frozen):
+    "Scores policies in a way of its own."
+
+
+KIND = Kind(
+    name="measure", version=1, config=Measure, inputs={"policies": port("policy", many=True), "suites": port("item", many=True)},
+    output=gives("scores"), family="measuring",
+)
+"""
+MEASURED = """
+description: Trains on rows that its evaluation may ask.
+execution: cpu
+stages:
+  sums:
+    kind: prepare_data
+    record: conversation
+    sources: [{type: arithmetic, operations: [add], digits: [3], count: 40, seed: 1}]
+  suite: {kind: prepare_data, record: item, task: sums, sources: [{type: arithmetic, operations: [add], digits: [3], count: 9, seed: 2}]}
+  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
+  sft: {kind: sft, in: {policy: base, data: sums}, global_batch: 16, max_length: 64, optimizer: {learning_rate: 1e-5}}
+  scores: {kind: measure, in: {policies: [sft], suites: [suite]}}
+"""
 
 
 class Project:
@@ -76,6 +163,30 @@ def test_it_is_planned_rehearsed_run_reported_and_traced(project):
 
     drops = [json.loads(line) for line in (project.root / "artifacts/short/short/evidence/drops.jsonl").read_text().splitlines()]
     assert "3 characters" in project("trace", drops[0]["id"])
+
+
+def test_one_that_trains_or_samples_is_estimated_by_what_it_declares(tmp_path):
+    """As one of ours that does the same."""
+    project = Project(tmp_path)
+    for name, text in (("imitate", IMITATE), ("ask", ASK)):
+        (project.kind.parents[1] / name).mkdir()
+        (project.kind.parents[1] / name / "kind.py").write_text(text)
+    (project.root / "configs/recipes/of_models.yaml").write_text(OF_MODELS)
+    stages = {stage["kind"]: stage for stage in json.loads(project("plan", "of_models", "--json"))["stages"]}
+    for ours, theirs in (("sft", "imitate"), ("sample", "ask")):
+        known, found = stages[ours]["estimate"], stages[theirs]["estimate"]
+        assert found["memory"] == known["memory"] and found["memory"]["peak_bytes"] > 2 * 134_515_008
+        assert (found["time"], found["parameters"]) == (known["time"], 134_515_008)
+    assert stages["imitate"]["estimate"]["checkpoint_bytes"] == stages["sft"]["estimate"]["checkpoint_bytes"] > 0
+    assert stages["imitate"]["batch"] == stages["sft"]["batch"].replace("sequences", "conversations")
+
+
+def test_suites_of_one_that_evaluates_are_kept_from_training_rows(tmp_path):
+    project = Project(tmp_path)
+    (project.kind.parents[1] / "measure").mkdir()
+    (project.kind.parents[1] / "measure" / "kind.py").write_text(MEASURE)
+    (project.root / "configs/recipes/measured.yaml").write_text(MEASURED)
+    assert "trains on measured/sums, which is not decontaminated against measured/suite" in project("plan", "measured", code=2)
 
 
 def test_its_code_is_in_the_record(project):

@@ -11,22 +11,22 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import Amount
 from pedigree.configs.judging.answers import Judge, PoolSampling, Sample, Window
 from pedigree.configs.language.execution import Machine, Numerics, Placement
+from pedigree.configs.language.kinds import kind_of
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Grpo, Ppo
-from pedigree.configs.methods.preference import Dpo
+from pedigree.configs.methods.preference import Dpo, Kto
 from pedigree.configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
-from pedigree.configs.rows.suite_forms import form_names
+from pedigree.configs.rows.suite_forms import form_names, load_form
 from pedigree.pipelines.estimate import machines, memory, work
 from pedigree.pipelines.estimate.amounts import amounts_of, tokens_of
 from pedigree.pipelines.estimate.estimates import START_S, Estimates
 from pedigree.pipelines.estimate.fit import Trial, lacks, misfit
 from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pedigree.pipelines.estimate.memory import GIB, Trained
-from pedigree.pipelines.estimate.needs import ROLLOUT_CHUNK, Facts, needs_of, scored, trained_parameters
+from pedigree.pipelines.estimate.needs import Facts, needs_of, scored, trained_parameters
 from pedigree.pipelines.estimate.shapes import KNOWN, Shape
 from pedigree.pipelines.run.runs import load_execution
-from pedigree.stages.prepare_data.kind import FORM_SIZES
 
 LLAMA = KNOWN["meta-llama/Llama-3.1-8B"]
 PARAMETERS = 8_030_261_248
@@ -56,9 +56,17 @@ def rlvr(algorithm=None, answers: int = 16, prompts: int = 48, longest: int = 20
     )  # fmt: skip
 
 
+def facts(config, shape: Shape, judge: Shape | None = None, **fields) -> Facts:
+    """Of a stage with this model, by the declaration of its kind."""
+    kind = kind_of(config)
+    sampling = kind.sampling_plan(config)
+    plans = {"training": kind.training_plan(config), "scoring": kind.scoring_plan(config), "sampling": sampling}
+    return Facts(shape, served=(judge or shape) if sampling else None, **plans, **fields)
+
+
 def trial(config, numerics: Numerics, hardware: Hardware = H100, shape: Shape = LLAMA, **fields) -> Trial:
     placement = Placement.model_validate(fields.pop("placement", {}))
-    return Trial(Facts(config, shape, **fields), numerics, placement, hardware)
+    return Trial(facts(config, shape, **fields), numerics, placement, hardware)
 
 
 # --- memory, by hand ---------------------------------------------------------------------------------------------------
@@ -127,7 +135,7 @@ def test_the_cache_of_a_chunk_of_requests():
 
 def test_adapters_and_scalar_heads():
     # rank 16 on q, o (4096 + 4096), k, v (4096 + 1024), gate, up, down (4096 + 14336), 32 layers: as peft counts, 41,943,040
-    assert trained_parameters(LLAMA, Lora(rank=16), scores=False) == 41_943_040
+    assert trained_parameters(LLAMA, Lora(rank=16).adapters, scores=False) == 41_943_040
     assert scored(LLAMA).parameters == PARAMETERS - 128_256 * 4096 + 4096
     model, numerics = Trained(LLAMA, "bf16", 41_943_040), on_gpus(zero_stage=1, world_size=1)
     assert memory.optimizer(model, numerics) == 12 * 41_943_040 and memory.weights(model, numerics) == 2 * (PARAMETERS)
@@ -181,16 +189,11 @@ def test_of_a_prompt_that_answers_share_the_last_block_is_computed_for_each(prom
     assert work.unshared(prompt, samples, block) == tokens
 
 
-def test_rlvr_submits_as_many_requests_together_as_plans_expect(root):
-    """Pipelines import no stage, so that a plan loads no engine: this number is copied, and equal."""
-    (chunk,) = re.findall(r"^ROLLOUT_CHUNK = (\d+)$", (root / "stages/rlvr/run.py").read_text(), re.MULTILINE)
-    assert int(chunk) == ROLLOUT_CHUNK
-
-
 @pytest.mark.parametrize("algorithm", [Grpo(type="grpo"), Ppo(type="ppo")])
 def test_every_formula_of_the_docs_names_a_term(algorithm):
     terms = {formula.term for formula in memory.FORMULAS}
-    model = needs_of(Facts(rlvr(algorithm), LLAMA, reference=LLAMA, value=LLAMA), on_gpus(), Placement(), H100.gpu_bytes)
+    critic = LLAMA if isinstance(algorithm, Ppo) else None
+    model = needs_of(facts(rlvr(algorithm), LLAMA, reference=LLAMA, value=critic), on_gpus(), Placement(), H100.gpu_bytes)
     assert set(model.device) - {"runtime"} <= terms
     assert ("value_model" in model.device) == isinstance(algorithm, Ppo)
 
@@ -207,9 +210,9 @@ def test_every_formula_of_the_docs_names_a_term(algorithm):
 )
 def test_a_pass_of_a_frozen_model_has_its_longest_document(document, fields, tokens):
     numerics = on_gpus(world_size=1, **fields)
-    found = needs_of(Facts(ReferenceLogprobs(max_length=4096), LLAMA, document=document), numerics, Placement())
+    found = needs_of(facts(ReferenceLogprobs(max_length=4096), LLAMA, document=document), numerics, Placement())
     assert found.tokens_a_pass == tokens and found.device["working"] == memory.working(LLAMA, 2, tokens)
-    judged = needs_of(Facts(Judge(reward_weight=1, dtype="bf16"), LLAMA, document=document), numerics, Placement())
+    judged = needs_of(facts(Judge(reward_weight=1, dtype="bf16"), LLAMA, document=document), numerics, Placement())
     assert judged.tokens_a_pass == (tokens if document else numerics.micro_batch_tokens)
 
 
@@ -220,9 +223,9 @@ def test_the_published_recipe_fits_one_node_of_80_gb(root):
     execution = load_execution(Project(root), "gpu8")
     numerics, placement = execution.of("sft", "sft")
     hardware = hardware_of("cuda", execution.machine)
-    assert misfit(Trial(Facts(sft(), LLAMA), numerics, placement, hardware)) is None
+    assert misfit(Trial(facts(sft(), LLAMA), numerics, placement, hardware)) is None
     numerics, placement = execution.of("preference_train", "dpo")
-    assert misfit(Trial(Facts(dpo(), LLAMA, reference=LLAMA), numerics, placement, hardware)) is None
+    assert misfit(Trial(facts(dpo(), LLAMA, reference=LLAMA), numerics, placement, hardware)) is None
 
 
 def test_a_refusal_says_what_by_how_much_and_what_would_fit():
@@ -230,7 +233,7 @@ def test_a_refusal_says_what_by_how_much_and_what_would_fit():
     found = misfit(trial(sft(), on_gpus(world_size=1, zero_stage=1), one))
     assert found is not None
     (lack,) = found.lacks
-    needs = needs_of(Facts(sft(), LLAMA), on_gpus(world_size=1, zero_stage=1), Placement(), one.gpu_bytes)
+    needs = needs_of(facts(sft(), LLAMA), on_gpus(world_size=1, zero_stage=1), Placement(), one.gpu_bytes)
     assert (lack.needed, lack.bound) == (needs.peak, int(79.6 * GIB)) and lack.largest[0] == ("optimizer", 12 * PARAMETERS)
     assert found.remedies == ("set numerics.offload_optimizer: true", "train adapters instead: `lora: {rank: 16}` in the recipe")
     told = r"each GPU needs 1\d\d\.\d GB \(optimizer 96\.4 GB, gradients 33\.2 GB, .*\) but has 85\.5 GB, \d\d\.\d GB too little: set "
@@ -278,9 +281,17 @@ def test_several_settings_together_where_none_alone_would_do():
 
 
 def test_a_frozen_reference_can_be_a_stage_of_its_own():
-    alone = needs_of(Facts(dpo(), LLAMA), on_gpus(), Placement()).peak
+    alone = needs_of(facts(dpo(), LLAMA), on_gpus(), Placement()).peak
     found = misfit(trial(dpo(), on_gpus(), Hardware("cuda", gpu_bytes=alone + GIB), reference=LLAMA))
     assert found is not None and any("reference_logprobs" in remedy for remedy in found.remedies)
+
+
+def test_a_reference_of_kto_cannot_be_a_stage_of_its_own():
+    """Recipes with one are refused: its KL is of mismatched prompts and answers."""
+    config = PreferenceTrain(global_batch=128, max_length=2048, loss=Kto(type="kto"), optimizer=OPTIMIZER)
+    alone = needs_of(facts(config, LLAMA), on_gpus(), Placement()).peak
+    found = misfit(trial(config, on_gpus(), Hardware("cuda", gpu_bytes=alone + GIB), reference=LLAMA))
+    assert found is not None and found.remedies and not any("reference_logprobs" in remedy for remedy in found.remedies)
 
 
 def test_a_chunk_of_requests_must_fit_into_the_cache():
@@ -343,7 +354,7 @@ def test_ranks_on_a_cpu_share_its_memory():
 def test_only_the_first_rank_of_a_cpu_has_the_sampler():
     shape = KNOWN["HuggingFaceTB/SmolLM2-135M"]
     config = rlvr(answers=2, prompts=2, longest=64)
-    needs = needs_of(Facts(config, shape), Numerics(world_size=4), Placement())
+    needs = needs_of(facts(config, shape), Numerics(world_size=4), Placement())
     sampler = needs.device["sampler"]
     exactly = 4 * (needs.peak - sampler) + sampler
     cpu = Hardware("cpu", gpus_per_node=1, host_bytes=exactly)
@@ -391,14 +402,14 @@ def test_a_reward_model_is_read_by_one_process_however_many_engines_rate_after_i
         assert (lack.resource, lack.needed) == ("host memory of a node", 4 * PARAMETERS)
     # with 17 GB for each engine it is the reward model that a GPU must hold, and still there are eight GPUs
     least = trial(BOTH, on_gpus(), hardware, judge=SMALL, placement={"engines": 8, "slots": 8, "gpu_memory_utilization": 0.2}).needs
-    assert (least.ranks, least.gpus, least.peak) == (1, 8, needs_of(Facts(Judge(reward_weight=1), LLAMA), on_gpus(), Placement()).peak)
+    assert (least.ranks, least.gpus, least.peak) == (1, 8, needs_of(facts(Judge(reward_weight=1), LLAMA), on_gpus(), Placement()).peak)
 
 
 @pytest.mark.parametrize(("reward_model", "judge"), [(LLAMA, SMALL), (SMALL, LLAMA)])
 def test_a_machine_must_hold_the_process_that_scores_or_all_engines_that_rate(reward_model, judge):
     placement = {"engines": 3, "slots": 6}
-    scoring = needs_of(Facts(Judge(reward_weight=1), reward_model), Numerics(), Placement())
-    rating = needs_of(Facts(Judge.model_validate(JUDGED), reward_model, judge=judge), Numerics(), Placement.model_validate(placement))
+    scoring = needs_of(facts(Judge(reward_weight=1), reward_model), Numerics(), Placement())
+    rating = needs_of(facts(Judge.model_validate(JUDGED), reward_model, judge=judge), Numerics(), Placement.model_validate(placement))
     assert (scoring.ranks, rating.ranks, rating.together) == (1, 3, 3 * rating.peak)
     exactly = max(scoring.together, rating.together)
     cpu = Hardware("cpu", gpus_per_node=1, host_bytes=exactly)
@@ -482,7 +493,7 @@ stages:
 
 
 def test_every_form_has_the_number_of_its_items():
-    assert set(FORM_SIZES) == set(form_names())
+    assert all(load_form(name).items for name in form_names())
 
 
 def test_tokens_of_a_row_by_its_text():

@@ -10,6 +10,7 @@ import pytest
 from handmade import everything, project_at
 
 from pedigree.configs.base.project import Project
+from pedigree.configs.judging.asking import asks_endpoint
 from pedigree.configs.language.execution import Execution, Machine, Numerics
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rows.datasets import HubModel
@@ -18,7 +19,7 @@ from pedigree.pipelines.cli import plan as planning
 from pedigree.pipelines.cli.status_line import StatusLine, measured_by
 from pedigree.pipelines.estimate import machines, rates, work
 from pedigree.pipelines.estimate.amounts import packaged_rows
-from pedigree.pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates, Time, asks_endpoint, document_of
+from pedigree.pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates, Time, document_of
 from pedigree.pipelines.estimate.machines import hardware_of
 from pedigree.pipelines.estimate.rates import Rates
 from pedigree.pipelines.estimate.schedule import Forecast, Task, TimeLeft, makespan, outlook

@@ -173,8 +173,8 @@ def test_a_reward_model_is_not_as_large_as_the_language_model_that_rates_beside_
     there = Project(project)
     graph = load_recipe(there.recipes, "both")
     found = Estimates(there, graph, load_execution(there, "gpu8")).of(graph.nodes["both/rated"])
-    assert found.facts is not None and found.facts.judge is not None and found.misfit is None
-    assert found.facts.policy.parameters < 1e7 < found.facts.judge.parameters
+    assert found.facts is not None and found.facts.served is not None and found.misfit is None
+    assert found.facts.policy.parameters < 1e7 < found.facts.served.parameters
 
 
 def test_a_shape_that_nobody_knows_is_said_and_refuses_nothing(project):

@@ -45,8 +45,8 @@ TOLD = Run.model_validate(RUN)
 def record(kind: str, text: str, inputs: tuple[Input, ...] = (), **metrics: float) -> Record:
     files = (FileEntry(path="rows.jsonl", size=1, sha256=digest(text)),)
     return Record(
-        kind=kind, version=1, type="policy", config={}, inputs=inputs, key=stage_key(kind, 1, {}, [], {}),
-        content=content_hash(files), files=files, metrics=metrics,
+        kind=kind, version=1, type="scores" if kind == "evaluate" else "policy", config={}, inputs=inputs,
+        key=stage_key(kind, 1, {}, [], {}), content=content_hash(files), files=files, metrics=metrics,
     )  # fmt: skip
 
 
