@@ -205,15 +205,6 @@ def pedigree_of(record: Record, run: Any, lineage: Any, source: str, open_file: 
     return Pedigree(record.id, entries, open_file, parse_patches(run, lineage, source))
 
 
-def ancestry(folder: Path) -> Ancestor:
-    """Read the ancestry tree of an artifact.
-
-    Raises:
-        ArtifactError: the artifact or its lineage is missing or damaged.
-    """
-    return tree(read_pedigree(folder))
-
-
 def tree(pedigree: Pedigree) -> Ancestor:
     """Convert a pedigree to a tree: shared ancestors are repeated, but their parents are listed only once."""
     lines: list[tuple[int, Input | None, str, bool]] = []
@@ -234,17 +225,8 @@ def tree(pedigree: Pedigree) -> Ancestor:
     return below[0][0]
 
 
-def walk(tree: Ancestor) -> Iterator[tuple[int, Ancestor]]:
-    """Yield (depth, artifact) in preorder."""
-    waiting = [(0, tree)]
-    while waiting:
-        depth, found = waiting.pop()
-        yield depth, found
-        waiting += [(depth + 1, parent) for parent in reversed(found.parents)]
-
-
-def find_artifact(project: Project | None, name: str, recipe: str | None = None) -> Artifact:
-    """Find an artifact by folder, `RECIPE/STAGE`, stage name (in `recipe`, or unique), model name, or prefix of its id or content hash.
+def find_artifact(project: Project | None, name: str) -> Artifact:
+    """Find an artifact by folder, `RECIPE/STAGE`, unique stage name, model name, or prefix of its id or content hash.
 
     Raises:
         ArtifactError: no match or several; the message lists them.
@@ -255,9 +237,8 @@ def find_artifact(project: Project | None, name: str, recipe: str | None = None)
     if project is None:
         problem = f"{name} is not an artifact folder (it has no record.json), and there is no project here"
         raise ArtifactError(f"{problem}: specify an artifact folder, or run the command in a project")
-    for address in (name, f"{recipe}/{name}"):
-        if "/" in address and (project.artifact(address) / "record.json").is_file():
-            return open_artifact(project.artifact(address))
+    if "/" in name and (project.artifact(name) / "record.json").is_file():
+        return open_artifact(project.artifact(name))
     artifacts = list(published(project))
     named = [found for found in artifacts if found.path.name == name]
     if len(named) == 1:

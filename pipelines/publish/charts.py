@@ -196,11 +196,11 @@ def _node(cell: _Cell, box: Box) -> str:
     )
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """Reduce to at most `most` points by averaging equal spans; the last point is retained."""
-    if len(points) <= most:
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Reduce to at most `MOST_POINTS` points by averaging equal spans; the last point is retained."""
+    if len(points) <= MOST_POINTS:
         return list(points)
-    spans = most - 1
+    spans = MOST_POINTS - 1
     body = points[:-1]
     out = []
     for index in range(spans):

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from long_chain import PATCH, record_of, run_of, shape, two_latest
 from typer.testing import CliRunner
+from walking import walk
 
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts.artifacts import ArtifactError, read_json, read_lineage
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.lineage import openlineage
-from pedigree.pipelines.lineage.ancestry import Pedigree, parents_first, read_pedigree, tree, walk
+from pedigree.pipelines.lineage.ancestry import Pedigree, parents_first, read_pedigree, tree
 from pedigree.pipelines.lineage.difference import compare
 from pedigree.pipelines.lineage.verify import lineage_problems
 from pedigree.pipelines.publish.export import card

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from running_lab import Lab
+from walking import walk
 
 from pedigree.data.artifacts.artifacts import ArtifactError
-from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree, tree, walk
+from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree, tree
 from pedigree.pipelines.lineage.difference import compare
 from pedigree.pipelines.lineage.find import find_pedigree
 from pedigree.pipelines.publish.export import export
