@@ -20,9 +20,9 @@ from pedigree.pipelines.cli.console import (
     echo_json,
     interrupt_on_sigterm,
     one_line,
-    opened_run,
     print_table,
     project_here,
+    requested,
 )
 
 if TYPE_CHECKING:
@@ -224,17 +224,18 @@ def push(recipe: Recipe, overrides: Overrides = None) -> None:
     Also uploads the run cache and the code that produced the artifacts.
     """
     from pedigree.pipelines.cli.progress import Display, watching
-    from pedigree.pipelines.lineage.ancestry import opened
+    from pedigree.pipelines.lineage import ancestry
     from pedigree.pipelines.reproduce.reproduction import push_code
+    from pedigree.pipelines.request import opened
     from pedigree.pipelines.run.runs import push as send
 
     project = project_here()
-    context = opened_run(project, recipe, overrides, None)
+    context = opened(project, requested(recipe, overrides))
     board = watching(context, context.graph.nodes)
     with Display(board):
         objects, entries = send(context)
     echo(f"sent {objects} objects and {entries} run-cache entries")
-    made = [artifact.path for node in context.graph.nodes.values() if (artifact := opened(project, node))]
+    made = [artifact.path for node in context.graph.nodes.values() if (artifact := ancestry.opened(project, node))]
     for commit, outcome in push_code(project, made):
         echo(f"code {commit[:12]}: {outcome}")
 
@@ -245,10 +246,11 @@ def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: 
 
     Every file is hashed. No stage runs.
     """
-    from pedigree.pipelines.run.runs import selected
+    from pedigree.pipelines.request import opened, selection
 
-    context = opened_run(project_here(), recipe, overrides, None)
-    bring(context, selected(context.graph, only=only or (), start=start or (), until=until or ()))
+    request = requested(recipe, overrides, None, only, start, until)
+    context = opened(project_here(), request)
+    bring(context, selection(context.graph, request)[0])
 
 
 def bring(context: "RunContext", selection: Collection[str]) -> None:

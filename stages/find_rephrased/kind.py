@@ -3,8 +3,8 @@
 from pedigree.configs.base.kind import Kind, port
 from pedigree.configs.base.shrink import TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, at_ports, generation, rows_at, rows_written, tokens_at
-from pedigree.configs.judging.asking import asking_sampling_plan, shrink_asking
-from pedigree.configs.judging.rephrasing import FindRephrased, rephrased_needs, rephrased_problem
+from pedigree.configs.judging.asking import asking_needs, asking_problem, asking_sampling_plan, shrink_asking
+from pedigree.configs.judging.rephrasing import FindRephrased
 from pedigree.configs.rows.decontamination import shrink_comparison
 
 
@@ -38,8 +38,8 @@ KIND = Kind(
     },
     output=lambda config, inputs: inputs["data"][0],
     engine="vllm",
-    needs=rephrased_needs,
-    problem=rephrased_problem,
+    needs=asking_needs("judge"),
+    problem=asking_problem("judge"),
     work=work,
     rows=lambda stage: rows_at(stage, "data"),
     row_tokens=tokens_at("data"),
