@@ -41,7 +41,7 @@ quick: setup ## Checks style and spelling, the types of what a change affects, a
 	ruff check .
 	ruff format --quiet --check .
 	codespell
-	affected=$$(python tests/affected.py '$(BASE)')
+	affected=$$(python -m tests.affected '$(BASE)')
 	if [ -n "$$affected" ]; then pyright $$affected & types=$$!; fi
 	pytest -m unit -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1
 	wait $${types:-} || failed=1

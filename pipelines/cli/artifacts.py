@@ -50,7 +50,6 @@ def lineage(
 
     With --format openlineage, events are sent to OPENLINEAGE_URL if it is set, and printed otherwise.
     """
-    from pedigree.pipelines.lineage import ancestry as records
     from pedigree.pipelines.publish.export import in_standard
 
     project = _project_or_none()
@@ -66,7 +65,7 @@ def lineage(
     elif as_json:
         echo_json(found.as_lineage(), sort_keys=True)
     elif html is None:
-        _print_tree(records.tree(found))
+        _print_tree(found)
 
 
 @commands.command()
@@ -359,17 +358,19 @@ def _print_intents(project: "Project", request: Any, show_patch: bool) -> None:
         )
         for intent in wanted
     ]
-    echo(again.environment_text(again.environment_changes(subject, wanted)))
+    echo(again.environment_text(again.environment_changes(wanted)))
     if show_patch or not is_own(Ledger(project), subject.md5):
         made = [intent.member for intent in wanted if intent.action != "leave out"]
         echo(review(made, here=request.here, show_patch=show_patch))
     print_table(("stage", "action", "code", "obstacle"), cells)
 
 
-def _print_tree(root: "Ancestor") -> None:
+def _print_tree(pedigree: "Pedigree") -> None:
     """Print one line per artifact without wrapping, because a deep ancestry is indented past the terminal width."""
     from rich.console import Console
     from rich.text import Text
+
+    from pedigree.pipelines.lineage.ancestry import walk
 
     def line(found: "Ancestor") -> Text:
         """Record fields are untrusted, so Rich markup in them is not interpreted."""
@@ -380,12 +381,9 @@ def _print_tree(root: "Ancestor") -> None:
         return Text.assemble(*((one_line(part), style) for part, style in parts))
 
     console = Console(highlight=False, soft_wrap=True)
-    waiting: list[tuple[Ancestor, str, str]] = [(root, "", "")]
-    while waiting:
-        found, branch, below = waiting.pop()
-        console.print(Text(branch) + line(found))
-        last = found.parents[-1:]
-        waiting += [
-            (parent, below + ("└── " if parent is last[0] else "├── "), below + ("    " if parent is last[0] else "│   "))
-            for parent in reversed(found.parents)
-        ]
+    columns: list[str] = []
+    for found in walk(pedigree):
+        del columns[max(0, found.depth - 1) :]
+        branch = ("└── " if found.last else "├── ") if found.depth else ""
+        console.print(Text("".join(columns) + branch) + line(found))
+        columns += ["    " if found.last else "│   "] if found.depth else []

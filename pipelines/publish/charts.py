@@ -72,7 +72,7 @@ def graph_svg(boxes: Sequence[Box], label: str) -> str:
     rows: list[list[_Cell]] = [[] for _ in range(1 + max(cell.layer for cell in cells.values()))]
     for cell in cells.values():
         rows[cell.layer].append(cell)
-    _order(rows, cells)
+    _order(rows)
     _place(rows, cells)
     left = min(cell.x - cell.width / 2 for cell in cells.values())
     for cell in cells.values():
@@ -108,7 +108,7 @@ def _cells(boxes: Sequence[Box]) -> dict[str, _Cell]:
     return cells
 
 
-def _order(rows: list[list[_Cell]], cells: Mapping[str, _Cell]) -> None:
+def _order(rows: list[list[_Cell]]) -> None:
     """Barycenter sweeps, down and up."""
     for sweep in range(12):
         down = sweep % 2 == 0

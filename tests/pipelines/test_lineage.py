@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from running_lab import Lab
-from walking import walk
 
 from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.data.artifacts.provenance import fingerprint
-from pedigree.pipelines.lineage.ancestry import find_artifact, published, read_pedigree, tree
+from pedigree.pipelines.lineage.ancestry import find_artifact, published, read_pedigree, walk
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.runs import run_graph
 
@@ -26,7 +25,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def test_a_folder_alone_holds_its_ancestry(lab: Lab, tmp_path: Path) -> None:
     copied = tmp_path / "anywhere"
     shutil.copytree(lab.root / "artifacts/lab/cleaner", copied)
-    lines = [(depth, found.address, found.role, found.repeated) for depth, found in walk(tree(read_pedigree(copied)))]
+    lines = [(found.depth, found.address, found.role, found.repeated) for found in walk(read_pedigree(copied))]
     assert lines == [
         (0, "lab/cleaner", "", False),
         (1, "lab/clean", "data", False),

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from running_lab import Lab
-from walking import walk
 
 from pedigree.data.artifacts import artifacts
 from pedigree.data.artifacts.artifacts import ArtifactError, Record, open_artifact, read_record
 from pedigree.data.artifacts.lineage import unfolded
-from pedigree.pipelines.lineage.ancestry import read_pedigree, tree
+from pedigree.pipelines.lineage.ancestry import read_pedigree, walk
 from pedigree.pipelines.lineage.verify import Verification, verify_folders, verify_project
 from pedigree.pipelines.publish.export import export
 from pedigree.pipelines.run.ensure import Result
@@ -180,7 +179,7 @@ def test_records_of_an_earlier_schema_are_migrated_wherever_they_are_read(
         open_artifact(copied)
     monkeypatch.setitem(artifacts.MIGRATIONS["record"], 0, migrate)
     assert open_artifact(copied).record == now
-    assert [found.name for _, found in walk(tree(read_pedigree(copied)))] == ["cleaner", "clean", "raw", "suite", "suite"]
+    assert [found.address.partition("/")[2] for found in walk(read_pedigree(copied))] == ["cleaner", "clean", "raw", "suite", "suite"]
     assert said(verify_folders([copied])) == []
     with pytest.raises(ArtifactError, match="record schema 2, this version reads up to 1: use the later version that wrote it"):
         read_record({**now.model_dump(mode="json"), "schema_version": 2}, "record.json")
@@ -308,7 +307,7 @@ def test_runs_and_lineages_of_an_earlier_schema_are_migrated_and_later_ones_refu
     """Schema 0, had there been one, called a run's `address` `stage`, and a lineage's `artifacts` `records`."""
     copied = tmp_path / "cleaner"
     shutil.copytree(lab.root / "artifacts/lab/cleaner", copied)
-    now = tree(read_pedigree(copied))
+    now = read_pedigree(copied).entries
 
     def renamed(raw: dict[str, Any], old: str, new: str, schema: int) -> dict[str, Any]:
         return {**{name: value for name, value in raw.items() if name != old}, new: raw[old], "schema_version": schema}
@@ -325,7 +324,7 @@ def test_runs_and_lineages_of_an_earlier_schema_are_migrated_and_later_ones_refu
     monkeypatch.setitem(artifacts.MIGRATIONS["run"], 1, lambda raw: raw)  # these hold their patches as schema 2 does
     monkeypatch.setitem(artifacts.MIGRATIONS["run"], 0, lambda raw: renamed(raw, "stage", "address", 0))
     monkeypatch.setitem(artifacts.MIGRATIONS["lineage"], 0, lambda raw: renamed(raw, "records", "artifacts", 0))
-    assert tree(read_pedigree(copied)) == now and said(verify_folders([copied])) == []
+    assert read_pedigree(copied).entries == now and said(verify_folders([copied])) == []
     (copied / "run.json").write_text(json.dumps(run | {"schema_version": 3}))
     with pytest.raises(ArtifactError, match="run schema 3, this version reads up to 2: use the later version that wrote it"):
         read_pedigree(copied)
