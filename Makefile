@@ -41,7 +41,7 @@ quick: setup ## Checks style and spelling, the types of what a change affects, a
 	ruff check .
 	ruff format --quiet --check .
 	codespell
-	affected=$$(python tests/affected.py '$(BASE)')
+	affected=$$(python -m tests.affected '$(BASE)')
 	if [ -n "$$affected" ]; then pyright $$affected & types=$$!; fi
 	pytest -m unit -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1
 	wait $${types:-} || failed=1
@@ -74,13 +74,10 @@ chaos: setup ## Kills `tiny` N times (N=100) and compares all contents with a qu
 	PYTHONPATH=. python tests/chaos.py --kills $(N)
 
 bench: setup ## Measures ratios against peers into benchmarks/results and the docs (ONLY=sft,dpo: some of training; PEERS: see decontamination.py)
-	$(if $(ONLY),,python -m benchmarks.tracking)
-	$(if $(ONLY),,python -m benchmarks.startup)
 	$(if $(ONLY),,python -m benchmarks.decontamination $(PEERS))
 	$(if $(ONLY),,python -m benchmarks.tokens)
 	$(if $(ONLY),,python -m benchmarks.sampling)
 	$(if $(ONLY),,python -m benchmarks.growth)
-	$(if $(ONLY),,python -m benchmarks.label_noise)
 	$(if $(ONLY),,python -m benchmarks.bf16_products)
 	python -m benchmarks.training --only '$(ONLY)'
 	python -m benchmarks.table

@@ -322,17 +322,17 @@ HEAD = """# Architectures
 
 <!-- Written by `python -m benchmarks.architectures`; do not edit. -->
 
-What each architecture can be trained with. Every cell is measured on a tiny model of random weights, with what makes the architecture
-special switched on (sliding windows shorter than the documents, soft caps, sinks, scaled logits, experts): the log-probabilities (for
-a reward model: the scores) of three documents must be those of the model's own forward over each document alone in fp32 with eager
-attention, to 1e-4 nats. Cells name the `attention` of the execution profile that gives them, the fastest that is right; an attention
-that is not named there is refused when the stage starts, before anything is trained, and so is a form that says no.
-*Shared prompts* are answers to one prompt in one pass over it. *LoRA* has adapters on all linear layers, and the merged model gives the
-same. Under *vLLM* stands the mean gap in nats between what vLLM says of the tokens that it draws, in fp32 on a CPU, and what we
-compute; an RLVR job measures it again in its first step, and ends where it exceeds `max_logprob_gap`.
+What each architecture can be trained with. Every cell is measured on a tiny model with random weights and with the architecture's special
+features enabled: sliding windows shorter than the documents, soft caps, sinks, scaled logits, experts. The log-probabilities of three
+documents (for a reward model: their scores) must equal those of the model's own forward pass over each document alone, in fp32 with eager
+attention, to 1e-4 nats. A cell names the fastest `attention` of the execution profile that is right; *no* means that the stage refuses
+the combination when it starts, before it trains anything. *Shared prompts* are answers to one prompt in one pass over it. *LoRA* has
+adapters on all linear layers, and the merged model must give the same. *vLLM* is the mean gap in nats between vLLM's log-probabilities of
+the tokens that it samples, in fp32 on a CPU, and ours; an RLVR job measures it again in its first step and fails if it exceeds
+`max_logprob_gap`.
 
-Before it trains or scores, every stage that does so packs documents of the model at hand beside others, shares a prompt, and compares
-one document, longer than the model's window, with the model's own forward: an architecture that is not listed is right or refused too.
+Every stage that trains or scores first verifies its model: it packs several documents, shares a prompt, and compares one document longer
+than the model's window with the model's own forward pass. An architecture that is not listed is therefore right or refused, too.
 """
 
 

@@ -28,11 +28,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def ours(folder: Path, settings: dict[str, Any]) -> Answer:
     """One core, turns of all roles; without further settings those of a stage that says nothing: 8-grams, threshold 0.5."""
     from pedigree.configs.rows.decontamination import Decontaminate
-    from pedigree.data.artifacts.artifacts import read_rows
     from pedigree.data.contamination.decontamination import Comparison
     from pedigree.data.records.columns import ROWS_PER_GROUP
 
-    rows = read_rows(folder / "rows" / "rows.jsonl")
+    rows = lines(folder / "rows" / "rows.jsonl")
     items = [{"id": str(number), "question": item["question"]} for number, item in enumerate(lines(folder / "items.jsonl"))]
     comparison = Comparison({"suite": items}, Decontaminate.model_validate(settings))
     if len(rows) > ROWS_PER_GROUP:

@@ -7,8 +7,7 @@ is never a number but at least three, and what is claimed of it is its worst.
 import json
 import os
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -103,16 +102,6 @@ def cpu_ticks() -> tuple[int, int]:
     """All of the cores' time since the machine began and what the host gave away of it; `proc(5)`, line `cpu`, its first eight columns."""
     columns = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return sum(columns), columns[7]
-
-
-def in_turn(ours: Callable[[], object], peer: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of both, called one after the other."""
-    seconds = []
-    for function in (ours, peer):
-        began = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - began)
-    return seconds[0], seconds[1]
 
 
 def write(name: str, readings: list[Reading], packages: tuple[str, ...], machine: dict[str, Any]) -> Path:

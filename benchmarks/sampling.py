@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import RUNS, Interval, Reading, Watch, described, write
-from benchmarks.workloads import THREADS, make_policy
+from benchmarks.workloads import THREADS, make_policy, packaged
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.pipelines.jobs.launcher import device_settings
@@ -62,14 +62,12 @@ class Clocked(Job):
 
 def asks_of(folder: Path, prompts: int, answers: int, tokens: int) -> dict[str, Ask]:
     """`warm` and `all`: requests to the policy in `folder`."""
-    from pedigree.configs.rows.datasets import Packaged
     from pedigree.data.artifacts.artifacts import open_artifact
     from pedigree.data.chat.chat import Chat
-    from pedigree.data.sources import sources
 
     policy = open_artifact(folder / "policy")
     chat, sampling = Chat(policy.payload), Sampling(temperature=1.0, max_tokens=tokens)
-    rows = sources.load(Packaged(type="packaged", asset="alpaca-en-demo"), "conversation", None, sources.Outside()).rows
+    rows = packaged("alpaca-en-demo", "conversation")
     asked = [chat.prompt(row["messages"][:1]) for row in rows]
     asked = [ids for ids in asked if len(ids) <= 256][: prompts + WARM]
     drawn = [Request(ids, number * answers + index) for number, ids in enumerate(asked[WARM:]) for index in range(answers)]
@@ -181,11 +179,8 @@ def serve_peer(settings: dict[str, Any]) -> None:
 
 
 def measure(given: argparse.Namespace, folder: Path) -> None:
-    from pedigree.configs.rows.datasets import Packaged
-    from pedigree.data.sources import sources
-
-    rows = sources.load(Packaged(type="packaged", asset="alpaca-en-demo"), "conversation", None, sources.Outside()).rows
-    make_policy(given.model, list(rows), folder)
+    rows = packaged("alpaca-en-demo", "conversation")
+    make_policy(given.model, rows, folder)
     asks = asks_of(folder, given.prompts, given.answers, given.tokens)
     watch, rates, tokens = Watch(), {name: [] for name in (*MODES, *PEERS)}, {}
     with ExitStack() as stack:

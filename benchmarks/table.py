@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from statistics import median_low
 from typing import Any
 
-from benchmarks import growth, label_noise
+from benchmarks import growth
 from benchmarks.decontamination import FOUND
 from benchmarks.report import RESULTS
 from benchmarks.training import AS_DOCUMENTED, MEMORY
@@ -43,12 +43,6 @@ The machine state covers the time of a file's readings: the load before, the sha
 training, its rate of bf16 matrix products before and after.
 """
 
-ABOUT_STARTS = """
-A job's start is measured from the start of its process to the first forward pass of a tiny model, alternating between TRL and ours. The
-overhead of a stage outside its job is measured inside `pedigree run` on a chain of trivial stages.
-"""
-"""Included if `make bench` has measured them."""
-
 ABOUT_DECONTAMINATION = """
 ## Decontamination
 
@@ -72,17 +66,6 @@ both right and wrong answers, from the same number of prompts as there are answe
 prompts, and `pair` pairs the same number of judged answers. The stages from `judge` on use one process. Memory is the peak of all
 processes together, without file pages. The largest dataset is built a second time, by one process after a killed attempt by three: the
 bytes are the same.
-"""
-
-ABOUT_NOISE = """
-## Wrong labels
-
-The cost of swapping the answers in a share ε of the pairs, and what recovers part of it. The measure is the share of clean, held-out pairs
-that a policy orders correctly, over {} seeds: median [lowest, highest]. Two-digit sums are judged by the verifier, paired with
-`label_noise`, and learned by a model with random initial weights. `cdpo` and `robust` are given ε, and equal DPO at 0. *Suspects left out*
-is a second DPO run without the share ε of the pairs that the first policy contradicts most; the last row is the probability that a swapped
-pair has a smaller margin under that policy than an unswapped one (chance: 0.5). Task and model are small: the results show the direction
-of effects, not their size.
 """
 
 ALIKE = "matrix products, identical on both sides, take about 60 % of a step of our SFT"
@@ -176,9 +159,7 @@ def state(machine: dict[str, Any]) -> str:
 
 def page() -> str:
     readings = rows()
-    starts = ABOUT_STARTS if any(row["name"].startswith("start of") for row in readings) else ""
-    studies = decontamination() + growing() + wrong_labels()
-    return f"{HEAD}{starts}\n## Results\n\n{table(readings)}\n## Settings\n\n{details(readings)}{studies}"
+    return f"{HEAD}\n## Results\n\n{table(readings)}\n## Settings\n\n{details(readings)}{decontamination()}{growing()}"
 
 
 def decontamination() -> str:
@@ -216,21 +197,6 @@ def growing() -> str:
         places.setdefault(f"{processors(run['hardware'])}, {state(run['machine'])}, {run['date']}", []).append(f"`{stage}`")
     where = "; ".join(f"{', '.join(stages)} on {place}" for place, stages in places.items())
     return ABOUT_GROWTH + "\n" + "\n".join(lines) + f"\n\nMeasured: {where}.\n"
-
-
-def wrong_labels() -> str:
-    """Accuracy of each loss by share of wrong labels; empty if not measured."""
-    if not label_noise.FOUND.exists():
-        return ""
-    seen = json.loads(label_noise.FOUND.read_text())
-    shares = list(seen["found"])
-    lines = ["| | " + " | ".join(f"ε = {share}" for share in shares) + " |", "|---|" + "---|" * len(shares)]
-    names = dict.fromkeys(name for share in reversed(shares) for name in seen["found"][share])  # the last ones have all of them
-    for name in sorted(names, key=lambda name: name == label_noise.TOLD_APART):  # a different quantity, last
-        cells = (seen["found"][share].get(name) for share in shares)
-        lines.append(f"| {name} | " + " | ".join(interval(cell, number) if cell else "" for cell in cells) + " |")
-    where = f"{processors(seen['hardware'])}, {state(seen['machine'])}"
-    return ABOUT_NOISE.format(seen["seeds"]) + "\n" + "\n".join(lines) + f"\n\nMeasured on {where}.\n"
 
 
 def readme_lines() -> str:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Reading, Watch, write
+from benchmarks.workloads import packaged
 
 ROUNDS = 3
 KEY = "0" * 64
@@ -30,14 +31,8 @@ KEY = "0" * 64
 
 def rows_of(count: int) -> list[dict[str, Any]]:
     """Conversations: real ones, in which every number is another one each time, so that words go on being new as in real data."""
-    from pedigree.configs.rows.datasets import Packaged
-    from pedigree.data.sources import sources
-
-    def given(asset: str, record: Any) -> list[dict[str, Any]]:
-        return sources.load(Packaged(type="packaged", asset=asset), record, None, sources.Outside()).rows
-
-    found = list(given("alpaca-en-demo", "conversation"))
-    for row in given("dpo-en-demo", "preference"):
+    found = packaged("alpaca-en-demo", "conversation")
+    for row in packaged("dpo-en-demo", "preference"):
         found += [{**row, "messages": [*row["messages"], {"role": "assistant", "content": one["text"]}]} for one in row["answers"]]
     draw = random.Random(0)
     return [varied(draw.choice(found), draw) for _ in range(count)]

@@ -123,28 +123,32 @@ MODELS: dict[str, dict[str, Any]] = {
 """Fields of `source_model`; the tiny one is for tests."""
 
 
+def packaged(asset: str, record: Any) -> list[dict[str, Any]]:
+    """The rows of packaged data, with their numbers as ids."""
+    from pedigree.configs.rows.datasets import Packaged
+    from pedigree.data.sources import sources
+
+    source = sources.opened(Packaged(type="packaged", asset=asset), record, None, sources.Outside())
+    return [{"id": str(number), **row} for number, row in enumerate(row for block in source.blocks for row in source.parse(block).rows)]
+
+
 def prepare(workload: Workload, folder: Path) -> None:
     """Writes policy, data and units of a workload below `folder`."""
-    from pedigree.configs.rows.datasets import Packaged
     from pedigree.data.artifacts.artifacts import open_artifact
     from pedigree.data.chat.chat import Chat
     from pedigree.data.chat.documents import Conversations, Pairs
     from pedigree.data.records import records
-    from pedigree.data.sources import sources
-    from pedigree.stages.core.batches import epoch_order
+    from pedigree.stages.core.batches import step_rows
     from pedigree.stages.job.job import Job
     from pedigree.stages.training.token_cache import units_of
     from pedigree.stages.training.training_rows import fitting, pairs
 
-    def rows_of(asset: str, record: Any) -> list[dict[str, Any]]:
-        return sources.load(Packaged(type="packaged", asset=asset), record, None, sources.Outside()).rows
-
-    conversations = rows_of("alpaca-en-demo", "conversation")
+    conversations = packaged("alpaca-en-demo", "conversation")
     make_policy(workload.model, conversations, folder)
     policy = open_artifact(folder / "policy")
     chat = Chat(policy.payload)
     in_pairs = workload.task in ("reward_model", "preference_train")
-    rows = rows_of("dpo-en-demo", "preference") if in_pairs else conversations
+    rows = packaged("dpo-en-demo", "preference") if in_pairs else conversations
     scratch = Job(folder / "scratch", "bench/rows", "k", Numerics(), Placement(), {})
     scratch.folder.mkdir()
     taken, documents = (pairs(rows, "adjacent"), Pairs("adjacent")) if in_pairs else (rows, Conversations("assistant"))
@@ -153,7 +157,7 @@ def prepare(workload: Workload, folder: Path) -> None:
     chosen = drawn(len(units), count, workload.global_batch, None if in_pairs else [len(unit[0]) for unit in units])
     by_id = {row["id"]: row for row in rows}
     placed: list[Any] = [None] * count
-    for place, number in zip(epoch_order(count, SEED, 0), chosen, strict=True):
+    for place, number in zip(step_rows(0, count, count, SEED), chosen, strict=True):
         placed[place] = by_id[kept[number]["id"]]
     record = "preference" if in_pairs else "conversation"
     records.save(folder / "data", record, placed)

@@ -21,7 +21,7 @@ from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.judging.rephrasing import FindRephrased
 from pedigree.configs.language.execution import Execution, Machine, Numerics, Placement
 from pedigree.configs.language.kinds import KINDS, Kind
-from pedigree.configs.methods.policy_gradient import AGGREGATIONS, AdaptiveKl
+from pedigree.configs.methods.policy_gradient import AdaptiveKl, Aggregation
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HEAD = """# Stages
@@ -67,6 +67,14 @@ pair and l the worse. In preference losses, s is r transformed by the divergence
 In policy gradients, ρ_t = π_θ(y_t) / π_old(y_t), A is the advantage, R an answer's reward and
 C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A); `dual_clip` c bounds it from below by cA if A < 0 (arXiv 1912.09729, eq. 5).
 """
+AGGREGATIONS: dict[Aggregation, tuple[str, str]] = {
+    "token-mean": ("1 / Σ_i |y_i| · Σ_i Σ_t", "every token has the same weight, so long answers weigh more"),
+    "seq-mean-token-mean": ("1 / D · Σ_i 1 / |y_i| Σ_t", "every answer has the same weight, so tokens of long answers weigh less"),
+    "seq-mean-token-sum": ("1 / D · Σ_i Σ_t", "the mean over answers of token sums: long answers weigh more"),
+    "seq-mean-token-sum-norm": ("1 / D · Σ_i 1 / max_tokens Σ_t", "the same, divided by the constant maximum answer length"),
+    "token-sum": ("Σ_i Σ_t", "no denominator: the gradient grows with the batch"),
+}
+"""Name → (formula, meaning)."""
 AGGREGATION_HEAD = """`aggregation` specifies how token losses are combined; D answers are kept, |y_i| is the length of the i-th.
 Every denominator is that of the whole update over all ranks.
 

@@ -1,16 +1,13 @@
 """Prints the modules whose types `make quick` checks: those that have changed since a commit, and those that import them.
 
-python tests/affected.py COMMIT
+python -m tests.affected COMMIT
 """
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("configs", "data", "stages", "pipelines")
+from docs.rooms import PACKAGES, ROOT, imports
 
 
 def changed(root: Path, commit: str) -> set[str]:
@@ -21,23 +18,11 @@ def changed(root: Path, commit: str) -> set[str]:
     return {name for name in listed.splitlines() if name.endswith(".py")}
 
 
-def imported(path: Path) -> Iterator[str]:
-    """`from a import b` may mean the module `a` or `a.b`."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name.removeprefix("pedigree.") for alias in names)
-            case ast.ImportFrom(module=str(module), names=names):
-                module = module.removeprefix("pedigree.")
-                yield module
-                yield from (f"{module}.{alias.name}" for alias in names)
-
-
 def affected(root: Path, commit: str) -> set[str]:
     found = changed(root, commit)
     modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in found}
     paths = [path for package in PACKAGES for path in (root / package).rglob("*.py")] if modules else []
-    importing = {path.relative_to(root).as_posix() for path in paths if not modules.isdisjoint(imported(path))}
+    importing = {path.relative_to(root).as_posix() for path in paths if not modules.isdisjoint(imports(path))}
     return {name for name in found if (root / name).exists()} | importing
 
 

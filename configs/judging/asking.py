@@ -1,12 +1,13 @@
 """Config of the language model that a stage queries: a policy of the recipe, or a server."""
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from pedigree.configs.base.frozen import Dtype, Frozen
+from pedigree.configs.base.frozen import Arrived, Dtype, Frozen
 from pedigree.configs.base.shrink import Cut
 from pedigree.configs.base.work import SamplingPlan
 
@@ -62,6 +63,22 @@ def shrink_asking(cut: Cut, port: str) -> None:
         return
     cut.leave_out(port)
     cut.set("by", {"type": "endpoint", "base_url": cut.stand_ins.judge_url, "model": "made"}, "judges")
+
+
+def asking_needs(port: str) -> Callable[[Any], frozenset[str]]:
+    """A kind's `needs`: a policy that is asked arrives at this port."""
+    return lambda config: frozenset({port} if config.by.type == "policy" else ())
+
+
+def asking_problem(port: str) -> Callable[[Any, Arrived], str | None]:
+    """A kind's `problem`: a policy at this port that is not asked."""
+
+    def problem(config: Any, arrived: Arrived) -> str | None:
+        if arrived.get(port) and config.by.type != "policy":
+            return f"{port} is {', '.join(arrived[port])}, but `by` is an endpoint: set `by: {{type: policy}}`, or remove the input"
+        return None
+
+    return problem
 
 
 def asks_endpoint(config: Frozen) -> bool:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field, computed_field, model_validator
 
-from pedigree.configs.base.frozen import Arrived, Frozen, Many
+from pedigree.configs.base.frozen import Frozen, Many
 from pedigree.configs.base.packaged import embedder_sha256
 from pedigree.configs.judging.asking import Speaker
 from pedigree.configs.methods.training import Sampling
@@ -95,15 +95,3 @@ class FindRephrased(Frozen):
         if self.waivers and not self.remove:
             raise ValueError("waivers has no effect, because remove is false: remove waivers, or set remove to true")
         return self
-
-
-def rephrased_needs(config: FindRephrased) -> frozenset[str]:
-    """Inputs that the config requires."""
-    return frozenset({"judge"} if config.by.type == "policy" else ())
-
-
-def rephrased_problem(config: FindRephrased, arrived: Arrived) -> str | None:
-    """Error message if the inputs do not fit the config, else None."""
-    if arrived.get("judge") and config.by.type != "policy":
-        return f"judge is {', '.join(arrived['judge'])}, but `by` is an endpoint: set `by: {{type: policy}}`, or remove the input"
-    return None

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, computed_field, model_validator
 
-from pedigree.configs.base.frozen import Arrived, Frozen
+from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.judging.asking import Speaker
 from pedigree.configs.judging.writing import load_writing, writing_sha256
 from pedigree.configs.methods.training import Sampling
@@ -90,15 +90,3 @@ class Synthesize(Frozen):
     def wording_sha256(self) -> dict[str, str]:
         """Hashes of the prompt's wording, without the material."""
         return writing_sha256(self.method.type, self.method.task)
-
-
-def synthesize_needs(config: Synthesize) -> frozenset[str]:
-    """Inputs that the config requires."""
-    return frozenset({"writer"} if config.by.type == "policy" else ())
-
-
-def synthesize_problem(config: Synthesize, arrived: Arrived) -> str | None:
-    """Error message if the inputs do not fit the config, else None."""
-    if arrived.get("writer") and config.by.type != "policy":
-        return f"writer is {', '.join(arrived['writer'])}, but `by` is an endpoint: set `by: {{type: policy}}`, or remove the input"
-    return None

@@ -18,14 +18,6 @@ from pedigree.configs.methods.optimizer import Optimizer
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"]
 """How token losses are aggregated into one loss, over all D answers of an update that have a reward; names as in verl."""
-AGGREGATIONS: dict[Aggregation, tuple[str, str]] = {
-    "token-mean": ("1 / Σ_i |y_i| · Σ_i Σ_t", "every token has the same weight, so long answers weigh more"),
-    "seq-mean-token-mean": ("1 / D · Σ_i 1 / |y_i| Σ_t", "every answer has the same weight, so tokens of long answers weigh less"),
-    "seq-mean-token-sum": ("1 / D · Σ_i Σ_t", "the mean over answers of token sums: long answers weigh more"),
-    "seq-mean-token-sum-norm": ("1 / D · Σ_i 1 / max_tokens Σ_t", "the same, divided by the constant maximum answer length"),
-    "token-sum": ("Σ_i Σ_t", "no denominator: the gradient grows with the batch"),
-}
-"""Name → (formula, meaning)."""
 Advantage = Literal["normalised", "centred", "leave_one_out", "greedy", "smoothed", "return_to_go", "gae"]
 Ratio = Literal["token", "sequence_mean", "sequence_sum"]
 

@@ -459,8 +459,3 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
     fault_point(f"{path.name} written")
     os.replace(temporary, path)
     sync_folder(path.parent)
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    with path.open() as stream:
-        return [json.loads(line) for line in stream]

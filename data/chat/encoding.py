@@ -64,11 +64,6 @@ class Encoder:
         self._backend: Any = getattr(chat.tokenizer, "backend_tokenizer", None)
         self._words = _Words.of(self._backend, dtype) if fast and self._backend is not None else None
 
-    @property
-    def by_words(self) -> bool:
-        """Whether texts are split into words here."""
-        return self._words is not None
-
     def encode(self, texts: Iterable[tuple[str, bool]]) -> dict[tuple[str, bool], Ids]:
         """Ids, of shape (T,), for each (text, whether control tokens in it are plain characters)."""
         found: dict[tuple[str, bool], Ids] = {}

@@ -171,11 +171,6 @@ def _replaced(text: str, folds: _Folded) -> str:
     return _not_ascii.sub(lambda one: folds[one[0]], text)
 
 
-def tokens(text: str) -> tuple[str, ...]:
-    """The tokens of a text as written."""
-    return tuple(token.decode() for token in readings([text])[0][0].split())
-
-
 def _line(folded: str) -> bytes:
     """The tokens of a folded text, in which only words contain non-ASCII characters."""
     return _parted(folded.encode().translate(_SMALL, _CONTROLS), _PLAIN)

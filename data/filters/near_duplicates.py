@@ -21,7 +21,6 @@ from pedigree.data.filters.row_filters import CONDITION
 from pedigree.data.host.parallel import mapped
 
 Places = NDArray[np.int64]
-Hashes = NDArray[np.uint64]
 Bands = NDArray[np.uint32]
 Similarities = NDArray[np.float64]
 

@@ -3,10 +3,9 @@
 Rows are represented by their positions and arrive ranked by hash of (seed, id).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -94,12 +93,6 @@ def drawn(name: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray
     if portion.epochs is not None:
         return _taken(portion, said, int(portion.epochs * len(ranked)), ranked, what)
     return _taken(portion, said, len(ranked) if portion.rows is None else portion.rows, ranked, what)
-
-
-def drawn_rows(name: str, portion: Portion, ranked: Sequence[dict[str, Any]], what: str) -> list[dict[str, Any]]:
-    """Like `drawn`, for rows in memory."""
-    sources = pa.chunked_array([pa.array([row["source"] for row in ranked], pa.string())])
-    return [ranked[place] for place in drawn(name, portion, np.arange(len(ranked)), sources, what).tolist()]
 
 
 def _weighted(said: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray, what: str) -> Numbers:

@@ -4,7 +4,6 @@ Each source yields `Example`s, which one function turns into records. An id is t
 on the row alone.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -36,7 +35,7 @@ from pedigree.data.artifacts.artifacts import Artifact, sha256_file
 from pedigree.data.expectations.validation import row_problem
 from pedigree.data.records.messages import CALL
 from pedigree.data.records.records import Item, Message, ended
-from pedigree.data.sources import forms, hub, layouts, named_columns, procedural, row_files, shares, stage_rows
+from pedigree.data.sources import forms, hub, layouts, named_columns, procedural, row_files, stage_rows
 from pedigree.data.sources.attributes import grouped
 from pedigree.data.sources.named_columns import select_columns
 from pedigree.data.sources.procedural import Example, unscored
@@ -76,15 +75,6 @@ class BadRow(NamedTuple):
             half = (REASON - len(GAP)) // 2
             reason = f"{reason[:half]}{GAP}{reason[-half:]}"
         return cls(place, reason, row_files.text_of(row)[:EXCERPT])
-
-
-class Loaded(NamedTuple):
-    """The rows of one source, the number of omitted rows by reason, and the bad rows."""
-
-    name: str
-    rows: list[dict[str, Any]]
-    left_out: dict[str, int]
-    bad: tuple[BadRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -208,30 +198,6 @@ def _as_they_are(block: Block) -> Parsed:
     return Parsed([row for _, row in given], [], [place for place, _ in given], [NOTHING] * len(given))
 
 
-def load(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Loaded:
-    """Load all rows of a source as records of one type.
-
-    Raises:
-        PedigreeError: there are too many bad rows (the message shows the first five and their number) or fewer rows than `count`, or the
-            source cannot provide this type of record.
-        StoreError: its data cannot be fetched.
-    """
-    return loaded(opened(source, record, task, outside))
-
-
-def loaded(source: OpenSource) -> Loaded:
-    """Load all rows of an opened source."""
-    parsed = [source.parse(block) for block in source.blocks]
-    rows, bad = [row for part in parsed for row in part.rows], [*source.bad, *(row for part in parsed for row in part.bad)]
-    source.refuse(len(rows), bad)
-    rows, left_out = with_ids(rows), {**source.left_out, "malformed": len(bad)}
-    if not source.portion.takes_all:
-        taken = shares.drawn_rows(source.name, source.portion, shuffled(rows, source.portion.seed), USABLE)
-        left_out |= {"not drawn": len(rows) - len({row["id"] for row in taken})}
-        rows = taken
-    return Loaded(source.name, rows, {reason: number for reason, number in left_out.items() if number}, tuple(bad))
-
-
 def _refuse_too_many(name: str, bad: Sequence[BadRow], read: int, limit: int | float) -> None:
     """Raise PedigreeError for more bad rows than `limit`, a number or a share of all rows read."""
     allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
@@ -247,18 +213,6 @@ def _refuse_too_many(name: str, bad: Sequence[BadRow], read: int, limit: int | f
 def shuffled(rows: Sequence[Any], seed: int) -> list[dict[str, Any]]:
     """Rows sorted by hash(seed, id), independent of their original order."""
     return sorted(rows, key=lambda row: digest([seed, row["id"]]))
-
-
-def with_ids(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with newly computed ids; repeats of equal rows get a number, so that ids are unique until a filter decides."""
-    seen: Counter[str] = Counter()
-    named = []
-    for row in rows:
-        row = {name: value for name, value in row.items() if name != "id"}
-        base = f"{row['source']}-{digest(row)[:16]}"
-        seen[base] += 1
-        named.append({"id": base if seen[base] == 1 else f"{base}-{seen[base]}", **row})
-    return named
 
 
 def _made(source: Arithmetic | Constraints | Leaks, record: RecordType, outside: Outside) -> tuple[str, list[Example]]:
@@ -333,17 +287,6 @@ def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, 
     bad = tuple(BadRow.of(place, reason, row) for place, row, reason in made.bad)
     items = row_files.in_blocks(("", item) for item in made.items)
     return OpenSource(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, bad)
-
-
-def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:
-    """Load all rows of a benchmark as items.
-
-    Raises:
-        PedigreeError: too many rows lack what the form reads or have invalid verifiers, or there are too few worked examples or fewer
-            rows than `count`.
-        StoreError: its data cannot be fetched.
-    """
-    return loaded(opened_items(source, form, task, shots, outside))
 
 
 def _allowed_of(source: RowSource | RowProgram) -> int | float:

@@ -75,8 +75,6 @@ class StoredObject:
     name: str
     """Relative to the listed URL."""
     size: int
-    modified: float
-    """Unix time, by the store's clock."""
 
 
 class Backend(Protocol):
@@ -312,7 +310,7 @@ class _Bucket:
             answer = self.filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=f"{prefix}/" if prefix else "", **more)
             for entry in answer.get("Contents", ()):
                 name = entry["Key"].removeprefix(prefix).lstrip("/")
-                found.append(StoredObject(name, entry["Size"], entry["LastModified"].timestamp()))
+                found.append(StoredObject(name, entry["Size"]))
             if not answer.get("IsTruncated"):
                 return found
             more = {"ContinuationToken": answer["NextContinuationToken"]}
@@ -360,7 +358,7 @@ class _Folder:
                 except FileNotFoundError:  # removed in the meantime
                     continue
                 if file.is_file():
-                    found.append(StoredObject(file.relative_to(root).as_posix(), status.st_size, status.st_mtime))
+                    found.append(StoredObject(file.relative_to(root).as_posix(), status.st_size))
         return found
 
     def remove(self, path: str) -> None:

@@ -21,9 +21,9 @@ from pedigree.pipelines.cli.console import (
     echo_json,
     interrupt_on_sigterm,
     one_line,
-    opened_run,
     print_table,
     project_here,
+    requested,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def lineage(
 
     With --format openlineage, events are sent to OPENLINEAGE_URL if it is set, and printed otherwise.
     """
-    from pedigree.pipelines.lineage import ancestry as records
     from pedigree.pipelines.publish.export import in_standard
 
     project = _project_or_none()
@@ -67,7 +66,7 @@ def lineage(
     elif as_json:
         echo_json(found.as_lineage(), sort_keys=True)
     elif html is None:
-        _print_tree(records.tree(found))
+        _print_tree(found)
 
 
 @commands.command()
@@ -225,17 +224,18 @@ def push(recipe: Recipe, overrides: Overrides = None) -> None:
     Also uploads the run cache and the code that produced the artifacts.
     """
     from pedigree.pipelines.cli.progress import Display, watching
-    from pedigree.pipelines.lineage.ancestry import opened
+    from pedigree.pipelines.lineage import ancestry
     from pedigree.pipelines.reproduce.reproduction import push_code
+    from pedigree.pipelines.request import opened
     from pedigree.pipelines.run.runs import push as send
 
     project = project_here()
-    context = opened_run(project, recipe, overrides, None)
+    context = opened(project, requested(recipe, overrides))
     board = watching(context, context.graph.nodes)
     with Display(board):
         objects, entries = send(context)
     echo(f"sent {objects} objects and {entries} run-cache entries")
-    made = [artifact.path for node in context.graph.nodes.values() if (artifact := opened(project, node))]
+    made = [artifact.path for node in context.graph.nodes.values() if (artifact := ancestry.opened(project, node))]
     for commit, outcome in push_code(project, made):
         echo(f"code {commit[:12]}: {outcome}")
 
@@ -246,10 +246,11 @@ def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: 
 
     Every file is hashed. No stage runs.
     """
-    from pedigree.pipelines.run.runs import selected
+    from pedigree.pipelines.request import opened, selection
 
-    context = opened_run(project_here(), recipe, overrides, None)
-    bring(context, selected(context.graph, only=only or (), start=start or (), until=until or ()))
+    request = requested(recipe, overrides, None, only, start, until)
+    context = opened(project_here(), request)
+    bring(context, selection(context.graph, request)[0])
 
 
 def bring(context: "RunContext", selection: Collection[str]) -> None:
@@ -359,17 +360,19 @@ def _print_intents(project: "Project", request: Any, show_patch: bool) -> None:
         )
         for intent in wanted
     ]
-    echo(again.environment_text(again.environment_changes(subject, wanted)))
+    echo(again.environment_text(again.environment_changes(wanted)))
     if show_patch or not is_own(Ledger(project), subject.md5):
         made = [intent.member for intent in wanted if intent.action != "leave out"]
         echo(review(made, here=request.here, show_patch=show_patch))
     print_table(("stage", "action", "code", "obstacle"), cells)
 
 
-def _print_tree(root: "Ancestor") -> None:
+def _print_tree(pedigree: "Pedigree") -> None:
     """Print one line per artifact without wrapping, because a deep ancestry is indented past the terminal width."""
     from rich.console import Console
     from rich.text import Text
+
+    from pedigree.pipelines.lineage.ancestry import walk
 
     def line(found: "Ancestor") -> Text:
         """Record fields are untrusted, so Rich markup in them is not interpreted."""
@@ -380,12 +383,9 @@ def _print_tree(root: "Ancestor") -> None:
         return Text.assemble(*((one_line(part), style) for part, style in parts))
 
     console = Console(highlight=False, soft_wrap=True)
-    waiting: list[tuple[Ancestor, str, str]] = [(root, "", "")]
-    while waiting:
-        found, branch, below = waiting.pop()
-        console.print(Text(branch) + line(found))
-        last = found.parents[-1:]
-        waiting += [
-            (parent, below + ("└── " if parent is last[0] else "├── "), below + ("    " if parent is last[0] else "│   "))
-            for parent in reversed(found.parents)
-        ]
+    columns: list[str] = []
+    for found in walk(pedigree):
+        del columns[max(0, found.depth - 1) :]
+        branch = ("└── " if found.last else "├── ") if found.depth else ""
+        console.print(Text("".join(columns) + branch) + line(found))
+        columns += ["    " if found.last else "│   "] if found.depth else []

@@ -18,10 +18,9 @@ from pedigree.pipelines.cli.console import (
     Until,
     echo,
     for_programs,
-    opened_run,
     print_table,
     project_here,
-    selection,
+    requested,
 )
 
 if TYPE_CHECKING:
@@ -54,12 +53,14 @@ def plan(
     from pedigree.pipelines.cli import plan as planning
     from pedigree.pipelines.cli.documents import plan_document
     from pedigree.pipelines.cli.status_line import StatusLine, measured_by
+    from pedigree.pipelines.request import opened, selection
 
+    request = requested(recipe, overrides, execution, only, start, until, force)
     with for_programs(as_json) as emit:
         project = project_here()
         with StatusLine() as telling:
-            context = opened_run(project, recipe, overrides, execution, compiled=False, watch=telling.watch)
-            chosen, forced = selection(context, only, start, until, force)
+            context = opened(project, request, compiled=False, watch=telling.watch)
+            chosen, forced = selection(context.graph, request)
             rows = planning.plan(context, chosen, forced, measured_by(telling))
         emit(plan_document(context, rows))
         if not as_json:
@@ -162,11 +163,12 @@ def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False)
     from pedigree.pipelines.cli.documents import status_document
     from pedigree.pipelines.cli.status_line import StatusLine
     from pedigree.pipelines.publish.commits import uncommitted
+    from pedigree.pipelines.request import opened
 
     with for_programs(as_json) as emit:
         project = project_here()
         with StatusLine() as telling:
-            context = opened_run(project, recipe, overrides, None, compiled=False, watch=telling.watch)
+            context = opened(project, requested(recipe, overrides), compiled=False, watch=telling.watch)
             stages, dirty = state.stages(context), uncommitted(project, context.graph)
         emit(status_document(context, stages, dirty))
         if not as_json:

@@ -23,10 +23,9 @@ from pedigree.pipelines.cli.console import (
     echo,
     for_programs,
     interrupt_on_sigterm,
-    opened_run,
     print_table,
     project_here,
-    selection,
+    requested,
 )
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
@@ -93,17 +92,18 @@ def run(
     """Run all stages of a recipe that are not up to date."""
     from pedigree.pipelines.cli.documents import run_document
     from pedigree.pipelines.publish.commits import check_commit
-    from pedigree.pipelines.request import named, whose_code_has_changed
+    from pedigree.pipelines.request import named, opened, selection, whose_code_has_changed
 
+    request = requested(recipe, overrides, execution, only, start, until, force)
     began = time.monotonic()
     with for_programs(as_json) as emit:
         project = project_here()
         if commit:
             check_commit(project)
-        context = opened_run(project, recipe, overrides, execution)
+        context = opened(project, request)
         context.keep_jobs, context.allow_numerics_change = keep_jobs, allow_numerics_change
         context.on_code_change, context.record_new_files = on_code_change, record_new_files
-        chosen, forced = selection(context, only, start, until, force)
+        chosen, forced = selection(context.graph, request)
         if on_code_change == "rerun":
             forced |= whose_code_has_changed(context, chosen)
         context.require_checkpoint = named("--require-checkpoint", context.graph, require_checkpoint or (), chosen)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -22,6 +23,7 @@ from pedigree.pipelines.cli.console import (
     interrupt_on_sigterm,
     print_table,
     project_here,
+    requested,
 )
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
@@ -221,20 +223,19 @@ def _wanted(
     start: list[str] | None,
     until: list[str] | None,
     force: list[str] | None,
-    rehearse: bool = False,
+    rehearse: bool,
 ) -> "tuple[Graph, Request]":
     """Return the recipe, checked as in `pedigree run`, and the request with absolute paths, which are valid in any folder."""
     from pathlib import Path
 
-    from pedigree.pipelines.request import Request, opened, selection
+    from pedigree.pipelines.request import opened, selection
     from pedigree.pipelines.run.pins import refuse_unpinned
 
     def absolute(name: str) -> str:
         return str(Path(name).resolve()) if _is_path(name) else name
 
     recipe, execution = absolute(recipe), absolute(execution) if execution else None
-    lists = (tuple(names or ()) for names in (start, until, force))
-    request = Request(recipe, tuple(overrides or ()), execution, (), *lists, rehearse=rehearse)
+    request = replace(requested(recipe, overrides, execution, (), start, until, force), rehearse=rehearse)
     run = opened(project, request, compiled=False)
     chosen, _ = selection(run.graph, request)
     if not rehearse:

@@ -101,10 +101,6 @@ class Launcher(Protocol):
 
     def poll(self, handle: Handle) -> Status: ...
 
-    def logs(self, handle: Handle, offset: int = 0) -> bytes:
-        """Output of the job from byte `offset` on, all attempts together."""
-        ...
-
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
         """Ask all processes of the job to stop and wait until none is alive; after `grace_s` seconds (default 30) they are killed.
 
@@ -178,14 +174,6 @@ class LocalLauncher:
         before = memory_before(handle.told.get("memory", {}))
         ran_out = memory_kills.ran_out(before, Path(handle.scratch), self._seen.get(process.pid, set()) | {process.pid}, exit_code)
         return Status("failed" if done is not None or exit_code is not None else "lost", exit_code, ran_out)
-
-    def logs(self, handle: Handle, offset: int = 0) -> bytes:
-        try:
-            with (Path(handle.scratch) / "log.txt").open("rb") as stream:
-                stream.seek(offset)
-                return stream.read()
-        except FileNotFoundError:
-            return b""
 
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
         process = process_of(handle)

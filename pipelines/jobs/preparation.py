@@ -24,6 +24,7 @@ from pedigree.pipelines.jobs.code import Code, differing, receive, snapshot
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.saved_progress import saved_progress
 from pedigree.pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
+from pedigree.pipelines.ledger import objects
 from pedigree.pipelines.ledger.identity import StageInputs
 from pedigree.stages.job.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpoint_names, place_in
 
@@ -227,7 +228,7 @@ def _give_inputs(run: RunContext, need: StageInputs, scratch: Path) -> tuple[dic
     places = {(port, label): folder / f"{port}-{number}" for number, (port, label) in enumerate(_ports(need))}
     files = {name: folder / f"file-{number}" / Path(name).name for number, name in enumerate(need.source_files)}
     if not folder.is_dir() or not _all_given(places.values(), files.values()):
-        _discard(folder)
+        objects.remove(folder)
         building = scratch / f".{INPUTS}"
         shutil.rmtree(building, ignore_errors=True)
         try:
@@ -259,13 +260,6 @@ def _all_given(artifacts: Iterable[Path], files: Iterable[Path]) -> bool:
         return all(open_artifact(place) for place in artifacts) and all(path.exists() for path in files)
     except ArtifactError:
         return False
-
-
-def _discard(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _ports(need: StageInputs) -> list[tuple[str, str]]:

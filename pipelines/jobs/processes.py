@@ -140,9 +140,9 @@ def _is_same(one: Path, other: Path) -> bool | None:
         return None
 
 
-def kill_all(scratch: Path, patience_s: float | None = None) -> list[int]:
+def kill_all(scratch: Path) -> list[int]:
     """Send SIGKILL to every process of a job until none is left; return those that did not die in time."""
-    deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+    deadline = time.monotonic() + PATIENCE_S
     while members := list(processes_of(scratch)):
         for pid in members:
             send(pid, signal.SIGKILL)

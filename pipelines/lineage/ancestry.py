@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
@@ -138,24 +138,19 @@ class Pedigree:
         return {"schema_version": LINEAGE_SCHEMA, **folded(expanded({name: self.entries[name] for name in ancestors}), patches)}
 
 
-@dataclass(frozen=True)
-class Ancestor:
-    """An artifact in a pedigree tree, with its parents."""
+class Ancestor(NamedTuple):
+    """A line of a pedigree's tree."""
 
-    id: str
-    address: str
-    """`RECIPE/STAGE` that produced it."""
+    depth: int
     role: str
     """Port (and label, if it differs from the stage name) through which the child reads it; empty for the root."""
+    address: str
+    """`RECIPE/STAGE` that produced it."""
     record: Record
-    run: Run
-    parents: tuple["Ancestor", ...]
     repeated: bool
     """Already listed earlier in the tree together with its parents, since a pedigree is a graph."""
-
-    @property
-    def name(self) -> str:
-        return self.address.partition("/")[2]
+    last: bool
+    """Whether it is the last input of its child."""
 
 
 def read_pedigree(folder: Path) -> Pedigree:
@@ -205,46 +200,23 @@ def pedigree_of(record: Record, run: Any, lineage: Any, source: str, open_file: 
     return Pedigree(record.id, entries, open_file, parse_patches(run, lineage, source))
 
 
-def ancestry(folder: Path) -> Ancestor:
-    """Read the ancestry tree of an artifact.
-
-    Raises:
-        ArtifactError: the artifact or its lineage is missing or damaged.
-    """
-    return tree(read_pedigree(folder))
-
-
-def tree(pedigree: Pedigree) -> Ancestor:
-    """Convert a pedigree to a tree: shared ancestors are repeated, but their parents are listed only once."""
-    lines: list[tuple[int, Input | None, str, bool]] = []
+def walk(pedigree: Pedigree) -> Iterator[Ancestor]:
+    """The tree of a pedigree in preorder: shared ancestors are repeated, but their parents are listed only once."""
     seen: set[str] = set()
-    waiting: list[tuple[int, Input | None, str]] = [(0, None, pedigree.id)]
+    waiting: list[tuple[int, Input | None, bool]] = [(0, None, True)]
     while waiting:  # iterative, since an ancestry may exceed Python's recursion limit
-        depth, edge, identifier = waiting.pop()
-        lines.append((depth, edge, identifier, identifier in seen))
-        if identifier not in seen:
-            waiting += [(depth + 1, given, given.producer) for given in reversed(pedigree.entries[identifier][0].inputs)]
-        seen.add(identifier)
-    below: dict[int, list[Ancestor]] = {}
-    for depth, edge, identifier, repeated in reversed(lines):
+        depth, edge, last = waiting.pop()
+        identifier = edge.producer if edge else pedigree.id
         record, run = pedigree.entries[identifier]
         role = _role(edge.port, edge.label, run) if edge else ""
-        parents = tuple(reversed(below.pop(depth + 1, [])))
-        below.setdefault(depth, []).append(Ancestor(identifier, run.address or "", role, record, run, parents, repeated))
-    return below[0][0]
+        yield Ancestor(depth, role, run.address or "", record, identifier in seen, last)
+        if identifier not in seen:
+            waiting += [(depth + 1, given, given is record.inputs[-1]) for given in reversed(record.inputs)]
+        seen.add(identifier)
 
 
-def walk(tree: Ancestor) -> Iterator[tuple[int, Ancestor]]:
-    """Yield (depth, artifact) in preorder."""
-    waiting = [(0, tree)]
-    while waiting:
-        depth, found = waiting.pop()
-        yield depth, found
-        waiting += [(depth + 1, parent) for parent in reversed(found.parents)]
-
-
-def find_artifact(project: Project | None, name: str, recipe: str | None = None) -> Artifact:
-    """Find an artifact by folder, `RECIPE/STAGE`, stage name (in `recipe`, or unique), model name, or prefix of its id or content hash.
+def find_artifact(project: Project | None, name: str) -> Artifact:
+    """Find an artifact by folder, `RECIPE/STAGE`, unique stage name, model name, or prefix of its id or content hash.
 
     Raises:
         ArtifactError: no match or several; the message lists them.
@@ -255,9 +227,8 @@ def find_artifact(project: Project | None, name: str, recipe: str | None = None)
     if project is None:
         problem = f"{name} is not an artifact folder (it has no record.json), and there is no project here"
         raise ArtifactError(f"{problem}: specify an artifact folder, or run the command in a project")
-    for address in (name, f"{recipe}/{name}"):
-        if "/" in address and (project.artifact(address) / "record.json").is_file():
-            return open_artifact(project.artifact(address))
+    if "/" in name and (project.artifact(name) / "record.json").is_file():
+        return open_artifact(project.artifact(name))
     artifacts = list(published(project))
     named = [found for found in artifacts if found.path.name == name]
     if len(named) == 1:

@@ -72,7 +72,7 @@ def graph_svg(boxes: Sequence[Box], label: str) -> str:
     rows: list[list[_Cell]] = [[] for _ in range(1 + max(cell.layer for cell in cells.values()))]
     for cell in cells.values():
         rows[cell.layer].append(cell)
-    _order(rows, cells)
+    _order(rows)
     _place(rows, cells)
     left = min(cell.x - cell.width / 2 for cell in cells.values())
     for cell in cells.values():
@@ -108,7 +108,7 @@ def _cells(boxes: Sequence[Box]) -> dict[str, _Cell]:
     return cells
 
 
-def _order(rows: list[list[_Cell]], cells: Mapping[str, _Cell]) -> None:
+def _order(rows: list[list[_Cell]]) -> None:
     """Barycenter sweeps, down and up."""
     for sweep in range(12):
         down = sweep % 2 == 0
@@ -196,11 +196,11 @@ def _node(cell: _Cell, box: Box) -> str:
     )
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """Reduce to at most `most` points by averaging equal spans; the last point is retained."""
-    if len(points) <= most:
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Reduce to at most `MOST_POINTS` points by averaging equal spans; the last point is retained."""
+    if len(points) <= MOST_POINTS:
         return list(points)
-    spans = most - 1
+    spans = MOST_POINTS - 1
     body = points[:-1]
     out = []
     for index in range(spans):

@@ -1,6 +1,5 @@
 """Detect score regressions since the previous run."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,10 +41,7 @@ def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[Fall]:
         before: `measured` of the previous run; evaluations, policies, and tasks missing from it are skipped.
         now: `measured` of this run.
     """
-    return list(_fallen(before, now))
-
-
-def _fallen(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Fall]:
+    found = []
     for name, evaluation in now.items():
         old = before.get(name)
         if old is None:
@@ -55,7 +51,8 @@ def _fallen(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Fall]:
                 was = old["policies"].get(policy, {}).get(task)
                 is_same = old["hashes"].get(task) == evaluation["hashes"].get(task)  # other items, form, or sampling are not comparable
                 if was is not None and is_same and score["mean"] < was["low"]:
-                    yield Fall(name, policy, task, score["mean"], was["mean"], was["low"])
+                    found.append(Fall(name, policy, task, score["mean"], was["mean"], was["low"]))
+    return found
 
 
 def measured(project: Project, graph: Graph) -> dict[str, Any]:

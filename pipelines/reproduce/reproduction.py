@@ -184,7 +184,7 @@ def intents(subject: Subject, request: ReproductionRequest) -> list[Intent]:
     return found
 
 
-def environment_changes(subject: Subject, wanted: Sequence[Intent]) -> list[str]:
+def environment_changes(wanted: Sequence[Intent]) -> list[str]:
     """Distinct differences between the recorded environments and the current one."""
     now = Environment.model_validate(provenance.environment())
     found: dict[str, None] = {}
@@ -218,7 +218,7 @@ def reproduce(
     """
     subject = read_subject(project, request.model)
     wanted = intents(subject, request)
-    differences = environment_changes(subject, wanted)
+    differences = environment_changes(wanted)
     if request.strict and differences:
         remedy = "install the recorded versions, or omit --strict"
         raise UsageProblem(f"--strict: this environment differs from the recorded one: {'; '.join(differences)}: {remedy}")

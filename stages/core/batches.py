@@ -157,14 +157,9 @@ class MicroBatch:
         return zeros.index_add(0, self.documents_N, values_N)
 
 
-def epoch_order(num_rows: int, seed: int, epoch: int) -> list[int]:
-    """The rows of an epoch in training order: a shuffle determined by (seed, epoch), so that no state needs saving."""
-    return list(_shuffled(num_rows, seed, epoch))
-
-
 @lru_cache(maxsize=2)
 def _shuffled(num_rows: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """Cached between steps: shuffling a million rows takes most of a second."""
+    """Determined by (seed, epoch), so that no state needs saving. Cached between steps: shuffling a million rows takes most of a second."""
     order = list(range(num_rows))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return tuple(order)

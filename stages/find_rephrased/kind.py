@@ -14,8 +14,8 @@ from pedigree.configs.base.work import (
     rows_written,
     tokens_at,
 )
-from pedigree.configs.judging.asking import shrink_asking, speaker_sampling_plan
-from pedigree.configs.judging.rephrasing import FindRephrased, rephrased_needs, rephrased_problem
+from pedigree.configs.judging.asking import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
+from pedigree.configs.judging.rephrasing import FindRephrased
 from pedigree.configs.rows.decontamination import shrink_comparison
 
 
@@ -53,8 +53,8 @@ KIND = Kind(
     },
     output=lambda config, inputs: inputs["data"][0],
     engine="vllm",
-    needs=rephrased_needs,
-    problem=rephrased_problem,
+    needs=asking_needs("judge"),
+    problem=asking_problem("judge"),
     work=work,
     rows=lambda stage: rows_at(stage, "data"),
     row_tokens=tokens_at("data"),

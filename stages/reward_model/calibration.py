@@ -33,7 +33,7 @@ def sigmoid(values: Floats) -> Floats:
     return 1 / (1 + np.exp(-np.clip(values, -700, 700)))
 
 
-def reliability(gaps_P: Sequence[float], strengths_P: Sequence[float], num_bins: int = NUM_BINS) -> list[Bin]:
+def reliability(gaps_P: Sequence[float], strengths_P: Sequence[float]) -> list[Bin]:
     """Non-empty bins of equal width over confidences from ½ to 1.
 
     Args:
@@ -43,12 +43,12 @@ def reliability(gaps_P: Sequence[float], strengths_P: Sequence[float], num_bins:
     gaps, strengths = np.asarray(gaps_P, dtype=np.float64), np.asarray(strengths_P, dtype=np.float64)
     confidence = sigmoid(np.abs(gaps))
     right = np.where(gaps > 0, strengths, np.where(gaps < 0, 1 - strengths, 0.5))
-    place = np.minimum(((confidence - 0.5) * 2 * num_bins).astype(int), num_bins - 1)
+    place = np.minimum(((confidence - 0.5) * 2 * NUM_BINS).astype(int), NUM_BINS - 1)
     bins = []
-    for number in range(num_bins):
+    for number in range(NUM_BINS):
         inside = place == number
         if inside.any():
-            low, high = (0.5 + edge / (2 * num_bins) for edge in (number, number + 1))
+            low, high = (0.5 + edge / (2 * NUM_BINS) for edge in (number, number + 1))
             bins.append(Bin(low, high, int(inside.sum()), float(confidence[inside].mean()), float(right[inside].mean())))
     return bins
 

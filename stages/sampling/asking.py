@@ -5,7 +5,7 @@ equal questions only once.
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from pedigree.configs.base.frozen import digest
@@ -22,7 +22,7 @@ from pedigree.stages.sampling.chunks import Ask, generate
 from pedigree.stages.sampling.endpoint import KEPT_NAME, ChatServer, NoReply, Reply, request_body
 from pedigree.stages.sampling.engine_processes import WarmEngines
 from pedigree.stages.sampling.prepared import Prepared
-from pedigree.stages.sampling.replies import reply_log
+from pedigree.stages.sampling.response_log import ResponseLog
 from pedigree.stages.sampling.sampler import EngineLost, Request, model_context
 
 MOST_NAMES = 20
@@ -197,7 +197,7 @@ def _of_endpoint(by: ByEndpoint, questions: Questions, job: Job, bound: Bound) -
         done += 1
         job.progress(done, len(questions))
 
-    with reply_log(job) as kept:
+    with ResponseLog(job, job.folder / "replies.jsonl", "reply", asdict, lambda written: Reply(**written)) as kept:
 
         def unknown() -> Iterator[tuple[int, dict[str, Any]]]:
             """Requests for questions without a reply, equal ones once: a second reply could differ, and only one would be kept."""

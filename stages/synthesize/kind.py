@@ -3,8 +3,8 @@
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, generation, only, rows_written
-from pedigree.configs.judging.asking import shrink_asking, speaker_sampling_plan
-from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize, synthesize_needs, synthesize_problem
+from pedigree.configs.judging.asking import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
+from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
 
 REQUESTS, SHOTS = 8, 2
 """Requests, and examples that each shows."""
@@ -55,8 +55,8 @@ KIND = Kind(
     output=gives("prompt"),
     engine="vllm",
     unchecked=True,
-    needs=synthesize_needs,
-    problem=synthesize_problem,
+    needs=asking_needs("writer"),
+    problem=asking_problem("writer"),
     work=work,
     rows=rows,
     sampling_plan=sampling_plan,

@@ -15,7 +15,6 @@ from typing import Any
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 NORMALISATIONS = ("none", "tokens", "characters")
-NAMES = ("choice", "mc2")
 
 
 def check(verifier: Mapping[str, Any]) -> None:

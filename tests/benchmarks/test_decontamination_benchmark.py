@@ -11,9 +11,13 @@ from benchmarks.decontamination import TWINS, Texts, drawn
 from benchmarks.disguises import DISGUISES, LOOKALIKES, latex, planted, problems, prose, renamed, renumbered
 from benchmarks.paraphrases import paraphrased
 from benchmarks.twins import distance, twins
-from pedigree.data.contamination.reading import tokens
+from pedigree.data.contamination.reading import readings
 
 TEXT = "Noor has $1,250 and 3/4 of a cake. She gave Peter 20% of 7.50 dollars. How much has Noor left?"
+
+
+def tokens(text: str) -> list[str]:
+    return readings([text])[0][0].decode().split()
 
 
 def draw() -> random.Random:

@@ -1,9 +1,7 @@
-import typing
-
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pedigree.configs.methods.policy_gradient import AGGREGATIONS, Aggregation, Algorithm, Kl
+from pedigree.configs.methods.policy_gradient import Algorithm, Kl
 from pedigree.configs.methods.training import Rlvr
 
 READ = TypeAdapter(Algorithm).validate_python
@@ -28,8 +26,7 @@ def test_defaults_are_the_papers():
     assert READ({"type": "grpo", "kl": None}).kl is None
 
 
-def test_aggregations_have_five_names_and_some_algorithms_fix_theirs():
-    assert typing.get_args(Aggregation) == tuple(AGGREGATIONS) and len(AGGREGATIONS) == 5
+def test_some_algorithms_fix_their_aggregation():
     for type in ("rloo", "dcpo"):
         with pytest.raises(ValidationError, match=r"aggregation\n.*Extra inputs"):
             READ({"type": type, "aggregation": "token-mean"})

@@ -3,18 +3,9 @@ import shutil
 import tracemalloc
 
 import pytest
+from row_reading import read_rows
 
-from pedigree.data.artifacts.artifacts import (
-    ArtifactError,
-    Record,
-    content_hash,
-    open_artifact,
-    read_rows,
-    scan,
-    stage_key,
-    write_json,
-    write_rows,
-)
+from pedigree.data.artifacts.artifacts import ArtifactError, Record, content_hash, open_artifact, scan, stage_key, write_json, write_rows
 
 
 def publish(folder, rows):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import Files
 from pedigree.configs.rows.filters import Filter
@@ -71,11 +72,26 @@ def made(folder: Path, files: dict[str, Path], workers: int, counts: dict[str, i
     return list(records.stream(folder / "payload")), reasons, payload
 
 
+def with_ids(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Source and hash of each row, with a number from the second of equal rows on."""
+    seen: Counter[str] = Counter()
+    named = []
+    for row in rows:
+        content = {name: value for name, value in row.items() if name != "id"}
+        base = f"{row['source']}-{digest(content)[:16]}"
+        seen[base] += 1
+        named.append({"id": base if seen[base] == 1 else f"{base}-{seen[base]}", **content})
+    return named
+
+
 def plainly(files: dict[str, Path], counts: dict[str, int]) -> tuple[list[dict], dict[str, tuple]]:
     """The same, row by row and in memory."""
-    loaded = [sources.loaded(opened(files, name, seed=3, **({"count": counts[name]} if name in counts else {}))) for name in files]
-    kept, gone, seen = [], {}, {}
-    for row in sources.with_ids([row for part in loaded for row in part.rows]):
+    read, kept, gone, seen = [], [], {}, {}
+    for name in files:
+        source = opened(files, name)
+        rows = with_ids([row for block in source.blocks for row in source.parse(block).rows])
+        read += sources.shuffled(rows, 3)[: counts[name]] if name in counts else rows
+    for row in with_ids(read):
         texts = row_filters.texts(row)
         folded = "\0".join(" ".join(text.casefold().split()) for text in texts)
         if sum(map(len, texts)) > 24:

@@ -5,7 +5,11 @@ import pytest
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.contamination.coverage import Overlap
 from pedigree.data.contamination.decontamination import Index
-from pedigree.data.contamination.reading import tokens
+from pedigree.data.contamination.reading import readings
+
+
+def tokens(text: str) -> list[str]:
+    return readings([text])[0][0].decode().split()
 
 
 def row(*turns: str, name: str = "r") -> dict:

@@ -6,13 +6,14 @@ from functools import cache
 from itertools import cycle
 
 import pytest
+from row_reading import load
 
 from pedigree.configs.rows.datasets import Arithmetic, Constraints, Packaged
 from pedigree.configs.rows.decontamination import Decontaminate
 from pedigree.data.contamination.decontamination import Index
 from pedigree.data.contamination.reading import readings
 from pedigree.data.sources.procedural import Example, arithmetic, constraints
-from pedigree.data.sources.sources import Outside, load
+from pedigree.data.sources.sources import Outside
 
 CYRILLIC = str.maketrans("aceopxyijsdhqwABCEHIJKMOPSTXY", "асеорхуіјѕԁһԛԝАВСЕНІЈКМОРЅТХҮ")
 CYRILLIC_SMALL = str.maketrans("abcehkmoptxy", "авсенкмортху")

@@ -23,12 +23,13 @@ from typing import Any
 import pytest
 import yaml
 from pyarrow import Table, parquet
+from row_reading import load, load_items
 
 from pedigree.configs.rows.datasets import Files
 from pedigree.configs.rows.suite_forms import load_form
 from pedigree.data.sources import row_files
 from pedigree.data.sources.row_files import RowBlock
-from pedigree.data.sources.sources import Outside, load, load_items, opened
+from pedigree.data.sources.sources import Outside, opened
 from pedigree.stages.verifiers import check
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +81,7 @@ def counted(file: Path, fields: dict[str, Any]) -> int:
 
 def items_of(source: Files, form: str, outside: Outside) -> dict[int, str]:
     """The same of a benchmark's rows, which a form reads all together."""
-    loaded = load_items(source, load_form(form), "task", None, outside)
+    loaded = load_items(source, load_form(form), "task", outside)
     found = {number_of(one.place): f"refused: {one.reason}" for one in loaded.bad}
     asked = iter(loaded.rows)
     for number in range(1, len(loaded.rows) + len(found) + 1):

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from row_reading import load, load_items
 
 from pedigree.configs.rows.datasets import Files
 from pedigree.configs.rows.suite_forms import load_form
 from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.sources.attributes import grouped
 from pedigree.data.sources.row_files import Unreadable
-from pedigree.data.sources.sources import REASON, BadRow, Outside, load, load_items
+from pedigree.data.sources.sources import REASON, BadRow, Outside
 from pedigree.stages.verifiers import check
 
 HALF = "\ud800"
@@ -24,7 +25,7 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def bad_rows(folder: Path, record: Any, *rows: Any) -> tuple[BadRow, ...]:
+def bad_rows(folder: Path, record: Any, *rows: Any) -> list[BadRow]:
     (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = Files.model_validate({"type": "files", "path": "x.jsonl", "max_bad_rows": len(rows)})
     return load(source, record, None, Outside(files={"x.jsonl": folder / "x.jsonl"}, check_verifier=check)).bad
@@ -50,7 +51,7 @@ def test_what_is_said_of_an_item_is_cut_and_written_too(tmp_path, monkeypatch):
     row = {"question": "2 + 2?", "answer": "#### 4"}
     (tmp_path / "x.jsonl").write_text(json.dumps(row))
     source = Files.model_validate({"type": "files", "path": "x.jsonl", "max_bad_rows": 1})
-    (bad,) = load_items(source, load_form("gsm8k"), "task", None, Outside(files={"x.jsonl": tmp_path / "x.jsonl"})).bad
+    (bad,) = load_items(source, load_form("gsm8k"), "task", Outside(files={"x.jsonl": tmp_path / "x.jsonl"})).bad
     assert bad.reason.startswith(r"\ud800long") and len(bad.reason) == REASON
 
 

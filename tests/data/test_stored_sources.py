@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
 from pydantic import ValidationError
+from row_reading import load
 
 from pedigree.configs.rows.datasets import Stored
 from pedigree.data.artifacts.artifacts import stage_key
 from pedigree.data.sources.row_files import READERS
-from pedigree.data.sources.sources import Outside, fetched, load
+from pedigree.data.sources.sources import Outside, fetched
 from pedigree.data.store import storage
 from pedigree.data.store.storage import ContentChanged, Missing, StoreError
 

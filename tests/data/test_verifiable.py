@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from row_reading import load
 
 from pedigree.configs.rows.datasets import Files
 from pedigree.data.sources import layouts
-from pedigree.data.sources.sources import Outside, load
+from pedigree.data.sources.sources import Outside
 from pedigree.data.sources.verifiable import verifier_of
 from pedigree.stages.verifiers import check, verify
 

@@ -37,126 +37,6 @@ def files(folder: Folder, *names: str) -> Folder:
 
 
 @hostile
-def source_file_by_absolute_path(folder, canary):
-    lead(folder, str(canary / "diary.jsonl"))
-
-
-@hostile
-def source_file_above(folder, canary):
-    lead(folder, "../../../../canary/diary.jsonl")
-
-
-@hostile
-def source_file_in_the_middle(folder, canary):
-    lead(folder, "data/../../../../../canary/diary.jsonl")
-
-
-@hostile
-def source_file_with_doubled_slash(folder, canary):
-    lead(folder, "data//rows.jsonl")
-
-
-@hostile
-def source_file_with_backslashes(folder, canary):
-    lead(folder, "..\\..\\canary\\diary.jsonl")
-
-
-@hostile
-def source_file_with_nul(folder, canary):
-    lead(folder, "rows.jsonl\x00.txt")
-
-
-@hostile
-def source_file_of_the_whole_project(folder, canary):
-    lead(folder, ".")
-
-
-@hostile
-def payload_file_by_absolute_path(folder, canary):
-    files(folder, str(canary / "diary.jsonl"))
-
-
-@hostile
-def payload_file_above(folder, canary):
-    files(folder, "../canary/diary.jsonl")
-
-
-@hostile
-def payload_file_in_a_thousand_folders(folder, canary):
-    files(folder, "a/" * 1000 + "rows.jsonl")
-
-
-@hostile
-def payload_file_of_a_very_long_name(folder, canary):
-    files(folder, "a" * 5000)
-
-
-@hostile
-def payload_file_twice(folder, canary):
-    files(folder, "rows.jsonl", "rows.jsonl")
-
-
-@hostile
-def payload_files_that_differ_in_case(folder, canary):
-    files(folder, "rows.jsonl", "ROWS.jsonl")
-
-
-@hostile
-def payload_file_that_is_a_folder_too(folder, canary):
-    files(folder, "rows.jsonl", "rows.jsonl/more")
-
-
-@hostile
-def file_is_a_link(folder, canary):
-    folder.after.append(lambda path: (path / "rows.jsonl").unlink() or (path / "rows.jsonl").symlink_to(canary / "diary.jsonl"))
-
-
-@hostile
-def record_is_a_link(folder, canary):
-    folder.after.append(lambda path: swap(path / "pedigree/record.json", canary / "diary.jsonl"))
-
-
-@hostile
-def run_is_a_link(folder, canary):
-    folder.after.append(lambda path: swap(path / "pedigree/run.json", canary / "diary.jsonl"))
-
-
-@hostile
-def folder_is_a_link(folder, canary):
-    folder.after.append(lambda path: (path / "deep").symlink_to(canary / "deep"))
-
-
-@hostile
-def link_to_a_parent(folder, canary):
-    folder.after.append(lambda path: (path / "again").symlink_to(".."))
-
-
-@hostile
-def link_to_itself(folder, canary):
-    folder.after.append(lambda path: (path / "again").symlink_to("again"))
-
-
-@hostile
-def dangling_link(folder, canary):
-    folder.after.append(lambda path: (path / "gone").symlink_to(canary / "gone"))
-
-
-@hostile
-def link_to_a_device(folder, canary):
-    folder.after.append(lambda path: swap(path / "rows.jsonl", Path("/dev/zero")))
-
-
-@hostile
-def pipe_for_a_payload_file(folder, canary):
-    folder.after.append(lambda path: (path / "rows.jsonl").unlink() or os.mkfifo(path / "rows.jsonl"))
-
-
-@hostile
-def pipe_for_a_run(folder, canary):
-    folder.after.append(lambda path: (path / "pedigree/run.json").unlink() or os.mkfifo(path / "pedigree/run.json"))
-
-
-@hostile
 def socket_in_the_payload(folder, canary):
     def bind(path: Path) -> None:
         here = os.getcwd()
@@ -168,159 +48,9 @@ def socket_in_the_payload(folder, canary):
 
 
 @hostile
-def git_option_for_a_commit(folder, canary):
-    folder.run["attempts"][0]["code"]["commit"] = f"--output={canary}/diary.jsonl"
-
-
-@hostile
-def branch_for_a_commit(folder, canary):
-    folder.run["attempts"][0]["code"]["commit"] = "HEAD"
-
-
-@hostile
-def short_commit(folder, canary):
-    folder.run["attempts"][0]["code"]["commit"] = COMMIT[:12]
-
-
-@hostile
-def commit_with_a_line_end(folder, canary):
-    folder.run["attempts"][0]["code"]["commit"] = f"{COMMIT}\n"
-
-
-@hostile
-def patch_without_end(folder, canary):
-    folder.run["attempts"][0]["code"] |= {"dirty": True, "patch_sha256": "0" * 64, "patch": "x" * (3 << 20)}
-
-
-@hostile
-def checkpoints_of_a_strangers_store(folder, canary):
-    folder.run["placement"]["checkpoint_url"] = f"file://{canary}"
-
-
-@hostile
-def address_above(folder, canary):
-    folder.run["address"] = "../../canary"
-
-
-@hostile
-def fingerprint_of_a_file_above(folder, canary):
-    folder.run["fingerprint"] = {"sha256": "0" * 64, "files": {"../../canary/diary.jsonl": "0" * 64}}
-
-
-@hostile
-def time_that_is_none(folder, canary):
-    folder.run["attempts"][0]["ended_at"] = "2026-13-41T99:99:99+00:00"
-
-
-@hostile
-def attempts_of_another_type(folder, canary):
-    folder.run["attempts"] = {"0": "none"}
-
-
-@hostile
-def run_with_a_surprise(folder, canary):
-    folder.run["hook"] = f"rm -rf {canary}"
-
-
-@hostile
-def record_with_a_surprise(folder, canary):
-    folder.record["hook"] = f"rm -rf {canary}"
-
-
-@hostile
-def record_that_is_a_list(folder, canary):
-    folder.record = [folder.record]
-
-
-@hostile
-def huge_number(folder, canary):
-    folder.raw["record.json"] = json.dumps(folder.record).replace('"rows": 3', f'"rows": {"9" * 6000}').encode()
-
-
-@hostile
-def not_a_number(folder, canary):
-    folder.raw["record.json"] = json.dumps(folder.record).replace('"rows": 3', '"rows": NaN').encode()
-
-
-@hostile
-def infinite_number(folder, canary):
-    folder.raw["record.json"] = json.dumps(folder.record).replace('"rows": 3', '"rows": 1e999').encode()
-
-
-@hostile
-def negative_size(folder, canary):
-    folder.record["files"][0]["size"] = -1
-
-
-@hostile
-def size_as_text(folder, canary):
-    folder.record["files"][0]["size"] = "100"
-
-
-@hostile
-def hash_of_another_length(folder, canary):
-    folder.record["files"][0]["sha256"] = "0" * 63
-
-
-@hostile
-def hash_in_capitals(folder, canary):
-    folder.record["content"] = folder.record["content"].upper()
-
-
-@hostile
-def deep_nesting(folder, canary):
-    folder.raw["record.json"] = b"[" * 500_000 + b"]" * 500_000
-
-
-@hostile
 def deep_nesting_inside_a_config(folder, canary):
     deep = '{"a":' * 900 + "1" + "}" * 900
     folder.raw["run.json"] = json.dumps(folder.run).replace('"threads": 1', f'"threads": {deep}').encode()
-
-
-@hostile
-def huge_json(folder, canary):
-    folder.raw["run.json"] = b'{"schema_version": 1, "address": "' + b"a" * (17 << 20) + b'"}'
-
-
-@hostile
-def values_without_end(folder, canary):
-    folder.raw["lineage.json"] = b'{"schema_version":1,"artifacts":{"a":[' + b"[]," * 2_100_000 + b"[]]}}"
-
-
-@hostile
-def text_without_end_quote(folder, canary):
-    folder.raw["record.json"] = b'{"a": "' + b'\\"' * 1_000_000
-
-
-@hostile
-def duplicate_keys(folder, canary):
-    folder.raw["record.json"] = json.dumps(folder.record).replace('"version"', '"kind": "sft", "version"').encode()
-
-
-@hostile
-def not_utf8(folder, canary):
-    folder.raw["lineage.json"] = b'{"schema_version": 1, "artifacts": {"\xff": 1}}'
-
-
-@hostile
-def half_a_character(folder, canary):
-    folder.raw["record.json"] = json.dumps(folder.record).replace('"marks": []', '"marks": ["\\ud800"]').encode()
-
-
-@hostile
-def empty_record(folder, canary):
-    folder.raw["record.json"] = b""
-
-
-@hostile
-def forged_key(folder, canary):
-    folder.record["key"] = "0" * 64
-
-
-@hostile
-def forged_content(folder, canary):
-    folder.record["content"] = "0" * 64
 
 
 @hostile
@@ -357,24 +87,9 @@ def ancestor_under_another_id(folder, canary):
     folder.reseal(inputs=[{"port": "leak_from", "label": "x", "content": parent["content"], "producer": "3" * 64}])
 
 
-@hostile
-def lineage_that_is_a_list(folder, canary):
-    folder.lineage = []
-
-
-@hostile
-def ancestor_without_a_record(folder, canary):
-    folder.lineage["artifacts"]["3" * 64] = {"run": folder.run}
-
-
 def second(folder, **changes):
     """A lineage of today's form, in which runs name what they share by its hash."""
     return {"schema_version": 2, "artifacts": {}, "shared": {}, "patches": {}} | changes
-
-
-@hostile
-def shared_value_under_another_hash(folder, canary):
-    folder.lineage = second(folder, shared={"0" * 64: {"python": "3"}})
 
 
 @hostile
@@ -392,19 +107,9 @@ def shared_values_that_fill_the_memory(folder, canary):
 
 
 @hostile
-def patch_under_another_hash(folder, canary):
-    folder.lineage = second(folder, patches={"0" * 64: "diff --git a/x b/x\n"})
-
-
-@hostile
 def patch_that_is_too_long(folder, canary):
     text = "+" * ((2 << 20) + 1)
     folder.lineage = second(folder, patches={sha256(text.encode()): text})
-
-
-@hostile
-def lineage_with_a_field_too_many(folder, canary):
-    folder.lineage = second(folder, extra={})
 
 
 @hostile
@@ -414,84 +119,9 @@ def patch_in_a_run_of_today(folder, canary):
 
 
 @hostile
-def old_run_that_migrates_into_nothing(folder, canary):
-    folder.run = {"schema_version": 1, "attempts": 3}
-
-
-@hostile
-def escapes_for_the_terminal(folder, canary):
-    folder.reseal(marks=["\x1b]0;owned\x07\x1b[2J\x1b[31mall as recorded"])
-
-
-@hostile
-def escapes_of_eight_bits(folder, canary):
-    folder.reseal(kind="prepare\u009b2Jdata")
-
-
-@hostile
-def text_that_runs_backwards(folder, canary):
-    folder.reseal(inputs=[{"port": "data", "label": "\u202egpj.exe", "content": "1" * 64, "producer": "2" * 64}])
-
-
-@hostile
-def markup_for_the_terminal(folder, canary):
-    folder.run["address"] = "[link=file:///etc/passwd]lab[/link]/[blink]raw"
-
-
-@hostile
-def script_for_the_page(folder, canary):
-    folder.reseal(type="</script><script>alert(1)</script>")
-
-
-@hostile
-def sums_of_files_outside(folder, canary):
-    folder.sums = f"{sha256(ROWS)}  rows.jsonl\n{'0' * 64}  ../canary/diary.jsonl\n{'0' * 64}  {canary}/deep/key.pem\n"
-
-
-@hostile
-def sums_that_are_a_link(folder, canary):
-    folder.after.append(lambda path: swap(path / "pedigree/SHA256SUMS", canary / "diary.jsonl"))
-
-
-@hostile
-def pickle_in_a_model(folder, canary):
-    folder.hold(model__safetensors=pickle.dumps({"weights": 1})).reseal(kind="sft", type="policy")
-
-
-@hostile
-def pickle_by_its_name(folder, canary):
-    folder.hold(pytorch_model__bin=b"weights").reseal(kind="sft", type="policy")
-
-
-@hostile
-def code_in_a_model(folder, canary):
-    folder.hold(modeling_llama__py=b"import os\n").reseal(kind="sft", type="policy")
-
-
-@hostile
-def unknown_kind(folder, canary):
-    folder.reseal(kind="external", config={"command": f"rm -rf {canary}"})
-
-
-@hostile
 def processes_without_end(folder, canary):
     folder.run["numerics"]["world_size"] = 10**12
     folder.record["metrics"] = {"rows": -1, "\x1b[2J": 1}
-
-
-@hostile
-def schema_of_the_future(folder, canary):
-    folder.record["schema_version"] = 99
-
-
-@hostile
-def file_names_that_are_no_text(folder, canary):
-    folder.after.append(lambda path: (Path(os.fsdecode(os.fsencode(path) + b"/\xff\xfe")).write_text("x"),))
-
-
-@hostile
-def file_name_with_escapes(folder, canary):
-    folder.after.append(lambda path: (path / "\x1b[2J\x1b[1;1Hall as recorded").write_text("x"))
 
 
 def swap(path: Path, target: Path) -> None:
@@ -503,3 +133,121 @@ def identifier(record: dict) -> str:
     from pedigree.configs.base.frozen import digest
 
     return digest([record["key"], record["content"]])
+
+
+CORPUS |= {
+    "source-file-by-absolute-path": lambda folder, canary: lead(folder, str(canary / "diary.jsonl")),
+    "source-file-above": lambda folder, canary: lead(folder, "../../../../canary/diary.jsonl"),
+    "source-file-in-the-middle": lambda folder, canary: lead(folder, "data/../../../../../canary/diary.jsonl"),
+    "source-file-with-doubled-slash": lambda folder, canary: lead(folder, "data//rows.jsonl"),
+    "source-file-with-backslashes": lambda folder, canary: lead(folder, "..\\..\\canary\\diary.jsonl"),
+    "source-file-with-nul": lambda folder, canary: lead(folder, "rows.jsonl\x00.txt"),
+    "source-file-of-the-whole-project": lambda folder, canary: lead(folder, "."),
+    "payload-file-by-absolute-path": lambda folder, canary: files(folder, str(canary / "diary.jsonl")),
+    "payload-file-above": lambda folder, canary: files(folder, "../canary/diary.jsonl"),
+    "payload-file-in-a-thousand-folders": lambda folder, canary: files(folder, "a/" * 1000 + "rows.jsonl"),
+    "payload-file-of-a-very-long-name": lambda folder, canary: files(folder, "a" * 5000),
+    "payload-file-twice": lambda folder, canary: files(folder, "rows.jsonl", "rows.jsonl"),
+    "payload-files-that-differ-in-case": lambda folder, canary: files(folder, "rows.jsonl", "ROWS.jsonl"),
+    "payload-file-that-is-a-folder-too": lambda folder, canary: files(folder, "rows.jsonl", "rows.jsonl/more"),
+    "file-is-a-link": lambda folder, canary: folder.after.append(
+        lambda path: (path / "rows.jsonl").unlink() or (path / "rows.jsonl").symlink_to(canary / "diary.jsonl")
+    ),
+    "record-is-a-link": lambda folder, canary: folder.after.append(
+        lambda path: swap(path / "pedigree/record.json", canary / "diary.jsonl")
+    ),
+    "run-is-a-link": lambda folder, canary: folder.after.append(lambda path: swap(path / "pedigree/run.json", canary / "diary.jsonl")),
+    "folder-is-a-link": lambda folder, canary: folder.after.append(lambda path: (path / "deep").symlink_to(canary / "deep")),
+    "link-to-a-parent": lambda folder, canary: folder.after.append(lambda path: (path / "again").symlink_to("..")),
+    "link-to-itself": lambda folder, canary: folder.after.append(lambda path: (path / "again").symlink_to("again")),
+    "dangling-link": lambda folder, canary: folder.after.append(lambda path: (path / "gone").symlink_to(canary / "gone")),
+    "link-to-a-device": lambda folder, canary: folder.after.append(lambda path: swap(path / "rows.jsonl", Path("/dev/zero"))),
+    "pipe-for-a-payload-file": lambda folder, canary: folder.after.append(
+        lambda path: (path / "rows.jsonl").unlink() or os.mkfifo(path / "rows.jsonl")
+    ),
+    "pipe-for-a-run": lambda folder, canary: folder.after.append(
+        lambda path: (path / "pedigree/run.json").unlink() or os.mkfifo(path / "pedigree/run.json")
+    ),
+    "git-option-for-a-commit": lambda folder, canary: folder.run["attempts"][0]["code"].update(commit=f"--output={canary}/diary.jsonl"),
+    "branch-for-a-commit": lambda folder, canary: folder.run["attempts"][0]["code"].update(commit="HEAD"),
+    "short-commit": lambda folder, canary: folder.run["attempts"][0]["code"].update(commit=COMMIT[:12]),
+    "commit-with-a-line-end": lambda folder, canary: folder.run["attempts"][0]["code"].update(commit=f"{COMMIT}\n"),
+    "patch-without-end": lambda folder, canary: folder.run["attempts"][0]["code"].update(
+        {"dirty": True, "patch_sha256": "0" * 64, "patch": "x" * (3 << 20)}
+    ),
+    "checkpoints-of-a-strangers-store": lambda folder, canary: folder.run["placement"].update(checkpoint_url=f"file://{canary}"),
+    "address-above": lambda folder, canary: folder.run.update(address="../../canary"),
+    "fingerprint-of-a-file-above": lambda folder, canary: folder.run.update(
+        fingerprint={"sha256": "0" * 64, "files": {"../../canary/diary.jsonl": "0" * 64}}
+    ),
+    "time-that-is-none": lambda folder, canary: folder.run["attempts"][0].update(ended_at="2026-13-41T99:99:99+00:00"),
+    "attempts-of-another-type": lambda folder, canary: folder.run.update(attempts={"0": "none"}),
+    "run-with-a-surprise": lambda folder, canary: folder.run.update(hook=f"rm -rf {canary}"),
+    "record-with-a-surprise": lambda folder, canary: folder.record.update(hook=f"rm -rf {canary}"),
+    "record-that-is-a-list": lambda folder, canary: setattr(folder, "record", [folder.record]),
+    "huge-number": lambda folder, canary: folder.raw.update(
+        {"record.json": json.dumps(folder.record).replace('"rows": 3', f'"rows": {"9" * 6000}').encode()}
+    ),
+    "not-a-number": lambda folder, canary: folder.raw.update(
+        {"record.json": json.dumps(folder.record).replace('"rows": 3', '"rows": NaN').encode()}
+    ),
+    "infinite-number": lambda folder, canary: folder.raw.update(
+        {"record.json": json.dumps(folder.record).replace('"rows": 3', '"rows": 1e999').encode()}
+    ),
+    "negative-size": lambda folder, canary: folder.record["files"][0].update(size=-1),
+    "size-as-text": lambda folder, canary: folder.record["files"][0].update(size="100"),
+    "hash-of-another-length": lambda folder, canary: folder.record["files"][0].update(sha256="0" * 63),
+    "hash-in-capitals": lambda folder, canary: folder.record.update(content=folder.record["content"].upper()),
+    "deep-nesting": lambda folder, canary: folder.raw.update({"record.json": b"[" * 500_000 + b"]" * 500_000}),
+    "huge-json": lambda folder, canary: folder.raw.update({"run.json": b'{"schema_version": 1, "address": "' + b"a" * (17 << 20) + b'"}'}),
+    "values-without-end": lambda folder, canary: folder.raw.update(
+        {"lineage.json": b'{"schema_version":1,"artifacts":{"a":[' + b"[]," * 2_100_000 + b"[]]}}"}
+    ),
+    "text-without-end-quote": lambda folder, canary: folder.raw.update({"record.json": b'{"a": "' + b'\\"' * 1_000_000}),
+    "duplicate-keys": lambda folder, canary: folder.raw.update(
+        {"record.json": json.dumps(folder.record).replace('"version"', '"kind": "sft", "version"').encode()}
+    ),
+    "not-utf8": lambda folder, canary: folder.raw.update({"lineage.json": b'{"schema_version": 1, "artifacts": {"\xff": 1}}'}),
+    "half-a-character": lambda folder, canary: folder.raw.update(
+        {"record.json": json.dumps(folder.record).replace('"marks": []', '"marks": ["\\ud800"]').encode()}
+    ),
+    "empty-record": lambda folder, canary: folder.raw.update({"record.json": b""}),
+    "forged-key": lambda folder, canary: folder.record.update(key="0" * 64),
+    "forged-content": lambda folder, canary: folder.record.update(content="0" * 64),
+    "lineage-that-is-a-list": lambda folder, canary: setattr(folder, "lineage", []),
+    "ancestor-without-a-record": lambda folder, canary: folder.lineage["artifacts"].update({"3" * 64: {"run": folder.run}}),
+    "shared-value-under-another-hash": lambda folder, canary: setattr(
+        folder, "lineage", second(folder, shared={"0" * 64: {"python": "3"}})
+    ),
+    "patch-under-another-hash": lambda folder, canary: setattr(
+        folder, "lineage", second(folder, patches={"0" * 64: "diff --git a/x b/x\n"})
+    ),
+    "lineage-with-a-field-too-many": lambda folder, canary: setattr(folder, "lineage", second(folder, extra={})),
+    "old-run-that-migrates-into-nothing": lambda folder, canary: setattr(folder, "run", {"schema_version": 1, "attempts": 3}),
+    "escapes-for-the-terminal": lambda folder, canary: folder.reseal(marks=["\x1b]0;owned\x07\x1b[2J\x1b[31mall as recorded"]),
+    "escapes-of-eight-bits": lambda folder, canary: folder.reseal(kind="prepare\u009b2Jdata"),
+    "text-that-runs-backwards": lambda folder, canary: folder.reseal(
+        inputs=[{"port": "data", "label": "\u202egpj.exe", "content": "1" * 64, "producer": "2" * 64}]
+    ),
+    "markup-for-the-terminal": lambda folder, canary: folder.run.update(address="[link=file:///etc/passwd]lab[/link]/[blink]raw"),
+    "script-for-the-page": lambda folder, canary: folder.reseal(type="</script><script>alert(1)</script>"),
+    "sums-of-files-outside": lambda folder, canary: setattr(
+        folder, "sums", f"{sha256(ROWS)} rows.jsonl\n{'0' * 64} ../canary/diary.jsonl\n{'0' * 64} {canary}/deep/key.pem\n"
+    ),
+    "sums-that-are-a-link": lambda folder, canary: folder.after.append(
+        lambda path: swap(path / "pedigree/SHA256SUMS", canary / "diary.jsonl")
+    ),
+    "pickle-in-a-model": lambda folder, canary: folder.hold(model__safetensors=pickle.dumps({"weights": 1})).reseal(
+        kind="sft", type="policy"
+    ),
+    "pickle-by-its-name": lambda folder, canary: folder.hold(pytorch_model__bin=b"weights").reseal(kind="sft", type="policy"),
+    "code-in-a-model": lambda folder, canary: folder.hold(modeling_llama__py=b"import os\n").reseal(kind="sft", type="policy"),
+    "unknown-kind": lambda folder, canary: folder.reseal(kind="external", config={"command": f"rm -rf {canary}"}),
+    "schema-of-the-future": lambda folder, canary: folder.record.update(schema_version=99),
+    "file-names-that-are-no-text": lambda folder, canary: folder.after.append(
+        lambda path: (Path(os.fsdecode(os.fsencode(path) + b"/\xff\xfe")).write_text("x"),)
+    ),
+    "file-name-with-escapes": lambda folder, canary: folder.after.append(
+        lambda path: (path / "\x1b[2J\x1b[1;1Hall as recorded").write_text("x")
+    ),
+}

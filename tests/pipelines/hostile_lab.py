@@ -68,7 +68,7 @@ class Folder:
         self.sums: str | None = None
         self.raw: dict[str, bytes] = {}
         """Text that stands in place of record.json, run.json or lineage.json."""
-        self.after: list[Callable[[Path], None]] = []
+        self.after: list[Callable[[Path], object]] = []
         """Done to the written folder."""
 
     def reseal(self, **changes: Any) -> "Folder":

@@ -6,7 +6,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pedigree.pipelines.publish.charts import NODE_WIDTH, Box, Estimate, _ticks, curve_svg, graph_svg, intervals_svg, layers_of, thinned
+from pedigree.pipelines.publish.charts import (
+    MOST_POINTS,
+    NODE_WIDTH,
+    Box,
+    Estimate,
+    _ticks,
+    curve_svg,
+    graph_svg,
+    intervals_svg,
+    layers_of,
+    thinned,
+)
 
 
 def box(name, *parents, kind="sft"):
@@ -61,9 +72,9 @@ def test_text_is_escaped_and_the_drawing_is_well_formed(svg):
 
 
 def test_long_curves_are_thinned_to_means_and_keep_their_last_point():
-    points = [(float(x), 0.0 if x % 2 else 2.0) for x in range(4801)]
-    short = thinned(points, 241)
-    assert len(short) == 241 and short[-1] == points[-1]
+    points = [(float(x), 0.0 if x % 2 else 2.0) for x in range(20 * (MOST_POINTS - 1) + 1)]
+    short = thinned(points)
+    assert len(short) == MOST_POINTS and short[-1] == points[-1]
     assert all(y == pytest.approx(1.0) for _, y in short[:-1])  # 20 points each: ten of 0 and ten of 2
 
 

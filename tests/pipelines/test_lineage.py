@@ -9,7 +9,7 @@ from running_lab import Lab
 
 from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.data.artifacts.provenance import fingerprint
-from pedigree.pipelines.lineage.ancestry import ancestry, find_artifact, published, walk
+from pedigree.pipelines.lineage.ancestry import find_artifact, published, read_pedigree, walk
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.runs import run_graph
 
@@ -25,7 +25,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def test_a_folder_alone_holds_its_ancestry(lab: Lab, tmp_path: Path) -> None:
     copied = tmp_path / "anywhere"
     shutil.copytree(lab.root / "artifacts/lab/cleaner", copied)
-    lines = [(depth, found.address, found.role, found.repeated) for depth, found in walk(ancestry(copied))]
+    lines = [(found.depth, found.address, found.role, found.repeated) for found in walk(read_pedigree(copied))]
     assert lines == [
         (0, "lab/cleaner", "", False),
         (1, "lab/clean", "data", False),
@@ -38,7 +38,7 @@ def test_a_folder_alone_holds_its_ancestry(lab: Lab, tmp_path: Path) -> None:
 def test_artifacts_are_found_by_folder_address_name_id_and_content(lab: Lab) -> None:
     project = lab.project
     clean = find_artifact(project, "lab/clean")
-    assert find_artifact(project, "clean", recipe="lab") == clean
+    assert find_artifact(project, "clean") == clean
     assert find_artifact(None, str(clean.path)) == clean
     assert find_artifact(project, clean.record.id[:12]) == clean
     assert len(list(published(project))) == 4
@@ -56,7 +56,7 @@ def test_damaged_lineage_is_named(lab: Lab, tmp_path: Path) -> None:
     del lineage["artifacts"][gone]
     (copied / "lineage.json").write_text(json.dumps(lineage))
     with pytest.raises(ArtifactError, match=f"lacks {gone[:12]}"):
-        ancestry(copied)
+        read_pedigree(copied)
 
 
 def test_fingerprint_sees_code_and_no_comments(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts.artifacts import ArtifactError, read_json, read_lineage
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.lineage import openlineage
-from pedigree.pipelines.lineage.ancestry import Pedigree, parents_first, read_pedigree, tree, walk
+from pedigree.pipelines.lineage.ancestry import Pedigree, parents_first, read_pedigree, walk
 from pedigree.pipelines.lineage.difference import compare
 from pedigree.pipelines.lineage.verify import lineage_problems
 from pedigree.pipelines.publish.export import card
@@ -56,7 +56,7 @@ def test_the_lineage_of_400_models_stays_in_megabytes_and_holds_a_patch_once(tmp
 def test_a_chain_longer_than_the_stack_is_opened_shown_compared_and_rebuilt(deep):
     pedigree = read_pedigree(deep)
     assert [found.address for found in pedigree.parents_first()] == [f"long/s{number}" for number in range(DEEP)]
-    assert [depth for depth, _ in walk(tree(pedigree))] == list(range(DEEP))
+    assert [found.depth for found in walk(pedigree)] == list(range(DEEP))
     assert len(pedigree.as_lineage()["artifacts"]) == DEEP - 1
     assert len(openlineage.events(pedigree)) == 2 * DEEP
     assert "long/s1199" in lineage_page(pedigree) and card(pedigree, "long/s1199")
@@ -74,7 +74,7 @@ def test_a_lattice_is_walked_by_artifact_and_not_by_path(tmp_path):
     latest = two_latest(tmp_path, shape(120, 2), files=(6, 6), kinds=("pair",))[-1]
     pedigree = read_pedigree(latest)
     assert len(pedigree.parents_first()) == 119
-    lines = [found.repeated for _, found in walk(tree(pedigree))]
+    lines = [found.repeated for found in walk(pedigree)]
     assert lines.count(False) == 119 and lines.count(True) == 116
     assert len(data_only(members_of(pedigree.record, pedigree.run, pedigree.entries, {}))) == 119
     assert not compare(pedigree, pedigree).origins

@@ -13,7 +13,7 @@ from running_lab import Lab
 from pedigree.data.artifacts import artifacts
 from pedigree.data.artifacts.artifacts import ArtifactError, Record, open_artifact, read_record
 from pedigree.data.artifacts.lineage import unfolded
-from pedigree.pipelines.lineage.ancestry import ancestry, walk
+from pedigree.pipelines.lineage.ancestry import read_pedigree, walk
 from pedigree.pipelines.lineage.verify import Verification, verify_folders, verify_project
 from pedigree.pipelines.publish.export import export
 from pedigree.pipelines.run.ensure import Result
@@ -179,7 +179,7 @@ def test_records_of_an_earlier_schema_are_migrated_wherever_they_are_read(
         open_artifact(copied)
     monkeypatch.setitem(artifacts.MIGRATIONS["record"], 0, migrate)
     assert open_artifact(copied).record == now
-    assert [found.name for _, found in walk(ancestry(copied))] == ["cleaner", "clean", "raw", "suite", "suite"]
+    assert [found.address.partition("/")[2] for found in walk(read_pedigree(copied))] == ["cleaner", "clean", "raw", "suite", "suite"]
     assert said(verify_folders([copied])) == []
     with pytest.raises(ArtifactError, match="record schema 2, this version reads up to 1: use the later version that wrote it"):
         read_record({**now.model_dump(mode="json"), "schema_version": 2}, "record.json")
@@ -307,7 +307,7 @@ def test_runs_and_lineages_of_an_earlier_schema_are_migrated_and_later_ones_refu
     """Schema 0, had there been one, called a run's `address` `stage`, and a lineage's `artifacts` `records`."""
     copied = tmp_path / "cleaner"
     shutil.copytree(lab.root / "artifacts/lab/cleaner", copied)
-    now = ancestry(copied)
+    now = read_pedigree(copied).entries
 
     def renamed(raw: dict[str, Any], old: str, new: str, schema: int) -> dict[str, Any]:
         return {**{name: value for name, value in raw.items() if name != old}, new: raw[old], "schema_version": schema}
@@ -319,12 +319,12 @@ def test_runs_and_lineages_of_an_earlier_schema_are_migrated_and_later_ones_refu
     (copied / "run.json").write_text(json.dumps(renamed(run, "address", "stage", 0)))
     (copied / "lineage.json").write_text(json.dumps(renamed(lineage, "artifacts", "records", 0)))
     with pytest.raises(ArtifactError, match=r"lineage schema 0, which cannot be migrated to 2"):
-        ancestry(copied)
+        read_pedigree(copied)
     assert any("cannot be migrated to 2" in line for line in said(verify_folders([copied])))
     monkeypatch.setitem(artifacts.MIGRATIONS["run"], 1, lambda raw: raw)  # these hold their patches as schema 2 does
     monkeypatch.setitem(artifacts.MIGRATIONS["run"], 0, lambda raw: renamed(raw, "stage", "address", 0))
     monkeypatch.setitem(artifacts.MIGRATIONS["lineage"], 0, lambda raw: renamed(raw, "records", "artifacts", 0))
-    assert ancestry(copied) == now and said(verify_folders([copied])) == []
+    assert read_pedigree(copied).entries == now and said(verify_folders([copied])) == []
     (copied / "run.json").write_text(json.dumps(run | {"schema_version": 3}))
     with pytest.raises(ArtifactError, match="run schema 3, this version reads up to 2: use the later version that wrote it"):
-        ancestry(copied)
+        read_pedigree(copied)

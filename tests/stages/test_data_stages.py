@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from data_lab import publish, rows_of, run_stage, seal
 from models import IMPORTS, a_job
+from row_reading import read_rows
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.rows.decontamination import Decontaminate
-from pedigree.data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, read_rows, write_json, write_rows
+from pedigree.data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, write_json, write_rows
 from pedigree.data.contamination.decontamination import Comparison, Index
 from pedigree.data.records import columns, records
 from pedigree.stages.decontaminate import run as decontaminate

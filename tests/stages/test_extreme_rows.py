@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from data_lab import publish, rows_of, run_stage
 from models import tiny_policy
+from row_reading import read_rows
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.training import Sampling
-from pedigree.data.artifacts.artifacts import Artifact, read_rows
+from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.data.records import records
 from pedigree.stages.sample.run import Draw, ask

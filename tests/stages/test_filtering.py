@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from data_lab import rows_of, run_stage
+from row_reading import read_rows
 
-from pedigree.data.artifacts.artifacts import Artifact, read_rows, write_rows
+from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.sources import row_files
 from pedigree.stages.job.job import StageError
 

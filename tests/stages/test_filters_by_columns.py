@@ -8,9 +8,10 @@ import pytest
 from data_lab import rows_of, run_stage
 from pyarrow import Table, parquet
 from pydantic import ValidationError
+from row_reading import read_rows
 
 from pedigree.configs.rows.datasets import PrepareData
-from pedigree.data.artifacts.artifacts import Artifact, read_rows, write_rows
+from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.sources import row_files
 from pedigree.stages.job.job import StageError
 from pedigree.stages.verifiers import sandbox

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from chat_lab import Chats, Handler, chat_server, say, send
 from models import a_job, config_of, dataset, run, start_job
+from row_reading import read_rows
 from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.data.records import columns, records, searching
 from pedigree.stages.find_rephrased import run as find_rephrased
 from pedigree.stages.find_rephrased.rephrasing import parse_same, same_task_question

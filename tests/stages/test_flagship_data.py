@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from data_lab import rows_of, run_stage
 from projects import call, fresh_project
+from row_reading import load
 
 from pedigree.configs.base.hub_names import PIN_ME
 from pedigree.configs.language.graph import Graph
@@ -22,7 +23,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rows.datasets import Hub, PrepareData, hub_sources
 from pedigree.configs.rows.decontamination import Decontaminate
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.data.sources.sources import Outside, load
+from pedigree.data.sources.sources import Outside
 from pedigree.pipelines.run.pins import unpinned
 from pedigree.stages.verifiers import check
 

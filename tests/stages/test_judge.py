@@ -6,11 +6,11 @@ import tracemalloc
 import pytest
 import torch
 from models import a_job, config_of, dataset, publish
+from row_reading import read_rows
 from tiny_models import make_reward_model
 from transformers import AutoModelForSequenceClassification
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import columns, records
 from pedigree.stages.job.job import StageError

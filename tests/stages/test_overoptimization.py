@@ -3,8 +3,8 @@ import math
 
 import pytest
 from data_lab import publish, rows_of, run_stage
+from row_reading import read_rows
 
-from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.stages.job.job import StageError
 
 

@@ -9,11 +9,11 @@ import pytest
 from chat_lab import Gate, chat_server, say, send
 from models import a_job, config_of, dataset, run, start_job, told
 from pydantic import TypeAdapter
+from row_reading import read_rows
 from waiting import deadline
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
-from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.data.records import records
 from pedigree.data.store.untrusted import Line
 from pedigree.stages.job.job import StageError

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 from models import a_job, config_of, curve, dataset
+from row_reading import read_rows
 from torch import nn
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import BradleyTerry
-from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import columns, records
 from pedigree.stages.core.batches import collate, document

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from models import a_job, config_of, curve, dataset, killed_at, publish, run, run_job, start_job
+from row_reading import read_rows
 from tiny_models import make
 from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Reward
-from pedigree.data.artifacts.artifacts import read_rows, sha256_file
+from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.chat.chat import Chat
 from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.stages.job.job import StageError

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from data_lab import parents_of, publish, rows_of, run_stage
+from row_reading import read_rows
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.data.records import columns
 
 CHAT = [

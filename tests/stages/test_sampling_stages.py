@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from models import a_job, alive, dataset, killed_at, publish, run
+from row_reading import read_rows
 from tiny_models import make, make_policies
 
 from pedigree.configs.judging.answers import Window
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
-from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.data.records import records
 from pedigree.stages.core.statistics import paired_difference
 from pedigree.stages.evaluate import run as evaluate

@@ -12,10 +12,11 @@ import pytest
 import torch
 from chat_lab import chat_server, say
 from models import a_job, config_of, dataset, killed_at, publish, run
+from row_reading import read_rows
 from tiny_models import make_reward_model
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.data.artifacts.artifacts import Artifact, read_rows
+from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.records import records
 from pedigree.stages.job.job import StageError
 from pedigree.stages.judge import run as judge

@@ -5,9 +5,9 @@ import math
 
 import models
 import pytest
+from row_reading import read_rows
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Conversations
 from pedigree.stages.job.job import StageError

@@ -8,10 +8,10 @@ import threading
 import pytest
 from chat_lab import Gate, chat_server, say, send
 from models import a_job, config_of, dataset, run
+from row_reading import read_rows
 from waiting import deadline
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.data.records import parents, records
 from pedigree.stages.job.job import StageError
 from pedigree.stages.synthesize import run as synthesize

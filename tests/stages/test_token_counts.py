@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from data_lab import rows_of, run_stage, seal
+from row_reading import read_rows
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from pedigree.configs.rows.datasets import TEMPLATES
-from pedigree.data.artifacts.artifacts import Artifact, read_rows, write_rows
+from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.chat import encoding
 from pedigree.data.chat.chat import Chat
 from pedigree.data.filters.token_counts import TokenCounter

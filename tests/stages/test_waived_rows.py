@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 from data_lab import publish, rows_of, run_stage
+from row_reading import read_rows
 
-from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.data.records import columns
 from pedigree.pipelines.lineage import trace
 from pedigree.stages.job.job import StageError

@@ -9,7 +9,6 @@ from pedigree.stages.core.batches import (
     best_fit,
     collate,
     document,
-    epoch_order,
     plan_step,
     share_prompts,
     shared_prefix,
@@ -105,10 +104,10 @@ def test_padding_is_masked_by_length_so_an_end_token_that_pads_is_still_trained(
 
 def test_an_epoch_visits_every_row_once_in_an_order_that_only_seed_and_epoch_decide():
     rows = [row for step in range(3) for row in step_rows(step, 10, 4, seed=5)]
-    assert sorted(rows) == list(range(10)) and rows == epoch_order(10, 5, 0)
+    assert sorted(rows) == list(range(10)) and rows == step_rows(0, 10, 10, seed=5)
     second = [row for step in range(3, 6) for row in step_rows(step, 10, 4, seed=5)]
     assert sorted(second) == list(range(10)) and second != rows
-    assert epoch_order(10, 6, 0) != rows
+    assert step_rows(0, 10, 10, seed=6) != rows
     assert [step_rows(step, 10, 4, seed=None) for step in range(4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
 
 
