@@ -10,7 +10,8 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipes
-from pedigree.pipelines.jobs.context import RunContext, Watch, unwatched
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.events import Watch, unwatched
 from pedigree.pipelines.ledger.lock_merge import refuse_conflicts
 from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.rehearsal.preparing import check as check_rehearsal

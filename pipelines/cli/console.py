@@ -13,7 +13,8 @@ from pedigree.pipelines.cli import completion
 
 if TYPE_CHECKING:
     from pedigree.configs.base.project import Project
-    from pedigree.pipelines.jobs.context import RunContext, Watch
+    from pedigree.pipelines.jobs.context import RunContext
+    from pedigree.pipelines.jobs.events import Watch
 
 Recipe = Annotated[
     str,
@@ -73,7 +74,7 @@ def opened_run(
         compiled: False for read-only commands, which write nothing.
         watch: receives progress of slow operations.
     """
-    from pedigree.pipelines.jobs.context import unwatched
+    from pedigree.pipelines.jobs.events import unwatched
     from pedigree.pipelines.request import Request, opened
 
     return opened(project, Request(recipe, tuple(overrides or ()), execution), compiled=compiled, watch=watch or unwatched)

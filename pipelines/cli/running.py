@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -161,7 +161,7 @@ def _watched(
     board = watching(context, chosen, jobs)
     interrupt_on_sigterm()
     with Display(board):
-        return _work(context, chosen, forced, prefect, board)
+        return run_stages(context, chosen, forced, prefect)
 
 
 @commands.command()
@@ -224,10 +224,10 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
 @commands.command(hidden=True)
 def stage(address: str) -> None:
     """Run one compiled stage; `dvc repro` calls it through `dvc.yaml`."""
-    from pedigree.pipelines.cli.progress import Board, Display
+    from pedigree.pipelines.cli.progress import Board, Display, Row
     from pedigree.pipelines.run.runs import stage_under_dvc
 
-    board = Board(address.partition("/")[0], [(address, address, "")])
+    board = Board(address.partition("/")[0], {address: Row(name=address)})
     interrupt_on_sigterm()
     with Display(board):
         stage_under_dvc(project_here(), address, watch=board.update)
@@ -241,7 +241,7 @@ def _refuse_with_pull(others: object) -> None:
         raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {options}")
 
 
-def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[str], prefect: str, board: Any) -> "list[StageEnd]":
+def run_stages(context: "RunContext", selection: frozenset[str], forced: frozenset[str], prefect: str) -> "list[StageEnd]":
     """Run the graph, and report to Prefect if a server is configured."""
     from pedigree.configs.base.problems import UsageProblem
     from pedigree.pipelines.run.observer import HOW_TO_PREFECT, run_observed
@@ -262,11 +262,7 @@ def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[st
 
         return connected(context, addresses)
 
-    def note(text: str) -> None:
-        board.note = f"{text} ({server.rpartition('@')[2]})"
-        context.ledger.notices[board.note] = None
-
-    return run_observed(context, connect, note, selection, forced, required=prefect == "always")
+    return run_observed(context, connect, selection, forced, server=server.rpartition("@")[2], required=prefect == "always")
 
 
 def failed(ends: "Sequence[StageEnd]") -> bool:

@@ -44,6 +44,8 @@ class Ledger:
         self.store = Store(project, looking=looking)
         self.notices: dict[str, None] = {}
         """Messages to show after the run, each once: an unreachable remote, lost objects."""
+        self.noticed: Callable[[str, bool], None] = lambda text, urgent: None
+        """Called with each message, and whether to show it during the run."""
         self._mutex = threading.Lock()
 
     def close(self) -> None:
@@ -401,10 +403,11 @@ class Ledger:
             self.notice(str(error))
             return False
 
-    def notice(self, text: str) -> None:
-        """Register a message to show after the run."""
+    def notice(self, text: str, *, urgent: bool = False) -> None:
+        """Register a message to show after the run, or also during it."""
         with self._mutex:
             self.notices[text] = None
+        self.noticed(text, urgent)
 
     def _dependencies(self, stage: "PipelineStage") -> Dependencies:
         return {str(dep["path"]): plain(dep) for dep in to_lock_entry(stage).get("deps", ())}

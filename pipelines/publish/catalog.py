@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import ArtifactError, Record, load_record, open_artifact
-from pedigree.pipelines.jobs.context import Watch, unwatched
+from pedigree.pipelines.jobs.events import Watch, unwatched
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.lineage.evaluations import evaluations_of
 from pedigree.pipelines.lineage.named_models import Named, named_models, versions

@@ -47,7 +47,8 @@ from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.host import machine
 from pedigree.data.sources import hub, rehearsal_hub, row_files
 from pedigree.pipelines.estimate.shapes import known_shape
-from pedigree.pipelines.jobs.context import RunContext, Watch, unwatched
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.events import Watch, unwatched
 from pedigree.pipelines.rehearsal.judge import serve
 from pedigree.pipelines.run.runs import load_execution, load_run
 

@@ -48,6 +48,7 @@ from pedigree.pipelines.jobs.attempts import (
 )
 from pedigree.pipelines.jobs.code import CodeMoves
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.events import Outcome, StageBusy, StageEnded, StageWaiting
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseHolder, LeaseLost, lease, listen
 from pedigree.pipelines.jobs.preparation import InputsGone, began_with_other_code, prepare, take_over
 from pedigree.pipelines.jobs.scratch_state import (
@@ -68,9 +69,6 @@ from pedigree.pipelines.ledger.store import LedgerError, RemoteError
 from pedigree.pipelines.ledger.transfers import TransferProgress
 from pedigree.pipelines.lineage.inheritance import write_origin
 from pedigree.stages.job.job import PULSES, JobSpec, Success, read_curve, read_done, storage_cause
-
-Outcome = Literal["unchanged", "remote", "restored", "ran", "attached"]
-"""`remote`: recorded as done; the files stay in the remote until something needs them."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
     """
     started = time.monotonic()
     with _failures(run, node):
-        run.watch(node.address, "checking")
+        run.watch(StageBusy(node.address, "checking"))
         outcome = None if force else at_rest(run, node, needed)
         if node.address in run.require_checkpoint:
             _refuse_to_begin(run, node, outcome is None)
@@ -133,7 +131,7 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
         if outcome != "remote":
             open_artifact(run.project.artifact(node.address))
         result = Result(node.address, outcome, time.monotonic() - started)
-        run.watch(node.address, outcome, seconds=result.seconds)
+        run.watch(StageEnded(node.address, outcome, seconds=result.seconds))
         return result
 
 
@@ -176,7 +174,7 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
                 _publish(run, node, need, alone)
                 _clear(run.project, node, need.key)
         result = Result(node.address, outcome, time.monotonic() - started)
-        run.watch(node.address, outcome, seconds=result.seconds)
+        run.watch(StageEnded(node.address, outcome, seconds=result.seconds))
         return result
 
 
@@ -451,27 +449,33 @@ def _clear(project: Project, node: Node, key: str) -> None:
 
 @contextmanager
 def _failures(run: RunContext, node: Node) -> Iterator[None]:
-    """Convert every failure to StageFailed and report it to the watcher."""
+    """Convert every failure to StageFailed and report it."""
     try:
         yield
-    except StageFailed as error:
-        run.watch(node.address, "failed", error.message)
-        raise
-    except CodeMoves as error:
-        run.watch(node.address, "failed", str(error))
-        raise StageFailed(node.address, "refused", str(error)) from error
-    except (Cancelled, LeaseLost) as error:
-        run.watch(node.address, "failed", str(error))
-        raise StageFailed(node.address, "cancelled" if isinstance(error, Cancelled) else "overtaken", str(error)) from error
-    except (OSError, LedgerError) as error:
-        cause = storage_cause(error) if isinstance(error, OSError) else "storage"
-        message = _inside(run.project, str(error)) + (f": {REMEDIES[cause]}" if cause in REMEDIES else "")
-        run.watch(node.address, "failed", message)
-        raise StageFailed(node.address, cause, message) from error
-    except PedigreeError as error:
-        message = _inside(run.project, str(error)) + (f": {_fresh_start(node, error)}" if isinstance(error, Damaged) else "")
-        run.watch(node.address, "failed", message)
-        raise StageFailed(node.address, "refused", message) from error
+    except (CodeMoves, Cancelled, OSError, PedigreeError) as error:
+        failed = error if isinstance(error, StageFailed) else StageFailed(node.address, *_cause(run, node, error))
+        run.watch(StageEnded(node.address, "failed", failed.message, failed.cause))
+        if failed is error:
+            raise
+        raise failed from error
+
+
+def _cause(run: RunContext, node: Node, error: Exception) -> tuple[str, str]:
+    """Cause and message of a failure."""
+    message = _inside(run.project, str(error))
+    match error:
+        case Cancelled():
+            return "cancelled", str(error)
+        case LeaseLost():
+            return "overtaken", str(error)
+        case CodeMoves():
+            return "refused", str(error)
+        case OSError() | LedgerError():
+            cause = storage_cause(error) if isinstance(error, OSError) else "storage"
+            return cause, message + (f": {REMEDIES[cause]}" if cause in REMEDIES else "")
+        case Damaged():
+            return "refused", f"{message}: {_fresh_start(node, error)}"
+    return "refused", message
 
 
 def _fresh_start(node: Node, damaged: Damaged) -> str:
@@ -486,7 +490,7 @@ def _alone(run: RunContext, node: Node, need: StageInputs) -> Iterator[StageLeas
     """Hold exclusive write access to this artifact folder and this scratch folder."""
 
     def waiting(holder: LeaseHolder) -> None:
-        run.watch(node.address, "waiting", str(holder))
+        run.watch(StageWaiting(node.address, str(holder)))
 
     def held(name: str, **listening: Any) -> AbstractContextManager[HeldLease]:
         return lease(run.project.lease(name), run.title, waiting=waiting, cancelled=run.cancelled, **listening)
@@ -513,7 +517,8 @@ def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, p
     def waiting(holders: list[str]) -> None:
         here = sum(job.startswith(f"{run.project.root}/") for job in holders)
         others = f", {len(holders) - here} of them from other clones on this machine" if len(holders) > here else ""
-        run.watch(node.address, "waiting", f"for {placement.slots} of {len(pool.names)} slots, held by {len(holders)} jobs{others}")
+        detail = f"for {placement.slots} of {len(pool.names)} slots, held by {len(holders)} jobs{others}"
+        run.watch(StageWaiting(node.address, detail))
 
     job = run.project.scratch(need.key) / "job.json"
     return slots(pool, placement.slots, jobs=run.jobs(), job=job, waiting=waiting, cancelled=run.cancelled)

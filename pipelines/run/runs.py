@@ -27,7 +27,8 @@ from pedigree.data.store.untrusted import RESTORE, ArtifactError, read_source
 from pedigree.pipelines.estimate.estimates import refusals
 from pedigree.pipelines.estimate.sampling_plan import opens_engines, sampling_plan_of
 from pedigree.pipelines.jobs.attempts import BUG
-from pedigree.pipelines.jobs.context import RunContext, StageFailed, Watch, unwatched
+from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.events import RunEnded, RunEvent, StageDue, StageEnded, Watch, unwatched
 from pedigree.pipelines.jobs.scratch_state import address_of
 from pedigree.pipelines.ledger.identity import standing
 from pedigree.pipelines.ledger.ledger import Ledger
@@ -85,8 +86,12 @@ class Progress:
     def leave_out(self, address: str, because: str) -> None:
         """Skip a stage and report it immediately."""
         self.ends[address] = NotRun(address, because)
-        with suppress(Exception):  # a bug in the watcher must not end the run
-            self.watch(address, "skipped", because)
+        _report(self.watch, StageEnded(address, "skipped", because))
+
+
+def _report(watch: Watch, event: RunEvent) -> None:
+    with suppress(Exception):  # a bug in a consumer must not end the run
+        watch(event)
 
 
 def load_run(
@@ -391,7 +396,7 @@ def _rests(run: RunContext, node: Node) -> bool:
     try:
         rests = at_rest(run, node) is not None
         if not rests:
-            run.watch(node.address, "pending")
+            run.watch(StageDue(node.address))
     except Exception:  # the run hits it again and reports it with its stage
         return False
     return rests
@@ -400,9 +405,20 @@ def _rests(run: RunContext, node: Node) -> bool:
 def run_graph(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[StageEnd]:
     """Make the selected stages (default: all) current; return how each ended, in the order of the graph.
 
-    The only scheduling loop, observed or not (`pipelines/run/observer.py`). If a stage fails, only its descendants are skipped. On Ctrl-C,
-    running jobs are stopped and their checkpoints kept.
+    If a stage fails, only its descendants are skipped. On Ctrl-C, running jobs are stopped and their checkpoints kept.
     """
+    try:
+        ends = _scheduled(run, selection, forced)
+    except BaseException as error:
+        _report(run.watch, RunEnded.by(error, run.keep_jobs))
+        raise
+    failed = [str(end) for end in ends if isinstance(end, StageFailed)]
+    _report(run.watch, RunEnded("failed", "; ".join(failed)) if failed else RunEnded("completed"))
+    return ends
+
+
+def _scheduled(run: RunContext, selection: Collection[str] | None, forced: Collection[str]) -> list[StageEnd]:
+    """The only scheduling loop."""
     progress = Progress(run.graph, frozenset(run.graph.nodes if selection is None else selection), run.watch)
     with closing(run.ledger):
         progress.ends |= {result.address: result for result in unchanged(run, progress.selection, forced)}
@@ -438,8 +454,7 @@ def _end_of(run: RunContext, node: Node, force: bool) -> Result | StageFailed:
     except BaseException as error:  # boundary between stages: others running in parallel must not be affected
         message = f"{type(error).__name__}: {error}: {BUG}"
         failed = StageFailed(node.address, "bug", message, _keep_traceback(run, node, error))
-        with suppress(Exception):  # the bug may be in the watcher
-            run.watch(node.address, "failed", failed.message)
+        _report(run.watch, StageEnded(node.address, "failed", failed.message, failed.cause))
         return failed
 
 
@@ -486,7 +501,7 @@ def push(run: RunContext) -> tuple[int, int]:
         objects = 0
         for node in run.graph.nodes.values():
             sent = run.ledger.push(node, run.transferring(node.address, "sending"))
-            run.watch(node.address, "sent", f"{sent} objects were new there" if sent else "nothing new")
+            run.watch(StageEnded(node.address, "sent", f"{sent} objects were new there" if sent else "nothing new"))
             objects += sent
         return objects, run.ledger.store.send_run_cache()
 
