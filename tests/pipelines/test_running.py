@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from pedigree.pipelines.cli.plan import plan as planned_rows
 from pedigree.pipelines.cli.running import run_what_is_due
 from pedigree.pipelines.jobs import launcher
 from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.events import RunEnded, RunEvent, StageBusy, StageDue, StageEnded, StageProgressed, StageStarted
 from pedigree.pipelines.jobs.preparation import InputsGone
 from pedigree.pipelines.ledger import ledger, store
 from pedigree.pipelines.ledger.store import RemoteError, Store
@@ -117,6 +119,27 @@ def test_a_bug_met_by_one_stage_is_its_end_and_leaves_the_others_running(lab: La
     assert isinstance(ends["lab/suite"], Result) and ends["lab/suite"].outcome == "ran"
     assert ends["lab/clean"] == NotRun("lab/clean", "lab/raw failed") and not run.cancelled.is_set()
     assert lab.runs() == ["suite"] and set(outcomes(lab).values()) == {"unchanged", "ran"}
+
+
+def test_the_heartbeats_of_a_job_are_events_of_the_run_between_its_start_and_its_end(lab: Lab) -> None:
+    """The job lasts until the listener has its heartbeat."""
+    lab.knobs(raw={"hold": "go"})
+    events: list[RunEvent] = []
+
+    def listen(event: RunEvent) -> None:
+        events.append(event)
+        if event == StageProgressed("lab/raw", 0, 0, {}):
+            (lab.root / "go").touch()
+
+    bound = threading.Timer(deadline(60), (lab.root / "go").touch)
+    bound.start()
+    run = lab.run()
+    run.watch = listen
+    (end,) = run_graph(run, ["lab/raw"])
+    bound.cancel()
+    kinds = [type(event) for event in events if getattr(event, "address", "lab/raw") == "lab/raw"]
+    assert list(dict.fromkeys(kinds)) == [StageDue, StageBusy, StageStarted, StageProgressed, StageEnded, RunEnded]
+    assert isinstance(end, Result) and events[-2:] == [StageEnded("lab/raw", "ran", seconds=end.seconds), RunEnded("completed")]
 
 
 def test_deleted_artifacts_come_back_from_the_cache(built: Lab) -> None:
