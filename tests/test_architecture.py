@@ -68,6 +68,7 @@ ROOMS = {
         "flow",  # one recipe under Prefect
         "deployments",  # its schedules
         "cli",
+        "api",  # the same from Python
     ),
 }
 """The folders, and in `pipelines` files, of each package: each imports itself and those above it in this table. A kind of stage is a

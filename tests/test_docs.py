@@ -1,5 +1,6 @@
 """The documentation says what is true: commands exist and run, files exist, generated pages are current, examples work."""
 
+import asyncio
 import json
 import re
 import shlex
@@ -16,10 +17,12 @@ import markdown
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from projects import fresh_project
 from pydantic import ValidationError
 from typer.core import TyperGroup
 from typer.main import get_command
 
+import pedigree
 from benchmarks import table as benchmarks
 from docs import generate, site_hooks
 from pedigree.configs.base.document import parse_value
@@ -455,6 +458,22 @@ def types_in(value: object) -> set[str]:
         own = {value["type"]} if isinstance(value.get("type"), str) else set()
         return own.union(*map(types_in, value.values()))
     return set().union(*map(types_in, value)) if isinstance(value, list | tuple) else set()
+
+
+@pytest.mark.slow
+def test_the_tour_of_the_python_interface(tmp_path, monkeypatch):
+    """Below a running event loop, as in a notebook."""
+    monkeypatch.chdir(fresh_project(tmp_path))
+
+    async def notebook() -> dict[str, Any]:
+        namespace: dict[str, Any] = {}
+        for block in blocks("docs/python.md", "python"):
+            exec(block, namespace)
+        return namespace
+
+    found = asyncio.run(notebook())
+    assert found["first"]["messages"][0]["role"] == "user" and found["clean"].metrics["rows"] > 100
+    assert [row.state for row in pedigree.plan(found["project"], found["variant"])] == ["up to date", "up to date", "will run"]
 
 
 def test_every_kind_of_stage_is_in_a_recipe_that_is_shipped():
