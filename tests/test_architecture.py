@@ -63,7 +63,6 @@ ROOMS = {
         "run",  # one stage, one recipe
         "publish",
         "rehearsal",  # a recipe with made rows and tiny models
-        "request",  # what is asked of a run, by a person or a schedule
         "reproduce",
         "flow",  # one recipe under Prefect
         "deployments",  # its schedules

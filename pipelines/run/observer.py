@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.pipelines.jobs.context import MOVING, RunContext, StageFailed
+from pedigree.pipelines.run.plans import Plan
 from pedigree.pipelines.run.runs import StageEnd, run_graph
 
 HOW_TO_PREFECT = "Run `prefect server start`, then `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
@@ -118,6 +119,7 @@ def run_observed(
     say: Callable[[str], None],
     selection: Collection[str] | None = None,
     forced: Collection[str] = (),
+    planned: Collection[Plan] | None = None,
     *,
     required: bool = False,
 ) -> list[StageEnd]:
@@ -129,6 +131,7 @@ def run_observed(
         say: receives a message when the audience goes away or comes back.
         selection: addresses of the stages; all when None.
         forced: addresses of stages that run even if current.
+        planned: as for `run_graph`.
         required: refuse to start before the audience answers.
 
     Raises:
@@ -138,7 +141,7 @@ def run_observed(
     with Observer(run, chosen, connect, say) as observer:
         if required:
             observer.wait_for_answer()
-        ends = run_graph(run, selection, forced)
+        ends = run_graph(run, selection, forced, planned)
         observer.finish(ends)
     return ends
 
