@@ -13,7 +13,7 @@ import csv
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -119,8 +119,8 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
     Raises:
         StageFailed: with a one-line reason.
     """
-    started = time.monotonic()
-    with _failures(run, node):
+    started, progress = time.monotonic(), run.transfer_progress(node.address)
+    with closing(run.ledger), _failures(run, node):
         run.watch(node.address, "checking")
         now = run.identities()
         outcome = None if force or stale else at_rest(run, node, now, needed)
@@ -133,8 +133,15 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
                     now = _confirm(run, node, need)
                 if not force and (stale or alone.waited) and _made_since(run, node, need, now):
                     outcome = "unchanged"
+                    continue
+                if not force and _reused(run, node, need, progress, alone.check):
+                    outcome = "restored"
                 else:
-                    outcome = _make_current(run, node, need, force, alone)
+                    _bring_inputs(run, node)
+                    outcome, before = _produce(run, node, need, force, alone)
+                    _publish(run, node, need, alone)
+                    run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), progress.hashed, alone.check)
+                _clear(run.project, node, need.key)
             now = run.identities()
         if outcome != "remote":
             open_artifact(run.project.artifact(node.address))
@@ -238,21 +245,6 @@ def log_file(project: Project, address: str) -> Path:
 # --- steps 2 to 6 ------------------------------------------------------------------------------------------------------
 
 
-def _make_current(run: RunContext, node: Node, need: StageInputs, force: bool, alone: StageLeases) -> Outcome:
-    progress = run.transfer_progress(node.address)
-    if not force and _reused(run, node, need, progress, alone.check):
-        _clear(run.project, node, need.key)
-        return "restored"
-    if not run.make:
-        raise StageFailed(node.address, "not_finished", "neither the cache nor the remote has all of its files; `pedigree run` makes it")
-    _bring_inputs(run, node)
-    outcome, before = _produce(run, node, need, force, alone)
-    _publish(run, node, need, alone)
-    run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), progress.hashed, alone.check)
-    _clear(run.project, node, need.key)
-    return outcome
-
-
 def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferProgress, check: Check) -> bool:
     """Whether an existing artifact was reused. A fresh result of this key's job wins over the cache: `--force` may have requested it."""
     scratch = run.project.scratch(need.key)
@@ -265,7 +257,13 @@ def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferPr
 
 
 def _bring_inputs(run: RunContext, node: Node) -> None:
-    """Fetch the files of parents left in the remote, and rebuild what the remote has lost."""
+    """Fetch the files of parents left in the remote, and rebuild what the remote has lost.
+
+    Raises:
+        StageFailed: this run makes nothing.
+    """
+    if not run.make:
+        raise StageFailed(node.address, "not_finished", "neither the cache nor the remote has all of its files; `pedigree run` makes it")
     for edge in node.edges:
         if not (run.project.artifact(edge.source) / "record.json").exists():
             ensure(run, run.graph.nodes[edge.source], needed=True)

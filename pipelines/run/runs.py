@@ -107,7 +107,7 @@ def run_graph(
     progress = Progress({entry.node.address: entry for entry in planned}, run.watch)
     for result in settled(planned):
         progress.settle(result)
-    running: dict[Future[Result | StageFailed], str] = {}
+    running: dict[Future[Result], Node] = {}
     with ThreadPoolExecutor(max_workers=max(2, run.execution.slots), thread_name_prefix="stage") as pool:
         try:
             while True:
@@ -118,30 +118,28 @@ def run_graph(
                     else:
                         progress.started.add(address)
                         stale = entry.decided and bool(entry.reasons)
-                        running[pool.submit(_end_of, run, entry.node, address in forced, stale)] = address
+                        running[pool.submit(ensure, run, entry.node, force=address in forced, stale=stale)] = entry.node
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    progress.ends[running.pop(future)] = future.result()
+                    node = running.pop(future)
+                    progress.ends[node.address] = _end_of(run, node, future)
         except BaseException:
             run.cancelled.set()
             raise
     return [progress.ends[address] for address in progress.planned]
 
 
-def _end_of(run: RunContext, node: Node, force: bool, stale: bool) -> Result | StageFailed:
-    """Make one stage current; even a bug in Pedigree fails only this stage."""
-    try:
-        with closing(run.ledger):
-            return ensure(run, node, force=force, stale=stale)
-    except StageFailed as error:
-        return error
-    except BaseException as error:  # boundary between stages: others running in parallel must not be affected
-        message = f"{type(error).__name__}: {error}: {BUG}"
-        failed = StageFailed(node.address, "bug", message, _keep_traceback(run, node, error))
-        with suppress(Exception):  # the bug may be in the watcher
-            run.watch(node.address, "failed", failed.message)
-        return failed
+def _end_of(run: RunContext, node: Node, future: "Future[Result]") -> Result | StageFailed:
+    """How a stage ended; even a bug in Pedigree fails only this stage, because others running in parallel must not be affected."""
+    error = future.exception()
+    if error is None or isinstance(error, StageFailed):
+        return error or future.result()
+    message = f"{type(error).__name__}: {error}: {BUG}"
+    failed = StageFailed(node.address, "bug", message, _keep_traceback(run, node, error))
+    with suppress(Exception):  # the bug may be in the watcher
+        run.watch(node.address, "failed", failed.message)
+    return failed
 
 
 def _keep_traceback(run: RunContext, node: Node, error: BaseException) -> str | None:
