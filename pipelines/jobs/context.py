@@ -84,7 +84,7 @@ class RunContext:
         return f"pedigree run {self.graph.recipe}"
 
     def identities(self) -> Identities:
-        """Keys of the stages as of now."""
+        """Keys of the stages at this moment."""
         return Identities(self.project, self.graph, self.ledger)
 
     def transfer_progress(self, address: str) -> TransferProgress:

@@ -212,7 +212,7 @@ def identify(run: RunContext, node: Node, now: Identities) -> StageInputs:
 
 
 def _confirm(run: RunContext, node: Node, need: StageInputs) -> Identities:
-    """Return the keys as of now; raise _Moved if the stage's has changed."""
+    """Return the keys at this moment; raise _Moved if the stage's has changed."""
     now = run.identities()
     if identify(run, node, now).key != need.key:
         raise _Moved
