@@ -31,7 +31,7 @@ def untouched_repo(root: Path, config: dict[str, Any], private: str | None) -> "
 
 
 def run_cache_names(entry: Mapping[str, Any]) -> tuple[str, str]:
-    """Names of a run cache entry: of its folder (a hash of command, dependencies, parameters and output paths) and its file (of everything)."""
+    """A run cache entry's folder (a hash of command, dependencies, parameters and output paths) and file (a hash of everything)."""
     from dvc.stage.cache import _get_cache_hash
 
     return _get_cache_hash(dict(entry), key=True), _get_cache_hash(dict(entry))
