@@ -62,7 +62,7 @@ from pedigree.pipelines.jobs.scratch_state import (
 )
 from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced, MissingFiles, StageInputs
-from pedigree.pipelines.ledger.ledger import Check, is_complete
+from pedigree.pipelines.ledger.ledger import is_complete
 from pedigree.pipelines.ledger.objects import files_of
 from pedigree.pipelines.ledger.store import LedgerError, RemoteError
 from pedigree.pipelines.ledger.transfers import TransferProgress
@@ -134,7 +134,7 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
                 if not force and (stale or alone.waited) and _made_since(run, node, need, now):
                     outcome = "unchanged"
                     continue
-                if not force and _reused(run, node, need, progress, alone.check):
+                if not force and _reused(run, node, need, progress, alone):
                     outcome = "restored"
                 else:
                     _bring_inputs(run, node)
@@ -245,15 +245,20 @@ def log_file(project: Project, address: str) -> Path:
 # --- steps 2 to 6 ------------------------------------------------------------------------------------------------------
 
 
-def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferProgress, check: Check) -> bool:
+def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferProgress, alone: StageLeases) -> bool:
     """Whether an existing artifact was reused. A fresh result of this key's job wins over the cache: `--force` may have requested it."""
     scratch = run.project.scratch(need.key)
-    ledger = run.ledger
-    if is_unrecorded(scratch, run.project.artifact(node.address)) and ledger.adopt(node, need.key, progress.hashed, check):
+
+    def adopted() -> bool:
+        return run.ledger.adopt(node, need.key, progress.hashed, still)
+
+    def still() -> None:  # it is recorded under the current inputs, which must be those of the key
+        alone.check()
+        _confirm(run, node, need)
+
+    if is_unrecorded(scratch, run.project.artifact(node.address)) and adopted():
         return True
-    return not is_forced(scratch) and (
-        ledger.restore(node, need.key, progress, check) or ledger.adopt(node, need.key, progress.hashed, check)
-    )
+    return not is_forced(scratch) and (run.ledger.restore(node, need.key, progress, alone.check) or adopted())
 
 
 def _bring_inputs(run: RunContext, node: Node) -> None:

@@ -29,6 +29,7 @@ from pedigree.pipelines.jobs.preparation import prepare
 from pedigree.pipelines.jobs.processes import kill_all, processes_of
 from pedigree.pipelines.jobs.scratch_state import read_spec
 from pedigree.pipelines.jobs.slots import Pool, slots
+from pedigree.pipelines.ledger import ledger as ledger_module
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.run import ensure as ensure_module
 from pedigree.pipelines.run.ensure import Result, ensure, identify
@@ -325,6 +326,26 @@ def test_a_source_file_that_is_edited_once_its_job_has_been_given_it(lab: Lab, m
 
     monkeypatch.setattr(preparation, "_give_inputs", saved_just_after)
     assert outcomes(lab)["raw"] == "ran" and text_of_raw(lab) == "two\n" and not stale(lab)
+    no_mixture(lab)
+
+
+def test_a_source_file_that_is_edited_while_an_artifact_in_place_is_hashed_for_the_ledger(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock file was lost, and the artifact would be recorded under the edited file."""
+    file_lab(lab)
+    outcomes(lab)
+    (lab.root / "artifacts/lab/dvc.lock").unlink()
+    shutil.rmtree(lab.root / ".dvc/cache")
+    survey = ledger_module.survey
+
+    def saved_meanwhile(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(ledger_module, "survey", survey)
+        lab.write("rows.jsonl", "two\n")
+        return survey(*given, **more)
+
+    monkeypatch.setattr(ledger_module, "survey", saved_meanwhile)
+    assert outcomes(lab, forced=("suite",))["raw"] == "ran" and text_of_raw(lab) == "two\n" and not stale(lab)
     no_mixture(lab)
 
 
