@@ -22,6 +22,7 @@ from pedigree.pipelines.cli.console import (
     interrupt_on_sigterm,
     print_table,
     project_here,
+    requested,
 )
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
@@ -224,11 +225,12 @@ def _wanted(
     rehearse: bool = False,
 ) -> "tuple[Graph, Request]":
     """Return the recipe, checked as in `pedigree run`, and the request with absolute paths, which are valid in any folder."""
+    from dataclasses import replace
     from pathlib import Path
 
     from pedigree.configs.language.recipe import load_recipes
     from pedigree.pipelines.rehearsal.preparing import check
-    from pedigree.pipelines.run.opening import Request, open_run
+    from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.pins import refuse_unpinned
     from pedigree.pipelines.run.plans import selection
 
@@ -236,8 +238,7 @@ def _wanted(
         return str(Path(name).resolve()) if _is_path(name) else name
 
     recipe, execution = absolute(recipe), absolute(execution) if execution else None
-    lists = (tuple(names or ()) for names in (start, until, force))
-    request = Request(recipe, tuple(overrides or ()), execution, (), *lists, rehearse=rehearse)
+    request = replace(requested(recipe, overrides, execution, None, start, until, force), rehearse=rehearse)
     run = open_run(project, request, looking=True)
     chosen, _ = selection(run, request)
     if rehearse:

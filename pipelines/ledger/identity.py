@@ -67,7 +67,7 @@ class Identities:
             RemoteError: undecidable, because something is missing here and the remote does not provide it.
         """
         reasons = self.ledger.reasons(node, beat)
-        remote = bool(reasons) and self.ledger.place(node, reasons) == "remote"
+        remote = bool(reasons) and self.ledger.is_away(node, reasons)
         if reasons and not remote:
             return reasons, False
         try:
