@@ -19,14 +19,16 @@ from pedigree.configs.language.recipe import load_recipe, recipe_file
 from pedigree.data.artifacts import artifacts
 from pedigree.data.artifacts.artifacts import write_text
 from pedigree.data.records import records
-from pedigree.pipelines.cli import plan as planning
-from pedigree.pipelines.cli.plan import PlanRow
+from pedigree.pipelines.cli.plan import PlanRow, rows_of
 from pedigree.pipelines.cli.quiet import no_telemetry
 from pedigree.pipelines.estimate.rates import measured
 from pedigree.pipelines.jobs.events import RunEvent
 from pedigree.pipelines.publish.report import write_report
-from pedigree.pipelines.request import Request, opened, selection, up_to_date_results
+from pedigree.pipelines.run import plans
+from pedigree.pipelines.run.checks import checked_plan
 from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.plans import selection
 from pedigree.pipelines.run.runs import StageEnd, run_graph
 
 LOG = logging.getLogger(__name__)
@@ -153,8 +155,9 @@ def plan(
         execution: execution profile to use instead of the recipe's.
     """
     request = _request(project, recipe, targets, force, execution)
-    context = opened(project, request, compiled=False)
-    return planning.plan(context, *selection(context.graph, request), measured)
+    context = open_run(project, request, looking=True)
+    chosen, forced = selection(context, request)
+    return rows_of(context, plans.plan(context, chosen, forced), forced, measured)
 
 
 def run(
@@ -196,13 +199,12 @@ def run(
 
     no_telemetry()
     request = _request(project, recipe, targets, force, execution)
-    context = opened(project, request, watch=listen)
-    chosen, forced = selection(context.graph, request)
-    done = up_to_date_results(context, chosen, forced)
-    if done is not None:
-        return done
-    ends = run_graph(context, chosen, forced)
-    write_report(project, context.graph)
+    context = open_run(project, request, watch=listen)
+    chosen, forced = selection(context, request)
+    planned = checked_plan(context, chosen, forced)
+    ends = run_graph(context, chosen, forced, planned)
+    if any(entry.reasons for entry in planned):
+        write_report(project, context.graph)
     current = [end for end in ends if isinstance(end, Result)]
     if len(current) < len(ends):
         raise RunFailed(ends)

@@ -48,11 +48,14 @@ from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.ledger.git import GitSilent, run_git
 from pedigree.pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
 from pedigree.pipelines.publish.report import report_path, tables, write_report
+from pedigree.pipelines.rehearsal.preparing import prepare
 from pedigree.pipelines.rehearsal.proof import proof_of, sentences
-from pedigree.pipelines.request import Request, all_done, opened, up_to_date_results, wanted
+from pedigree.pipelines.run.checks import all_done, checked_plan
 from pedigree.pipelines.run.ensure import log_file
 from pedigree.pipelines.run.observer import AudienceReset, run_observed
-from pedigree.pipelines.run.runs import StageEnd
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.plans import selection
+from pedigree.pipelines.run.runs import StageEnd, settled
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -147,19 +150,26 @@ def post_train(
     """
     lists = (tuple(names or ()) for names in (start, until, force))
     request = Request(recipe, tuple(overrides or ()), profile, (), *lists, rehearse=rehearse)
-    run = opened(Project(Path(project)), request, watch=_warn)
+    real = Project(Path(project))
+    if rehearse:
+        run = prepare(real, recipe, request.overrides, profile, LOG.info).opened(_warn)
+    else:
+        run = open_run(real, request, watch=_warn)
     run.keep_jobs = True
-    chosen, forced = wanted(run, request)
+    chosen, forced = selection(run, request)
     flow_run_id = UUID(str(current_flow_run.get_id()))
     introduce(run, flow_run_id)
-    done = up_to_date_results(run, chosen, forced)
-    if done is not None:
+    planned = checked_plan(run, chosen, forced)
+    done = settled(planned)
+    if len(done) == len(planned):
         return Completed(message=all_done(len(done), sum(end.outcome == "remote" for end in done), recipe))
     if remembered(run.project, run.graph.recipe) is None:
         remember(run.project, run.graph.recipe, measured(run.project, run.graph))
+    pool = None if rehearse else gpu_pool
+    now = None if pool else planned  # after the wait for a slot, the run plans again
     try:
-        with _slot_of(None if rehearse else gpu_pool):
-            ends = _undisturbed(run, lambda: run_observed(run, lambda chosen: connected(run, chosen, flow_run_id), chosen, forced))
+        with _slot_of(pool):
+            ends = _undisturbed(run, lambda: run_observed(run, lambda chosen: connected(run, chosen, flow_run_id), chosen, forced, now))
     except KeyboardInterrupt:
         if _is_cancelled_by_command(run, flow_run_id):
             return Cancelled(message=BY_COMMAND)

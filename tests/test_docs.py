@@ -1,5 +1,6 @@
 """The documentation says what is true: commands exist and run, files exist, generated pages are current, examples work."""
 
+import ast
 import asyncio
 import json
 import re
@@ -117,6 +118,19 @@ def test_files_that_are_named_exist(name):
     missing = [path for path in paths if not (ROOT / path).exists()]
     missing += [target for target in links if not (ROOT / name).parent.joinpath(target).exists()]
     assert not [path for path in missing if "NAME" not in path]
+
+
+def test_each_function_of_the_main_path_calls_the_next_one():
+    """Typer calls the second, and the launcher starts the process of the ninth."""
+    rows = re.findall(r"^\| (\d+) \|.*\| `([\w.]+)` in `([\w/.]+)` \|$", (ROOT / "docs/how-it-works.md").read_text(), re.MULTILINE)
+    names = [name.rpartition(".")[2] for _, name, _ in rows]
+    assert len(rows) == int(rows[-1][0]) == 12
+    for (number, _, file), name, called in zip(rows, names, names[1:], strict=False):
+        *_, function = (
+            node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef) and node.name == name
+        )
+        used = {getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(function)}
+        assert called in used or number in ("1", "8"), f"{name} does not call {called}"
 
 
 def test_make_targets_that_are_named_exist():

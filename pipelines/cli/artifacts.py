@@ -20,9 +20,9 @@ from pedigree.pipelines.cli.console import (
     echo_json,
     interrupt_on_sigterm,
     one_line,
-    opened_run,
     print_table,
     project_here,
+    requested,
 )
 
 if TYPE_CHECKING:
@@ -226,10 +226,11 @@ def push(recipe: Recipe, overrides: Overrides = None) -> None:
     from pedigree.pipelines.cli.progress import Display, watching
     from pedigree.pipelines.lineage.ancestry import opened
     from pedigree.pipelines.reproduce.reproduction import push_code
+    from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.runs import push as send
 
     project = project_here()
-    context = opened_run(project, recipe, overrides, None)
+    context = open_run(project, requested(recipe, overrides))
     board = watching(context, context.graph.nodes)
     with Display(board):
         objects, entries = send(context)
@@ -245,10 +246,12 @@ def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: 
 
     Every file is hashed. No stage runs.
     """
-    from pedigree.pipelines.run.runs import selected
+    from pedigree.pipelines.run.opening import open_run
+    from pedigree.pipelines.run.plans import selection
 
-    context = opened_run(project_here(), recipe, overrides, None)
-    bring(context, selected(context.graph, only=only or (), start=start or (), until=until or ()))
+    request = requested(recipe, overrides, None, only, start, until)
+    context = open_run(project_here(), request)
+    bring(context, selection(context, request)[0])
 
 
 def bring(context: "RunContext", selection: Collection[str]) -> None:

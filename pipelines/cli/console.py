@@ -13,8 +13,7 @@ from pedigree.pipelines.cli import completion
 
 if TYPE_CHECKING:
     from pedigree.configs.base.project import Project
-    from pedigree.pipelines.jobs.context import RunContext
-    from pedigree.pipelines.jobs.events import Watch
+    from pedigree.pipelines.run.opening import Request
 
 Recipe = Annotated[
     str,
@@ -55,44 +54,22 @@ def project_here() -> "Project":
     return Project.find()
 
 
-def opened_run(
-    project: "Project",
+def requested(
     recipe: str,
-    overrides: Sequence[str] | None,
-    execution: str | None,
-    *,
-    compiled: bool = True,
-    watch: "Watch | None" = None,
-) -> "RunContext":
-    """Open the run of a recipe.
+    overrides: Sequence[str] | None = None,
+    profile: str | None = None,
+    only: Sequence[str] | None = None,
+    start: Sequence[str] | None = None,
+    until: Sequence[str] | None = None,
+    force: Sequence[str] | None = None,
+) -> "Request":
+    """Return the request that a command's options make."""
+    from pedigree.pipelines.run.opening import Request
 
-    Args:
-        project: the current project.
-        recipe: recipe name or path.
-        overrides: `--set` values.
-        execution: profile to use instead of the recipe's.
-        compiled: False for read-only commands, which write nothing.
-        watch: receives progress of slow operations.
-    """
-    from pedigree.pipelines.jobs.events import unwatched
-    from pedigree.pipelines.request import Request, opened
+    def names(given: Sequence[str] | None) -> tuple[str, ...]:
+        return tuple(given or ())
 
-    return opened(project, Request(recipe, tuple(overrides or ()), execution), compiled=compiled, watch=watch or unwatched)
-
-
-def selection(
-    context: "RunContext",
-    only: Sequence[str] | None,
-    start: Sequence[str] | None,
-    until: Sequence[str] | None,
-    force: Sequence[str] | None,
-) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the addresses of the selected stages and of the stages to re-run."""
-    from pedigree.pipelines.request import Request, selection
-
-    given = (tuple(stages or ()) for stages in (only, start, until, force))
-    options = dict(zip(("only", "start", "until", "force"), given, strict=True))
-    return selection(context.graph, Request(context.graph.recipe, **options))
+    return Request(recipe, names(overrides), profile, names(only), names(start), names(until), names(force))
 
 
 def interrupt_on_sigterm() -> None:

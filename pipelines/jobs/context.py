@@ -16,6 +16,7 @@ from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.store.hashing import LONG_BYTES
 from pedigree.pipelines.jobs.events import Moving, Notice, StageBusy, Watch, unwatched
 from pedigree.pipelines.jobs.launcher import Launcher, LocalLauncher
+from pedigree.pipelines.ledger.identity import Identities
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.transfers import ProgressCallback, TransferProgress
 from pedigree.pipelines.quantities import transferred
@@ -74,6 +75,10 @@ class RunContext:
     @property
     def title(self) -> str:
         return f"pedigree run {self.graph.recipe}"
+
+    def identities(self) -> Identities:
+        """Keys of the stages at this moment."""
+        return Identities(self.project, self.graph, self.ledger)
 
     def transfer_progress(self, address: str) -> TransferProgress:
         """Callbacks that report progress on a stage's files."""

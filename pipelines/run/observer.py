@@ -26,6 +26,7 @@ from pedigree.pipelines.jobs.events import (
     StageView,
     StageWaiting,
 )
+from pedigree.pipelines.run.plans import Plan
 from pedigree.pipelines.run.runs import StageEnd, run_graph
 
 HOW_TO_PREFECT = "Run `prefect server start`, then `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
@@ -101,6 +102,7 @@ def run_observed(
     connect: Connect,
     selection: Collection[str] | None = None,
     forced: Collection[str] = (),
+    planned: Collection[Plan] | None = None,
     *,
     server: str = "",
     required: bool = False,
@@ -112,6 +114,7 @@ def run_observed(
         connect: opens the audience; called and used in the observer's thread, and called again after a failure.
         selection: addresses of the stages; all when None.
         forced: addresses of stages that run even if current.
+        planned: as for `run_graph`.
         server: the audience's address, for these notes.
         required: refuse to start before the audience answers.
 
@@ -122,7 +125,7 @@ def run_observed(
     with Observer(run, chosen, connect, server) as observer:
         if required:
             observer.wait_for_answer()
-        return run_graph(run, selection, forced)
+        return run_graph(run, selection, forced, planned)
 
 
 class Observer:

@@ -28,7 +28,8 @@ from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import Notice, RunEnded, RunEvent, StageProgressed, StageView, Watch, unwatched
 from pedigree.pipelines.jobs.launcher import LocalLauncher
 from pedigree.pipelines.run.ensure import Result
-from pedigree.pipelines.run.runs import open_run, run_graph
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.runs import run_graph
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLEAN = "Data and pipelines are up to date."
@@ -289,7 +290,7 @@ class Lab:
         self.write("knobs.json", json.dumps({f"lab/{name}": knobs for name, knobs in stages.items()}))
 
     def run(self, *overrides: str, cancelled: threading.Event | None = None, watch: Any = None) -> RunContext:
-        run = open_run(self.project, "lab", overrides, cancelled=cancelled, watch=told_in_words(watch) if watch else unwatched)
+        run = open_run(self.project, Request("lab", overrides), cancelled=cancelled, watch=told_in_words(watch) if watch else unwatched)
         run.code_root, run.launcher = self.code, self.launcher
         return run
 
@@ -309,7 +310,7 @@ class Lab:
     def orchestrator(self, code: str) -> subprocess.Popen[str]:
         """Another process that runs `code` after `run` was opened with this lab's code and project."""
         start = "from pedigree.configs.base.project import Project; from pedigree.pipelines.run.runs import *\n"
-        start += "run = open_run(Project.find(), 'lab')\n"
+        start += "from pedigree.pipelines.run.opening import Request, open_run\nrun = open_run(Project.find(), Request('lab'))\n"
         return subprocess.Popen([sys.executable, "-c", start + code], cwd=self.root, env=self.environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
 

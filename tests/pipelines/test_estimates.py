@@ -25,7 +25,7 @@ from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_o
 from pedigree.pipelines.estimate.memory import GIB, Trained
 from pedigree.pipelines.estimate.needs import ROLLOUT_CHUNK, Facts, needs_of, scored, trained_parameters
 from pedigree.pipelines.estimate.shapes import KNOWN, Shape
-from pedigree.pipelines.run.runs import load_execution
+from pedigree.pipelines.run.opening import load_execution
 from pedigree.stages.prepare_data.kind import FORM_SIZES
 
 LLAMA = KNOWN["meta-llama/Llama-3.1-8B"]

@@ -24,7 +24,8 @@ from pedigree.pipelines.ledger import objects, store
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.publish.export import export
 from pedigree.pipelines.run.observer import Observer
-from pedigree.pipelines.run.runs import plan, run_graph, unchanged
+from pedigree.pipelines.run.plans import plan
+from pedigree.pipelines.run.runs import run_graph, settled
 
 NOISE = 5 << 20
 """Bytes of a payload that counts as large here."""
@@ -133,7 +134,7 @@ def test_the_first_look_of_a_run_is_told_and_leaves_no_stage_hashing(lab: Lab, m
     lab.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 6")
     (lab.root / "artifacts/lab/clean/payload/noise").touch()
     seen, run = told_of(lab)
-    assert [end.address for end in unchanged(run)] == ["lab/suite", "lab/raw", "lab/clean"]
+    assert [end.address for end in settled(plan(run))] == ["lab/suite", "lab/raw", "lab/clean"]
     assert [state for address, state, _ in seen if address == "lab/cleaner"][-1] == "pending"
 
 
