@@ -23,7 +23,7 @@ from pedigree.pipelines.cli import plan as planning
 from pedigree.pipelines.cli.plan import PlanRow
 from pedigree.pipelines.cli.quiet import no_telemetry
 from pedigree.pipelines.estimate.rates import measured
-from pedigree.pipelines.jobs.events import RunEvent
+from pedigree.pipelines.jobs.events import RunEnded, RunEvent
 from pedigree.pipelines.publish.report import write_report
 from pedigree.pipelines.request import Request, opened, selection, up_to_date_results
 from pedigree.pipelines.run.ensure import Result
@@ -200,6 +200,7 @@ def run(
     chosen, forced = selection(context.graph, request)
     done = up_to_date_results(context, chosen, forced)
     if done is not None:
+        listen(RunEnded("completed"))
         return done
     ends = run_graph(context, chosen, forced)
     write_report(project, context.graph)
