@@ -108,4 +108,7 @@ def test_a_failure_in_a_thread_is_raised_with_every_end_and_a_broken_callback_is
         "rows/suite": "ran", "rows/strict": "failed", "rows/below": "skipped",
     }  # fmt: skip
     assert events[-1] == RunEnded("failed", str(strict)) and "an answer to nothing" in caplog.text
-    assert [row["id"] for row in pedigree.Artifact.open(project, "rows/suite").rows()]
+    assert len([*pedigree.Artifact.open(project, "rows/suite").rows()]) == 5
+    again: list[pedigree.RunEvent] = []
+    (end,) = pedigree.run(project, "rows", targets=["suite"], on_event=again.append)
+    assert end.outcome == "unchanged" and again[-1] == RunEnded("completed")
