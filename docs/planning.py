@@ -10,7 +10,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.pipelines.estimate import amounts, estimates, memory, work
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.estimate.shapes import FAMILIES, KNOWN
-from pedigree.pipelines.run.runs import load_execution
+from pedigree.pipelines.run.opening import load_execution
 
 ROOT = Path(__file__).resolve().parents[1]
 

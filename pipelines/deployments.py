@@ -48,7 +48,7 @@ from pedigree.configs.base.texts import command
 from pedigree.configs.language.graph import Graph
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.pipelines.flow import FELL, FLOW_NAME, REHEARSAL, TAG, commit_of, post_train, tags_of
-from pedigree.pipelines.request import Request
+from pedigree.pipelines.run.opening import Request
 
 ENTRYPOINT = "pipelines/flow.py:post_train"
 CALL_S = 30.0

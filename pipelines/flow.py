@@ -43,16 +43,20 @@ from pedigree.data.store import heartbeat
 from pedigree.data.store.heartbeat import Listener, Pulse
 from pedigree.pipelines.jobs.attempts import CANCELLED
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.events import Notice, RunEnded, RunEvent, StageView
 from pedigree.pipelines.jobs.launcher import LocalLauncher
 from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.ledger.git import run_git
 from pedigree.pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
 from pedigree.pipelines.publish.report import report_path, tables, write_report
+from pedigree.pipelines.rehearsal.preparing import prepare
 from pedigree.pipelines.rehearsal.proof import proof_of, sentences
-from pedigree.pipelines.request import Request, all_done, opened, up_to_date_results, wanted
+from pedigree.pipelines.run.checks import all_done, checked_plan
 from pedigree.pipelines.run.ensure import log_file
-from pedigree.pipelines.run.observer import AudienceReset, End, Note, StageView, run_observed
-from pedigree.pipelines.run.runs import StageEnd
+from pedigree.pipelines.run.observer import AudienceReset, run_observed
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.plans import selection
+from pedigree.pipelines.run.runs import StageEnd, settled
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -143,21 +147,26 @@ def post_train(
     """
     lists = (tuple(names or ()) for names in (start, until, force))
     request = Request(recipe, tuple(overrides or ()), profile, (), *lists, rehearse=rehearse)
-    run = opened(Project(Path(project)), request)
+    real = Project(Path(project))
+    if rehearse:
+        run = prepare(real, recipe, request.overrides, profile, LOG.info).opened(_warn)
+    else:
+        run = open_run(real, request, watch=_warn)
     run.keep_jobs = True
-    chosen, forced = wanted(run, request)
+    chosen, forced = selection(run, request)
     flow_run_id = UUID(str(current_flow_run.get_id()))
     introduce(run, flow_run_id)
-    done = up_to_date_results(run, chosen, forced)
-    if done is not None:
+    planned = checked_plan(run, chosen, forced)
+    done = settled(planned)
+    if len(done) == len(planned):
         return Completed(message=all_done(len(done), sum(end.outcome == "remote" for end in done), recipe))
     if remembered(run.project, run.graph.recipe) is None:
         remember(run.project, run.graph.recipe, measured(run.project, run.graph))
+    pool = None if rehearse else gpu_pool
+    now = None if pool else planned  # after the wait for a slot, the run plans again
     try:
-        with _slot_of(None if rehearse else gpu_pool):
-            ends = _undisturbed(
-                run, lambda: run_observed(run, lambda chosen: connected(run, chosen, flow_run_id), LOG.warning, chosen, forced)
-            )
+        with _slot_of(pool):
+            ends = _undisturbed(run, lambda: run_observed(run, lambda chosen: connected(run, chosen, flow_run_id), chosen, forced, now))
     except KeyboardInterrupt:
         if _is_cancelled_by_command(run, flow_run_id):
             return Cancelled(message=BY_COMMAND)
@@ -166,6 +175,11 @@ def post_train(
     if rehearse:
         get_run_logger().info("%s", "\n".join(sentences(proof_of(run.project, run.graph, run.changes))))
     return _outcome(run, ends)
+
+
+def _warn(event: RunEvent) -> None:
+    if isinstance(event, Notice) and event.urgent:
+        LOG.warning(event.text)
 
 
 BY_COMMAND = "canceled by `pedigree cancel`; finished stages and checkpoints are kept"
@@ -317,14 +331,14 @@ class PrefectRun:
             self._stages[address] = _Reported(self._create_task(self.run.graph.nodes[address]))
         self._begun = True
 
-    def keep(self, views: dict[str, StageView], end: End | None) -> None:
+    def keep(self, views: dict[str, StageView], end: RunEnded | None) -> None:
         self.record.views, self.record.end = views, end
         self.record.write()
 
     def update(self, address: str, view: StageView) -> None:
         stage = self._stages[address]
-        kind, name = STATES.get(view.state, RUNNING)
-        if view.state in ("failed", "cancelled") and not stage.tailed:
+        kind, name = _prefect_state(view)
+        if view.state == "failed" and not stage.tailed:
             self._log_last_lines(stage, view)
             stage.tailed = True
         _set_state(self._client, "task_runs", stage.task, _state(kind, name, _message(view)))
@@ -337,13 +351,14 @@ class PrefectRun:
         if kind == StateType.COMPLETED and stage.bar is not None:
             self._move_bar(stage.bar, 100.0)
 
-    def note(self, note: Note) -> None:
-        self._log(self._stages[note.address], logging.WARNING, note.text, note.when)
+    def note(self, when: datetime, address: str, text: str) -> None:
+        self._log(self._stages[address], logging.WARNING, text, when)
 
-    def follow(self, address: str, folder: Path) -> None:
+    def follow(self, address: str, view: StageView) -> None:
         """Send the newest log line (at most one per call, because Prefect stores each as a row) and update the progress bar."""
         stage = self._stages[address]
-        line, offset = _last_line(folder / "log.txt", stage.offset)
+        assert view.folder is not None
+        line, offset = _last_line(view.folder / "log.txt", stage.offset)
         if line:
             self._log(stage, logging.INFO, line)
         stage.offset = offset
@@ -351,7 +366,7 @@ class PrefectRun:
         if now - stage.since < LONG_STAGE_S or now - stage.bar_updated < ARTIFACT_INTERVAL_S:
             return
         with _display_only():
-            share = _share(folder / "progress.json")
+            share = 100.0 * view.progress.step / view.progress.total if view.progress.total else 0.0
             if stage.bar is None:
                 stage.bar = self._artifact(stage, key=_slug(address), type="progress", description=address, data=share)
             else:
@@ -365,13 +380,13 @@ class PrefectRun:
     def sweep(self) -> None:
         sweep(self.run.project, self._client, self._heard)
 
-    def end(self, end: End) -> None:
+    def end(self, end: RunEnded) -> None:
         if not self._summed_up:
             with _display_only():
                 self._sum_up()
             self._summed_up = True
         if self.own:  # otherwise Prefect ends it, or the next run does
-            _set_state(self._client, "flow_runs", self.flow_run_id, _state(ENDS[end[0]], None, end[1]))
+            _set_state(self._client, "flow_runs", self.flow_run_id, _state(ENDS[end.outcome], None, end.detail))
             self.record.remove()
 
     def _sum_up(self) -> None:
@@ -491,12 +506,12 @@ def sweep(project: Project, client: SyncPrefectClient, heard: dict[str, Listener
 
 def _end_for(client: SyncPrefectClient, flow_run_id: UUID, record: "FlowRecord") -> None:
     """End a flow run and its tasks on behalf of its dead process."""
-    end: End = record.end or ("crashed", "its process died unexpectedly; detected by a later run")
+    end = record.end or RunEnded("crashed", "its process died unexpectedly; detected by a later run")
     for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))):
         if task.state is None or not task.state.is_final():
-            kind, name, message = record.states.get(task.dynamic_key, (StateType.CRASHED, "Crashed", end[1]))
+            kind, name, message = record.states.get(task.dynamic_key, (StateType.CRASHED, "Crashed", end.detail))
             _set_state(client, "task_runs", task.id, _state(StateType(kind), name, message))
-    _set_state(client, "flow_runs", flow_run_id, _state(ENDS[end[0]], None, end[1]))
+    _set_state(client, "flow_runs", flow_run_id, _state(ENDS[end.outcome], None, end.detail))
 
 
 class FlowRecord:
@@ -508,7 +523,7 @@ class FlowRecord:
         self._beat = self.path.with_suffix(".beat")
         self.process: Process | None = Process.here()
         self.views: dict[str, StageView] = {}
-        self.end: End | None = None
+        self.end: RunEnded | None = None
         self.folders: list[Path] = []
         self.states: dict[str, tuple[str, str, str]] = {}
         """Address → type, name and message of a stage's final state, as read from disk."""
@@ -530,7 +545,7 @@ class FlowRecord:
             raw = json.loads(record.path.read_text())
             record.flow_run_id = UUID(raw["flow_run"]) if raw["flow_run"] else None
             record.folders = [Path(folder) for folder in raw["folders"]]
-            record.end = tuple(raw["end"]) if raw["end"] else None  # pyright: ignore[reportAttributeAccessIssue]
+            record.end = RunEnded(*raw["end"]) if raw["end"] else None
             record.states = {address: tuple(state) for address, state in raw["states"].items()}
             record.process = Process(**raw["process"])
         return record
@@ -556,10 +571,11 @@ class FlowRecord:
         with self._writing:
             if self._removed:
                 return
-            states = {address: (*STATES.get(view.state, RUNNING), _message(view)) for address, view in self.views.items()}
+            states = {address: (*_prefect_state(view), _message(view)) for address, view in self.views.items()}
             done = {address for address, state in states.items() if state[0] == StateType.COMPLETED}
             folders = [str(view.folder) for address, view in self.views.items() if view.folder and address not in done]
-            outcome = {"flow_run": str(self.flow_run_id) if self.flow_run_id else None, "end": self.end}
+            end = (self.end.outcome, self.end.detail) if self.end else None
+            outcome = {"flow_run": str(self.flow_run_id) if self.flow_run_id else None, "end": end}
             # a stage may end before its job, so folders of all stages that are not done are included
             process = asdict(self.process) if self.process else None
             write_json(self.path, {"process": process, "folders": folders, "states": states if self.end else {}} | outcome)
@@ -596,6 +612,10 @@ def _state(kind: StateType, name: str | None = None, message: str = "") -> State
     return StateCreate(type=kind, name=name or kind.value.capitalize(), message=message or None)
 
 
+def _prefect_state(view: StageView) -> tuple[StateType, str]:
+    return STATES.get("cancelled" if view.cause == "cancelled" else view.state, RUNNING)
+
+
 def _message(view: StageView) -> str:
     return view.detail or (f"{view.state} in {view.seconds:.1f} s" if view.seconds is not None else "")
 
@@ -611,14 +631,6 @@ def _last_line(log: Path, offset: int) -> tuple[str, int]:
     except OSError:
         return "", offset
     return (lines[-1] if lines else ""), size
-
-
-def _share(path: Path) -> float:
-    try:
-        beat = json.loads(path.read_text())
-    except (OSError, ValueError):  # not written yet, or being replaced by a new attempt
-        return 0.0
-    return 100.0 * beat["step"] / beat["total"] if beat["total"] else 0.0
 
 
 def _slug(text: str) -> str:

@@ -28,7 +28,19 @@ from pedigree.data.store.durable import sync_tree
 from pedigree.data.store.storage import StoreError
 from pedigree.data.store.untrusted import described
 from pedigree.stages.job.inputs import check_untouched, open_inputs
-from pedigree.stages.job.job import BUGS, LONGEST_MESSAGE, Job, JobSpec, NotFinite, Preempted, StageError, is_full, only, storage_cause
+from pedigree.stages.job.job import (
+    BUGS,
+    LONGEST_MESSAGE,
+    Inputs,
+    Job,
+    JobSpec,
+    NotFinite,
+    Preempted,
+    StageError,
+    is_full,
+    only,
+    storage_cause,
+)
 from pedigree.stages.job.postconditions import not_trained, other_template, templates_of, unmet
 
 RESUME_ME = 75
@@ -50,7 +62,13 @@ def work(spec: JobSpec, job: Job) -> int:
     folder, rank = job.folder, job.rank
     try:
         with job:
-            metrics = run(spec, job)
+            check_code(spec)
+            inputs, config = open_inputs(spec, job), read_config(spec)
+            with job.busy("loading libraries"):
+                module = load_stage(spec.kind)
+            metrics = module.run(config, inputs, job)
+            if rank == 0:
+                metrics = check(spec, config, inputs, metrics, job)
         if rank == 0:
             finish(spec, job, metrics)
     except Preempted as error:
@@ -101,28 +119,25 @@ def end(job: Job, **outcome: Any) -> None:
     write_json(job.folder / "done.json", outcome | common)
 
 
-def run(spec: JobSpec, job: Job) -> dict[str, Any]:
-    """Call the stage's `run(config, inputs, job)`, which returns the metrics for the record."""
-    check_code(spec)
+def check(spec: JobSpec, config: Any, inputs: Inputs, metrics: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Check a stage's result; return the metrics for the record.
+
+    Raises:
+        StageError: the result does not fulfill what its kind declares.
+    """
     declaration = KINDS[spec.kind]
-    inputs = open_inputs(spec, job)
-    config = read_config(spec)
-    with job.busy("loading libraries"):
-        module = load_stage(spec.kind)
-    metrics = module.run(config, inputs, job)
-    if job.rank == 0:
-        check_untouched(spec, job)
-        types = {port: [artifact.type for artifact in given.values()] for port, given in inputs.items()}
-        with job.busy("checking the result"):
-            problem = unmet(declaration.output(config, types), metrics, job)
-            templates = templates_of(inputs, job.out / "payload")
-            metrics |= {"chat_templates": templates} if templates else {}
-            if not problem and declaration.trains:
-                problem = other_template(templates)
-            if not problem and declaration.trains:
-                metrics, problem = with_update(metrics, only(inputs, "policy"), job)
-        if problem:
-            raise StageError(f"it ended without an error, but {problem}")
+    check_untouched(spec, job)
+    types = {port: [artifact.type for artifact in given.values()] for port, given in inputs.items()}
+    with job.busy("checking the result"):
+        problem = unmet(declaration.output(config, types), metrics, job)
+        templates = templates_of(inputs, job.out / "payload")
+        metrics |= {"chat_templates": templates} if templates else {}
+        if not problem and declaration.trains:
+            problem = other_template(templates)
+        if not problem and declaration.trains:
+            metrics, problem = with_update(metrics, only(inputs, "policy"), job)
+    if problem:
+        raise StageError(f"it ended without an error, but {problem}")
     return metrics
 
 

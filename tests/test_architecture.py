@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.language.compile import pipeline_file
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe, recipe_names
+from pedigree.pipelines.ledger.dvc_private import READ_IN
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "data", "stages", "pipelines")
@@ -63,11 +65,11 @@ ROOMS = {
         "run",  # one stage, one recipe
         "publish",
         "rehearsal",  # a recipe with made rows and tiny models
-        "request",  # what is asked of a run, by a person or a schedule
         "reproduce",
         "flow",  # one recipe under Prefect
         "deployments",  # its schedules
         "cli",
+        "api",  # the same from Python
     ),
 }
 """The folders, and in `pipelines` files, of each package: each imports itself and those above it in this table. A kind of stage is a
@@ -87,7 +89,7 @@ DOORS = {
     "liger_kernel": "stages/training/kernels.py",
     "datasets": "data/sources/hub.py",
     "great_expectations": "data/expectations/validation.py",
-    "dvc": "pipelines/ledger/store.py",
+    "dvc": {"pipelines/ledger/store.py", "pipelines/ledger/dvc_private.py"},  # the second for its private names
     "prefect": {"pipelines/flow.py", "pipelines/deployments.py"},  # runs, and what starts them
     "s3fs": "data/store/storage.py",
     "huggingface_hub": "data/sources/hub.py",
@@ -209,6 +211,12 @@ def test_a_foreign_library_has_one_door():
         parts = {other for other in DOORS if other.startswith(f"{library}.")}  # which have doors of their own
         users = {name for name, found in imported if is_below(found, {library}) and not is_below(found, parts)}
         assert users == ({door} if isinstance(door, str) else door), library
+
+
+def test_private_names_of_dvc_stand_in_one_file_and_are_those_of_the_installed_version():
+    imported = {(name, found) for name in NAMES for found, _ in module(name).imports if found.split(".")[0].startswith("dvc")}
+    assert {name for name, found in imported if found.rpartition(".")[2].startswith("_")} == {"pipelines/ledger/dvc_private.py"}
+    assert version("dvc") == READ_IN, "compare the names of pipelines/ledger/dvc_private.py with the code of this version"
 
 
 KIND_FILES = [name for name in NAMES if name.startswith("stages/") and name.endswith("/kind.py")]

@@ -1,5 +1,7 @@
 """The documentation says what is true: commands exist and run, files exist, generated pages are current, examples work."""
 
+import ast
+import asyncio
 import json
 import re
 import shlex
@@ -16,10 +18,12 @@ import markdown
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from projects import fresh_project
 from pydantic import ValidationError
 from typer.core import TyperGroup
 from typer.main import get_command
 
+import pedigree
 from benchmarks import table as benchmarks
 from docs import generate, site_hooks
 from pedigree.configs.base.document import parse_value
@@ -114,6 +118,19 @@ def test_files_that_are_named_exist(name):
     missing = [path for path in paths if not (ROOT / path).exists()]
     missing += [target for target in links if not (ROOT / name).parent.joinpath(target).exists()]
     assert not [path for path in missing if "NAME" not in path]
+
+
+def test_each_function_of_the_main_path_calls_the_next_one():
+    """Typer calls the second, and the launcher starts the process of the ninth."""
+    rows = re.findall(r"^\| (\d+) \|.*\| `([\w.]+)` in `([\w/.]+)` \|$", (ROOT / "docs/how-it-works.md").read_text(), re.MULTILINE)
+    names = [name.rpartition(".")[2] for _, name, _ in rows]
+    assert len(rows) == int(rows[-1][0]) == 12
+    for (number, _, file), name, called in zip(rows, names, names[1:], strict=False):
+        *_, function = (
+            node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef) and node.name == name
+        )
+        used = {getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(function)}
+        assert called in used or number in ("1", "8"), f"{name} does not call {called}"
 
 
 def test_make_targets_that_are_named_exist():
@@ -455,6 +472,22 @@ def types_in(value: object) -> set[str]:
         own = {value["type"]} if isinstance(value.get("type"), str) else set()
         return own.union(*map(types_in, value.values()))
     return set().union(*map(types_in, value)) if isinstance(value, list | tuple) else set()
+
+
+@pytest.mark.slow
+def test_the_tour_of_the_python_interface(tmp_path, monkeypatch):
+    """Below a running event loop, as in a notebook."""
+    monkeypatch.chdir(fresh_project(tmp_path))
+
+    async def notebook() -> dict[str, Any]:
+        namespace: dict[str, Any] = {}
+        for block in blocks("docs/python.md", "python"):
+            exec(block, namespace)
+        return namespace
+
+    found = asyncio.run(notebook())
+    assert found["first"]["messages"][0]["role"] == "user" and found["clean"].metrics["rows"] > 100
+    assert [row.state for row in pedigree.plan(found["project"], found["variant"])] == ["up to date", "up to date", "will run"]
 
 
 def test_every_kind_of_stage_is_in_a_recipe_that_is_shipped():

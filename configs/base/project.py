@@ -12,6 +12,9 @@ class Project:
 
     root: Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", Path(self.root).absolute())
+
     @classmethod
     def find(cls, start: Path | None = None) -> "Project":
         """The project that contains `start` (default: the working directory).

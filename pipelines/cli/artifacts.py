@@ -226,11 +226,11 @@ def push(recipe: Recipe, overrides: Overrides = None) -> None:
     from pedigree.pipelines.cli.progress import Display, watching
     from pedigree.pipelines.lineage import ancestry
     from pedigree.pipelines.reproduce.reproduction import push_code
-    from pedigree.pipelines.request import opened
+    from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.runs import push as send
 
     project = project_here()
-    context = opened(project, requested(recipe, overrides))
+    context = open_run(project, requested(recipe, overrides))
     board = watching(context, context.graph.nodes)
     with Display(board):
         objects, entries = send(context)
@@ -246,11 +246,12 @@ def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: 
 
     Every file is hashed. No stage runs.
     """
-    from pedigree.pipelines.request import opened, selection
+    from pedigree.pipelines.run.opening import open_run
+    from pedigree.pipelines.run.plans import selection
 
     request = requested(recipe, overrides, None, only, start, until)
-    context = opened(project_here(), request)
-    bring(context, selection(context.graph, request)[0])
+    context = open_run(project_here(), request)
+    bring(context, selection(context, request)[0])
 
 
 def bring(context: "RunContext", selection: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from pedigree.pipelines.cli import completion
 
 if TYPE_CHECKING:
     from pedigree.configs.base.project import Project
-    from pedigree.pipelines.request import Request
+    from pedigree.pipelines.run.opening import Request
 
 Recipe = Annotated[
     str,
@@ -56,20 +56,20 @@ def project_here() -> "Project":
 
 def requested(
     recipe: str,
-    overrides: Sequence[str] | None,
+    overrides: Sequence[str] | None = None,
     profile: str | None = None,
     only: Sequence[str] | None = None,
     start: Sequence[str] | None = None,
     until: Sequence[str] | None = None,
     force: Sequence[str] | None = None,
 ) -> "Request":
-    """The request that a command's options specify."""
-    from pedigree.pipelines.request import Request
+    """Return the request that a command's options make."""
+    from pedigree.pipelines.run.opening import Request
 
-    def given(names: Sequence[str] | None) -> tuple[str, ...]:
-        return tuple(names or ())
+    def names(given: Sequence[str] | None) -> tuple[str, ...]:
+        return tuple(given or ())
 
-    return Request(recipe, given(overrides), profile, given(only), given(start), given(until), given(force))
+    return Request(recipe, names(overrides), profile, names(only), names(start), names(until), names(force))
 
 
 def interrupt_on_sigterm() -> None:

@@ -28,7 +28,7 @@ from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.estimate.rates import known
 from pedigree.pipelines.estimate.schedule import outlook
 from pedigree.pipelines.quantities import counted
-from pedigree.pipelines.run.runs import load_execution
+from pedigree.pipelines.run.opening import load_execution
 
 DEMO = "demo"
 LIBRARIES = ("torch", "transformers", "deepspeed", "vllm", "datasets", "great_expectations", "dvc", "prefect")

@@ -53,15 +53,17 @@ def plan(
     from pedigree.pipelines.cli import plan as planning
     from pedigree.pipelines.cli.documents import plan_document
     from pedigree.pipelines.cli.status_line import StatusLine, measured_by
-    from pedigree.pipelines.request import opened, selection
+    from pedigree.pipelines.run.opening import open_run
+    from pedigree.pipelines.run.plans import plan as planned
+    from pedigree.pipelines.run.plans import selection
 
     request = requested(recipe, overrides, execution, only, start, until, force)
     with for_programs(as_json) as emit:
         project = project_here()
         with StatusLine() as telling:
-            context = opened(project, request, compiled=False, watch=telling.watch)
-            chosen, forced = selection(context.graph, request)
-            rows = planning.plan(context, chosen, forced, measured_by(telling))
+            context = open_run(project, request, looking=True, watch=telling.watch)
+            chosen, forced = selection(context, request)
+            rows = planning.rows_of(context, planned(context, chosen, forced), forced, measured_by(telling))
         emit(plan_document(context, rows))
         if not as_json:
             _print_plan(context, recipe, rows)
@@ -79,7 +81,7 @@ def _print_plan(context: "RunContext", recipe: str, rows: "Sequence[PlanRow]") -
 
     from pedigree.pipelines.cli import plan as planning
     from pedigree.pipelines.quantities import counted, size
-    from pedigree.pipelines.request import all_done
+    from pedigree.pipelines.run.checks import all_done
 
     cells = [
         (row.shown, row.node.kind, row.state, row.why, "" if row.disk == 0 else "?" if row.disk is None else size(row.disk))
@@ -163,12 +165,12 @@ def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False)
     from pedigree.pipelines.cli.documents import status_document
     from pedigree.pipelines.cli.status_line import StatusLine
     from pedigree.pipelines.publish.commits import uncommitted
-    from pedigree.pipelines.request import opened
+    from pedigree.pipelines.run.opening import open_run
 
     with for_programs(as_json) as emit:
         project = project_here()
         with StatusLine() as telling:
-            context = opened(project, requested(recipe, overrides), compiled=False, watch=telling.watch)
+            context = open_run(project, requested(recipe, overrides), looking=True, watch=telling.watch)
             stages, dirty = state.stages(context), uncommitted(project, context.graph)
         emit(status_document(context, stages, dirty))
         if not as_json:

@@ -22,7 +22,7 @@ from pedigree.pipelines.estimate.schedule import TimeLeft, outlook
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.quantities import counted, duration, rough, size
-from pedigree.pipelines.run import runs
+from pedigree.pipelines.run.plans import Plan, restorable
 
 State = Literal["up to date", "in the remote", "cached", "will run", "depends"]
 SETTLED: tuple[State, ...] = ("up to date", "in the remote")
@@ -99,15 +99,14 @@ class Sizes:
         return sum(entry.size for entry in artifact.record.files) if artifact else None
 
 
-def plan(
-    run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = (), rates: Callable[[], Rates | None] = known
+def rows_of(
+    run: RunContext, planned: Collection[Plan], forced: Collection[str] = (), rates: Callable[[], Rates | None] = known
 ) -> list[PlanRow]:
-    """Return one row per selected stage, in order. `rates` returns the speed of this machine's cores, for CPU time estimates."""
+    """Return one row per planned stage, in order. `rates` returns the speed of this machine's cores, for CPU time estimates."""
     estimates = Estimates(run.project, run.graph, run.execution, rates)
     sizes = Sizes(run.project, run.graph, estimates)
-    planned = runs.plan(run, selection, forced)
     stale = {entry.node.address for entry in planned if entry.reasons}
-    cached = runs.restorable(run, planned, forced)
+    cached = restorable(run, planned, forced)
     return [_row(run, entry, stale, cached, sizes) for entry in planned]
 
 
@@ -258,7 +257,7 @@ def _shortened(reason: str) -> str:
     return f"waits for {', '.join(stages[:NAMED])} and {len(stages) - NAMED} more"
 
 
-def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], cached: Collection[str], sizes: Sizes) -> PlanRow:
+def _row(run: RunContext, entry: Plan, stale: Collection[str], cached: Collection[str], sizes: Sizes) -> PlanRow:
     node = entry.node
     state: State = "in the remote" if entry.remote else "up to date"
     if entry.reasons:

@@ -1,18 +1,15 @@
 """Progress display of a run: a live tree on a terminal, plain lines elsewhere.
 
-`Board` holds the state of every stage; `ensure` reports changes to it through `watch`, and it reads the heartbeats of running jobs.
-`render` is a pure function from that state to a renderable.
+`Board` consumes the run's events and holds a row per stage. `render` is a pure function from these rows to a renderable.
 
 All times are from this process's clock (`time.monotonic`), because a job may run on a machine whose clock is off by minutes.
 """
 
-import json
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TextIO
 
@@ -24,8 +21,21 @@ from rich.text import Text
 from pedigree.configs.language.graph import shown_name
 from pedigree.pipelines.cli.console import echo, one_line
 from pedigree.pipelines.estimate.schedule import Forecast
-from pedigree.pipelines.jobs.context import MOVING, RunContext
-from pedigree.pipelines.quantities import counted, duration, number, reported, rough
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.events import (
+    MOVING,
+    Notice,
+    RunEnded,
+    RunEvent,
+    StageBusy,
+    StageEnded,
+    StageEvent,
+    StageProgressed,
+    StageStarted,
+    StageView,
+    StageWaiting,
+)
+from pedigree.pipelines.quantities import counted, duration, number, rough
 
 PLAIN_INTERVAL_S = 15.0
 OUTLOOK_INTERVAL_S = 2.0
@@ -69,64 +79,46 @@ RATES = {"tokens_per_second": "tok/s", "requests_per_second": "req/s", "rows_per
 
 
 @dataclass(frozen=True)
-class StageView:
-    """Displayed state of one stage."""
+class Row(StageView):
+    """A stage on the board: its state, and when this process saw what."""
 
-    name: str
-    kind: str
-    state: str = "pending"
-    """A key of `ICONS`."""
-    detail: str = ""
-    """Why it waits, failed or re-runs."""
-    step: int = 0
-    total: int = 0
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    name: str = ""
+    timeout: float | None = None
+    """Seconds without a heartbeat before the job is terminated."""
     started: float | None = None
     """When it started to run or, before that, to wait."""
     first_step: tuple[float, int] | None = None
     """(time, step) of this attempt's first heartbeat with a step; baseline of the ETA."""
-    said: Mapping[str, object] = field(default_factory=dict)
-    """The last heartbeat."""
     heard: float | None = None
-    """When the last heartbeat was first seen, or when observation of the job started."""
-    work: str = ""
-    """Work outside the training steps: loading, tokenizing, hashing."""
-    seconds: float | None = None
-    """Duration once ended, excluding the wait for slots."""
-    timeout: float | None = None
-    """Seconds without a heartbeat before the job is terminated."""
+    """When the last heartbeat arrived, or when observation of the job started."""
+
+    def at(self, event: StageEvent, now: float) -> "Row":
+        """The row after an event. A decreasing step means a new attempt and resets the baseline of the ETA."""
+        row, has_run = self.after(event), self.folder is not None
+        row = replace(row, detail=one_line(row.detail))
+        match event:
+            case StageProgressed(step=step):
+                base = self.first_step
+                if base is None or step < base[1]:
+                    base = (now, step) if step > 0 else None
+                return replace(row, heard=now, first_step=base)
+            case StageStarted():
+                return replace(row, heard=now, started=self.started if has_run else now)
+            case StageWaiting() | StageBusy(activity="fetching" | "restoring" | "hashing" | "sending"):
+                return replace(row, started=now if self.started is None else self.started)
+            case StageEnded() if self.started is not None and event.outcome != "skipped" and (event.seconds is None or has_run):
+                return replace(row, seconds=now - self.started)
+        return row
 
 
-def with_heartbeat(view: StageView, beat: Mapping[str, object], now: float) -> StageView:
-    """Update a view from `progress.json`; a decreasing step means a new attempt and resets the ETA baseline."""
-    if beat == view.said:
-        return view
-    step, total = int(str(beat["step"])), int(str(beat["total"]))
-    base = view.first_step
-    if base is not None and step < base[1]:
-        base = None
-    if base is None and step > 0:
-        base = (now, step)
-    numbers, work = reported(beat.get("numbers")), work_text(beat.get("doing"))
-    return replace(view, step=step, total=total, numbers=numbers, first_step=base, said=beat, heard=now, work=work)
-
-
-def work_text(doing: object) -> str:
-    """Format other work: `hashing 12 of 100 GB`; empty if the job only reports steps."""
-    if not isinstance(doing, dict) or "what" not in doing:
-        return ""
-    done, of = float(doing.get("done") or 0), float(doing.get("of") or 0)
-    shown = [number(done) if done == int(done) else f"{done:.1f}", f"of {number(of) if of == int(of) else f'{of:.1f}'}"] if of else []
-    return " ".join([str(doing["what"]), *shown, *([str(doing["unit"])] if of and doing.get("unit") else [])])
-
-
-def eta_seconds(view: StageView) -> float | None:
+def eta_seconds(row: Row) -> float | None:
     """Remaining seconds at the mean speed since the first reported step; None if there is nothing to measure yet."""
-    if view.first_step is None or view.heard is None or view.total <= 0:
+    beat = row.progress
+    if row.first_step is None or row.heard is None or beat.total <= 0:
         return None
-    done = view.step - view.first_step[1]
-    elapsed = view.heard - view.first_step[0]
-    return elapsed / done * (view.total - view.step) if done > 0 and elapsed > 0 else None
+    done = beat.step - row.first_step[1]
+    elapsed = row.heard - row.first_step[0]
+    return elapsed / done * (beat.total - beat.step) if done > 0 and elapsed > 0 else None
 
 
 def numbers_text(numbers: Mapping[str, float], most: int = 3) -> str:
@@ -138,143 +130,117 @@ def numbers_text(numbers: Mapping[str, float], most: int = 3) -> str:
     return "  ".join(parts)
 
 
-def doing(view: StageView, now: float) -> str:
+def doing(row: Row, now: float) -> str:
     """Describe on one line what a stage is doing."""
-    if view.state == "running":
-        if view.total <= 0 or view.step <= 0:
-            activity = view.work or view.detail or "starting"
-            extra = numbers_text(view.numbers)
-            return f"{activity}  {extra}".rstrip()
-        parts = [f"step {view.step}/{view.total}", numbers_text(view.numbers)]
-        left = eta_seconds(view)
-        parts.append(view.work or (f"{duration(left)} left" if left is not None else ""))
-        parts.append(_silence(view, now))
-        parts.append(view.detail)
+    beat = row.progress
+    if row.state == "running":
+        if beat.total <= 0 or beat.step <= 0:
+            activity = beat.work or row.detail or "starting"
+            return f"{activity}  {numbers_text(beat.numbers)}".rstrip()
+        parts = [f"step {beat.step}/{beat.total}", numbers_text(beat.numbers)]
+        left = eta_seconds(row)
+        parts.append(beat.work or (f"{duration(left)} left" if left is not None else ""))
+        parts.append(_silence(row, now))
+        parts.append(row.detail)
         return "  ".join(part for part in parts if part)
-    return view.detail or STATE_TEXTS.get(view.state, "")
+    return row.detail or STATE_TEXTS.get(row.state, "")
 
 
-def _silence(view: StageView, now: float) -> str:
+def _silence(row: Row, now: float) -> str:
     """Report how long a slow step has taken, since jobs send a heartbeat per step; warn if the timeout is near."""
-    silent = now - view.heard if view.heard is not None else 0.0
-    if view.timeout is not None and silent > ALARMING * view.timeout:
-        return f"no heartbeat for {duration(silent)}; the job is terminated after {duration(view.timeout)}"
+    silent = now - row.heard if row.heard is not None else 0.0
+    if row.timeout is not None and silent > ALARMING * row.timeout:
+        return f"no heartbeat for {duration(silent)}; the job is terminated after {duration(row.timeout)}"
     return f"{duration(silent)} into this step" if silent > LONG_STEP_S else ""
 
 
-def time_left(view: StageView, whole: float | None, now: float) -> float | None:
+def time_left(row: Row, whole: float | None, now: float) -> float | None:
     """Remaining seconds of a running stage; None if it is not running or the time is unknown."""
-    if view.state != "running" or view.started is None:
+    if row.state != "running" or row.started is None:
         return None
-    measured = eta_seconds(view)
-    if measured is not None and view.heard is not None:
-        return max(0.0, measured - (now - view.heard))
-    return max(0.0, whole - (now - view.started)) if whole is not None else None
+    measured = eta_seconds(row)
+    if measured is not None and row.heard is not None:
+        return max(0.0, measured - (now - row.heard))
+    return max(0.0, whole - (now - row.started)) if whole is not None else None
 
 
-def took(view: StageView, now: float) -> str:
-    if view.seconds is not None:
-        return duration(view.seconds) if view.seconds >= 0.5 else ""
-    return duration(now - view.started) if view.started is not None and view.state in ("running", "waiting", *MOVING) else ""
+def took(row: Row, now: float) -> str:
+    if row.seconds is not None:
+        return duration(row.seconds) if row.seconds >= 0.5 else ""
+    return duration(now - row.started) if row.started is not None and row.state in ("running", "waiting", *MOVING) else ""
 
 
-def render(title: str, views: Sequence[StageView], now: float, note: str = "", height: int = 50, left: str = "") -> RenderableType:
+def render(title: str, rows: Sequence[Row], now: float, note: str = "", height: int = 50, left: str = "") -> RenderableType:
     """Render the tree of stages; if it exceeds the screen height, finished and pending stages collapse into one line each."""
     table = Table.grid(padding=(0, 2), expand=False)
     for _ in range(4):
         table.add_column(no_wrap=True)
-    done = [view for view in views if view.state in DONE]
-    coming = [view for view in views if view.state == "pending"]
-    fold_done = len(views) + 2 > height
-    fold_coming = fold_done and len(views) - len(done) + 3 > height
+    done = [row for row in rows if row.state in DONE]
+    coming = [row for row in rows if row.state == "pending"]
+    fold_done = len(rows) + 2 > height
+    fold_coming = fold_done and len(rows) - len(done) + 3 > height
     if fold_done and done:
         table.add_row(Text("✓", "green"), Text(f"{len(done)} stages"), Text("done", "dim"), Text(""))
-    for view in views:
-        if not (fold_done and view.state in DONE) and not (fold_coming and view.state == "pending"):
-            table.add_row(*_cells(view, now))
+    for row in rows:
+        if not (fold_done and row.state in DONE) and not (fold_coming and row.state == "pending"):
+            table.add_row(*_cells(row, now))
     if fold_coming and coming:
         table.add_row(Text("·", "dim"), Text(f"{len(coming)} stages", "dim"), Text("to come", "dim"), Text(""))
     head = Text.assemble(
-        (f"{title}  {len(done)}/{len(views)} stages", "bold"), f"  {left}" if left else "", (f"  {note}" if note else "", "dim")
+        (f"{title}  {len(done)}/{len(rows)} stages", "bold"), f"  {left}" if left else "", (f"  {note}" if note else "", "dim")
     )
     return Group(head, table)
 
 
-def _cells(view: StageView, now: float) -> tuple[Text, Text, Text, Text]:
-    icon, style = ICONS[view.state]
-    tone = "red" if view.state == "failed" else "dim" if view.state in ("pending", "skipped", "unchanged", "remote") else ""
-    return Text(icon, style), Text(view.name, tone), Text(doing(view, now), tone or "default"), Text(took(view, now), "dim")
+def _cells(row: Row, now: float) -> tuple[Text, Text, Text, Text]:
+    icon, style = ICONS[row.state]
+    tone = "red" if row.state == "failed" else "dim" if row.state in ("pending", "skipped", "unchanged", "remote") else ""
+    return Text(icon, style), Text(row.name, tone), Text(doing(row, now), tone or "default"), Text(took(row, now), "dim")
 
 
 class Board:
     """State of all stages of a run; thread-safe."""
 
-    def __init__(
-        self, title: str, stages: Iterable[tuple[str, str, str]], forecast: Forecast | None = None, jobs: Collection[str] = ()
-    ) -> None:
+    def __init__(self, title: str, rows: Mapping[str, Row], forecast: Forecast | None = None, jobs: Collection[str] = ()) -> None:
         """
         Args:
             title: name of the recipe.
-            stages: (address, display name, kind) in graph order.
+            rows: address → row, in graph order.
             forecast: time forecast of the run.
             jobs: addresses of the stages that run a job; others are up to date or restored.
         """
         self.title = title
         self._forecast, self._jobs, self._outlook = forecast, frozenset(jobs), (0.0, "")
-        self._views = {address: StageView(name, kind) for address, name, kind in stages}
+        self._rows = dict(rows)
         self.note = ""
         """Message about the run as a whole."""
-        self._folders: dict[str, Path] = {}
         self._lock = threading.Lock()
 
-    def update(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
-        """Set the state of a stage; `folder` is its job's scratch folder, which holds the heartbeat."""
+    def update(self, event: RunEvent) -> None:
+        """Consume an event of the run."""
         with self._lock:
-            view = self._views.get(address)
-            if view is None:
-                return
-            now, has_run = time.monotonic(), address in self._folders
-            if state in ("running", "waiting", *MOVING) and (view.started is None or (state == "running" and not has_run)):
-                view = replace(view, started=now)
-            if folder is not None:
-                self._folders[address] = folder
-                view = replace(view, heard=now)
-            if view.started is not None and state in (*DONE, "failed") and (seconds is None or has_run):
-                seconds = now - view.started
-            self._views[address] = replace(view, state=state, detail=one_line(detail), seconds=seconds)
-
-    def allow(self, address: str, timeout: float) -> None:
-        """Set the heartbeat timeout of a stage's job, in seconds."""
-        self._views[address] = replace(self._views[address], timeout=timeout)
-
-    def read_heartbeats(self) -> None:
-        """Update the views of running jobs from their heartbeats."""
-        with self._lock:
-            running = [(address, self._folders[address]) for address, view in self._views.items()
-                       if view.state == "running" and address in self._folders]  # fmt: skip
-        for address, folder in running:
-            beat = _heartbeat(folder)
-            if beat is not None:
-                with self._lock:
-                    self._views[address] = with_heartbeat(self._views[address], beat, time.monotonic())
+            if isinstance(event, Notice):
+                self.note = event.text if event.urgent else self.note
+            elif not isinstance(event, RunEnded) and event.address in self._rows:
+                self._rows[event.address] = self._rows[event.address].at(event, time.monotonic())
 
     @property
-    def views(self) -> Mapping[str, StageView]:
+    def rows(self) -> Mapping[str, Row]:
         with self._lock:
-            return dict(self._views)
+            return dict(self._rows)
 
     def left(self, now: float) -> str:
         """Format the remaining time: `about 14 minutes left`; empty before the first stage runs or if unknown."""
         looked, text = self._outlook
         if self._forecast is None or now - looked < OUTLOOK_INTERVAL_S:
             return text
-        views = self.views
-        ended = frozenset(address for address, view in views.items() if view.state in (*DONE, "failed", "skipped"))
+        rows = self.rows
+        ended = frozenset(address for address, row in rows.items() if row.state in (*DONE, "failed", "skipped"))
         due = self._jobs - ended
-        if not any(view.state in BEGUN for view in views.values()):
+        if not any(row.state in BEGUN for row in rows.values()):
             return ""
         try:
-            found = self._forecast.left(ended, due, lambda address, whole: time_left(views[address], whole, now))
+            found = self._forecast.left(ended, due, lambda address, whole: time_left(rows[address], whole, now))
         except Exception:  # it reads files that other processes change; no error there may stop the display
             found = None
         text = f"{rough(found.seconds)} left" if found and due and found.how else ""
@@ -292,22 +258,15 @@ def watching(context: RunContext, addresses: Collection[str], jobs: Collection[s
         addresses: the stages to show.
         jobs: stages that run a job; they determine the remaining time.
     """
-    nodes = [node for node in context.graph.nodes.values() if node.address in addresses]
-    stages = [(node.address, shown_name(context.graph, node), node.kind) for node in nodes]
+    rows = {}
+    for node in context.graph.nodes.values():
+        if node.address in addresses:
+            placement = context.execution.of(node.kind, node.name)[1]
+            rows[node.address] = Row(name=shown_name(context.graph, node), timeout=placement.heartbeat_timeout_s)
     forecast = Forecast(context.project, context.graph, context.execution) if jobs else None
-    board = Board(context.graph.recipe, stages, forecast, jobs)
-    for node in nodes:
-        board.allow(node.address, context.execution.of(node.kind, node.name)[1].heartbeat_timeout_s)
+    board = Board(context.graph.recipe, rows, forecast, jobs)
     context.watch = board.update
     return board
-
-
-def _heartbeat(folder: Path) -> dict[str, object] | None:
-    try:
-        beat = json.loads((folder / "progress.json").read_text())
-    except (OSError, ValueError):  # not written yet, or being replaced by a new attempt
-        return None
-    return beat if isinstance(beat, dict) and {"step", "total"} <= beat.keys() else None
 
 
 class Display:
@@ -347,11 +306,10 @@ class Display:
             self._show()
 
     def _show(self) -> None:
-        self.board.read_heartbeats()
         if self._live:
-            views = list(self.board.views.values())
+            rows = list(self.board.rows.values())
             now = time.monotonic()
-            tree = render(self.board.title, views, now, self.board.note, self.console.height, self.board.left(now))
+            tree = render(self.board.title, rows, now, self.board.note, self.console.height, self.board.left(now))
             self._live.update(tree, refresh=True)
         else:
             for line in self.lines(time.monotonic()):
@@ -367,17 +325,17 @@ class Display:
         if self.board.note != self._last_note:
             self._last_note = self.board.note
             due += [self._last_note] if self._last_note else []
-        for address, view in self.board.views.items():
-            state = (view.state, "" if view.state in MOVING else view.detail)
+        for address, row in self.board.rows.items():
+            state = (row.state, "" if row.state in MOVING else row.detail)
             changed = self._last.get(address, ("pending", "")) != state
             silent = now - self._printed.get(address, 0.0)
-            if not changed and not (view.state in ("running", *MOVING) and silent >= self.interval_s):
+            if not changed and not (row.state in ("running", *MOVING) and silent >= self.interval_s):
                 continue
             self._last[address], self._printed[address] = state, now
-            if view.state in ("pending", "checking"):
+            if row.state in ("pending", "checking"):
                 continue
-            change = view.state if view.state in ("running", "waiting", *MOVING, "failed") and changed else ""
-            body = "  ".join(part for part in (change, doing(view, now)) if part)
-            spent = took(view, now)
-            due.append(f"{ICONS[view.state][0]} {view.name:<18} {body}{f'  ({spent})' if spent else ''}")
+            change = row.state if row.state in ("running", "waiting", *MOVING, "failed") and changed else ""
+            body = "  ".join(part for part in (change, doing(row, now)) if part)
+            spent = took(row, now)
+            due.append(f"{ICONS[row.state][0]} {row.name:<18} {body}{f'  ({spent})' if spent else ''}")
         return due

@@ -28,17 +28,16 @@ def rehearse(
     from pedigree.pipelines.cli.status_line import StatusLine
     from pedigree.pipelines.rehearsal.preparing import prepare
     from pedigree.pipelines.rehearsal.proof import proof_of, sentences
-    from pedigree.pipelines.request import refuse_read_only, whose_code_has_changed
+    from pedigree.pipelines.run.opening import Request
+    from pedigree.pipelines.run.plans import selection
 
     began = time.monotonic()
     with for_programs(as_json) as emit:
         project = project_here()
-        refuse_read_only(project)
         with StatusLine() as telling:
             rehearsal = prepare(project, recipe, tuple(overrides or ()), profile, telling)
         run = rehearsal.opened()
-        chosen = frozenset(run.graph.nodes)
-        ends = run_what_is_due(rehearsal.project, run, chosen, whose_code_has_changed(run, chosen), prefect)
+        ends = run_what_is_due(run, *selection(run, Request(rehearsal.recipe)), prefect)
         seconds = time.monotonic() - began
         proof = proof_of(rehearsal.project, run.graph, rehearsal.changes)
         emit(rehearse_document(run, rehearsal, ends, proof, seconds))

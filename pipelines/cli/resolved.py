@@ -8,7 +8,7 @@ from pedigree.configs.base.document import ConfigError, Problem, read_document
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipe, recipe_file, score_tolerance
-from pedigree.pipelines.run.runs import load_execution, profile_for
+from pedigree.pipelines.run.opening import load_execution, profile_for
 
 
 def resolved_recipe(project: Project, graph: Graph, profile: str | None = None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pedigree.pipelines.jobs.context import RunContext
     from pedigree.pipelines.publish.commits import Commit
     from pedigree.pipelines.run.observer import Audience
+    from pedigree.pipelines.run.plans import Plan
     from pedigree.pipelines.run.runs import StageEnd
 
 commands = typer.Typer()
@@ -92,7 +93,8 @@ def run(
     """Run all stages of a recipe that are not up to date."""
     from pedigree.pipelines.cli.documents import run_document
     from pedigree.pipelines.publish.commits import check_commit
-    from pedigree.pipelines.request import named, opened, selection, whose_code_has_changed
+    from pedigree.pipelines.run.opening import open_run
+    from pedigree.pipelines.run.plans import named, selection
 
     request = requested(recipe, overrides, execution, only, start, until, force)
     began = time.monotonic()
@@ -100,18 +102,16 @@ def run(
         project = project_here()
         if commit:
             check_commit(project)
-        context = opened(project, request)
+        context = open_run(project, request)
         context.keep_jobs, context.allow_numerics_change = keep_jobs, allow_numerics_change
         context.on_code_change, context.record_new_files = on_code_change, record_new_files
-        chosen, forced = selection(context.graph, request)
-        if on_code_change == "rerun":
-            forced |= whose_code_has_changed(context, chosen)
+        chosen, forced = selection(context, request)
         context.require_checkpoint = named("--require-checkpoint", context.graph, require_checkpoint or (), chosen)
         if pull:
             _refuse_with_pull(forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json)
             bring(context, chosen)
             return
-        ends = run_what_is_due(project, context, chosen, forced, prefect)
+        ends = run_what_is_due(context, chosen, forced, prefect)
         made = _commit_results(context, chosen, ends) if commit else None
         emit(run_document(context, ends, time.monotonic() - began, made))
         if ends is None:
@@ -120,49 +120,45 @@ def run(
             raise typer.Exit(1)
 
 
-def run_what_is_due(
-    project: "Project", context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str
-) -> "list[StageEnd] | None":
+def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str) -> "list[StageEnd] | None":
     """Run all stages that are not up to date and print the results; return each stage's outcome, or None if interrupted."""
-    from pedigree.pipelines.cli.plan import beforehand, plan, time_text, with_jobs
+    from pedigree.pipelines.cli.plan import beforehand, rows_of, time_text, with_jobs
+    from pedigree.pipelines.cli.progress import Display, watching
     from pedigree.pipelines.cli.status_line import StatusLine, measured_by
-    from pedigree.pipelines.request import all_done, up_to_date_results
+    from pedigree.pipelines.run.checks import all_done, checked_plan
+    from pedigree.pipelines.run.runs import run_graph, settled
 
     with StatusLine() as telling:
         context.watch = telling.watch
-        done = up_to_date_results(context, chosen, forced)
-        rows = plan(context, chosen, forced, measured_by(telling)) if done is None else []
-    if done is not None:
+        planned = checked_plan(context, chosen, forced)
+        done = settled(planned)
+        rows = rows_of(context, planned, forced, measured_by(telling)) if len(done) < len(planned) else []
+    if len(done) == len(planned):
         echo(all_done(len(done), sum(end.outcome == "remote" for end in done), context.graph.source))
-        _print_scores(project, context)
-        _print_report_path(project, context)
+        _print_scores(context)
+        _print_report_path(context)
         return list(done)
     if (found := beforehand(context, rows)).how:
         echo(f"{context.graph.source}: {time_text(found, context.execution.numerics.device)}")
+    board = watching(context, chosen, with_jobs(rows))
+    interrupt_on_sigterm()
     try:
-        ends = _watched(context, chosen, forced, prefect, with_jobs(rows))
+        with Display(board):
+            server = None if prefect == "never" else prefect_server()
+            if server is None and prefect != "always":
+                ends = run_graph(context, chosen, forced, planned)
+            else:
+                ends = _run_in_prefect(context, chosen, forced, planned, server, required=prefect == "always")
     except KeyboardInterrupt:
         _say_interrupted(context)
         return None
-    _print_scores(project, context)
-    _write_report(project, context)
+    _print_scores(context)
+    _write_report(context)
     for notice in context.ledger.notices:
         echo(f"note: {notice}", file=sys.stderr)
     for line in _failures(ends):
         echo(line, file=sys.stderr)
     return ends
-
-
-def _watched(
-    context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str, jobs: "Collection[str]"
-) -> "list[StageEnd]":
-    """Run the stages with a progress display."""
-    from pedigree.pipelines.cli.progress import Display, watching
-
-    board = watching(context, chosen, jobs)
-    interrupt_on_sigterm()
-    with Display(board):
-        return _work(context, chosen, forced, prefect, board)
 
 
 @commands.command()
@@ -225,10 +221,10 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
 @commands.command(hidden=True)
 def stage(address: str) -> None:
     """Run one compiled stage; `dvc repro` calls it through `dvc.yaml`."""
-    from pedigree.pipelines.cli.progress import Board, Display
+    from pedigree.pipelines.cli.progress import Board, Display, Row
     from pedigree.pipelines.run.runs import stage_under_dvc
 
-    board = Board(address.partition("/")[0], [(address, address, "")])
+    board = Board(address.partition("/")[0], {address: Row(name=address)})
     interrupt_on_sigterm()
     with Display(board):
         stage_under_dvc(project_here(), address, watch=board.update)
@@ -242,17 +238,15 @@ def _refuse_with_pull(others: object) -> None:
         raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {options}")
 
 
-def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[str], prefect: str, board: Any) -> "list[StageEnd]":
-    """Run the graph, and report to Prefect if a server is configured."""
+def _run_in_prefect(
+    context: "RunContext", chosen: frozenset[str], forced: frozenset[str], planned: "list[Plan]", server: str | None, required: bool
+) -> "list[StageEnd]":
+    """Run the graph, and report to a Prefect server."""
     from pedigree.configs.base.problems import UsageProblem
     from pedigree.pipelines.run.observer import HOW_TO_PREFECT, run_observed
-    from pedigree.pipelines.run.runs import run_graph
 
-    server = None if prefect == "never" else prefect_server()
     if server is None:
-        if prefect == "always":
-            raise UsageProblem(f"--prefect always: no Prefect server is configured. {HOW_TO_PREFECT}")
-        return run_graph(context, selection, forced)
+        raise UsageProblem(f"--prefect always: no Prefect server is configured. {HOW_TO_PREFECT}")
     quiet_prefect()
 
     def connect(addresses: "Collection[str]") -> "AbstractContextManager[Audience]":
@@ -263,11 +257,7 @@ def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[st
 
         return connected(context, addresses)
 
-    def note(text: str) -> None:
-        board.note = f"{text} ({server.rpartition('@')[2]})"
-        context.ledger.notices[board.note] = None
-
-    return run_observed(context, connect, note, selection, forced, required=prefect == "always")
+    return run_observed(context, connect, chosen, forced, planned, server=server.rpartition("@")[2], required=required)
 
 
 def failed(ends: "Sequence[StageEnd]") -> bool:
@@ -295,13 +285,13 @@ def _say_interrupted(context: "RunContext") -> None:
         echo("interrupted; all jobs ended. Finished stages and checkpoints are kept. Run the same command again to resume.")
 
 
-def _print_scores(project: "Project", context: "RunContext") -> None:
+def _print_scores(context: "RunContext") -> None:
     """Print a score table per evaluation: policies by tasks, with 95 % intervals, followed by notes on waivers."""
     from pedigree.pipelines.lineage.waivers import in_words
     from pedigree.pipelines.publish.report import scores_of, waived_in
 
-    every = waived_in(project, context.graph)
-    for name, scores in scores_of(project, context.graph).items():
+    every = waived_in(context.project, context.graph)
+    for name, scores in scores_of(context.project, context.graph).items():
         policies, waived = scores["policies"], every.get(name, [])
         touched = {(split.label, split.task) for split in waived}
         tasks = sorted({task for policy in policies.values() for task in policy["tasks"]})
@@ -320,17 +310,17 @@ def _score(value: dict[str, float] | None, waived: bool) -> str:
     return f"{shown} (waiver)" if value and waived else shown
 
 
-def _write_report(project: "Project", context: "RunContext") -> None:
+def _write_report(context: "RunContext") -> None:
     from pedigree.pipelines.publish.report import write_report
 
-    echo(f"\nreport: {write_report(project, context.graph).relative_to(project.root)}")
+    echo(f"\nreport: {write_report(context.project, context.graph).relative_to(context.project.root)}")
 
 
-def _print_report_path(project: "Project", context: "RunContext") -> None:
+def _print_report_path(context: "RunContext") -> None:
     from pedigree.pipelines.publish.report import report_path
 
-    path = report_path(project, context.graph.recipe)
-    shown = path.relative_to(project.root) if path.exists() else f"not written yet; run {command('report', context.graph.source)}"
+    path = report_path(context.project, context.graph.recipe)
+    shown = path.relative_to(context.project.root) if path.exists() else f"not written yet; run {command('report', context.graph.source)}"
     echo(f"\nreport: {shown}")
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pedigree.configs.base.project import Project
     from pedigree.configs.language.graph import Graph
     from pedigree.pipelines.deployments import Listed
-    from pedigree.pipelines.request import Request
+    from pedigree.pipelines.run.opening import Request
 
 commands = typer.Typer()
 deployed = typer.Typer(no_args_is_help=True, help="List, pause, resume or remove schedules.")
@@ -228,17 +228,22 @@ def _wanted(
     """Return the recipe, checked as in `pedigree run`, and the request with absolute paths, which are valid in any folder."""
     from pathlib import Path
 
-    from pedigree.pipelines.request import opened, selection
+    from pedigree.configs.language.recipe import load_recipes
+    from pedigree.pipelines.rehearsal.preparing import check
+    from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.pins import refuse_unpinned
+    from pedigree.pipelines.run.plans import selection
 
     def absolute(name: str) -> str:
         return str(Path(name).resolve()) if _is_path(name) else name
 
     recipe, execution = absolute(recipe), absolute(execution) if execution else None
-    request = replace(requested(recipe, overrides, execution, (), start, until, force), rehearse=rehearse)
-    run = opened(project, request, compiled=False)
-    chosen, _ = selection(run.graph, request)
-    if not rehearse:
+    request = replace(requested(recipe, overrides, execution, None, start, until, force), rehearse=rehearse)
+    run = open_run(project, request, looking=True)
+    chosen, _ = selection(run, request)
+    if rehearse:
+        check(project, load_recipes(project.recipes, recipe, request.overrides))
+    else:
         refuse_unpinned(run.graph, chosen)
     return run.graph, request
 

@@ -204,7 +204,7 @@ def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
     """Load all recipes of the project and all compiled variants and external recipes; also return what cannot be read."""
     from pedigree.configs.base.document import ConfigError
     from pedigree.configs.language.recipe import load_recipe, recipe_names
-    from pedigree.pipelines.run.runs import open_compiled
+    from pedigree.pipelines.run.opening import compiled_request, open_run
 
     graphs, unreadable = [], []
     for name in recipe_names(project.recipes):
@@ -214,7 +214,7 @@ def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
             unreadable.append(f"recipe {name} cannot be read ({error.problems[0]}): {command('validate', name)} lists all problems")
     for path in sorted(project.artifacts.glob("*/source.json")):
         try:
-            graphs.append(open_compiled(project, path.parent.name, looking=True).graph)
+            graphs.append(open_run(project, compiled_request(project, path.parent.name), looking=True).graph)
         except ConfigError as error:
             remedy = f"{command('variants', '--remove', path.parent.name)} removes it"
             unreadable.append(f"variant {path.parent.name} cannot be read ({error.problems[0]}): {remedy}")

@@ -22,8 +22,8 @@ from pedigree.pipelines.jobs.live import BEATS_LISTENED, LiveJob, jobs_now, live
 from pedigree.pipelines.jobs.liveness import Signs
 from pedigree.pipelines.jobs.scratch_state import UNKNOWN, address_of
 from pedigree.pipelines.lineage.ancestry import opened
-from pedigree.pipelines.run import runs
 from pedigree.pipelines.run.ensure import log_file
+from pedigree.pipelines.run.plans import drift, plan
 from pedigree.stages.job.job import PULSES
 
 FOLLOW_POLL_S = 0.5
@@ -58,12 +58,12 @@ def stages(run: RunContext) -> list[StageStatus]:
     """Return the status of every stage of the recipe, in order; read-only."""
     jobs = [job for job in jobs_now(run.project) if job.heard]
     found = []
-    for entry in runs.plan(run):
+    for entry in plan(run):
         node, artifact = entry.node, opened(run.project, entry.node)
         job = is_live(jobs, node)
         done: State = "in the remote" if entry.remote else "done"
         state: State = "running" if job else done if not entry.reasons else "stale" if artifact else "not built"
-        changed = tuple(runs.drift(run, node))
+        changed = tuple(drift(run, node))
         name = shown_name(run.graph, node)
         found.append(StageStatus(node, name, state, entry.reasons, why(entry.reasons, run.graph.recipe), changed, job))
     return found

@@ -3,7 +3,6 @@
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -16,7 +15,7 @@ from pedigree.data.store.hashing import Beat
 from pedigree.pipelines.cli.console import echo, one_line
 from pedigree.pipelines.cli.progress import PLAIN_INTERVAL_S
 from pedigree.pipelines.estimate.rates import Rates, known, measured
-from pedigree.pipelines.jobs.context import MOVING
+from pedigree.pipelines.jobs.events import MOVING, RunEvent, StageBusy
 from pedigree.pipelines.quantities import transferred
 
 
@@ -50,10 +49,10 @@ class StatusLine:
             if self._live is None and self._thread is None:
                 self._start()
 
-    def watch(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
-        """Show file operations of a stage; implements `Watch`."""
-        if state in MOVING:
-            self(f"{address}: {state} {detail}")
+    def watch(self, event: RunEvent) -> None:
+        """Show file operations of a stage."""
+        if isinstance(event, StageBusy) and event.activity in MOVING:
+            self(f"{event.address}: {event.activity} {event.detail}")
 
     def far(self, what: str) -> Beat:
         """Return a callback that shows the bytes done of an operation."""

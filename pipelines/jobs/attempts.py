@@ -19,11 +19,22 @@ from pedigree.data.store import heartbeat
 from pedigree.data.store.fence import OVERTAKEN, Fence, Superseded
 from pedigree.data.store.hashing import Beat, Hashed, silent
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.events import StageProgressed, StageStarted, StageWaiting
 from pedigree.pipelines.jobs.launcher import Handle, Launcher, Status
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
 from pedigree.pipelines.jobs.processes import described
 from pedigree.pipelines.jobs.saved_progress import saved_progress
-from pedigree.pipelines.jobs.scratch_state import ATTEMPTS, attempts_here, has_reported, read_code, read_spec, write_spec
+from pedigree.pipelines.jobs.scratch_state import (
+    ATTEMPTS,
+    Heartbeat,
+    attempts_here,
+    has_reported,
+    read_code,
+    read_heartbeat,
+    read_spec,
+    write_spec,
+)
+from pedigree.pipelines.quantities import reported
 from pedigree.stages.job.job import PULSES, Failure, Success, checkpoint_names, is_full, read_done
 
 RETRIED = frozenset({"crashed", "out_of_memory", "storage", "lost", "lost_engine", "collective", "heartbeat"})
@@ -102,8 +113,8 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     """
     scratch = Path(handle.scratch)
     was_cancelled = (scratch / CANCELLED).exists()  # canceled before this run, which resumes it
-    run.watch(node.address, "running", "its job runs on another machine, or ran before a reboot", folder=scratch)
-    failure = _wait(run, handle, _Watch(handle, placement, heard), hold)
+    run.watch(StageStarted(node.address, scratch, "its job runs on another machine, or ran before a reboot"))
+    failure = _wait(run, node, handle, _Watch(handle, placement, heard), hold)
     failure = failure or unproven(scratch, beat=run.transfer_progress(node.address).hashed)
     hold.check()
     attempts = attempts_here(scratch)
@@ -147,8 +158,8 @@ def run_job(
             attempts.append(_attempt(scratch, spec.code))
             write_json(history, attempts)
             handle = run.jobs().submit(scratch, spec.numerics, len(attempts), names, fence)
-        run.watch(node.address, "running", detail, folder=scratch)
-        failure = _wait(run, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
+        run.watch(StageStarted(node.address, scratch, detail))
+        failure = _wait(run, node, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
         if failure is None:
             failure = unproven(scratch, beat=run.transfer_progress(node.address).hashed)
         hold.check()
@@ -171,7 +182,7 @@ def run_job(
         if cause == "out_of_memory":
             message += f"; {_shrink(node, scratch, message)}"
         detail = f"attempt {len(attempts) + 1} after: {message}"
-        run.watch(node.address, "waiting", detail)
+        run.watch(StageWaiting(node.address, detail))
         if run.cancelled.wait(_pause_s(failures, preemptions, further)):
             raise Cancelled("canceled before the next attempt")
         handle = None
@@ -210,11 +221,18 @@ class _Watch:
         self.handle, self.placement, self.scratch = handle, placement, Path(handle.scratch)
         self._began = time.monotonic()
         self._progress, self._done, self._pulse = heartbeat.Listener(), heartbeat.Listener(), heard
+        self._beat, self._silent = (), 0.0
 
     def seconds(self) -> float:
         """Seconds the job has been running, by its own report if that is longer: it may have started long before it was watched."""
         reported = [float(entry.get("seconds", 0.0)) for entry in heartbeat.read_heartbeats(self.scratch / PULSES)]
         return max([time.monotonic() - self._began, *reported])
+
+    def new_beat(self) -> Heartbeat | None:
+        """The job's heartbeat if it has changed since the last look."""
+        before, self._beat = self._beat, heartbeat.sign(self.scratch / "progress.json")
+        self._silent = self._progress.silent_s(self._beat)
+        return read_heartbeat(self.scratch) if self._beat and self._beat != before else None
 
     def overdue(self) -> tuple[str, str] | None:
         """(cause, message) of a job that must be ended; `lingers`: it has a result but does not exit."""
@@ -222,11 +240,10 @@ class _Watch:
         done = read_done(self.scratch)
         if self._done.silent_s(done is None) > LINGER_S and done is not None:
             return ("crashed", _first_line(done.message)) if isinstance(done, Failure) else ("lingers", "")
-        silent = self._progress.silent_s(heartbeat.sign(self.scratch / "progress.json"))
         alive = "although its process is alive" if not self.gone() else "and its process is silent"
-        if silent > placement.heartbeat_timeout_s:
+        if self._silent > placement.heartbeat_timeout_s:
             allowed = f"placement.heartbeat_timeout_s allows {placement.heartbeat_timeout_s:g}"
-            return "heartbeat", f"no heartbeat for {silent:.0f} s {alive}; {allowed}"
+            return "heartbeat", f"no heartbeat for {self._silent:.0f} s {alive}; {allowed}"
         if placement.timeout_s is not None and self.seconds() > placement.timeout_s:
             return "timeout", f"still running after {self.seconds():.0f} s; placement.timeout_s allows {placement.timeout_s:g}"
         return None
@@ -236,7 +253,7 @@ class _Watch:
         return self._pulse.silent_s(heartbeat.sign(self.scratch / PULSES)) > heartbeat.SILENCE_S
 
 
-def _wait(run: RunContext, handle: Handle, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
+def _wait(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
     """Wait until the job has ended; return (cause, message) of a failure. On every other exit, a local job is ended first."""
     jobs, checked = run.jobs(), time.monotonic()
     try:
@@ -248,6 +265,8 @@ def _wait(run: RunContext, handle: Handle, watch: _Watch, hold: HeldLease) -> tu
             elif status.state != "running":
                 jobs.cancel(handle, grace_s=0.0)  # child processes left behind
                 return _failure(status, handle)
+            if beat := watch.new_beat():
+                run.watch(StageProgressed(node.address, beat.step, beat.total, reported(beat.numbers), beat.work))
             late = watch.overdue()
             if late:
                 left = jobs.cancel(handle, stacks=late[0] == "heartbeat")

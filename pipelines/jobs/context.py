@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
@@ -14,14 +14,14 @@ from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.store.hashing import LONG_BYTES
+from pedigree.pipelines.jobs.events import Moving, Notice, StageBusy, Watch, unwatched
 from pedigree.pipelines.jobs.launcher import Launcher, LocalLauncher
+from pedigree.pipelines.ledger.identity import Identities
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.transfers import ProgressCallback, TransferProgress
 from pedigree.pipelines.quantities import transferred
 
 OnCodeChange = Literal["keep", "take", "rerun"]
-MOVING = ("fetching", "restoring", "hashing", "sending")
-"""States of a stage that is moving or hashing files; the detail is their progress, which changes constantly."""
 
 
 class StageFailed(PedigreeError):
@@ -33,16 +33,6 @@ class StageFailed(PedigreeError):
         super().__init__(f"{address} failed ({cause}): {message}{where}")
 
 
-class Watch(Protocol):
-    """Called on every change, from any thread. States: pending, checking, waiting, running, failed, `MOVING`, and those of `Outcome`."""
-
-    def __call__(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None: ...
-
-
-def unwatched(address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
-    """Ignore all changes."""
-
-
 @dataclass
 class RunContext:
     """One run of a recipe: the settings and services that `ensure` needs."""
@@ -52,6 +42,7 @@ class RunContext:
     execution: Execution
     ledger: Ledger
     watch: Watch = unwatched
+    """Consumes the run's events. To add a consumer, replace it by one that calls both."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     launcher: Launcher | None = None
     """Defaults to the local launcher."""
@@ -78,25 +69,32 @@ class RunContext:
     too_large: Mapping[str, str] = field(default_factory=dict)
     """Address → why its job would run out of memory, for stages expected from the cache; refused only if that fails."""
 
+    def __post_init__(self) -> None:
+        self.ledger.noticed = lambda text, urgent: self.watch(Notice(text, urgent))
+
     @property
     def title(self) -> str:
         return f"pedigree run {self.graph.recipe}"
+
+    def identities(self) -> Identities:
+        """Keys of the stages at this moment."""
+        return Identities(self.project, self.graph, self.ledger)
 
     def transfer_progress(self, address: str) -> TransferProgress:
         """Callbacks that report progress on a stage's files."""
 
         def placed(done: int, total: int) -> None:
-            self.watch(address, "restoring", f"{done} of {total} files")
+            self.watch(StageBusy(address, "restoring", f"{done} of {total} files"))
 
         def hashed(done: int, total: int) -> None:
             if total >= LONG_BYTES:
-                self.watch(address, "hashing", transferred(done, total))
+                self.watch(StageBusy(address, "hashing", transferred(done, total)))
 
         return TransferProgress(self.transferring(address, "fetching"), placed, hashed)
 
-    def transferring(self, address: str, state: str) -> ProgressCallback:
+    def transferring(self, address: str, activity: Moving) -> ProgressCallback:
         """Callback that reports the progress of a transfer of a stage's files."""
-        return lambda done, total: self.watch(address, state, transferred(done, total))
+        return lambda done, total: self.watch(StageBusy(address, activity, transferred(done, total)))
 
     def jobs(self) -> Launcher:
         if self.launcher is None:

@@ -20,6 +20,7 @@ from pedigree.data.artifacts.run_record import PortableCode, read_attempts
 from pedigree.data.store.untrusted import Address, Line, described
 from pedigree.pipelines.jobs.memory_kills import Before
 from pedigree.pipelines.jobs.processes import Process
+from pedigree.pipelines.quantities import number
 from pedigree.stages.job.job import JobSpec, read_done
 
 SPEC, JOB, ATTEMPTS, CODE, DEPENDENCIES = "spec.json", "job.json", "attempts.json", "code.json", "dependencies.json"
@@ -160,6 +161,18 @@ class Heartbeat(BaseModel):
     numbers: dict[str, float | None] = Field(default_factory=dict)
     """null: the job had no number to report."""
     time: float | None = None
+    doing: dict[str, Any] | None = None
+    """Work outside the steps: loading, tokenizing, hashing."""
+
+    @property
+    def work(self) -> str:
+        """Format the other work: `hashing 12 of 100 GB`; empty if the job only reports steps."""
+        doing = self.doing or {}
+        if "what" not in doing:
+            return ""
+        done, of = float(doing.get("done") or 0), float(doing.get("of") or 0)
+        shown = [number(done) if done == int(done) else f"{done:.1f}", f"of {number(of) if of == int(of) else f'{of:.1f}'}"] if of else []
+        return " ".join([str(doing["what"]), *shown, *([str(doing["unit"])] if of and doing.get("unit") else [])])
 
 
 def read_heartbeat(scratch: Path) -> Heartbeat:

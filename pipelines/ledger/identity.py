@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Edge, Graph, Node
-from pedigree.data.artifacts.artifacts import ArtifactError, Input, KnownHashes, stage_key
+from pedigree.data.artifacts.artifacts import ArtifactError, Input, KnownHashes, Record, stage_key
 from pedigree.data.store.hashing import Beat, silent
 from pedigree.pipelines.ledger.ledger import Ledger, RemoteError
 
@@ -43,36 +43,57 @@ class StageInputs:
 
 
 class Identities:
-    """Keys of a graph's stages, from the records of their inputs, whose files need not be local. Each is computed once."""
+    """Keys of a graph's stages at one moment, from the records of their inputs, whose files need not be local.
 
-    def __init__(self, project: Project, graph: Graph, ledger: Ledger, beat: Beat = silent) -> None:
-        """`beat` reports the hashing of large project files."""
-        self.project, self.graph, self.ledger, self.beat = project, graph, ledger, beat
+    Each key is computed and each record is read once, so take new `Identities` after any wait.
+    """
+
+    def __init__(self, project: Project, graph: Graph, ledger: Ledger) -> None:
+        self.project, self.graph, self.ledger = project, graph, ledger
         self._needs: dict[str, StageInputs] = {}
+        self._records: dict[str, Record] = {}
 
-    def need(self, node: Node) -> StageInputs:
-        """Compute the identity of a stage.
+    def standing(self, node: Node, beat: Beat = silent) -> tuple[list[str], bool]:
+        """Why a stage must run, as short sentences, and whether its files are only in the remote.
+
+        Without a reason it is up to date, both for DVC and by its key. `beat` reports the hashing of large files.
 
         Raises:
-            ArtifactError: an input, or a project file that the config names, is missing.
+            RemoteError: undecidable, because something is missing here and the remote does not provide it.
+        """
+        reasons = self.ledger.reasons(node, beat)
+        remote = bool(reasons) and self.ledger.is_away(node, reasons)
+        if reasons and not remote:
+            return reasons, False
+        try:
+            record, wanted = self._record(node.address), self.need(node, beat).key
+            if record.key != wanted:
+                raise InputReplaced(node.address, record.key, wanted)
+        except InputReplaced as error:
+            return [str(error)], False
+        except ArtifactError as error:
+            return [f"cannot determine its inputs: {error}"], False
+        return [], remote
+
+    def need(self, node: Node, beat: Beat = silent) -> StageInputs:
+        """Compute the identity of a stage. `beat` reports the hashing of large project files.
+
+        Raises:
+            ArtifactError: an input is missing.
             InputReplaced: an input, or one of its ancestors, was not made by the recipe.
+            ArtifactError: a project file is missing.
             RemoteError: an input's record is not here, and the remote does not provide it.
         """
-        for above in self._ancestry(node):
-            if above.address not in self._needs and above is not node:
+        wanted = self.graph.ancestors([node.address])
+        for address, above in self.graph.nodes.items():  # parents first
+            if address in wanted and address not in self._needs and above is not node:
                 with suppress(ArtifactError, RemoteError):  # cannot be made here: its descendants' records state its content
-                    self._needs[above.address] = self._need(above, recorded=True)
+                    self._needs[address] = self._need(above, beat, recorded=True)
         if node.address not in self._needs:
-            self._needs[node.address] = self._need(node)
+            self._needs[node.address] = self._need(node, beat)
         return self._needs[node.address]
 
-    def check(self, node: Node) -> None:
-        """Raise InputReplaced unless the artifact's key matches the recipe; other errors as in `need`."""
-        record, wanted = self.ledger.record(node.address), self.need(node).key
-        if record.key != wanted:
-            raise InputReplaced(node.address, record.key, wanted)
-
-    def _need(self, node: Node, recorded: bool = False) -> StageInputs:
+    def _need(self, node: Node, beat: Beat, recorded: bool = False) -> StageInputs:
         """`recorded`: take inputs that cannot be found from the stage's own record."""
         inputs, folders = [], {}
         for edge in node.edges:
@@ -82,17 +103,17 @@ class Identities:
         missing = [name for name in node.files if not (self.project.root / name).exists()]
         if missing:
             raise ArtifactError(f"{', '.join(missing)} does not exist in the project: add it, or change the config that names it")
-        files = {name: HASHES.sha256(self.project.root / name, self.beat) for name in node.files}
+        files = {name: HASHES.sha256(self.project.root / name, beat) for name in node.files}
         edges = [(given.port, given.label, given.content) for given in inputs]
         key = stage_key(node.kind, node.declaration.version, node.config.model_dump(mode="json"), edges, files)
         return StageInputs(key, tuple(inputs), folders, files)
 
     def _input(self, node: Node, edge: Edge, recorded: bool) -> Input:
         try:
-            record = self.ledger.record(edge.source)
+            record = self._record(edge.source)
         except (ArtifactError, RemoteError) as error:
             if recorded:
-                for given in self.ledger.record(node.address).inputs:
+                for given in self._record(node.address).inputs:
                     if (given.port, given.label) == (edge.port, edge.label):
                         return given
             kind = RemoteError if isinstance(error, RemoteError) else ArtifactError
@@ -102,28 +123,7 @@ class Identities:
             raise InputReplaced(edge.source, record.key, wanted.key)
         return Input(port=edge.port, label=edge.label, content=record.content, producer=record.id)
 
-    def _ancestry(self, node: Node) -> list[Node]:
-        """The stage and its ancestors, parents first."""
-        wanted = self.graph.ancestors([node.address])
-        return [self.graph.nodes[address] for address in self.graph.nodes if address in wanted]
-
-
-def standing(project: Project, graph: Graph, ledger: Ledger, node: Node, beat: Beat = silent) -> tuple[list[str], bool]:
-    """Why a stage must run, as short sentences, and whether its files are only in the remote.
-
-    Without a reason it is up to date, both for DVC and by its key. `beat` reports the hashing of large files.
-
-    Raises:
-        RemoteError: undecidable, because something is missing here and the remote does not provide it.
-    """
-    reasons = ledger.reasons(node, beat)
-    remote = bool(reasons) and ledger.place(node, reasons) == "remote"
-    if reasons and not remote:
-        return reasons, False
-    try:
-        Identities(project, graph, ledger, beat).check(node)
-    except InputReplaced as error:
-        return [str(error)], False
-    except ArtifactError as error:
-        return [f"cannot determine its inputs: {error}"], False
-    return [], remote
+    def _record(self, address: str) -> Record:
+        if address not in self._records:
+            self._records[address] = self.ledger.record(address)
+        return self._records[address]

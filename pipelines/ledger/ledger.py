@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.compile import compiled_stage, pipeline_file
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 Dependencies = dict[str, Any]
 """Path of a dependency → its entry in `dvc.lock`."""
-Place = Literal["here", "cache", "remote", "nowhere"]
-"""Location of the files of a recorded stage."""
 Check = Callable[[], None]
 """Raises if this runner is no longer the only writer."""
 
@@ -44,6 +42,8 @@ class Ledger:
         self.store = Store(project, looking=looking)
         self.notices: dict[str, None] = {}
         """Messages to show after the run, each once: an unreachable remote, lost objects."""
+        self.noticed: Callable[[str, bool], None] = lambda text, urgent: None
+        """Called with each message, and whether to show it during the run."""
         self._mutex = threading.Lock()
 
     def close(self) -> None:
@@ -73,8 +73,8 @@ class Ledger:
         return found
 
     @dvc_errors()
-    def place(self, node: Node, reasons: Collection[str]) -> Place | None:
-        """Where the files of a stage are if `dvc.lock` records it with the current inputs and parameters; None if it does not.
+    def is_away(self, node: Node, reasons: Collection[str]) -> bool:
+        """Whether a stage lacks only its files, which the remote has: `dvc.lock` records it with the current inputs and parameters.
 
         Args:
             node: the stage.
@@ -83,16 +83,10 @@ class Ledger:
         Raises:
             RemoteError: they are not in the cache, and the remote cannot be reached.
         """
-        if not reasons:
-            return "here"
         stage = self._stage(node)
-        if any(out.exists for out in stage.outs) or any(not reason.startswith("output ") for reason in reasons):
-            return None
-        if stage.outs_cached():
-            return "cache"
-        if self.store.remote_name() is None:
-            return "nowhere"
-        return "remote" if self.store.holds(stage) else "nowhere"
+        if any(not reason.startswith("output ") for reason in reasons) or any(out.exists for out in stage.outs) or stage.outs_cached():
+            return False
+        return self.store.remote_name() is not None and self.store.holds(stage)
 
     @dvc_errors()
     def record(self, address: str) -> Record:
@@ -401,10 +395,11 @@ class Ledger:
             self.notice(str(error))
             return False
 
-    def notice(self, text: str) -> None:
-        """Register a message to show after the run."""
+    def notice(self, text: str, *, urgent: bool = False) -> None:
+        """Register a message to show after the run, or also during it."""
         with self._mutex:
             self.notices[text] = None
+        self.noticed(text, urgent)
 
     def _dependencies(self, stage: "PipelineStage") -> Dependencies:
         return {str(dep["path"]): plain(dep) for dep in to_lock_entry(stage).get("deps", ())}

@@ -27,6 +27,7 @@ from pedigree.data.host.faults import fault_point
 from pedigree.data.store.durable import replace
 from pedigree.data.store.hashing import LONG_BYTES, Beat, silent
 from pedigree.data.store.untrusted import LIST_BYTES, LOCK_BYTES, ArtifactError, parse_listing, parse_lock, read_plain
+from pedigree.pipelines.ledger.dvc_private import run_cache_names, untouched_repo, waiting_repo
 from pedigree.pipelines.ledger.lock_files import RUN_ENTRY, read_lock, read_run_entry, shared, state_of
 from pedigree.pipelines.ledger.objects import damaged, hash_info, hash_unknown, md5_of, oid_of, plain, remove, set_hash, size_of
 from pedigree.pipelines.ledger.transfers import (
@@ -114,23 +115,15 @@ class Store:
 
     @dvc_errors()
     def _opened(self) -> "Repo":
-        from dvc.repo import Repo
-
-        root = str(self.project.root)
         config: dict[str, Any] = {"cache": {"type": self._link_types}}
         if not self.looking:
-            return Repo(root, config=config, _wait_for_lock=True)
-
-        class Untouched(Repo):
-            def _ignore(self) -> None:
-                """Write no .gitignore."""
-
-        kind: Any = Untouched
+            return waiting_repo(self.project.root, config)
+        private = None
         if not (self._private / "btime").exists():  # DVC has not been used here: it would create its folder, and knows no hashes yet
             self._elsewhere = tempfile.TemporaryDirectory(prefix="pedigree-dvc-")
-            kind = type("Elsewhere", (Untouched,), {"tmp_dir": self._elsewhere.name})
-            config["core"] = {"site_cache_dir": self._elsewhere.name}
-        repo = kind(root, config=config)
+            private = self._elsewhere.name
+            config["core"] = {"site_cache_dir": private}
+        repo = untouched_repo(self.project.root, config, private)
         repo.scm  # noqa: B018 - fails early if there is no git, as every other command does
         return repo
 
@@ -199,7 +192,7 @@ class Store:
         known = self._local.files.get(pipeline)
         if known is None or known[0] != state:
             self._refuse_forged(pipeline.with_suffix(".lock"))
-            lock = ProjectFile(self.repo, str(pipeline))._lockfile.load() if state else {}
+            lock = ProjectFile(self.repo, str(pipeline)).lockfile_contents if state else {}
             known = self._local.files[pipeline] = (state, lock.get("stages") or {})
         return known[1]
 
@@ -382,23 +375,24 @@ class Store:
 
         DVC's own lookup considers only the newest, even if its objects are damaged, and works only inside the repository's folder.
         """
-        cache = self.repo.stage_cache
-        key = _run_key(stage)
-        folder = Path(cache._get_cache_dir(key))
+        folder = self._run_cache_path(stage).parent
         values = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True) if folder.is_dir() else []
         return [entry for entry in map(read_run_entry, values) if entry]
 
     def write_run_cache(self, stage: "PipelineStage") -> None:
-        from dvc.stage.cache import _get_cache_hash
         from dvc.utils.serialize import dump_yaml
 
-        entry = to_lock_entry(stage)
-        path = Path(self.repo.stage_cache._get_cache_path(_run_key(stage), _get_cache_hash(entry)))
+        entry, path = to_lock_entry(stage), self._run_cache_path(stage)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.parent.parent / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
             dump_yaml(str(temporary), entry)
             replace(temporary, path)
+
+    def _run_cache_path(self, stage: "PipelineStage") -> Path:
+        """Where the run cache stores the stage's current state."""
+        key, name = run_cache_names(to_lock_entry(stage))
+        return Path(self.repo.stage_cache.cache_dir, key[:2], key, name)
 
     def run_cache_files(self) -> set[Path]:
         """All entries of the local run cache."""
@@ -414,8 +408,8 @@ class Store:
         if self.remote_name() is None:
             return False
         remote = self._usable("fetch")
-        folder = ("runs", *((_run_key(stage)[:2], _run_key(stage)) if stage else ()))
         here = Path(self.repo.stage_cache.cache_dir).parent
+        folder = self._run_cache_path(stage).parent.relative_to(here).parts if stage else ("runs",)
         with self._remote_errors():
             sizes = self._remote_sizes(remote.fs, remote.fs.join(remote.path, *folder))
             names = {"/".join([*folder, name]) for name, size in sizes.items() if size <= LOCK_BYTES}
@@ -688,10 +682,3 @@ def fill(stage: "PipelineStage", entry: Mapping[str, Any]) -> None:
     from dvc.stage.loader import StageLoader
 
     StageLoader.fill_from_lock(stage, entry)
-
-
-def _run_key(stage: "PipelineStage") -> str:
-    """Key of the stage in the run cache: a hash of command, dependencies, parameters and output paths."""
-    from dvc.stage.cache import _get_cache_hash
-
-    return _get_cache_hash(to_lock_entry(stage), key=True)

@@ -9,12 +9,13 @@ from typing import Any, Literal
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import ArtifactError, Record, load_record, open_artifact
-from pedigree.pipelines.jobs.context import Watch, unwatched
+from pedigree.pipelines.jobs.events import Watch, unwatched
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.lineage.evaluations import evaluations_of
 from pedigree.pipelines.lineage.named_models import Named, named_models, versions
 from pedigree.pipelines.lineage.waivers import touched
-from pedigree.pipelines.run.runs import open_compiled, plan
+from pedigree.pipelines.run.opening import compiled_request, open_run
+from pedigree.pipelines.run.plans import plan
 
 State = Literal["current", "stale", "no recipe", "recorded", "not made"]
 """`current`: present and up to date. `stale`: present, but a run would replace it. `no recipe`: present, but its recipe is missing or
@@ -63,7 +64,7 @@ def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:
     def standing(recipe: str) -> dict[str, State]:
         """Address → state, for the stages of a recipe."""
         try:
-            planned = plan(open_compiled(project, recipe, looking=True, watch=watch))
+            planned = plan(open_run(project, compiled_request(project, recipe), looking=True, watch=watch))
         except ConfigError:
             return {}
         return {entry.node.address: "stale" if entry.reasons else "current" for entry in planned}

@@ -31,7 +31,7 @@ from pedigree.pipelines.publish.attribution import brought
 from pedigree.pipelines.publish.charts import Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pedigree.pipelines.publish.comparison import Comparison, comparisons
 from pedigree.pipelines.quantities import duration, size
-from pedigree.pipelines.run.runs import load_execution
+from pedigree.pipelines.run.opening import load_execution
 
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_POLICIES = 12

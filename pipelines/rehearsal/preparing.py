@@ -45,9 +45,10 @@ from pedigree.data.host import machine
 from pedigree.data.sources import hub, rehearsal_hub, row_files
 from pedigree.data.store.storage import StoreError
 from pedigree.pipelines.estimate.shapes import known_shape
-from pedigree.pipelines.jobs.context import RunContext, Watch, unwatched
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.events import Watch, unwatched
 from pedigree.pipelines.rehearsal.judge import serve
-from pedigree.pipelines.run.runs import load_execution, load_run
+from pedigree.pipelines.run.opening import Request, load_execution, open_run, refuse_read_only
 
 DVC_CONFIG = """[core]
     no_scm = true
@@ -98,7 +99,7 @@ class Rehearsal:
             ConfigError: problems of the recipe or of the profile.
         """
         os.environ[hub.FOLDER] = str(self.mirror)
-        run = load_run(self.project, self.recipe, profile=self.profile, compiled=True, watch=watch)
+        run = open_run(self.project, Request(self.recipe, profile=self.profile), watch=watch)
         run.on_code_change, run.changes = "rerun", self.changes
         return run
 
@@ -128,7 +129,9 @@ def prepare(
 
     Raises:
         ConfigError: problems of the recipe or the profile, or an external source has no replacement.
+        UsageProblem: the project is not writable.
     """
+    refuse_read_only(real)
     graphs = load_recipes(real.recipes, recipe, overrides)
     graph = graphs[-1]
     name = profile or graph.execution

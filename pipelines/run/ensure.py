@@ -13,7 +13,7 @@ import csv
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +47,7 @@ from pedigree.pipelines.jobs.attempts import (
     working,
 )
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.events import Outcome, StageBusy, StageEnded, StageWaiting
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseHolder, LeaseLost, lease, listen
 from pedigree.pipelines.jobs.preparation import InputsGone, began_with_other_code, prepare, take_over
 from pedigree.pipelines.jobs.scratch_state import (
@@ -60,16 +61,13 @@ from pedigree.pipelines.jobs.scratch_state import (
     read_spec,
 )
 from pedigree.pipelines.jobs.slots import Pool, slots
-from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs, standing
-from pedigree.pipelines.ledger.ledger import Check, is_complete
+from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs
+from pedigree.pipelines.ledger.ledger import is_complete
 from pedigree.pipelines.ledger.objects import files_of
 from pedigree.pipelines.ledger.store import LedgerError, RemoteError
 from pedigree.pipelines.ledger.transfers import TransferProgress
 from pedigree.pipelines.lineage.inheritance import write_origin
 from pedigree.stages.job.job import PULSES, JobSpec, Success, read_curve, read_done, storage_cause
-
-Outcome = Literal["unchanged", "remote", "restored", "ran", "attached"]
-"""`remote`: recorded as done; the files stay in the remote until something needs them."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class StageLeases:
         self.scratch.check()
 
 
-def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = False) -> Result:
+def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = False, stale: bool = False) -> Result:
     """Make a stage current in the cheapest way possible. Its parents must already be current.
 
     Args:
@@ -109,30 +107,43 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
         node: the stage.
         force: run the stage even if it is current.
         needed: the files must be local, even if they could stay in the remote.
+        stale: this run has already decided that it is not current.
 
     Raises:
         StageFailed: with a one-line reason.
     """
-    started = time.monotonic()
-    with _failures(run, node):
-        run.watch(node.address, "checking")
-        outcome = None if force else at_rest(run, node, needed)
+    started, progress = time.monotonic(), run.transfer_progress(node.address)
+    with closing(run.ledger), _failures(run, node):
+        run.watch(StageBusy(node.address, "checking"))
+        now = run.identities()
+        outcome = None if force or stale else at_rest(run, node, now, needed)
         if node.address in run.require_checkpoint:
-            _refuse_to_begin(run, node, outcome is None)
+            _refuse_to_begin(run, node, now, outcome is None)
         while outcome is None:
-            need = identify(run, node)
-            with _alone(run, node, need) as alone, suppress(InputsGone):
-                _confirm(run, node, need)
-                idle = alone.waited and not force and at_rest(run, node, needed=True) is not None
-                outcome = "unchanged" if idle else _make_current(run, node, need, force, alone)
+            need = identify(run, node, now)
+            with _alone(run, node, need) as alone, suppress(InputsGone, InputsGone):
+                if alone.waited:
+                    now = _confirm(run, node, need)
+                if not force and (stale or alone.waited) and _made_since(run, node, need, now):
+                    outcome = "unchanged"
+                    continue
+                if not force and _reused(run, node, need, progress, alone):
+                    outcome = "restored"
+                else:
+                    _bring_inputs(run, node)
+                    outcome, before = _produce(run, node, need, force, alone)
+                    _publish(run, node, need, alone)
+                    run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), progress.hashed, alone.check)
+                _clear(run.project, node, need.key)
+            now = run.identities()
         if outcome != "remote":
             open_artifact(run.project.artifact(node.address))
         result = Result(node.address, outcome, time.monotonic() - started)
-        run.watch(node.address, outcome, seconds=result.seconds)
+        run.watch(StageEnded(node.address, outcome, seconds=result.seconds))
         return result
 
 
-def at_rest(run: RunContext, node: Node, needed: bool = False) -> Literal["unchanged", "remote"] | None:
+def at_rest(run: RunContext, node: Node, now: Identities, needed: bool = False) -> Literal["unchanged", "remote"] | None:
     """Whether a stage with current parents needs no work: it is here, or may stay in the remote.
 
     Raises:
@@ -140,7 +151,7 @@ def at_rest(run: RunContext, node: Node, needed: bool = False) -> Literal["uncha
         LedgerError: DVC refuses.
     """
     try:
-        reasons, remote = standing(run.project, run.graph, run.ledger, node, run.transfer_progress(node.address).hashed)
+        reasons, remote = now.standing(node, run.transfer_progress(node.address).hashed)
     except RemoteError as error:
         message = f"cannot determine whether it is up to date: {error}. Or rerun it with --force {node.name}"
         raise StageFailed(node.address, "remote", message) from error
@@ -155,7 +166,7 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
     """`ensure` for the command of a stage in `dvc.yaml`: DVC has already checked, restored and deleted, and commits afterwards."""
     started = time.monotonic()
     with _failures(run, node):
-        need = identify(run, node)
+        need = identify(run, node, run.identities())
         with _alone(run, node, need) as alone:
             outcome: Outcome = "restored"
             # another runner may have published in the meantime
@@ -171,18 +182,18 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
                 _publish(run, node, need, alone)
                 _clear(run.project, node, need.key)
         result = Result(node.address, outcome, time.monotonic() - started)
-        run.watch(node.address, outcome, seconds=result.seconds)
+        run.watch(StageEnded(node.address, outcome, seconds=result.seconds))
         return result
 
 
-def identify(run: RunContext, node: Node) -> StageInputs:
-    """Compute the identity of the stage from its inputs as they are now.
+def identify(run: RunContext, node: Node, now: Identities) -> StageInputs:
+    """Return the identity of the stage at this moment.
 
     Raises:
         StageFailed: an input or a project file is missing, or an input was not made by this run's recipe.
     """
     try:
-        return Identities(run.project, run.graph, run.ledger, run.transfer_progress(node.address).hashed).need(node)
+        return now.need(node, run.transfer_progress(node.address).hashed)
     except ArtifactError as error:
         raise StageFailed(node.address, "refused", _inside(run.project, str(error))) from error
     except InputReplaced as error:
@@ -191,10 +202,20 @@ def identify(run: RunContext, node: Node) -> StageInputs:
         raise StageFailed(node.address, "inputs_moved", message) from error
 
 
-def _confirm(run: RunContext, node: Node, need: StageInputs) -> None:
-    """Raise InputsGone if the stage's identity has changed."""
-    if identify(run, node).key != need.key:
+def _confirm(run: RunContext, node: Node, need: StageInputs) -> Identities:
+    """Return the keys at this moment; raise InputsGone if the stage's has changed."""
+    now = run.identities()
+    if identify(run, node, now).key != need.key:
         raise InputsGone
+    return now
+
+
+def _made_since(run: RunContext, node: Node, need: StageInputs, now: Identities) -> bool:
+    """Whether another runner has made the stage since this run decided that it must run."""
+    with suppress(ArtifactError):
+        if open_artifact(run.project.artifact(node.address)).record.key == need.key:
+            return at_rest(run, node, now, needed=True) is not None
+    return False
 
 
 def recover(project: Project, address: str) -> None:
@@ -215,34 +236,30 @@ def log_file(project: Project, address: str) -> Path:
 # --- steps 2 to 6 ------------------------------------------------------------------------------------------------------
 
 
-def _make_current(run: RunContext, node: Node, need: StageInputs, force: bool, alone: StageLeases) -> Outcome:
-    progress = run.transfer_progress(node.address)
-    if not force and _reused(run, node, need, progress, alone.check):
-        _clear(run.project, node, need.key)
-        return "restored"
-    if not run.make:
-        raise StageFailed(node.address, "not_finished", "neither the cache nor the remote has all of its files; `pedigree run` makes it")
-    _bring_inputs(run, node)
-    outcome, before = _produce(run, node, need, force, alone)
-    _publish(run, node, need, alone)
-    run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), progress.hashed, alone.check)
-    _clear(run.project, node, need.key)
-    return outcome
-
-
-def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferProgress, check: Check) -> bool:
+def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferProgress, alone: StageLeases) -> bool:
     """Whether an existing artifact was reused. A fresh result of this key's job wins over the cache: `--force` may have requested it."""
     scratch = run.project.scratch(need.key)
-    ledger = run.ledger
-    if is_unrecorded(scratch, run.project.artifact(node.address)) and ledger.adopt(node, need.key, progress.hashed, check):
+
+    def adopted() -> bool:
+        return run.ledger.adopt(node, need.key, progress.hashed, still)
+
+    def still() -> None:  # it is recorded under the current inputs, which must be those of the key
+        alone.check()
+        _confirm(run, node, need)
+
+    if is_unrecorded(scratch, run.project.artifact(node.address)) and adopted():
         return True
-    return not is_forced(scratch) and (
-        ledger.restore(node, need.key, progress, check) or ledger.adopt(node, need.key, progress.hashed, check)
-    )
+    return not is_forced(scratch) and (run.ledger.restore(node, need.key, progress, alone.check) or adopted())
 
 
 def _bring_inputs(run: RunContext, node: Node) -> None:
-    """Fetch the files of parents left in the remote, and rebuild what the remote has lost."""
+    """Fetch the files of parents left in the remote, and rebuild what the remote has lost.
+
+    Raises:
+        StageFailed: this run makes nothing.
+    """
+    if not run.make:
+        raise StageFailed(node.address, "not_finished", "neither the cache nor the remote has all of its files; `pedigree run` makes it")
     for edge in node.edges:
         if not (run.project.artifact(edge.source) / "record.json").exists():
             ensure(run, run.graph.nodes[edge.source], needed=True)
@@ -281,9 +298,11 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
     if not alive and node.address in run.too_large:
         unfit = f"its cached result is unusable, and its job needs more memory than is available: {run.too_large[node.address]}"
         raise StageFailed(node.address, "refused", unfit)
-    with _slots(run, node, need, numerics, placement) as names:
+    waited: list[str] = []
+    with _slots(run, node, need, numerics, placement, waited) as names:
         if not alive:
-            _confirm(run, node, need)
+            if waited:
+                _confirm(run, node, need)
             prepare(run, node, need, numerics, placement)
             _confirm(run, node, need)
         run_job(run, node, scratch, handle, placement, names, alone.scratch)
@@ -296,7 +315,7 @@ def _take_over(run: RunContext, node: Node, need: StageInputs, scratch: Path) ->
         _confirm(run, node, need)  # the dependencies just recorded must be those of the key
 
 
-def _refuse_to_begin(run: RunContext, node: Node, stale: bool) -> None:
+def _refuse_to_begin(run: RunContext, node: Node, now: Identities, stale: bool) -> None:
     """`--require-checkpoint STAGE`: refuse to start a stage from the beginning.
 
     Raises:
@@ -304,7 +323,7 @@ def _refuse_to_begin(run: RunContext, node: Node, stale: bool) -> None:
     """
     if not stale:
         raise StageFailed(node.address, "refused", "--require-checkpoint: it is up to date, so there is nothing to resume; omit the option")
-    scratch = run.project.scratch(identify(run, node).key)
+    scratch = run.project.scratch(identify(run, node, now).key)
     mirrored = checkpoint_store.has_work(run.execution.of(node.kind, node.name)[1], scratch.name)
     if not (resumable(scratch) or mirrored or working(run.jobs(), scratch)):
         remedy = "omit the option to start from the beginning"
@@ -444,24 +463,31 @@ def _clear(project: Project, node: Node, key: str) -> None:
 
 @contextmanager
 def _failures(run: RunContext, node: Node) -> Iterator[None]:
-    """Convert every failure to StageFailed and report it to the watcher."""
+    """Convert every failure to StageFailed and report it."""
     try:
         yield
-    except StageFailed as error:
-        run.watch(node.address, "failed", error.message)
-        raise
-    except (Cancelled, LeaseLost) as error:
-        run.watch(node.address, "failed", str(error))
-        raise StageFailed(node.address, "cancelled" if isinstance(error, Cancelled) else "overtaken", str(error)) from error
-    except (OSError, LedgerError) as error:
-        cause = storage_cause(error) if isinstance(error, OSError) else "storage"
-        message = _inside(run.project, str(error)) + (f": {REMEDIES[cause]}" if cause in REMEDIES else "")
-        run.watch(node.address, "failed", message)
-        raise StageFailed(node.address, cause, message) from error
-    except PedigreeError as error:
-        message = _inside(run.project, str(error)) + (f": {_fresh_start(node, error)}" if isinstance(error, Damaged) else "")
-        run.watch(node.address, "failed", message)
-        raise StageFailed(node.address, "refused", message) from error
+    except (PedigreeError, Cancelled, OSError) as error:
+        failed = error if isinstance(error, StageFailed) else StageFailed(node.address, *_cause(run, node, error))
+        run.watch(StageEnded(node.address, "failed", failed.message, failed.cause))
+        if failed is error:
+            raise
+        raise failed from error
+
+
+def _cause(run: RunContext, node: Node, error: Exception) -> tuple[str, str]:
+    """Cause and message of a failure."""
+    message = _inside(run.project, str(error))
+    match error:
+        case Cancelled():
+            return "cancelled", str(error)
+        case LeaseLost():
+            return "overtaken", str(error)
+        case OSError() | LedgerError():
+            cause = storage_cause(error) if isinstance(error, OSError) else "storage"
+            return cause, message + (f": {REMEDIES[cause]}" if cause in REMEDIES else "")
+        case Damaged():
+            return "refused", f"{message}: {_fresh_start(node, error)}"
+    return "refused", message
 
 
 def _fresh_start(node: Node, damaged: Damaged) -> str:
@@ -476,7 +502,7 @@ def _alone(run: RunContext, node: Node, need: StageInputs) -> Iterator[StageLeas
     """Hold exclusive write access to this artifact folder and this scratch folder."""
 
     def waiting(holder: LeaseHolder) -> None:
-        run.watch(node.address, "waiting", str(holder))
+        run.watch(StageWaiting(node.address, str(holder)))
 
     def held(name: str, **listening: Any) -> AbstractContextManager[HeldLease]:
         return lease(run.project.lease(name), run.title, waiting=waiting, cancelled=run.cancelled, **listening)
@@ -497,13 +523,16 @@ def _alone(run: RunContext, node: Node, need: StageInputs) -> Iterator[StageLeas
         yield StageLeases(artifact, scratch, job)
 
 
-def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, placement: Placement):
+def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, placement: Placement, waited: list[str]):
+    """Hold the job's slots; `waited` receives the jobs that had to end first."""
     pool = Pool.of(numerics, run.execution.slots)
 
     def waiting(holders: list[str]) -> None:
+        waited.extend(holders)
         here = sum(job.startswith(f"{run.project.root}/") for job in holders)
         others = f", {len(holders) - here} of them from other clones on this machine" if len(holders) > here else ""
-        run.watch(node.address, "waiting", f"for {placement.slots} of {len(pool.names)} slots, held by {len(holders)} jobs{others}")
+        detail = f"for {placement.slots} of {len(pool.names)} slots, held by {len(holders)} jobs{others}"
+        run.watch(StageWaiting(node.address, detail))
 
     job = run.project.scratch(need.key) / "job.json"
     return slots(pool, placement.slots, jobs=run.jobs(), job=job, waiting=waiting, cancelled=run.cancelled)

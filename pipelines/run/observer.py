@@ -1,22 +1,32 @@
 """Mirror a run to Prefect without depending on it: `run_graph` does the work, and an observer thread reports progress.
 
-The run never waits for Prefect, not even for its import. The observer thread makes every call; a call that fails or hangs is retried
-later with the state at that time. A cancellation in Prefect arrives through `RunContext.cancelled`.
+The observer consumes the run's events. The run never waits for Prefect, not even for its import. The observer thread makes every call; a
+call that fails or hangs is retried later with the state at that time. A cancellation in Prefect arrives through `RunContext.cancelled`.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Protocol
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.pipelines.jobs.context import MOVING, RunContext, StageFailed
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.events import (
+    Notice,
+    RunEnded,
+    RunEvent,
+    StageBusy,
+    StageEvent,
+    StageStarted,
+    StageView,
+    StageWaiting,
+)
+from pedigree.pipelines.run.plans import Plan
 from pedigree.pipelines.run.runs import StageEnd, run_graph
 
 HOW_TO_PREFECT = "Run `prefect server start`, then `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
@@ -35,33 +45,8 @@ NOTES = 1000
 """Notes buffered while the audience is unavailable; older ones are dropped."""
 
 
-@dataclass(frozen=True)
-class StageView:
-    """The state of a stage as shown to an audience."""
-
-    state: str = "pending"
-    """A state of `Watch`, or `pending`, `skipped` or `cancelled`."""
-    detail: str = ""
-    folder: Path | None = None
-    """Scratch folder of its job, also after the job has ended."""
-    seconds: float | None = None
-
-    @property
-    def live(self) -> bool:
-        return self.state == "running" and self.folder is not None
-
-
-@dataclass(frozen=True)
-class Note:
-    """A line for the log of a stage: why it waits, or is retried."""
-
-    when: datetime
-    address: str
-    text: str
-
-
-End = tuple[Literal["completed", "failed", "cancelled", "crashed"], str]
-"""How a run ended, and why."""
+Note = tuple[datetime, str, str]
+"""Time, address and text of a line for the log of a stage: why it waits, or is retried."""
 
 
 class AudienceReset(Exception):
@@ -79,7 +64,7 @@ class Audience(Protocol):
         """Register the run, once."""
         ...
 
-    def keep(self, views: dict[str, StageView], end: End | None) -> None:
+    def keep(self, views: dict[str, StageView], end: RunEnded | None) -> None:
         """Immediately record on this machine what must survive this process: the folders of live jobs, and the end."""
         ...
 
@@ -87,9 +72,9 @@ class Audience(Protocol):
         """Report a stage's new state."""
         ...
 
-    def note(self, note: Note) -> None: ...
+    def note(self, when: datetime, address: str, text: str) -> None: ...
 
-    def follow(self, address: str, folder: Path) -> None:
+    def follow(self, address: str, view: StageView) -> None:
         """Forward the log and progress of a live job."""
         ...
 
@@ -105,46 +90,46 @@ class Audience(Protocol):
         """Report the end of other runs that can no longer do so themselves."""
         ...
 
-    def end(self, end: End) -> None: ...
+    def end(self, end: RunEnded) -> None: ...
 
 
 def run_observed(
     run: RunContext,
     connect: Connect,
-    say: Callable[[str], None],
     selection: Collection[str] | None = None,
     forced: Collection[str] = (),
+    planned: Collection[Plan] | None = None,
     *,
+    server: str = "",
     required: bool = False,
 ) -> list[StageEnd]:
     """`run_graph`, with progress reported to an audience.
 
     Args:
-        run: the run; its `watch` is called as well.
+        run: the run. It notes when the audience goes away or comes back.
         connect: opens the audience; called and used in the observer's thread, and called again after a failure.
-        say: receives a message when the audience goes away or comes back.
         selection: addresses of the stages; all when None.
         forced: addresses of stages that run even if current.
+        planned: as for `run_graph`.
+        server: the audience's address, for these notes.
         required: refuse to start before the audience answers.
 
     Raises:
         PedigreeError: an audience is required and does not answer.
     """
     chosen = [address for address in run.graph.nodes if selection is None or address in selection]
-    with Observer(run, chosen, connect, say) as observer:
+    with Observer(run, chosen, connect, server) as observer:
         if required:
             observer.wait_for_answer()
-        ends = run_graph(run, selection, forced)
-        observer.finish(ends)
-    return ends
+        return run_graph(run, selection, forced, planned)
 
 
 class Observer:
-    """Relays a run to its audience for the duration of the block."""
+    """Relays a run to its audience for the duration of the block, which ends with the run's last event."""
 
-    def __init__(self, run: RunContext, addresses: Collection[str], connect: Connect, say: Callable[[str], None]) -> None:
-        self.run, self._connect, self._message = run, connect, say
-        self._watch, run.watch = run.watch, self._on_change
+    def __init__(self, run: RunContext, addresses: Collection[str], connect: Connect, server: str = "") -> None:
+        self.run, self._connect, self._at = run, connect, f" ({server})" if server else ""
+        self._watch, run.watch = run.watch, self._on_event
         self.cancelled = False
         """Whether the audience has canceled the run."""
         self._audience: Audience | None = None
@@ -152,7 +137,7 @@ class Observer:
         self._views = {address: StageView() for address in addresses}
         self._reported: dict[str, StageView] = {}
         self._notes: deque[Note] = deque(maxlen=NOTES)
-        self._end: End | None = None
+        self._end: RunEnded | None = None
         self._asked = self._swept = time.monotonic()
         self._changing, self._due, self._answered = threading.Lock(), threading.Event(), threading.Event()
         self._ending, self._over = threading.Event(), threading.Event()
@@ -164,10 +149,8 @@ class Observer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and not self._over.is_set():
-            interrupted = not isinstance(error, Exception)
-            kept = "its jobs keep running" if self.run.keep_jobs else "its jobs are stopped, finished stages and checkpoints are kept"
-            self._close(("cancelled", f"interrupted; {kept}") if interrupted else ("crashed", f"{type(error).__name__}: {error}"))
+        if error is not None and self._end is None and not self._over.is_set():  # it ended before the graph began
+            self._close(RunEnded.by(error, self.run.keep_jobs))
         self.run.watch = self._watch
 
     def wait_for_answer(self) -> None:
@@ -181,34 +164,32 @@ class Observer:
             self._over.set()
             raise PedigreeError(f"--prefect always: {self._away}. Nothing was run. {HOW_TO_PREFECT}; or omit the option")
 
-    def finish(self, ends: Sequence[StageEnd]) -> None:
-        """Report how the run ended."""
-        for end in ends:
-            if isinstance(end, StageFailed):
-                state = "cancelled" if end.cause == "cancelled" else "failed"
-                self._change(end.address, replace(self._views[end.address], state=state, detail=end.message))
-        failed = [end for end in ends if isinstance(end, StageFailed)]
-        if self.cancelled:
-            self._close(("cancelled", "canceled from Prefect; finished stages and checkpoints are kept"))
-        else:
-            self._close(("failed", "; ".join(map(str, failed))) if failed else ("completed", ""))
-
     # --- the run's side: never waits -----------------------------------------------------------------------------------
 
-    def _on_change(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
-        self._watch(address, state, detail, folder=folder, seconds=seconds)
-        if state in ("checking", "hashing") or address not in self._views:
-            return
-        if detail and state in ("running", "waiting"):
-            self._notes.append(Note(datetime.now(UTC), address, f"{state}: {detail}"))
-        view = self._views[address]
-        self._change(address, StageView(state, "" if state in MOVING else detail, folder or view.folder, seconds))
+    def _on_event(self, event: RunEvent) -> None:
+        match event:
+            case Notice() | StageBusy(activity="checking" | "hashing"):
+                pass
+            case RunEnded():
+                from_prefect = RunEnded("cancelled", "canceled from Prefect; finished stages and checkpoints are kept")
+                self._close(from_prefect if self.cancelled and event.outcome in ("completed", "failed") else event)
+            case StageBusy():
+                self._change(replace(event, detail=""))  # it changes constantly
+            case _:
+                self._change(event)
+        self._watch(event)
 
-    def _change(self, address: str, view: StageView) -> None:
+    def _change(self, event: StageEvent) -> None:
+        if event.address not in self._views:
+            return
+        if isinstance(event, StageStarted | StageWaiting) and event.detail:
+            state = "running" if isinstance(event, StageStarted) else "waiting"
+            self._notes.append((datetime.now(UTC), event.address, f"{state}: {event.detail}"))
         with self._changing:
-            if view == self._views[address]:
+            before = self._views[event.address]
+            self._views[event.address] = after = before.after(event)
+            if after == before:
                 return
-            self._views[address] = view
             self._keep()
         self._due.set()
 
@@ -217,7 +198,7 @@ class Observer:
             with suppress(OSError):  # the job itself reports a full disk
                 self._audience.keep(self._views, self._end)
 
-    def _close(self, end: End) -> None:
+    def _close(self, end: RunEnded) -> None:
         with self._changing:
             self._end = end
             self._keep()
@@ -229,7 +210,7 @@ class Observer:
 
     def _say(self, text: str) -> None:
         with suppress(BaseException):  # a dead worker leaves a broken pipe, which rich turns into SystemExit
-            self._message(text)
+            self.run.ledger.notice(f"{text}{self._at}", urgent=True)
 
     # --- the audience's side: its own thread ---------------------------------------------------------------------------
 
@@ -290,14 +271,14 @@ class Observer:
         with self._changing:
             views = dict(self._views)
         while self._notes:
-            audience.note(self._notes[0])
+            audience.note(*self._notes[0])
             self._notes.popleft()
         for address, view in views.items():
             if self._reported.get(address, StageView()) != view:
                 audience.update(address, view)
                 self._reported[address] = view
-            if view.live and view.folder is not None:
-                audience.follow(address, view.folder)
+            if view.live:
+                audience.follow(address, view)
         if end is not None:
             audience.end(end)
             self._end_reported = True

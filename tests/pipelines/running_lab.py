@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from in_process import InProcessLauncher
 
 from pedigree.configs.base.project import Project
 from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.events import Notice, RunEnded, RunEvent, StageProgressed, StageView, Watch, unwatched
 from pedigree.pipelines.jobs.launcher import LocalLauncher
 from pedigree.pipelines.run.ensure import Result
-from pedigree.pipelines.run.runs import open_run, run_graph
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.runs import run_graph
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLEAN = "Data and pipelines are up to date."
@@ -206,6 +209,17 @@ def unneeded(folder: str, names: list[str]) -> set[str]:
     return {name for name in names if path.parts[0] == "stages" and ".py" in name and name.partition(".")[0] not in JOB_CODE}
 
 
+def told_in_words(watch: Callable[[str, str, str], None]) -> Watch:
+    """Passes on a stage's new states: address, state, detail."""
+
+    def listen(event: RunEvent) -> None:
+        if not isinstance(event, StageProgressed | Notice | RunEnded):
+            view = StageView().after(event)
+            watch(event.address, view.state, view.detail)
+
+    return listen
+
+
 class Lab:
     """The project, its copy of our code, and what tests do with them."""
 
@@ -276,8 +290,7 @@ class Lab:
         self.write("knobs.json", json.dumps({f"lab/{name}": knobs for name, knobs in stages.items()}))
 
     def run(self, *overrides: str, cancelled: threading.Event | None = None, watch: Any = None) -> RunContext:
-        told = {"watch": watch} if watch else {}
-        run = open_run(self.project, "lab", overrides, cancelled=cancelled, **told)
+        run = open_run(self.project, Request("lab", overrides), cancelled=cancelled, watch=told_in_words(watch) if watch else unwatched)
         run.code_root, run.launcher = self.code, self.launcher
         return run
 
@@ -297,7 +310,7 @@ class Lab:
     def orchestrator(self, code: str) -> subprocess.Popen[str]:
         """Another process that runs `code` after `run` was opened with this lab's code and project."""
         start = "from pedigree.configs.base.project import Project; from pedigree.pipelines.run.runs import *\n"
-        start += "run = open_run(Project.find(), 'lab')\n"
+        start += "from pedigree.pipelines.run.opening import Request, open_run\nrun = open_run(Project.find(), Request('lab'))\n"
         return subprocess.Popen([sys.executable, "-c", start + code], cwd=self.root, env=self.environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
 

@@ -30,10 +30,13 @@ from pedigree.pipelines.jobs.preparation import prepare
 from pedigree.pipelines.jobs.processes import kill_all, processes_of
 from pedigree.pipelines.jobs.scratch_state import read_spec
 from pedigree.pipelines.jobs.slots import Pool, slots
+from pedigree.pipelines.ledger import ledger as ledger_module
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.run import ensure as ensure_module
 from pedigree.pipelines.run.ensure import Result, ensure, identify
-from pedigree.pipelines.run.runs import load_run, open_run, plan, run_graph
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.plans import plan
+from pedigree.pipelines.run.runs import run_graph
 
 RECIPE = "configs/recipes/lab.yaml"
 
@@ -64,7 +67,7 @@ def made(ends: list[Any]) -> dict[str, str]:
 
 
 def stale(lab: Lab) -> dict[str, tuple[str, ...]]:
-    return {entry.node.name: entry.reasons for entry in plan(load_run(lab.project, "lab")) if entry.reasons}
+    return {entry.node.name: entry.reasons for entry in plan(open_run(lab.project, Request("lab"), looking=True)) if entry.reasons}
 
 
 def no_mixture(lab: Lab) -> None:
@@ -327,6 +330,26 @@ def test_a_source_file_that_is_edited_once_its_job_has_been_given_it(lab: Lab, m
     no_mixture(lab)
 
 
+def test_a_source_file_that_is_edited_while_an_artifact_in_place_is_hashed_for_the_ledger(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock file was lost, and the artifact would be recorded under the edited file."""
+    file_lab(lab)
+    outcomes(lab)
+    (lab.root / "artifacts/lab/dvc.lock").unlink()
+    shutil.rmtree(lab.root / ".dvc/cache")
+    survey = ledger_module.survey
+
+    def saved_meanwhile(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(ledger_module, "survey", survey)
+        lab.write("rows.jsonl", "two\n")
+        return survey(*given, **more)
+
+    monkeypatch.setattr(ledger_module, "survey", saved_meanwhile)
+    assert outcomes(lab, forced=("suite",))["raw"] == "ran" and text_of_raw(lab) == "two\n" and not stale(lab)
+    no_mixture(lab)
+
+
 def test_commands_that_look_write_nothing(lab: Lab) -> None:
     def files() -> dict[str, tuple[int, bytes]]:
         found = [path for path in lab.root.rglob("*") if path.is_file() and not path.is_relative_to(lab.root / ".dvc")]
@@ -371,7 +394,7 @@ def clean_ran_once(lab: Lab) -> bool:
 @pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
 def test_work_of_a_variant_is_taken_when_the_recipe_becomes_what_the_variant_was(lab: Lab, ended: bool) -> None:
     six = "raw.sources=[{type: arithmetic, operations: [add], digits: [1], count: 6, seed: 2}]"
-    with left_behind(lab, f"run_graph(open_run(Project.find(), 'lab', [{six!r}]))") as scratch:
+    with left_behind(lab, f"run_graph(open_run(Project.find(), Request('lab', ({six!r},))))") as scratch:
         if ended:
             (lab.root / "go").touch()
             until(lambda: (scratch / "done.json").exists() and not list(processes_of(scratch)))
@@ -388,7 +411,7 @@ def test_work_of_a_recipe_that_was_renamed_is_recorded_under_its_new_name(lab: L
     with left_behind(lab, "run_graph(run)"):
         (lab.root / RECIPE).rename(lab.root / "configs/recipes/lab2.yaml")
         (lab.root / "go").touch()
-        run = open_run(lab.project, "lab2")
+        run = open_run(lab.project, Request("lab2"))
         run.code_root = lab.code
         ends = run_graph(run)
     assert made(ends)["clean"] == "attached" and clean_ran_once(lab)
@@ -466,7 +489,7 @@ def test_what_was_kept_one_by_one_is_told_as_what_it_is(lab: Lab, choice: Any, l
     (scratch / log).write_text('["0123", {}]\n')
     run = lab.run()
     run.on_code_change = choice
-    prepare(run, node := run.graph.find("clean"), identify(run, node), *run.execution.of(node.kind, node.name))
+    prepare(run, node := run.graph.find("clean"), identify(run, node, run.identities()), *run.execution.of(node.kind, node.name))
     assert read_spec(scratch).marks == ((f"code changed at {called}: {STAGE}",) if choice == "take" else ())
     assert any(f"lab/clean resumes from {called} with its original code" in notice for notice in run.ledger.notices) == (choice == "keep")
     assert (scratch / log).exists() == (choice != "rerun"), "what begins again goes on from nothing"

@@ -26,7 +26,7 @@ from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_o
 from pedigree.pipelines.estimate.memory import GIB, Trained
 from pedigree.pipelines.estimate.needs import Facts, needs_of, scored, trained_parameters
 from pedigree.pipelines.estimate.shapes import KNOWN, Shape
-from pedigree.pipelines.run.runs import load_execution
+from pedigree.pipelines.run.opening import load_execution
 
 LLAMA = KNOWN["meta-llama/Llama-3.1-8B"]
 PARAMETERS = 8_030_261_248

@@ -358,7 +358,7 @@ def test_without_a_server_no_server_is_started_and_prefect_is_not_imported(tmp_p
     with (tmp_path / "imports").open("w") as imports:  # more than fits into a pipe that nobody reads
         process = command.until("run", "lab", ready=lambda: step_of(command.lab, "clean") > 1, stderr=imports)
         ours = [line for line in processes_with(str(command.lab.code)) if " -m " in line]
-        assert sorted(line.split(" -m ")[1].split()[0] for line in ours) == ["pedigree.pipelines.cli", "stages"]
+        assert sorted(line.split(" -m ")[1].split()[0] for line in ours) == ["pedigree.pipelines.cli", "pedigree.stages"]
         out, _ = process.communicate(timeout=deadline(60))
     lines = (tmp_path / "imports").read_text().splitlines()
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines if line.startswith("import time:")}

@@ -18,7 +18,7 @@ from pedigree.configs.base.project import Project
 from pedigree.data.store import heartbeat
 from pedigree.pipelines import flow
 from pedigree.pipelines.flow import FlowRecord, connected
-from pedigree.pipelines.jobs.context import unwatched
+from pedigree.pipelines.jobs.events import RunEnded, unwatched
 from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.run import observer
 from pedigree.pipelines.run.observer import Observer
@@ -83,10 +83,10 @@ def observed(project: Project) -> Iterator[None]:
     """A run that goes on and has nothing to tell but of others."""
     graph = SimpleNamespace(recipe="quiet", source=None, overrides={}, nodes={})
     run: Any = SimpleNamespace(project=project, graph=graph, watch=unwatched, keep_jobs=False, cancelled=threading.Event())
-    with Observer(run, [], lambda addresses: connected(run, addresses), print) as watching:
+    with Observer(run, [], lambda addresses: connected(run, addresses)) as watching:
         watching.wait_for_answer()
         yield
-        watching.finish([])
+        run.watch(RunEnded("completed"))
 
 
 @needs_elsewhere

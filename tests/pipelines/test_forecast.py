@@ -24,7 +24,7 @@ from pedigree.pipelines.estimate.machines import hardware_of
 from pedigree.pipelines.estimate.rates import Rates
 from pedigree.pipelines.estimate.schedule import Forecast, Task, TimeLeft, makespan, outlook
 from pedigree.pipelines.estimate.shapes import KNOWN
-from pedigree.pipelines.run.runs import load_execution
+from pedigree.pipelines.run.opening import load_execution
 
 MADE = Rates(fp32=50e9, bf16=5e9, bandwidth=1e10)
 SMOLLM = KNOWN["HuggingFaceTB/SmolLM2-135M"]

@@ -16,7 +16,7 @@ from pedigree.data.artifacts.artifacts import Run, read_run
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.lineage.trace import RowQuery, trace
 from pedigree.pipelines.maintain.forget import forget, gpu_hours, without
-from pedigree.pipelines.run.runs import plan
+from pedigree.pipelines.run.plans import plan
 
 ROWS = """
     def run(config, inputs, job):

@@ -169,9 +169,9 @@ def test_what_a_variant_or_another_recipe_was_made_from_survives(lab: Lab, other
         run(lab, "cleaner.ngram=7")
     else:
         lab.write("configs/recipes/more.yaml", "description: more\nexecution: lab\nextends: lab\nstages: {cleaner: {ngram: 9}}\n")
-        from pedigree.pipelines.run.runs import open_run
+        from pedigree.pipelines.run.opening import Request, open_run
 
-        context = open_run(lab.project, "more")
+        context = open_run(lab.project, Request("more"))
         context.code_root = lab.code
         assert all(isinstance(end, Result) for end in run_graph(context))
         (lab.root / "configs/recipes/more.yaml").unlink()  # its dvc.lock is what counts

@@ -29,7 +29,8 @@ RUNNER = """
 import os, signal, threading, time
 from pathlib import Path
 from pedigree.configs.base.project import Project
-from pedigree.pipelines.run.runs import open_run, run_graph
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.runs import run_graph
 
 def die():
     while not Path("go.waiting").exists():
@@ -37,7 +38,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 threading.Thread(target=die, daemon=True).start()
-run_graph(open_run(Project.find(), "lab"))
+run_graph(open_run(Project.find(), Request("lab")))
 """
 
 

@@ -1,9 +1,9 @@
 """What a person sees while a recipe runs."""
 
 import io
-import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,19 +13,20 @@ from pedigree.data.store.untrusted import ArtifactError
 from pedigree.pipelines.cli.progress import (
     Board,
     Display,
-    StageView,
+    Row,
     doing,
     eta_seconds,
     numbers_text,
     render,
     time_left,
     took,
-    with_heartbeat,
 )
 from pedigree.pipelines.estimate.schedule import TimeLeft
+from pedigree.pipelines.jobs.events import StageEnded, StageProgressed, StageStarted, StageWaiting
 from pedigree.pipelines.quantities import duration, number, rough
 
-RUNNING = StageView("sft", "sft", "running", started=1000.0)
+SFT = "tiny/sft"
+RUNNING = Row("running", name="sft", started=1000.0)
 
 
 def shown(views, now=1000.0, note="", height=50) -> str:
@@ -35,23 +36,27 @@ def shown(views, now=1000.0, note="", height=50) -> str:
 
 
 def beat(step, total, **numbers):
-    return {"step": step, "total": total, "numbers": numbers}
+    return StageProgressed(SFT, step, total, numbers)
+
+
+def rows(*names):
+    return {f"tiny/{name}": Row(name=name) for name in names}
 
 
 def test_eta_is_measured_from_the_first_counted_step_not_from_the_start_of_the_job():
     # the job starts at 1000 and loads its model for 90 s; steps 1..5 take 2 s each: 45 left * 2 s
-    view = with_heartbeat(RUNNING, beat(0, 50), 1030.0)
-    view = with_heartbeat(view, beat(1, 50), 1090.0)
+    view = RUNNING.at(beat(0, 50), 1030.0)
+    view = view.at(beat(1, 50), 1090.0)
     assert eta_seconds(view) is None
-    view = with_heartbeat(view, beat(5, 50), 1098.0)
+    view = view.at(beat(5, 50), 1098.0)
     assert eta_seconds(view) == pytest.approx(45 * 2.0)
 
 
 def test_eta_starts_afresh_when_a_new_attempt_begins_at_an_earlier_step():
-    view = with_heartbeat(with_heartbeat(RUNNING, beat(30, 50), 1000.0), beat(40, 50), 1010.0)
-    view = with_heartbeat(view, beat(20, 50), 1100.0)
+    view = RUNNING.at(beat(30, 50), 1000.0).at(beat(40, 50), 1010.0)
+    view = view.at(beat(20, 50), 1100.0)
     assert eta_seconds(view) is None
-    assert eta_seconds(with_heartbeat(view, beat(22, 50), 1110.0)) == pytest.approx(28 * 5.0)
+    assert eta_seconds(view.at(beat(22, 50), 1110.0)) == pytest.approx(28 * 5.0)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "0s"), (59.4, "59s"), (59.6, "1m 00s"), (3599.7, "1h 00m"), (7620, "2h 07m")])
@@ -92,19 +97,19 @@ def test_loss_or_reward_comes_first_and_the_rate_last():
 
 def test_a_stage_that_only_loads_says_so_and_a_long_step_for_how_long_it_goes_on():
     assert doing(RUNNING, 1010.0).startswith("starting")
-    view = with_heartbeat(replace(RUNNING, timeout=600.0), beat(3, 10, loss=1.5), 1010.0)
+    view = replace(RUNNING, timeout=600.0).at(beat(3, 10, loss=1.5), 1010.0)
     assert "step 3/10" in doing(view, 1011.0) and "into this step" not in doing(view, 1011.0)
     assert "1m 10s into this step" in doing(view, 1080.0) and "heartbeat" not in doing(view, 1080.0)
 
 
 def test_silence_is_a_warning_only_where_the_job_may_soon_be_ended_for_it():
-    view = with_heartbeat(replace(RUNNING, timeout=600.0), beat(3, 10), 1000.0)
+    view = replace(RUNNING, timeout=600.0).at(beat(3, 10), 1000.0)
     assert "heartbeat" not in doing(view, 1400.0)
     assert "no heartbeat for 7m 10s; the job is terminated after 10m 00s" in doing(view, 1430.0)
 
 
 def test_the_time_left_of_a_stage_is_measured_and_before_that_estimated():
-    view = with_heartbeat(with_heartbeat(RUNNING, beat(1, 50), 1090.0), beat(5, 50), 1098.0)  # two seconds a step
+    view = RUNNING.at(beat(1, 50), 1090.0).at(beat(5, 50), 1098.0)  # two seconds a step
     assert time_left(view, 500.0, 1099.0) == pytest.approx(45 * 2.0 - 1.0)
     assert time_left(RUNNING, 500.0, 1020.0) == 480.0
     assert time_left(RUNNING, 10.0, 1020.0) == 0.0  # it should be over
@@ -115,17 +120,17 @@ def test_the_time_left_of_a_stage_is_measured_and_before_that_estimated():
 def test_the_time_that_a_stage_waits_for_its_slots_is_none_of_its_own(monkeypatch, tmp_path):
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    board = Board("tiny", [("tiny/sft", "sft", "sft")])
-    board.update("tiny/sft", "waiting", "for 2 of 2 slots")
+    board = Board("tiny", rows("sft"))
+    board.update(StageWaiting(SFT, "for 2 of 2 slots"))
     now[0] = 1060.0
-    assert took(board.views["tiny/sft"], 1060.0) == "1m 00s"
-    board.update("tiny/sft", "running", folder=tmp_path)
-    assert took(board.views["tiny/sft"], 1065.0) == "5s"
+    assert took(board.rows["tiny/sft"], 1060.0) == "1m 00s"
+    board.update(StageStarted(SFT, tmp_path))
+    assert took(board.rows["tiny/sft"], 1065.0) == "5s"
     now[0] = 1070.0
-    board.update("tiny/sft", "running", "attempt 2", folder=tmp_path)
+    board.update(StageStarted(SFT, tmp_path, "attempt 2"))
     now[0] = 1090.0
-    board.update("tiny/sft", "ran", seconds=90.0)
-    assert took(board.views["tiny/sft"], 1100.0) == "30s"
+    board.update(StageEnded("tiny/sft", "ran", seconds=90.0))
+    assert took(board.rows["tiny/sft"], 1100.0) == "30s"
 
 
 class Told:
@@ -143,18 +148,17 @@ def test_the_head_of_the_tree_and_a_line_now_and_then_tell_the_time_left_of_the_
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     forecast = Told()
-    stages = [("tiny/base", "base", "source_model"), ("tiny/sft", "sft", "sft"), ("tiny/eval", "eval", "evaluate")]
-    board = Board("tiny", stages, forecast, ["tiny/sft", "tiny/eval"])  # pyright: ignore[reportArgumentType]
+    board = Board("tiny", rows("base", "sft", "eval"), forecast, ["tiny/sft", "tiny/eval"])  # pyright: ignore[reportArgumentType]
     display = Display(board, io.StringIO(), interval_s=15)
     assert board.left(1000.0) == ""  # it may be that all is up to date
-    board.update("tiny/sft", "running")
+    board.update(StageStarted(SFT, Path("scratch")))
     assert display.lines(1000.0)[0] == "tiny: about 20 minutes left"
     assert not any("left" in line for line in display.lines(1030.0))
     assert display.lines(1300.0)[0] == "tiny: about 15 minutes left"
-    board.update("tiny/sft", "ran", seconds=330.0)
+    board.update(StageEnded("tiny/sft", "ran", seconds=330.0))
     assert board.left(1330.0) == "about 10 minutes left" and forecast.ended[-1] == {"tiny/sft"}  # that `base` is not here is no matter
-    assert "tiny  1/3 stages  about 10 minutes left" in shown_with(board.left(1330.0), list(board.views.values()))
-    board.update("tiny/eval", "ran", seconds=1.0)
+    assert "tiny  1/3 stages  about 10 minutes left" in shown_with(board.left(1330.0), list(board.rows.values()))
+    board.update(StageEnded("tiny/eval", "ran", seconds=1.0))
     assert board.left(1400.0) == ""
 
 
@@ -170,8 +174,8 @@ def test_a_forecast_that_cannot_be_made_leaves_the_display_alone(error):
         def left(self, *_):
             raise error
 
-    board = Board("tiny", [("tiny/sft", "sft", "sft")], Broken(), ["tiny/sft"])  # pyright: ignore[reportArgumentType]
-    board.update("tiny/sft", "running")
+    board = Board("tiny", rows("sft"), Broken(), ["tiny/sft"])  # pyright: ignore[reportArgumentType]
+    board.update(StageStarted(SFT, Path("scratch")))
     assert board.left(1e9) == ""
 
 
@@ -179,9 +183,9 @@ def test_the_tree_shows_every_state():
     views = [
         replace(RUNNING, name="a", state="unchanged"),
         replace(RUNNING, name="b", state="failed", detail="no rows"),
-        with_heartbeat(replace(RUNNING, name="c"), beat(3, 10, reward=0.25), 1000.0),
-        StageView("d", "pair", "skipped"),
-        StageView("e", "pair"),
+        replace(RUNNING, name="c").at(beat(3, 10, reward=0.25), 1000.0),
+        Row("skipped", name="d"),
+        Row(name="e"),
     ]
     text = shown(views, note="starting Prefect")
     for part in ("tiny  1/5 stages", "starting Prefect", "a  up to date", "b  no rows", "step 3/10  reward 0.25", "e"):
@@ -190,8 +194,8 @@ def test_the_tree_shows_every_state():
 
 
 def test_a_tree_higher_than_the_screen_folds_around_what_runs():
-    done = [StageView(f"a{i}", "pair", "unchanged") for i in range(20)]
-    coming = [StageView(f"z{i}", "pair") for i in range(20)]
+    done = [Row("unchanged", name=f"a{i}") for i in range(20)]
+    coming = [Row(name=f"z{i}") for i in range(20)]
     views = [*done, replace(RUNNING, name="now"), *coming]
     assert len(shown(views, height=50).splitlines()) == 42
     lines = shown(views, height=30).splitlines()
@@ -204,59 +208,47 @@ def test_markup_in_a_message_is_shown_not_interpreted():
     assert "[/red] [bold]" in shown([replace(RUNNING, state="failed", detail="[/red] [bold]")])
 
 
-def test_plain_lines_come_with_every_change_and_every_fifteen_seconds():
-    board = Board("tiny", [("tiny/sft", "sft", "sft"), ("tiny/eval", "eval", "evaluate")])
+def test_plain_lines_come_with_every_change_and_every_fifteen_seconds(monkeypatch):
+    now = [50.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    board = Board("tiny", rows("sft", "eval"))
     display = Display(board, io.StringIO(), interval_s=15)
     assert display.lines(0.0) == []
-    board.update("tiny/sft", "running")
+    board.update(StageStarted(SFT, Path("scratch")))
     (line,) = display.lines(100.0)
     assert line.startswith("● sft") and "running" in line
     assert display.lines(110.0) == []
     assert len(display.lines(115.0)) == 1
-    board.update("tiny/sft", "ran", seconds=65.0)
-    board.update("tiny/eval", "failed", "no suite")
+    now[0] = 115.0
+    board.update(StageEnded("tiny/sft", "ran", seconds=65.0))
+    board.update(StageEnded("tiny/eval", "failed", "no suite", "refused"))
     done, failed = display.lines(116.0)
     assert done.startswith("✓ sft") and "1m 05s" in done
     assert failed.startswith("✗ eval") and "no suite" in failed
     assert display.lines(200.0) == []
 
 
-def test_heartbeats_are_read_from_the_scratch_folder_of_a_running_job(tmp_path):
-    board = Board("tiny", [("tiny/sft", "sft", "sft")])
-    board.update("tiny/sft", "running", folder=tmp_path)
-    board.read_heartbeats()  # nothing there yet
-    (tmp_path / "progress.json").write_text("{")  # half a file: of a job that was killed
-    board.read_heartbeats()
-    (tmp_path / "progress.json").write_text(json.dumps(beat(4, 8, loss=2.0)))
-    board.read_heartbeats()
-    view = board.views["tiny/sft"]
-    assert (view.step, view.total, view.numbers) == (4, 8, {"loss": 2.0})
-
-
-@pytest.mark.parametrize("hours", [-1, 0, 1])
-def test_silence_of_a_job_is_timed_by_who_looks_whatever_its_clock_says(tmp_path, monkeypatch, hours):
-    stream, board, now = io.StringIO(), Board("tiny", [("tiny/sft", "sft", "sft")]), [100.0]
+def test_the_silence_of_a_job_is_timed_from_the_arrival_of_its_heartbeat(tmp_path, monkeypatch):
+    stream, board, now = io.StringIO(), Board("tiny", rows("sft")), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    board.update("tiny/sft", "running", folder=tmp_path)
+    board.update(StageStarted(SFT, tmp_path))
     with Display(board, stream, interval_s=60):
         for step in (4, 5):
-            (tmp_path / "progress.json").write_text(json.dumps(beat(step, 8) | {"time": time.time() + 3600 * hours}))
             now[0] += 20.0
-            board.read_heartbeats()
+            board.update(beat(step, 8))
     assert "step 5/8" in stream.getvalue() and "into this step" not in stream.getvalue()
     stream = io.StringIO()
     with Display(board, stream, interval_s=60):
         now[0] += 70.0
-        board.read_heartbeats()
     assert "1m 10s into this step" in stream.getvalue()
 
 
 def test_without_a_terminal_nothing_but_lines_is_written():
     stream = io.StringIO()
-    board = Board("tiny", [("tiny/sft", "sft", "sft")])
+    board = Board("tiny", rows("sft"))
     with Display(board, stream, interval_s=0.05):
-        board.update("tiny/sft", "running")
+        board.update(StageStarted(SFT, Path("scratch")))
         until(stream.getvalue)
-        board.update("tiny/sft", "ran", seconds=1.0)
+        board.update(StageEnded("tiny/sft", "ran", seconds=1.0))
     assert "\x1b" not in stream.getvalue()
     assert stream.getvalue().splitlines()[-1].startswith("✓ sft")

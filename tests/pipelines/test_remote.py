@@ -20,12 +20,14 @@ from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
 from reproduction_lab import Clone
 from running_lab import Lab
 
-from pedigree.pipelines.cli.plan import plan
+from pedigree.pipelines.cli.plan import rows_of
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.ledger.store import RemoteError, Store
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.run.ensure import Result
-from pedigree.pipelines.run.runs import load_run, pull, push, run_graph
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.plans import plan
+from pedigree.pipelines.run.runs import pull, push, run_graph
 
 BUCKET = "pedigree-test"
 ALL = {"suite", "raw", "clean", "cleaner"}
@@ -110,7 +112,8 @@ def test_a_clone_without_data_knows_what_is_done_and_reads_records_alone(lab: La
     stages = yaml.safe_load((clone.root / "artifacts/lab/dvc.lock").read_text())["stages"].values()
     records = {out["md5"] for stage in stages for out in stage["outs"] if out["path"].endswith("record.json")}
     downloads(store)
-    assert {row.state for row in plan(load_run(clone.project, "lab"))} == {"in the remote"}
+    looking = open_run(clone.project, Request("lab"), looking=True)
+    assert {row.state for row in rows_of(looking, plan(looking))} == {"in the remote"}
     read = downloads(store)
     assert {"".join(name.split("/")[-2:]) for name in read} == records and len(read) == len(records) == 4
     assert outcomes(clone.run()) == dict.fromkeys(ALL, "remote")
@@ -236,7 +239,8 @@ def test_a_remote_that_cannot_be_used_is_named_with_its_remedy(
     assert all(word in str(raised.value) for word in said)
     ends = [end for end in run_graph(clone.run(), {"lab/raw"}) if isinstance(end, StageFailed)]
     assert "cannot be used" in str(ends[0]) and "--force" in str(ends[0]) and clone.runs() == []
-    assert {row.state for row in plan(clone.run(), {"lab/raw"})} == {"will run"}
+    run = clone.run()
+    assert {row.state for row in rows_of(run, plan(run, {"lab/raw"}))} == {"will run"}
     clone.edit("configs/recipes/lab.yaml", "seed: 2", "seed: 9")
     run = clone.run()
     assert outcomes(run)["raw"] == "ran"

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,19 +20,21 @@ from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts import artifacts
 from pedigree.data.artifacts.artifacts import PARTS
-from pedigree.pipelines.cli.plan import misfits, needs_cells, totals
-from pedigree.pipelines.cli.plan import plan as planned_rows
+from pedigree.pipelines.cli.plan import misfits, needs_cells, rows_of, totals
 from pedigree.pipelines.cli.running import run_what_is_due
 from pedigree.pipelines.jobs import launcher
 from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.events import RunEnded, RunEvent, StageBusy, StageDue, StageEnded, StageProgressed, StageStarted
 from pedigree.pipelines.jobs.preparation import InputsGone
 from pedigree.pipelines.ledger import ledger, store
 from pedigree.pipelines.ledger.store import RemoteError, Store
 from pedigree.pipelines.ledger.transfers import RemoteObjects
-from pedigree.pipelines.request import up_to_date_results
 from pedigree.pipelines.run import ensure as ensure_module
+from pedigree.pipelines.run.checks import checked_plan
 from pedigree.pipelines.run.ensure import Result, ensure, identify, log_file, run_under_dvc
-from pedigree.pipelines.run.runs import NotRun, load_run, plan, pull, run_graph, selected, unchanged
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.plans import plan, selection
+from pedigree.pipelines.run.runs import NotRun, pull, run_graph, settled
 
 
 @pytest.fixture
@@ -119,6 +122,27 @@ def test_a_bug_met_by_one_stage_is_its_end_and_leaves_the_others_running(lab: La
     assert lab.runs() == ["suite"] and set(outcomes(lab).values()) == {"unchanged", "ran"}
 
 
+def test_the_heartbeats_of_a_job_are_events_of_the_run_between_its_start_and_its_end(lab: Lab) -> None:
+    """The job lasts until the listener has its heartbeat."""
+    lab.knobs(raw={"hold": "go"})
+    events: list[RunEvent] = []
+
+    def listen(event: RunEvent) -> None:
+        events.append(event)
+        if event == StageProgressed("lab/raw", 0, 0, {}):
+            (lab.root / "go").touch()
+
+    bound = threading.Timer(deadline(60), (lab.root / "go").touch)
+    bound.start()
+    run = lab.run()
+    run.watch = listen
+    (end,) = run_graph(run, ["lab/raw"])
+    bound.cancel()
+    kinds = [type(event) for event in events if getattr(event, "address", "lab/raw") == "lab/raw"]
+    assert list(dict.fromkeys(kinds)) == [StageDue, StageBusy, StageStarted, StageProgressed, StageEnded, RunEnded]
+    assert isinstance(end, Result) and events[-2:] == [StageEnded("lab/raw", "ran", seconds=end.seconds), RunEnded("completed")]
+
+
 def test_deleted_artifacts_come_back_from_the_cache(built: Lab) -> None:
     before, runs = built.contents(), built.runs()
     for name in ("clean", "cleaner"):
@@ -133,9 +157,9 @@ def test_a_run_states_the_time_of_jobs_alone_as_its_plan_does(built: Lab, capsys
     chosen = frozenset(run.graph.nodes)
     stated = f"{run.graph.source}: less than a minute on this machine"
     shutil.rmtree(built.root / "artifacts" / "lab" / "cleaner")
-    run_what_is_due(built.project, run, chosen, frozenset(), "never")
+    run_what_is_due(run, chosen, frozenset(), "never")
     assert stated not in capsys.readouterr().out
-    run_what_is_due(built.project, built.run(), chosen, frozenset({"lab/cleaner"}), "never")
+    run_what_is_due(built.run(), chosen, frozenset({"lab/cleaner"}), "never")
     assert stated in capsys.readouterr().out
 
 
@@ -198,16 +222,16 @@ def test_a_model_that_the_cache_gives_back_needs_no_memory(lab: Lab) -> None:
     run = lab.run()
     chosen = frozenset(run.graph.nodes)
     with pytest.raises(ConfigError, match="stage sft: memory needs"):
-        up_to_date_results(run, chosen, frozenset({"lab/sft"}))
+        checked_plan(run, chosen, frozenset({"lab/sft"}))
     objects = {path.read_bytes(): path for path in lab.root.glob(".dvc/cache/files/md5/??/*") if path.is_file()}
     weights = lab.root / "artifacts/lab/sft/payload/model.safetensors"
     damaged, good = objects[weights.read_bytes()], weights.read_bytes()
     for name in ("base", "sft"):
         shutil.rmtree(lab.root / "artifacts/lab" / name)
-    rows = {row.node.name: row for row in planned_rows(run)}
+    rows = {row.node.name: row for row in rows_of(run, plan(run))}
     assert (rows["base"].state, rows["sft"].state) == ("cached", "cached") and not misfits(rows.values())
     assert totals(rows.values()) == (0, 0, 0) and needs_cells(rows["sft"]) is None
-    assert up_to_date_results(run, chosen, frozenset()) is None
+    assert len(settled(checked_plan(run, chosen, frozenset()))) < len(chosen)
     ends = outcomes(lab)
     assert (ends["base"], ends["sft"]) == ("restored", "restored")
     shutil.rmtree(lab.root / "artifacts/lab/sft")
@@ -215,7 +239,7 @@ def test_a_model_that_the_cache_gives_back_needs_no_memory(lab: Lab) -> None:
     damaged.write_bytes(good[:-1] + b"?")
     damaged.chmod(0o444)
     run = lab.run()
-    assert up_to_date_results(run, chosen, frozenset()) is None
+    assert len(settled(checked_plan(run, chosen, frozenset()))) < len(chosen)
     (failed,) = [end for end in run_graph(run) if isinstance(end, StageFailed)]
     assert failed.address == "lab/sft" and "its cached result is unusable, and its job needs more memory" in failed.message
 
@@ -404,13 +428,17 @@ def test_edited_artifact_is_put_right(built: Lab) -> None:
 
 
 def test_selection(built: Lab) -> None:
-    graph = built.run().graph
-    assert selected(graph) == frozenset(graph.nodes)
-    assert selected(graph, until=["clean"]) == {"lab/raw", "lab/suite", "lab/clean"}
-    assert selected(graph, start=["clean"]) == {"lab/clean", "lab/cleaner"}
-    assert selected(graph, only=["raw"]) == {"lab/raw"}
+    run = built.run()
+
+    def selected(**options: tuple[str, ...]) -> frozenset[str]:
+        return selection(run, Request("lab", **options))[0]
+
+    assert selected() == frozenset(run.graph.nodes)
+    assert selected(until=("clean",)) == {"lab/raw", "lab/suite", "lab/clean"}
+    assert selected(start=("clean",)) == {"lab/clean", "lab/cleaner"}
+    assert selected(only=("raw",)) == {"lab/raw"}
     with pytest.raises(UsageProblem, match="nonsense"):
-        selected(graph, only=["nonsense"])
+        selected(only=("nonsense",))
 
 
 def test_selected_stage_without_its_input_says_so(lab: Lab) -> None:
@@ -423,7 +451,7 @@ def test_an_input_that_no_artifact_may_be_is_named_and_is_no_bug(lab: Lab) -> No
     assert ensure(run, run.graph.find("suite")).outcome == ensure(run, run.graph.find("raw")).outcome == "ran"
     (lab.root / "artifacts/lab/raw/payload/link").symlink_to("/etc/passwd")
     with pytest.raises(StageFailed, match=r"input lab/raw: .*link"):
-        identify(run, run.graph.find("clean"))
+        identify(run, run.graph.find("clean"), run.identities())
 
 
 def test_malformed_dvc_file_elsewhere_is_named(lab: Lab) -> None:
@@ -487,7 +515,7 @@ def test_a_remote_that_does_not_give_a_record_is_no_reason_to_make_anything_agai
         raise OSError(errno.EIO, "503 Slow Down")
 
     monkeypatch.setattr(RemoteObjects, "open", busy)
-    (reason,) = plan(load_run(away.project, "lab"), {"lab/suite"})[0].reasons
+    (reason,) = plan(open_run(away.project, Request("lab"), looking=True), {"lab/suite"})[0].reasons
     assert re.match(r"cannot determine whether it is up to date: the remote 'store' .* 503 Slow Down", reason), reason
     run = away.run()
     monkeypatch.setattr(type(run.ledger.store.repo.cloud), "transfer", busy)
@@ -526,6 +554,6 @@ def test_no_op_loads_no_heavy_library(built: Lab) -> None:
     assert process.communicate(timeout=deadline(60))[0] == "[]\n"
 
 
-def test_unchanged_stops_at_the_first_stale_stage(built: Lab) -> None:
+def test_what_is_settled_ends_at_the_first_stale_stage(built: Lab) -> None:
     run = built.run()
-    assert [end.address for end in unchanged(run, forced={"lab/clean"})] == ["lab/suite", "lab/raw"]
+    assert [end.address for end in settled(plan(run, forced={"lab/clean"}))] == ["lab/suite", "lab/raw"]

@@ -32,7 +32,7 @@ from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.deployments import Terms, cancel_runs, deploy, deployments, remove
 from pedigree.pipelines.flow import _undisturbed, connected
 from pedigree.pipelines.publish.regressions import Fall
-from pedigree.pipelines.request import Request, opened
+from pedigree.pipelines.run.opening import Request, open_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 POOL = "here"
@@ -65,7 +65,7 @@ class Deployed(Command):
         """The same without a shell."""
         request, project = Request("lab"), self.lab.project
         with temporary_settings({PREFECT_API_URL: self.server.url}):
-            graph = opened(project, request, compiled=False).graph
+            graph = open_run(project, request, looking=True).graph
             deploy(project, graph, request, Terms(pool, name=self.name, **terms), self.lab.code)
 
     def here(self, *arguments: str, code: int = 0) -> str:

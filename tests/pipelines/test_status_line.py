@@ -16,14 +16,16 @@ from pedigree.data.artifacts.artifacts import KnownHashes, sha256_path
 from pedigree.data.store import hashing
 from pedigree.pipelines.cli.console import echo
 from pedigree.pipelines.cli.main import app
-from pedigree.pipelines.cli.progress import Board, Display
+from pedigree.pipelines.cli.progress import Board, Display, Row
 from pedigree.pipelines.cli.status_line import StatusLine
 from pedigree.pipelines.jobs import context
+from pedigree.pipelines.jobs.events import StageBusy
 from pedigree.pipelines.ledger import objects, store
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.publish.export import export
 from pedigree.pipelines.run.observer import Observer
-from pedigree.pipelines.run.runs import plan, run_graph, unchanged
+from pedigree.pipelines.run.plans import plan
+from pedigree.pipelines.run.runs import run_graph, settled
 
 NOISE = 5 << 20
 """Bytes of a payload that counts as large here."""
@@ -132,17 +134,17 @@ def test_the_first_look_of_a_run_is_told_and_leaves_no_stage_hashing(lab: Lab, m
     lab.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 6")
     (lab.root / "artifacts/lab/clean/payload/noise").touch()
     seen, run = told_of(lab)
-    assert [end.address for end in unchanged(run)] == ["lab/suite", "lab/raw", "lab/clean"]
+    assert [end.address for end in settled(plan(run))] == ["lab/suite", "lab/raw", "lab/clean"]
     assert [state for address, state, _ in seen if address == "lab/cleaner"][-1] == "pending"
 
 
 @pytest.mark.parametrize("state", ["hashing", "restoring"])
 def test_what_changes_all_the_time_is_kept_and_told_to_prefect_at_most_once(lab: Lab, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     run, nobody, kept = lab.run(), Any, list[int]()
-    observer = Observer(run, list(run.graph.nodes), nobody, print)
+    observer = Observer(run, list(run.graph.nodes), nobody)
     monkeypatch.setattr(observer, "_keep", lambda: kept.append(1))
     for done in range(100):
-        observer._on_change("lab/clean", state, f"{done} of 100 MB")
+        run.watch(StageBusy("lab/clean", state, f"{done} of 100 MB"))  # pyright: ignore[reportArgumentType]
     assert len(kept) == (0 if state == "hashing" else 1)
 
 
@@ -162,12 +164,12 @@ def outcomes_of(run: Any) -> dict[str, str]:
 
 
 def test_hashing_is_shown_without_a_terminal_too() -> None:
-    board = Board("tiny", [("tiny/sft", "sft", "sft")])
+    board = Board("tiny", {"tiny/sft": Row(name="sft")})
     display = Display(board, io.StringIO(), interval_s=15)
-    board.update("tiny/sft", "hashing", "1.0 GB of 3.0 GB")
+    board.update(StageBusy("tiny/sft", "hashing", "1.0 GB of 3.0 GB"))
     (line,) = display.lines(100.0)
     assert "hashing  1.0 GB of 3.0 GB" in line
-    board.update("tiny/sft", "hashing", "2.0 GB of 3.0 GB")
+    board.update(StageBusy("tiny/sft", "hashing", "2.0 GB of 3.0 GB"))
     assert display.lines(105.0) == []
     (line,) = display.lines(115.0)
     assert "2.0 GB of 3.0 GB" in line
@@ -196,8 +198,8 @@ def test_a_command_that_looks_says_what_lasts_beside_its_result() -> None:
     with StatusLine(stream, interval_s=0.05) as telling:
         telling.far("checking")(1_000_000, 2_000_000)
         until(lambda: stream.getvalue().count("\n") == 1)
-        telling.watch("lab/raw", "hashing", "1 of 2 \x1b[31m")
-        telling.watch("lab/raw", "checking", "nothing of interest")
+        telling.watch(StageBusy("lab/raw", "hashing", "1 of 2 \x1b[31m"))
+        telling.watch(StageBusy("lab/raw", "checking", "nothing of interest"))
         until(lambda: stream.getvalue().count("\n") == 2)
     checked, hashed = stream.getvalue().splitlines()
     assert checked == "checking 1.0 MB of 2.0 MB" and hashed.startswith("lab/raw: hashing 1 of 2 ") and "\x1b" not in hashed

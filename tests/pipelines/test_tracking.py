@@ -22,7 +22,8 @@ from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.maintain.gc import collect
 from pedigree.pipelines.run.ensure import Result
-from pedigree.pipelines.run.runs import plan, run_graph
+from pedigree.pipelines.run.plans import plan
+from pedigree.pipelines.run.runs import run_graph
 
 
 def test_a_payload_is_read_by_its_job_and_by_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

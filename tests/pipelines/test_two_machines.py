@@ -27,8 +27,9 @@ from pedigree.pipelines.run.ensure import ensure
 pytestmark = needs_elsewhere
 MACHINE = """
 import os, signal, subprocess, sys
-start = "from pedigree.configs.base.project import Project; from pedigree.pipelines.run.runs import *"
-code = start + "\\nrun = open_run(Project.find(), 'lab'); run.keep_jobs = True; print(*run_graph(run, {'lab/raw'}), flush=True)"
+start = "from pedigree.configs.base.project import Project; from pedigree.pipelines.run.runs import run_graph"
+start += "; from pedigree.pipelines.run.opening import Request, open_run"
+code = start + "\\nrun = open_run(Project.find(), Request('lab')); run.keep_jobs = True; print(*run_graph(run, {'lab/raw'}), flush=True)"
 runner = subprocess.Popen([sys.executable, "-c", code])
 for line in sys.stdin:
     if line == "kill runner\\n":

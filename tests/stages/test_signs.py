@@ -17,7 +17,10 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.artifacts import survey
 from pedigree.data.records import records
 from pedigree.data.store import hashing
-from pedigree.pipelines.cli.progress import StageView, doing, with_heartbeat
+from pedigree.pipelines.cli.progress import Row, doing
+from pedigree.pipelines.jobs.events import StageProgressed
+from pedigree.pipelines.jobs.scratch_state import read_heartbeat
+from pedigree.pipelines.quantities import reported
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.job import job as jobs
 from pedigree.stages.job.inputs import open_inputs
@@ -100,7 +103,9 @@ def test_something_new_is_said_at_once_and_the_same_from_time_to_time(tmp_path: 
 
 
 def shown(folder: Path) -> str:
-    return doing(with_heartbeat(StageView("s", "sft", "running"), said(folder), 0.0), 0.0)
+    beat = read_heartbeat(folder)
+    progressed = StageProgressed("tiny/s", beat.step, beat.total, reported(beat.numbers), beat.work)
+    return doing(Row("running").at(progressed, 0.0), 0.0)
 
 
 def test_what_is_done_beside_the_steps_is_shown(tmp_path: Path, quick: None) -> None:

@@ -1,0 +1,99 @@
+"""Checks before the first job of a run, shared by commands and schedules."""
+
+from collections.abc import Collection, Iterable
+from importlib.util import find_spec
+
+from pedigree.configs.base.document import ConfigError, Problem
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.execution import Execution
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.pipelines.estimate.estimates import refusals
+from pedigree.pipelines.estimate.sampling_plan import sampling_plan_of
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.quantities import counted
+from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
+from pedigree.pipelines.run.plans import Plan, plan, restorable
+
+
+def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> list[Plan]:
+    """Plan a run, and check that the jobs it requires can run.
+
+    Raises:
+        ConfigError: a revision is not pinned, a package is missing, a repository or an asset is unavailable, or a stage does not fit into
+            memory; the message names the stages.
+    """
+    refuse_unpinned(run.graph, chosen)
+    planned = plan(run, chosen, forced, lenient=True)
+    due = {entry.node.address for entry in planned if entry.reasons}
+    if due:
+        refuse_missing_engines(run.graph, due, run.execution)
+        refuse_unreachable(run.graph, due)
+        refuse_missing_assets(run.graph, due)
+        refuse_what_cannot_fit(run, planned, forced)
+    return planned
+
+
+ENGINES = {
+    "none": (),
+    "torch": ("torch", "transformers"),
+    "deepspeed": ("torch", "transformers", "deepspeed"),
+    "vllm": ("torch", "transformers", "vllm"),
+    "deepspeed+vllm": ("torch", "transformers", "deepspeed", "vllm"),
+}
+"""Packages that a stage's job imports, by engine; the local launcher runs jobs in this environment."""
+
+
+KERNELS = {"liger": "liger_kernel"}
+"""Package required by a value of `Numerics.kernels`, in stages that load a model into torch themselves."""
+
+
+def _packages(node: Node, kernels: str) -> Iterable[str]:
+    """Packages that its job imports: vLLM only if a policy of the recipe rates or writes rather than a server."""
+    engine, speaks = node.declaration.engine, sampling_plan_of(node.config) is not None
+    if engine == "vllm" and not speaks:
+        return ()
+    own = (KERNELS[kernels],) if kernels in KERNELS and engine not in ("none", "vllm") else ()
+    return dict.fromkeys((*ENGINES[engine], *(("vllm",) if speaks else ()), *own))
+
+
+def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: Execution) -> None:
+    """Refuse to start if packages that the jobs of these stages need are missing.
+
+    Raises:
+        ConfigError: a package is not installed; the stages that need it are named.
+    """
+    needing: dict[str, list[str]] = {}
+    for address in addresses:
+        node = graph.nodes[address]
+        for package in _packages(node, execution.of(node.kind, node.name)[0].kernels):
+            if find_spec(package) is None:
+                needing.setdefault(package, []).append(node.name)
+    if needing:
+        remedy = "run `make setup`, or stop before them with --until"
+        raise ConfigError(
+            [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
+        )
+
+
+def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], forced: Collection[str]) -> None:
+    """Refuse to start if a stage that is due needs more memory than the profile's machine has.
+
+    A stage restored from the cache runs no job. If it must be made after all, `ensure` refuses it through `run.too_large`.
+
+    Raises:
+        ConfigError: each such stage, what it lacks, by how much, and the settings that would make it fit.
+    """
+    found = refusals(run.project, run.graph, run.execution, {entry.node.address for entry in planned if entry.reasons})
+    if not found:
+        return
+    cached = restorable(run, planned, forced)
+    run.too_large = {node.address: str(misfit) for node, misfit in found if node.address in cached}
+    problems = [Problem(run.graph.recipe, None, f"stage {node.name}: {misfit}") for node, misfit in found if node.address not in cached]
+    if problems:
+        raise ConfigError(problems)
+
+
+def all_done(count: int, away: int, recipe: str) -> str:
+    """Summary line of a recipe that is up to date."""
+    text = f"{counted(count, 'stage')} up to date, nothing to do"
+    return f"{text}; the files of {away} are only in the remote; {command('pull', recipe)} downloads them" if away else text

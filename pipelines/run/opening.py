@@ -1,0 +1,157 @@
+"""Open the run of a recipe: the only way, for commands, schedules, `dvc repro`, rehearsals and tests."""
+
+import os
+import threading
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from pedigree.configs.base.document import ConfigError, Problem, read_document
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.base.texts import command
+from pedigree.configs.language.compile import pipeline_file, source_file, write_compiled
+from pedigree.configs.language.execution import Execution, batch_problem, engines_problem, fitted, profile_path
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.recipe import load_recipes
+from pedigree.data.host import machine
+from pedigree.data.store.untrusted import RESTORE, ArtifactError, read_source
+from pedigree.pipelines.estimate.sampling_plan import opens_engines
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.events import Watch, unwatched
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.lock_merge import refuse_conflicts
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run. A new field here also needs an option of `pedigree run` and a parameter of the flow."""
+
+    recipe: str
+    """Name or path."""
+    overrides: tuple[str, ...] = ()
+    """`--set` values."""
+    profile: str | None = None
+    """Execution profile; the recipe's if None."""
+    only: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+    """These stages and all their descendants: `--from`."""
+    until: tuple[str, ...] = ()
+    force: tuple[str, ...] = ()
+    rehearse: bool = False
+    """Rehearse the recipe with synthetic rows and tiny models, in a separate project."""
+    compiled: str | None = None
+    """The name of its existing compiled files, e.g. `tiny+1a2b3c4d`, which are then not written again."""
+
+
+def open_run(
+    project: Project, request: Request, *, looking: bool = False, watch: Watch = unwatched, cancelled: threading.Event | None = None
+) -> RunContext:
+    """Load a recipe and its profile, and compile it for plain DVC. Later edits do not affect the run.
+
+    Args:
+        project: the project of the recipe; for a rehearsal, `Rehearsal.project`.
+        request: the recipe, its overrides and its profile; a run has all stages, and `selection` chooses among them.
+        looking: write nothing, now or later, for commands that only read.
+        watch: called on every change.
+        cancelled: cancels the run when set.
+
+    Raises:
+        ConfigError: problems of the recipe or of the profile.
+        UsageProblem: the project is not writable, or a merge left conflicts.
+    """
+    if not looking:
+        refuse_read_only(project)
+    graphs = load_recipes(project.recipes, request.recipe, request.overrides)
+    graph = graphs[-1]
+    if request.compiled not in (None, graph.recipe):
+        problem = f"compiles to {graph.recipe}, not {request.compiled}; {_rewrite_remedy(request.compiled)}"
+        raise ConfigError([Problem(source_file(request.compiled), None, problem)])
+    execution = profile_for(project, graph, request.profile)
+    if request.compiled is None:
+        if not looking:
+            write_compiled(project.root, graphs)
+        refuse_conflicts(project, graph)
+    return RunContext(project, graph, execution, Ledger(project, looking=looking), watch, cancelled or threading.Event())
+
+
+def compiled_request(project: Project, recipe: str) -> Request:
+    """The request that compiles to a name, from its `source.json`. That file may come from git, so it is untrusted.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    path = project.root / source_file(recipe)
+    if not os.path.lexists(path):
+        return Request(recipe, compiled=recipe)
+    try:
+        source = read_source(path)
+    except ArtifactError as error:
+        problem = f"{error}".removeprefix(f"{path} ").removesuffix(f": {RESTORE}").removesuffix(f"; {RESTORE}")
+        raise ConfigError([Problem(source_file(recipe), None, f"{problem}; {_rewrite_remedy(recipe)}")]) from error
+    name = str(project.root / source.recipe) if source.recipe.endswith((".yaml", ".yml")) else source.recipe
+    return Request(name, tuple(source.overrides), compiled=recipe)
+
+
+def _rewrite_remedy(recipe: str) -> str:
+    name, _, changes = recipe.partition("+")
+    how = f", with the --set options in the first line of {pipeline_file(recipe)}," if changes else ""
+    return f"{command('compile', name)}{how} rewrites it"
+
+
+def profile_for(project: Project, graph: Graph, profile: str | None) -> Execution:
+    """The execution profile of a run: the requested one, or the recipe's.
+
+    Raises:
+        ConfigError: problems of the file, every stage that cannot be placed, and every global batch that the profile cannot hit exactly.
+    """
+    name = profile or graph.execution
+    execution = load_execution(project, name)
+    found = ((node, _profile_problem(execution, node)) for node in graph.nodes.values())
+    problems = [Problem(f"{graph.recipe} under {name}", None, f"stage {node.name}: {problem}") for node, problem in found if problem]
+    if problems:
+        raise ConfigError(problems)
+    return execution
+
+
+def _profile_problem(execution: Execution, node: Node) -> str | None:
+    """Why a stage cannot run under a profile whose kinds and stages are each valid alone; or None."""
+    try:
+        numerics, placement = execution.of(node.kind, node.name)
+    except ValidationError as error:  # a rule excludes the combination
+        return error.errors()[0]["msg"].removeprefix("Value error, ")
+    except ValueError as error:
+        return f"{error}".removeprefix(f"{node.name}: ")
+    return (engines_problem(numerics, placement) if opens_engines(node.config) else None) or batch_problem(node.config, numerics)
+
+
+def load_execution(project: Project, name: str) -> Execution:
+    """Load an execution profile by name or path; `auto` is resolved to this machine's numbers.
+
+    Raises:
+        ConfigError: every problem of the file.
+    """
+    document = read_document(profile_path(project.executions, name))
+    try:
+        return Execution.model_validate(fitted(document.value, machine.cores(), machine.memory()))
+    except ValidationError as error:
+        raise ConfigError(
+            [
+                document.problem(
+                    detail["loc"], f"{'.'.join(map(str, detail['loc'])) or 'profile'}: {detail['msg'].removeprefix('Value error, ')}"
+                )
+                for detail in error.errors()
+            ]
+        ) from error
+
+
+def refuse_read_only(project: Project) -> None:
+    """Check early that the project is writable, because later failures to write would be silent or look like bugs.
+
+    Raises:
+        UsageProblem: a folder is not writable.
+    """
+    for folder in (project.root, project.root / ".dvc", project.private, project.artifacts):
+        if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+            remedy = "remount it or fix its permissions. `pedigree plan`, `status` and `verify` work without write access"
+            raise UsageProblem(f"{folder} must be writable: {remedy}")

@@ -1,0 +1,141 @@
+"""Decide once what a run will do with each stage, and choose the stages."""
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.data.artifacts import provenance
+from pedigree.data.artifacts.artifacts import read_run
+from pedigree.data.store.untrusted import ArtifactError
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.events import StageDue
+from pedigree.pipelines.ledger.identity import Identities
+from pedigree.pipelines.ledger.store import RemoteError
+from pedigree.pipelines.run.opening import Request
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do with a stage."""
+
+    node: Node
+    reasons: tuple[str, ...]
+    """Why it must run; empty if up to date. Descendants of a stale stage may still be skipped: only content counts."""
+    remote: bool = False
+    """Whether it is up to date with its files in the remote."""
+    decided: bool = True
+    """Whether it is up to date or stale for certain, and is not checked again when its turn comes."""
+
+
+def selection(run: RunContext, request: Request) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the addresses of the selected stages and of the stages to rerun.
+
+    `on_code_change="rerun"` also reruns finished stages whose code has changed.
+
+    Raises:
+        UsageProblem: a stage does not exist, or a stage to rerun is not selected.
+    """
+    graph, chosen = run.graph, set(run.graph.nodes)
+    if request.only:
+        chosen &= {graph.find(name).address for name in request.only}
+    if request.start:
+        chosen &= graph.descendants(graph.find(name).address for name in request.start)
+    if request.until:
+        chosen &= graph.ancestors(graph.find(name).address for name in request.until)
+    forced = named("--force", graph, request.force, chosen)
+    if run.on_code_change == "rerun":
+        forced |= {address for address in chosen if drift(run, graph.nodes[address])}
+    return frozenset(chosen), forced
+
+
+def named(option: str, graph: Graph, names: Sequence[str], chosen: Collection[str]) -> frozenset[str]:
+    """Return the addresses of the stages named by an option.
+
+    Raises:
+        UsageProblem: a stage does not exist or is not selected.
+    """
+    found = frozenset(graph.find(name).address for name in names)
+    left = sorted(found - set(chosen))
+    if left:
+        remedy = f"drop {option} or widen the selection"
+        raise UsageProblem(f"{option} names {', '.join(left)}, which --only, --from and --until exclude: {remedy}")
+    return found
+
+
+def plan(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = (), *, lenient: bool = False) -> list[Plan]:
+    """What a run will do, in order. Runs and changes nothing; each stage is checked, and its key computed, once.
+
+    Args:
+        run: the run; its watcher learns which stages are pending.
+        selection: addresses of the stages; all when None.
+        forced: addresses of stages that run even if current.
+        lenient: leave a stage that cannot be checked undecided, because the run that follows reports it with its stage.
+    """
+    found: list[Plan] = []
+    stale: set[str] = set()
+    now = run.identities()
+    with closing(run.ledger):
+        for address, node in run.graph.nodes.items():
+            if selection is not None and address not in selection:
+                continue
+            above = [parent for parent in node.parents if parent in stale]
+            try:
+                entry = Plan(node, ("forced",)) if address in forced else _planned(run, node, now, above)
+            except Exception as error:  # the run meets it again and reports it with its stage
+                if not lenient:
+                    raise
+                entry = Plan(node, (f"cannot be checked: {error}",), decided=False)
+            if above:
+                reasons = (reason for reason in entry.reasons if not reason.startswith("input "))
+                entry = Plan(node, (*reasons, f"waits for {', '.join(above)}"), decided=False)
+            if entry.reasons:
+                stale.add(address)
+                with suppress(Exception):  # a bug in the watcher must not end the run
+                    run.watch(StageDue(address))
+            found.append(entry)
+    return found
+
+
+def _planned(run: RunContext, node: Node, now: Identities, above: Sequence[str]) -> Plan:
+    beat = run.transfer_progress(node.address).hashed
+    if above:  # its parents decide
+        return Plan(node, tuple(run.ledger.reasons(node, beat)))
+    try:
+        reasons, remote = now.standing(node, beat)
+    except RemoteError as error:
+        return Plan(node, (f"cannot determine whether it is up to date: {error}",), decided=False)
+    again = (remote and run.fetch) or node.address in run.require_checkpoint
+    return Plan(node, tuple(reasons), remote, decided=bool(reasons) or not again)
+
+
+def restorable(run: RunContext, planned: Iterable[Plan], forced: Collection[str] = ()) -> frozenset[str]:
+    """Addresses of planned stages that are due and that this machine's cache can restore.
+
+    Below a stage that is due, a stage counts only if all stages due above it have merely lost their files: then its inputs are known.
+    """
+    found: set[str] = set()
+    due: set[str] = set()
+    lost: set[str] = set()
+    for entry in planned:
+        node = entry.node
+        if not entry.reasons:
+            continue
+        if node.address not in forced and lost.issuperset(due.intersection(node.parents)):
+            if run.ledger.is_cached(node, run.transfer_progress(node.address).hashed):
+                found.add(node.address)
+                if all(reason.startswith(("output ", "waits for ")) for reason in entry.reasons):
+                    lost.add(node.address)
+        due.add(node.address)
+    return frozenset(found)
+
+
+def drift(run: RunContext, node: Node) -> list[str]:
+    """Source files of Pedigree that changed since the stage's artifact was made, except for comments and formatting."""
+    try:
+        recorded = read_run(run.project.artifact(node.address) / "run.json").fingerprint.files
+    except ArtifactError:  # `verify` reports it
+        return []
+    now = provenance.fingerprint(node.kind, run.code_root)["files"]
+    return sorted(name for name in recorded.keys() | now.keys() if recorded.get(name) != now.get(name)) if recorded else []
