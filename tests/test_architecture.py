@@ -391,12 +391,9 @@ def test_locks_pin_everything_and_agree():
 
 
 CAUGHT_WITHIN = {
-    "pipelines/flow.py": {"StagesFailed"},
-    "pipelines/ledger/identity.py": {"InputReplaced", "MissingFiles"},
-    "pipelines/jobs/code.py": {"CodeMoves"},
+    "pipelines/ledger/identity.py": {"InputReplaced"},
     "pipelines/jobs/lease.py": {"Cancelled", "LeaseLost"},
     "pipelines/jobs/preparation.py": {"InputsGone"},
-    "pipelines/run/ensure.py": {"_Moved"},
     "pipelines/run/observer.py": {"AudienceReset"},
 }
 """Exceptions that never leave a command: somebody in `pipelines` waits for them."""

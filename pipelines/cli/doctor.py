@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from pedigree.configs.base.packaged import ASSETS
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.recipe import load_recipe
@@ -154,7 +155,7 @@ def _engine(gpu: bool) -> Diagnosis:
 def _asset(name: str) -> Diagnosis:
     try:
         size = assets.path(name).stat().st_size
-    except assets.AssetError as error:
+    except PedigreeError as error:
         return Diagnosis(f"asset {name}", False, str(error), SET_UP)
     return Diagnosis(f"asset {name}", True, f"{size / 1e6:.1f} MB, {ASSETS[name].licence}")
 

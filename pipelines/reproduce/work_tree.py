@@ -20,10 +20,6 @@ Fetch = Callable[[str, Path], bool]
 """(name, target): fetches a file from the remote; False if it does not exist."""
 
 
-class CodeUnavailable(UsageProblem):
-    """The code that made an artifact is unavailable; the message gives the remedy."""
-
-
 @dataclass(frozen=True)
 class RecordedCode:
     """The code of one run, from its `run.json`."""
@@ -89,11 +85,11 @@ def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_
         root: the clone.
 
     Raises:
-        CodeUnavailable: the commit or its patch is unavailable, or the patch does not match its hash.
+        UsageProblem: the commit or its patch is unavailable, or the patch does not match its hash.
     """
     problem = obstacle(code)
     if problem:
-        raise CodeUnavailable(problem)
+        raise UsageProblem(problem)
     if target.exists():
         if _is(code, target):
             return target
@@ -150,9 +146,9 @@ def _bring(commit: str, fetch: Fetch, root: Path) -> None:
                 _git(root, "update-ref", "-d", reference)
                 problem = f"the bundle of commit {commit} in the DVC remote contains a different commit, so it is forged"
                 remedy = "run `pedigree push` where the artifact was made, or use --here to run with the code of this clone"
-                raise CodeUnavailable(f"{problem}; delete {bundle_name(commit)} there and {remedy}")
+                raise UsageProblem(f"{problem}; delete {bundle_name(commit)} there and {remedy}")
     if not has(commit, root):
-        raise CodeUnavailable(
+        raise UsageProblem(
             f"commit {commit} is not in this clone, its git remotes, or the DVC remote: run `pedigree push` where the artifact was made, "
             "or use --here to run with the code of this clone"
         )
@@ -172,11 +168,11 @@ def _is(code: RecordedCode, target: Path) -> bool:
 def _must(folder: Path, *arguments: str, stdin: bytes | None = None) -> None:
     answer = _git(folder, *arguments, stdin=stdin)
     if answer.returncode:
-        raise CodeUnavailable(f"`git {' '.join(arguments[:2])}` failed: {answer.stderr.decode(errors='replace').strip()}")
+        raise UsageProblem(f"`git {' '.join(arguments[:2])}` failed: {answer.stderr.decode(errors='replace').strip()}")
 
 
 def _git(folder: Path, *arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
     answer = run_git(folder, *arguments, given=stdin, timeout_s=None)  # a large clone is fetched or checked out
     if answer.returncode == ABSENT:
-        raise CodeUnavailable("git is not available: install it, or use --here")
+        raise UsageProblem("git is not available: install it, or use --here")
     return answer

@@ -46,7 +46,6 @@ from pedigree.pipelines.jobs.attempts import (
     unproven,
     working,
 )
-from pedigree.pipelines.jobs.code import CodeMoves
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.events import Outcome, StageBusy, StageEnded, StageWaiting
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseHolder, LeaseLost, lease, listen
@@ -62,7 +61,7 @@ from pedigree.pipelines.jobs.scratch_state import (
     read_spec,
 )
 from pedigree.pipelines.jobs.slots import Pool, slots
-from pedigree.pipelines.ledger.identity import Identities, InputReplaced, MissingFiles, StageInputs, standing
+from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs, standing
 from pedigree.pipelines.ledger.ledger import Check, is_complete
 from pedigree.pipelines.ledger.objects import files_of
 from pedigree.pipelines.ledger.store import LedgerError, RemoteError
@@ -78,10 +77,6 @@ class Result:
     address: str
     outcome: Outcome
     seconds: float
-
-
-class _Moved(Exception):
-    """The stage's inputs changed while it waited."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +119,7 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
             _refuse_to_begin(run, node, outcome is None)
         while outcome is None:
             need = identify(run, node)
-            with _alone(run, node, need) as alone, suppress(_Moved, InputsGone):
+            with _alone(run, node, need) as alone, suppress(InputsGone):
                 _confirm(run, node, need)
                 idle = alone.waited and not force and at_rest(run, node, needed=True) is not None
                 outcome = "unchanged" if idle else _make_current(run, node, need, force, alone)
@@ -165,7 +160,7 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
             if not _is_in_place(run.project.artifact(node.address), need.key, run.transfer_progress(node.address).hashed):
                 try:
                     outcome, before = _produce(run, node, need, False, alone)
-                except (_Moved, InputsGone) as error:  # DVC checked a different state
+                except InputsGone as error:  # DVC checked a different state
                     message = "its inputs changed while it waited; run the command again"
                     raise StageFailed(node.address, "inputs_moved", message) from error
                 moved = run.ledger.moved(node, before)
@@ -188,8 +183,6 @@ def identify(run: RunContext, node: Node) -> StageInputs:
         return Identities(run.project, run.graph, run.ledger, run.transfer_progress(node.address).hashed).need(node)
     except ArtifactError as error:
         raise StageFailed(node.address, "refused", _inside(run.project, str(error))) from error
-    except MissingFiles as error:
-        raise StageFailed(node.address, "refused", str(error)) from error
     except InputReplaced as error:
         again = command("run", run.graph.source or node.recipe)
         message = f"{error}. Stages of different recipe versions are never mixed: {again} makes every stage from the current recipe"
@@ -197,9 +190,9 @@ def identify(run: RunContext, node: Node) -> StageInputs:
 
 
 def _confirm(run: RunContext, node: Node, need: StageInputs) -> None:
-    """Raise _Moved if the stage's identity has changed."""
+    """Raise InputsGone if the stage's identity has changed."""
     if identify(run, node).key != need.key:
-        raise _Moved
+        raise InputsGone
 
 
 def recover(project: Project, address: str) -> None:
@@ -452,7 +445,7 @@ def _failures(run: RunContext, node: Node) -> Iterator[None]:
     """Convert every failure to StageFailed and report it."""
     try:
         yield
-    except (CodeMoves, Cancelled, OSError, PedigreeError) as error:
+    except (Cancelled, OSError, PedigreeError) as error:
         failed = error if isinstance(error, StageFailed) else StageFailed(node.address, *_cause(run, node, error))
         run.watch(StageEnded(node.address, "failed", failed.message, failed.cause))
         if failed is error:
@@ -468,8 +461,6 @@ def _cause(run: RunContext, node: Node, error: Exception) -> tuple[str, str]:
             return "cancelled", str(error)
         case LeaseLost():
             return "overtaken", str(error)
-        case CodeMoves():
-            return "refused", str(error)
         case OSError() | LedgerError():
             cause = storage_cause(error) if isinstance(error, OSError) else "storage"
             return cause, message + (f": {REMEDIES[cause]}" if cause in REMEDIES else "")

@@ -52,10 +52,6 @@ class AudienceReset(Exception):
     """The audience has lost its record of this run; everything must be reported again from the beginning."""
 
 
-class Unavailable(PedigreeError):
-    """The run requires an audience (`--prefect always`), and none answers."""
-
-
 Connect = Callable[[Collection[str]], AbstractContextManager["Audience"]]
 """Opens a connection to an audience for the stages with these addresses."""
 
@@ -116,7 +112,7 @@ def run_observed(
         required: refuse to start before the audience answers.
 
     Raises:
-        Unavailable: an audience is required and does not answer.
+        PedigreeError: an audience is required and does not answer.
     """
     chosen = [address for address in run.graph.nodes if selection is None or address in selection]
     with Observer(run, chosen, connect, server) as observer:
@@ -150,9 +146,7 @@ class Observer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, Unavailable):
-            self._over.set()
-        elif error is not None and self._end is None:  # it ended before the graph began
+        if error is not None and self._end is None and not self._over.is_set():  # it ended before the graph began
             self._close(RunEnded.by(error, self.run.keep_jobs))
         self.run.watch = self._watch
 
@@ -160,11 +154,12 @@ class Observer:
         """Wait until the run is registered with the audience.
 
         Raises:
-            Unavailable: registration failed.
+            PedigreeError: registration failed.
         """
         self._answered.wait()
         if self._away:
-            raise Unavailable(f"--prefect always: {self._away}. Nothing was run. {HOW_TO_PREFECT}; or omit the option")
+            self._over.set()
+            raise PedigreeError(f"--prefect always: {self._away}. Nothing was run. {HOW_TO_PREFECT}; or omit the option")
 
     # --- the run's side: never waits -----------------------------------------------------------------------------------
 

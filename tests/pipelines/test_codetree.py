@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.lineage import text_sha256
 from pedigree.pipelines.ledger.git import git_environment
 from pedigree.pipelines.lineage import git_state
 from pedigree.pipelines.lineage.git_state import code_state
 from pedigree.pipelines.lineage.inheritance import split_run
-from pedigree.pipelines.reproduce.work_tree import CodeUnavailable, RecordedCode, bundle, check_out, remove
+from pedigree.pipelines.reproduce.work_tree import RecordedCode, bundle, check_out, remove
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -73,7 +74,7 @@ def test_a_patch_that_is_not_the_recorded_one_is_refused(repository, tmp_path):
     (repository / "a.py").write_text("one\nthree\n")
     recorded = code(repository)
     forged = RecordedCode(recorded.commit, recorded.patch_sha256, str(recorded.patch).replace("+three", "+seven"))
-    with pytest.raises(CodeUnavailable, match=f"differs from the recorded {str(recorded.patch_sha256)[:12]}"):
+    with pytest.raises(UsageProblem, match=f"differs from the recorded {str(recorded.patch_sha256)[:12]}"):
         check_out(forged, tmp_path / "tree", nowhere, repository)
     assert not (tmp_path / "tree").exists()
 
@@ -122,7 +123,7 @@ def test_a_patch_that_is_too_large_or_secret_or_no_text_is_left_out_and_says_why
     git(repository, "add", "-N", "b.py")
     state = code_state(repository)
     assert why in state["patch_left_out"] and "patch" not in state and state["patch_sha256"] is None and state["dirty"]
-    with pytest.raises(CodeUnavailable, match="--here"):
+    with pytest.raises(UsageProblem, match="--here"):
         check_out(code(repository), tmp_path / "tree", nowhere, repository)
 
 
@@ -138,7 +139,7 @@ def test_a_commit_comes_from_the_git_remote_or_a_bundle_or_is_missing_with_a_rem
     git(repository, "commit", "-qam", "third")
     third = code(repository)
     git(clone, "remote", "remove", "origin")
-    with pytest.raises(CodeUnavailable, match="pedigree push"):
+    with pytest.raises(UsageProblem, match="pedigree push"):
         check_out(third, tmp_path / "third", nowhere, clone)
 
     def fetch(name: str, target: Path) -> bool:
