@@ -164,7 +164,7 @@ class RowIndex:
         return self._named(self.rows.table(places), places)
 
     def places_read(self, places: Numbers) -> list[str]:
-        """Where the rows at these positions were read, e.g. `chat.jsonl:17`; empty for generated rows."""
+        """Where the rows at these positions were read, e.g. `chat.jsonl:17`, or their ids in another stage; empty for generated rows."""
         files, lines = self.rows.file[places].tolist(), self.rows.line[places].tolist()
         read = {file: json.loads(self.rows.files[file].with_suffix(PLACES).read_text()) for file in set(files)}
         return [read[file][line] for file, line in zip(files, lines, strict=True)]

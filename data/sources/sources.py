@@ -63,7 +63,7 @@ class BadRow(NamedTuple):
     """A rejected row."""
 
     place: str
-    """File and line, or dataset, split and number."""
+    """File and line, or dataset, split and number, or the id in another stage."""
     reason: str
     text: str
     """Its beginning."""
@@ -114,7 +114,7 @@ class Parsed(NamedTuple):
     """Records without ids."""
     bad: list[BadRow]
     places: list[str]
-    """Where each record was read; empty if it was generated."""
+    """Where each record was read; its id there if it is from another stage; empty if it was generated."""
     said: list[Mapping[str, Any]]
     """Requested further columns of each record."""
 

@@ -18,24 +18,19 @@ class RowGroup:
 
     file: Path
     number: int
-    first: int
-    """Index of its first row in the file."""
     record: type
 
     def rows(self) -> Iterator[tuple[str, Any]]:
-        """(place, row) pairs."""
-        rows = columns.to_rows(columns.read_group(self.file, self.number), self.record)
-        yield from ((f"{self.file.name}[{number}]", row) for number, row in enumerate(rows, start=self.first))
+        """(id, row) pairs."""
+        yield from ((row["id"], row) for row in columns.to_rows(columns.read_group(self.file, self.number), self.record))
 
 
 def blocks(artifact: Artifact) -> Iterator[RowGroup]:
     """All row groups of a data artifact, not yet read."""
     record = records.RECORDS[artifact.type]
     for name in records.row_files(path.name for path in artifact.payload.iterdir()):
-        file, first = artifact.payload / name, 0
-        for number, rows in enumerate(columns.groups(file)):
-            yield RowGroup(file, number, first, record)
-            first += rows
+        file = artifact.payload / name
+        yield from (RowGroup(file, number, record) for number in range(len(columns.groups(file))))
 
 
 def example_of(row: dict[str, Any]) -> Example:

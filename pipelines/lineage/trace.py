@@ -1,9 +1,8 @@
 """Trace a row through the artifacts of a project: which contain it, which dropped it, and which models were trained on it.
 
-A row is traced by its id. `prepare_data` derives it from the source and a hash of the row, with a number for rows of equal content.
-`decontaminate`, `find_rephrased`, and `select_rows` preserve it. Completions and judgments name the id of their prompt. `pair` writes
-preferences as `PROMPT/STRATEGY`, `best_answers` writes conversations as `PROMPT/POLICY/INDEX`, and a prompt derived from another is
-`PROMPT/PART`. Artifacts without rows, such as models, are traced through the records by the content of their inputs.
+A row is traced by its id, and by the ids of the rows made from it (`row_parents.py`). `prepare_data` derives an id from the source and a
+hash of the row, with a number for rows of equal content. Artifacts without rows, such as models, are traced through the records by the
+content of their inputs.
 """
 
 import json
@@ -22,7 +21,6 @@ from typing import Any
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.judging.pairing import STRATEGIES
 from pedigree.configs.language.graph import postorder
 from pedigree.configs.language.kinds import KINDS, measures
 from pedigree.configs.rows.datasets import ROWS
@@ -30,10 +28,11 @@ from pedigree.configs.rows.filters import base_id
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact
 from pedigree.data.chat.tools import texts_called, texts_offered
 from pedigree.data.filters.row_filters import spaced, texts
-from pedigree.data.records import records
+from pedigree.data.records import parents, records
 from pedigree.data.store.untrusted import RESTORE, open_plain, parse_lock, read_lines
 from pedigree.pipelines.ledger.lock_files import read_lock
 from pedigree.pipelines.lineage.ancestry import find_artifact, read_pedigree
+from pedigree.pipelines.lineage.row_parents import NAMED_TYPES, SPELLED, RowParents, ids_of, spelled_artifacts
 
 SHORTEST = 20
 """Minimum characters for a substring search."""
@@ -48,8 +47,8 @@ NAMED = re.compile(r"-[0-9a-f]{16}\b")
 """An id in filter evidence."""
 BY_WAY = ", by way of "
 """In filter evidence, separates the kept row from the duplicate that links to it (`data.filters.near_duplicates.evidence`)."""
-OF_PROMPT = re.compile(rf"(.*)/(?:{'|'.join(map(re.escape, STRATEGIES))})(?:/[0-9]+)?|(.*-[0-9a-f]{{16}}(?:-[0-9]+)?)/.*", re.DOTALL)
-"""Id of a row derived from a prompt, a preference, or an answer."""
+OWN_KINDS = ("prepare_data", "select_prompts", *SPELLED)
+"""Kinds of ours that write rows from other rows; added kinds may give rows any ids."""
 MODELS = ("policy", "reward_model")
 FOUND = {"embedded": "cosine {} with", "rephrased": "judged by a language model as a rephrasing (cosine {}) of"}
 """Detection method of an overlap → description with its score; otherwise the score is a share."""
@@ -112,7 +111,8 @@ class Trace:
     """Result of tracing rows."""
 
     ids: tuple[str, ...]
-    """Their ids without copy numbers; empty if a text was found only in rows dropped before they got an id."""
+    """Ids, without copy numbers, of the rows from which they were made; empty if a text was found only in rows dropped before they got an
+    id."""
     looked_in: int
     """Number of dataset artifacts searched."""
     places: tuple[Place, ...]
@@ -132,8 +132,12 @@ class Trace:
     @property
     def copies(self) -> list[str]:
         """Evidence of other rows that were kept in place of these."""
-        mine = (drop.detail for drop in self.dropped if drop.kind == "prepare_data" and drop.id and not drop.by)
+        mine = (drop.detail for drop in self._dropped_first())
         return sorted({detail for detail in mine if NAMED.search(detail) and not self._kept_itself(detail)})
+
+    def _dropped_first(self) -> list[Drop]:
+        """These rows as dropped by the stages that imported them, without the rows made from them."""
+        return [drop for drop in self.dropped if drop.kind == "prepare_data" and not drop.by and base_id(drop.id) in self.ids]
 
     def _kept_itself(self, detail: str) -> bool:
         """Whether the kept row, named before `BY_WAY` in the evidence, has one of these ids."""
@@ -151,27 +155,14 @@ class Trace:
             return []
         others = [one for one in self.places if one.content in place.given]
         given = Counter(base_id(name) for one in {one.content: one for one in others}.values() for name in one.ids)
-        dropped = [drop.id for drop in self.dropped if drop.address == place.address and drop.id and not drop.by]
-        return sorted((Counter(map(base_id, [*place.ids, *dropped])) - given).keys())
+        dropped = [drop.id for drop in self._dropped_first() if drop.address == place.address]
+        return sorted(name for name in Counter(map(base_id, [*place.ids, *dropped])) - given if name in self.ids)
 
     def sources(self) -> list[tuple[str, str]]:
         """(address of the stage that imported it, name of its source there)."""
         made = [(place.address, name) for place in self.places for name in self.brought_in(place)]
-        made += [(drop.address, drop.id) for drop in self.dropped if drop.kind == "prepare_data" and not drop.by]
-        return sorted({(address, source_of(name)) for address, name in made if FULL_ID.fullmatch(base_id(name))})
-
-
-def source_of(name: str) -> str:
-    """The source in a row's id."""
-    return base_id(name)[:-17]
-
-
-def subject(row: Mapping[str, Any]) -> str:
-    """The id that a row shares with all rows derived from it."""
-    name = str(row.get("prompt_id") or row.get("id", ""))
-    while found := OF_PROMPT.fullmatch(name):
-        name = found[found.lastindex or 0]
-    return base_id(name)
+        made += [(drop.address, base_id(drop.id)) for drop in self._dropped_first()]
+        return sorted({(address, name[:-17]) for address, name in made if FULL_ID.fullmatch(name)})
 
 
 # --- search ------------------------------------------------------------------------------------------------------------
@@ -238,58 +229,46 @@ class Search:
     unread: dict[str, str] = field(default_factory=dict)
     """Address of an unreadable artifact → error."""
 
-    def subjects(self, wanted: RowQuery) -> set[str]:
-        """Subjects (see `subject`) of the matching rows.
-
-        Raises:
-            UsageProblem: an id prefix matches several rows, or a text matches more than `MOST`.
-        """
+    def named(self, wanted: RowQuery) -> set[str]:
+        """Ids, without copy numbers, of the matching rows, or of the prompts of matching answers."""
         if FULL_ID.fullmatch(base_id(wanted.id)):
             return {base_id(wanted.id)}
-        found: set[str] = set()
-        for name in self._named(wanted):
-            found.add(name)
-            if wanted.id == name:
-                return {name}
-            if len(found) > MOST:
-                raise UsageProblem(f"more than {MOST} rows match, e.g. {', '.join(sorted(found)[:SHOWN])}: use a longer id or text")
-        if wanted.id and len(found) > 1:
-            some = f"{', '.join(sorted(found)[:SHOWN])}{' ...' if len(found) > SHOWN else ''}"
-            raise UsageProblem(f"{wanted.id!r} is a prefix of {len(found)} ids: {some}")
-        return found
+        found = {base_id(name) for name in self._named(wanted)}
+        return {wanted.id} if wanted.id in found else found
 
     def _named(self, wanted: RowQuery) -> Iterator[str]:
         for address, artifact in self.artifacts:
             self.report(f"searching {address}")
-            with self._noting(address):
+            with self.noting(address):
                 if wanted.id or artifact.type in records.RECORDS:  # texts of scores are answers; items are found by id
                     rows = records.stream(artifact.payload, ("id", "prompt_id") if wanted.id else FIELDS_OF_TEXT)
-                    yield from (subject(row) for row in rows if wanted.is_in(row))
+                    yield from (str(row.get("prompt_id") or row.get("id", "")) for row in rows if wanted.is_in(row))
                 for line in lines(artifact.evidence / "drops.jsonl", [wanted.id] if wanted.id else []):
                     if wanted.is_in(line) if wanted.id else wanted.began(str(line.get("text", ""))):
-                        yield subject(line)
+                        yield str(line.get("id", ""))
 
     def places(self, ids: Collection[str]) -> Iterator[Place]:
         """Artifacts that contain rows with these ids or answers to them."""
         for address, artifact in self.artifacts if ids else ():
             self.report(f"tracing in {address}")
-            with self._noting(address):
-                rows = [row for row in records.stream(artifact.payload, FIELDS) if subject(row) in ids]
+            with self.noting(address):
+                rows = [row for row in records.stream(artifact.payload, FIELDS) if not ids_of(row).isdisjoint(ids)]
                 if rows:
                     yield self._place(address, artifact, rows)
 
     def drops(self, wanted: RowQuery, ids: Collection[str]) -> Iterator[Drop]:
         """Dropped rows from the evidence."""
+        words = shortest(ids)
         for address, artifact in self.artifacts:
-            with self._noting(address):
+            with self.noting(address):
                 if ids:
-                    yield from _filtered(address, artifact, ids)
-                    yield from _overlapping(address, artifact, ids)
+                    yield from _filtered(address, artifact, ids, words)
+                    yield from _overlapping(address, artifact, ids, words)
                 if len(wanted.folded) >= SHORTEST:
                     yield from _malformed(address, artifact, wanted)
 
     @contextmanager
-    def _noting(self, address: str) -> Iterator[None]:
+    def noting(self, address: str) -> Iterator[None]:
         """Record an unreadable artifact in `unread` and continue."""
         try:
             yield
@@ -310,17 +289,17 @@ class Search:
         return Place(address, record.kind, record.type, record.content, names, policies, scores, handed_on, given)
 
 
-def _filtered(address: str, artifact: Artifact, ids: Collection[str]) -> Iterator[Drop]:
-    for line in lines(artifact.evidence / "drops.jsonl", sorted(ids)):
-        detail, mine = str(line.get("evidence", "")), subject(line) in ids
-        kept = "" if mine else next((name for name in sorted(ids) if name in detail), "")
+def _filtered(address: str, artifact: Artifact, ids: Collection[str], words: Sequence[str]) -> Iterator[Drop]:
+    for line in lines(artifact.evidence / "drops.jsonl", words):
+        detail, mine = str(line.get("evidence", "")), not ids_of(line).isdisjoint(ids)
+        kept = "" if mine else next((name for name in words if name in detail), "")
         if mine or kept:
             yield Drop(address, artifact.record.kind, str(line.get("id")), str(line.get("reason")), detail, kept)
 
 
-def _overlapping(address: str, artifact: Artifact, ids: Collection[str]) -> Iterator[Drop]:
-    for line in lines(artifact.evidence / "manifest.jsonl", sorted(ids)):
-        item, mine = str(line.get("item")), subject(line) in ids
+def _overlapping(address: str, artifact: Artifact, ids: Collection[str], words: Sequence[str]) -> Iterator[Drop]:
+    for line in lines(artifact.evidence / "manifest.jsonl", words):
+        item, mine = str(line.get("item")), not ids_of(line).isdisjoint(ids)
         if line.get("verdict", "removed") == "removed" and (mine or base_id(item) in ids):
             how = FOUND.get(str(line.get("pass")), "{} of")
             detail = f"{how.format(line.get('score'))} item {item} of {line.get('benchmark')}"
@@ -332,6 +311,15 @@ def _malformed(address: str, artifact: Artifact, wanted: RowQuery) -> Iterator[D
     for line in lines(artifact.evidence / "bad_rows.jsonl", []):
         if wanted.folded in spaced(str(line.get("text", ""))):
             yield Drop(address, artifact.record.kind, "", "malformed", f"{line.get('place')}: {line.get('reason')}")
+
+
+def shortest(names: Collection[str]) -> list[str]:
+    """These names without those that contain another one: a text with any of them has one of the result."""
+    found: list[str] = []
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        if not any(other in name for other in found):
+            found.append(name)
+    return found
 
 
 def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -357,6 +345,8 @@ class ArtifactGraph:
     """Id → record and address, parents first."""
     holds: Mapping[str, bool]
     """Content → whether it contains the row; artifacts that could not be searched are absent."""
+    blended: Mapping[str, bool]
+    """Content → whether it has rows written from several rows, one of them this; absent if it names no parents."""
     how: dict[str, str] = field(default_factory=dict)
     """Id → `holds it`, `trained on it`, or `goes back to it`."""
     via: dict[str, str] = field(default_factory=dict)
@@ -395,7 +385,7 @@ class ArtifactGraph:
             return BELOW
         if record.kind in KINDS and port in KINDS[record.kind].trains_on:
             return TRAINED
-        if record.config.get("method", {}).get("type") == "self_instruct":  # written from several examples
+        if self.blended.get(record.content, record.config.get("method", {}).get("type") == "self_instruct"):
             return BELOW
         if record.type in records.RECORDS:
             return HELD if self.holds.get(record.content, True) else None
@@ -434,21 +424,42 @@ def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report
     places_of = {identifier: number for number, identifier in enumerate(known)}
     here.sort(key=lambda entry: places_of[entry[1].record.id])
     chosen = {find_artifact(project, name).path for name in within}
-    looked = [(address, found) for address, found in here if _has_rows(found.record) and (not chosen or found.path in chosen)]
+    with_rows = [(address, found) for address, found in here if _has_rows(found.record)]
+    looked = [(address, found) for address, found in with_rows if not chosen or found.path in chosen]
     makers = {record.content: address for record, address in known.values() if record.kind != "select"}  # `select` only forwards
     search = Search(looked, makers, report)
-    ids = search.subjects(wanted)
+    available = {found.record.id: found for _, found in with_rows}
+    spelled = spelled_artifacts({identifier: record for identifier, (record, _) in known.items()}, available)
+    relations = RowParents(with_rows, spelled, search.noting)
+    roots = relations.roots(search.named(wanted))
+    refuse_many(wanted, roots)
+    ids, blended = relations.family(roots)
     places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
     holding = {place.content for place in places if place.type != "scores"}
-    anew = _named_anew(known)
+    linked = {found.record.id for address, found in with_rows if parents.named(found.evidence) and address not in search.unread}
+    anew = _named_anew(known, linked)
     read = {found.record.content for address, found in looked if address not in search.unread and found.record.id not in anew}
-    reached = ArtifactGraph(known, {content: content in holding for content in read | holding}).follow()
+    reached = ArtifactGraph(known, {content: content in holding for content in read | holding}, blended).follow()
     twins: dict[str, list[str]] = {}
     for address, found in here:
         twins.setdefault(found.record.id, []).append(address)
     every = tuple(replace(one, address=address) for one in reached for address in twins.get(one.id, [one.address]))
     missing = {} if within else broken | _gone(known, {found.record.content for _, found in here}, broken)
-    return Trace(tuple(sorted(ids)), len(looked) - len(search.unread), places, dropped, every, search.unread | missing)
+    looked_in = sum(address not in search.unread for address, _ in looked)
+    return Trace(tuple(sorted(roots)), looked_in, places, dropped, every, search.unread | missing)
+
+
+def refuse_many(wanted: RowQuery, roots: Collection[str]) -> None:
+    """Check that a query matches rows of one origin, or not too many if it is a text.
+
+    Raises:
+        UsageProblem: an id prefix matches several rows, or a text matches more than `MOST`.
+    """
+    some = f"{', '.join(sorted(roots)[:SHOWN])}{' ...' if len(roots) > SHOWN else ''}"
+    if len(roots) > MOST:
+        raise UsageProblem(f"more than {MOST} rows match, e.g. {some}: use a longer id or text")
+    if wanted.id and len(roots) > 1:
+        raise UsageProblem(f"{wanted.id!r} is a prefix of {len(roots)} ids: {some}")
 
 
 def _gone(known: Mapping[str, tuple[Record, str]], here: Collection[str], broken: Collection[str]) -> dict[str, str]:
@@ -460,22 +471,26 @@ def _gone(known: Mapping[str, tuple[Record, str]], here: Collection[str], broken
     }
 
 
-def _named_anew(known: Mapping[str, tuple[Record, str]]) -> set[str]:
+def _named_anew(known: Mapping[str, tuple[Record, str]], linked: Collection[str]) -> set[str]:
     """Ids of artifacts whose rows may have other ids than in their inputs, and of dataset artifacts derived from these.
 
     Args:
         known: parents first.
+        linked: ids of the artifacts that name the parents of their rows.
     """
     found: set[str] = set()
     for identifier, (record, _) in known.items():
         rows = {given.producer for given in record.inputs if known[given.producer][0].type != "item"}
-        if _names_anew(record, known) or (_has_rows(record) and not found.isdisjoint(rows)):
+        if (identifier not in linked and _names_anew(record, known)) or (_has_rows(record) and not found.isdisjoint(rows)):
             found.add(identifier)
     return found
 
 
 def _names_anew(record: Record, known: Mapping[str, tuple[Record, str]]) -> bool:
-    """Whether rows from other stages get new ids, because they change type or were not made by `prepare_data`."""
+    """Whether rows from other stages may get new ids: in `prepare_data`, if they change type or were not made by it; and in added kinds."""
+    own = record.kind in OWN_KINDS or record.type in NAMED_TYPES or (record.kind in KINDS and KINDS[record.kind].subset_of)
+    if not own and record.type in records.RECORDS and record.inputs:
+        return True
     for given in record.inputs:
         if given.port == ROWS:
             parent = known[given.producer][0]

@@ -1,7 +1,8 @@
 """Turn judged answers into conversations: keep the answers to each prompt that are worth imitating.
 
-    payload/rows-*.parquet  conversations of a prompt and one answer, in the order of prompt ids; the id is the answer's
-    evidence/counts.json    answers read and kept, and why prompts yielded none
+    payload/rows-*.parquet    conversations of a prompt and one answer, in the order of prompt ids; the id is the answer's
+    evidence/counts.json      answers read and kept, and why prompts yielded none
+    evidence/parents.parquet  the prompt of each conversation
     evidence/validation.json
 
 Truncated answers that are kept stay marked (`finish_reason: length`), so that no end-of-turn token is added.
@@ -15,7 +16,7 @@ from typing import Any
 from pedigree.configs.judging.keeping import BestAnswers
 from pedigree.data.artifacts.artifacts import write_json
 from pedigree.data.expectations.output import blocks
-from pedigree.data.records import answer_pool, records
+from pedigree.data.records import answer_pool, parents, records
 from pedigree.data.records.answer_pool import AnswerFacts, AnswerPool, value_of
 from pedigree.data.records.records import Conversation, Message
 from pedigree.stages.core.keeping import pass_rate, worth_imitating
@@ -52,6 +53,7 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
             "keep.min_score, or lower min_rows"
         )
     verdict = write(kept, given, job)
+    parents.write(job.evidence, ((one.id, [one.prompt_id]) for one in kept))
     rates = [rate for group in groups.values() if (rate := pass_rate(group, config)) is not None]
     return {
         "rows": len(kept),

@@ -3,6 +3,7 @@
     payload/rows-*.parquet     prompts in input order; the id is the original prompt's plus `/constrained`
     evidence/counts.json       prompts read and kept, and why the others were dropped
     evidence/constraints.json  how often each IFEval instruction was added, and the number of prompts by number of constraints
+    evidence/parents.parquet   the original of each prompt
     evidence/samples.jsonl     the first prompts with their constraints
     evidence/validation.json
 
@@ -19,9 +20,9 @@ import numpy as np
 from pedigree.configs.judging.constraining import Constrain, ConstraintRules, load_constraints
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.expectations.output import blocks
-from pedigree.data.records import answer_pool, columns, records
+from pedigree.data.records import answer_pool, columns, parents, records
 from pedigree.data.records.records import Prompt
-from pedigree.stages.core.constraining import constrained
+from pedigree.stages.core.constraining import PART, constrained
 from pedigree.stages.job.job import Inputs, Job, StageError, only
 from pedigree.stages.job.output_rows import written
 
@@ -78,6 +79,8 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             "verifiers, lower min_constraints, list more instructions, or lower min_rows"
         )
     verdict = write(pool, found, config, rules, job)
+    made = (row["id"] for row in records.stream(job.out / "payload", ("id",)))
+    parents.write(job.evidence, ((name, [name.removesuffix(f"/{PART}")]) for name in made))
     total = sum(number * count for number, count in found.numbers.items())
     return {"rows": len(found.kept), "prompts": len(found.sizes), "dropped": drops, "constraints": total, **counted, "validation": verdict}
 

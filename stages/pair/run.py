@@ -1,7 +1,8 @@
 """Turn answers into preferences: compare some answers to each prompt, or rank all of them.
 
-    payload/rows-*.parquet  preferences, in the order of prompt ids
-    evidence/counts.json    prompts, preferences, and why prompts yielded none or preferences were dropped
+    payload/rows-*.parquet    preferences, in the order of prompt ids
+    evidence/counts.json      prompts, preferences, and why prompts yielded none or preferences were dropped
+    evidence/parents.parquet  the prompt of each preference
     evidence/validation.json
 
 Truncated answers stay marked (`finish_reason: length`), so that training adds no end-of-turn token. Answers are joined by prompt id, so row
@@ -18,7 +19,7 @@ from typing import Any
 from pedigree.configs.judging.pairing import Delta, Pair, Relaxed
 from pedigree.data.artifacts.artifacts import Artifact, write_json
 from pedigree.data.expectations.output import blocks
-from pedigree.data.records import answer_pool, records
+from pedigree.data.records import answer_pool, parents, records
 from pedigree.data.records.answer_pool import AnswerFacts, AnswerPool
 from pedigree.data.records.records import Answer, Preference
 from pedigree.stages.core.constraining import PART
@@ -55,6 +56,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
             "at a higher temperature or from more policies, or lower min_pairs"
         )
     verdict = write(made, given, job)
+    parents.write(job.evidence, ((one.id, [one.ranked[0].prompt_id]) for one in made))
     gaps = [one.gap for one in made if one.gap is not None]
     return {
         "rows": len(made),

@@ -1,12 +1,13 @@
 """Load, validate, filter and mix sources into one dataset.
 
-payload/rows-*.parquet  the records
-payload/form.json       for a suite with a form: the form's content
-evidence/counts.json    rows read, dropped by each filter, not drawn, repeated and kept, in total and per source of the recipe
+payload/rows-*.parquet    the records
+payload/form.json         for a suite with a form: the form's content
+evidence/counts.json      rows read, dropped by each filter, not drawn, repeated and kept, in total and per source of the recipe
 evidence/statistics.json  statistics of the kept rows, in total and per source of the recipe
-evidence/drops.jsonl    every dropped row with the filter and its evidence
-evidence/bad_rows.jsonl every rejected row with its location and the reason
-evidence/validation.json whether each expectation was met, and unexpected rows with their locations; also written if the stage fails
+evidence/drops.jsonl      every dropped row with the filter and its evidence
+evidence/bad_rows.jsonl   every rejected row with its location and the reason
+evidence/parents.parquet  for rows of other stages: every row with a new id and its id there
+evidence/validation.json  whether each expectation was met, and unexpected rows with their locations; also written if the stage fails
 """
 
 import re
@@ -31,10 +32,11 @@ from pedigree.configs.rows.datasets import (
     Packaged,
     PrepareData,
     RowProgram,
+    StageRows,
     Stored,
 )
 from pedigree.configs.rows.expectations import facts_named, texts_named
-from pedigree.configs.rows.filters import Ids, columns_named
+from pedigree.configs.rows.filters import Ids, base_id, columns_named
 from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.chat.encoding import EncodingMismatch
 from pedigree.data.expectations import row_facts, row_statistics
@@ -43,7 +45,7 @@ from pedigree.data.expectations.validation import examine
 from pedigree.data.filters import filtering, row_filters
 from pedigree.data.filters.filtering import Drop
 from pedigree.data.filters.token_counts import TokenCounter
-from pedigree.data.records import columns, records
+from pedigree.data.records import columns, parents, records
 from pedigree.data.records.records import FORM_FILE
 from pedigree.data.records.scattered import Numbers
 from pedigree.data.sources import procedural, sources
@@ -145,6 +147,8 @@ def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounte
         with job.busy("writing evidence"):
             write_json(job.evidence / "statistics.json", statistics(config, drafts.taken, laid, kept))
             bad = write_evidence(job, counts, drafts.taken, excerpts(laid, drops, config))
+            if inputs.get(ROWS):
+                parents.write(job.evidence, renamed(laid, config))
     if config.the_form is not None:
         write_json(job.out / "payload" / FORM_FILE, {"name": config.form, **config.the_form.deciding()})
     return {
@@ -278,6 +282,17 @@ def excerpts(laid: RowIndex, drops: Mapping[int, Drop], config: PrepareData) -> 
         batch = places[start : start + BATCH]
         rows = read(laid, np.array(batch), config)
         yield from (excerpt(row, drops[place], named) for place, row in zip(batch, rows, strict=True))
+
+
+def renamed(laid: RowIndex, config: PrepareData) -> Iterator[tuple[str, list[str]]]:
+    """(new id, [id in its stage]) of all rows from other stages, also of dropped ones, except those that keep their id."""
+    foreign = [number for number, source in enumerate(config.sources) if isinstance(source, StageRows)]
+    places = np.flatnonzero(np.isin(laid.sources, foreign))
+    for start in range(0, len(places), BATCH):
+        batch = places[start : start + BATCH]
+        for name, before in zip(laid.ids.take(pa.array(batch)).to_pylist(), laid.places_read(batch), strict=True):
+            if base_id(name) != base_id(before):
+                yield name, [before]
 
 
 def read(laid: RowIndex, places: Numbers, config: PrepareData) -> list[dict[str, Any]]:

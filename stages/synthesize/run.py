@@ -1,9 +1,10 @@
 """Generate prompts with a language model: from personas, from examples, or by rewriting other prompts.
 
-payload/rows-*.parquet   prompts in the order of the requests. A prompt derived from a persona or a prompt has its id plus
-                         `/METHOD-TASK/NUMBER`; a prompt derived from examples has a new id
-evidence/requests.jsonl  each request with its material, the full reply, and the outcome of each prompt in it
-evidence/counts.json     requests, prompts parsed and kept, and why the others were dropped
+payload/rows-*.parquet    prompts in the order of the requests. A prompt derived from a persona or a prompt has its id plus
+                          `/METHOD-TASK/NUMBER`; a prompt derived from examples has a new id
+evidence/requests.jsonl   each request with its material, the full reply, and the outcome of each prompt in it
+evidence/parents.parquet  the persona, prompt, or examples from which each prompt was derived
+evidence/counts.json      requests, prompts parsed and kept, and why the others were dropped
 evidence/validation.json
 """
 
@@ -18,7 +19,7 @@ from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.expectations.validation import validate
-from pedigree.data.records import records
+from pedigree.data.records import parents, records
 from pedigree.data.records.messages import user_turns
 from pedigree.data.records.records import Message, Prompt, derived_id
 from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
@@ -78,6 +79,8 @@ class Harvest:
 
     config: Synthesize
     rows: list[Prompt] = field(default_factory=list)
+    parents: list[tuple[str, list[str]]] = field(default_factory=list)
+    """Id of a row and of the material shown for it."""
     drops: Counter[str] = field(default_factory=Counter)
     """Parsed prompts that were dropped, by reason."""
     unusable: Counter[str] = field(default_factory=Counter)
@@ -103,6 +106,7 @@ class Harvest:
         row: Prompt = {"id": "", "source": self.config.source, "messages": messages, "verifier": None}
         row["id"] = self._name(row, number, shown)
         self.rows.append(row)
+        self.parents.append((row["id"], [one.id for one in shown]))
         self.note(row["id"], text)
         return {"id": row["id"]}
 
@@ -153,6 +157,7 @@ def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("checking rows"):
         verdict = validate([dict(row) for row in made.rows], "prompt", check)
     write_json(job.evidence / "validation.json", verdict)
+    parents.write(job.evidence, made.parents)
     with job.busy("writing rows"):
         records.save(job.out, "prompt", made.rows)
     models = reported(replies)

@@ -7,7 +7,7 @@ from typing import Any
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import Artifact, Input, Record, content_hash, open_artifact, scan, write_json
-from pedigree.data.records import records
+from pedigree.data.records import parents, records
 from pedigree.stages.job.job import Job
 
 
@@ -55,3 +55,8 @@ def seal(folder: Path, kind: str, artifact_type: str, config: dict[str, Any], ed
 
 def rows_of(artifact: Artifact) -> list[dict[str, Any]]:
     return records.load(artifact)
+
+
+def parents_of(artifact: Artifact) -> dict[str, list[str]]:
+    """Row → the rows that its stage names as those it was made from."""
+    return dict(parents.read(artifact.evidence))

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from data_lab import publish, rows_of, run_stage
+from data_lab import parents_of, publish, rows_of, run_stage
 
 from pedigree.data.records import columns
-from pedigree.pipelines.lineage.trace import subject
 from pedigree.stages.job.job import StageError
 from pedigree.stages.pair import run as pair
 from pedigree.stages.verifiers import verify
@@ -39,6 +38,7 @@ def test_prompts_keep_their_order_and_their_source_and_name_what_they_were_made_
     made = constrained(tmp_path, [*POOL, odd, full], instructions=narrow, max_constraints=2, score="share")
     rows = rows_of(made)
     assert [(row["id"], row["source"]) for row in rows] == [(f"p{number}/constrained", "s") for number in range(40)]
+    assert parents_of(made) == {f"p{number}/constrained": [f"p{number}"] for number in range(40)}
     for row, given in zip(rows, POOL, strict=True):
         assert row["messages"][0]["content"].startswith(f"{given['messages'][0]['content']}\n\n") and row["verifier"]["score"] == "share"
         assert verify(row["verifier"], '"No"').score == 1.0 and verify(row["verifier"], "Yes, no").score == 0.0
@@ -107,6 +107,7 @@ def test_the_answer_that_did_not_know_of_the_constraint_is_rejected_under_the_pr
     preferences = paired(tmp_path, OWN, OTHERS)
     (row,) = rows_of(preferences)
     assert (row["id"], row["messages"]) == ("good/constrained/relaxed", OWN[0]["messages"])
+    assert parents_of(preferences) == {row["id"]: ["good/constrained"]}
     assert [(one["text"], one["score"]) for one in row["answers"]] == [("No commas", 1.0), ("One, two", 0.0)]
     assert preferences.record.metrics["dropped"] == {
         "no answer follows the constraints": 2,  # `same` has no verifier
@@ -161,9 +162,3 @@ def test_an_answer_that_was_cut_off_may_be_left_out(tmp_path):
     assert rows_of(paired(tmp_path / "kept", own, others))[0]["answers"][1]["finish_reason"] == "length"
     with pytest.raises(StageError, match="'no answer of one side that came to its end': 1"):
         paired(tmp_path / "dropped", own, others, truncated="drop")
-
-
-def test_a_row_is_followed_through_what_was_made_of_what_was_made_of_it():
-    name = f"a/b-{3:016x}"
-    for made in ("constrained", "constrained/constrained", "constrained/relaxed", "constrained/sft/0", "best_vs_worst", "all_pairs/3"):
-        assert subject({"id": f"{name}-2/{made}"}) == name == subject({"prompt_id": f"{name}/{made}", "id": "x"})

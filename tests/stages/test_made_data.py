@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from data_lab import publish, rows_of, run_stage
+from data_lab import parents_of, publish, rows_of, run_stage
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.records import columns, records
@@ -116,6 +116,7 @@ def test_good_answers_become_conversations_with_their_prompt(tmp_path):
     assert sorted((row["id"], row["source"], row["messages"]) for row in rows_of(kept)) == [
         (f"q/{label}/0", "s", [*asked("q"), {"role": "assistant", "content": f"q by {label}"}]) for label in "ab"
     ]
+    assert parents_of(kept) == {"q/a/0": ["q"], "q/b/0": ["q"]}
     metrics = kept.record.metrics
     assert metrics["dropped"] == {"no answer above min_score": 1, "no scored answer": 1, "empty answers": 1}
     assert (metrics["rows"], metrics["prompts"], metrics["prompts_kept"], metrics["on_policy"]) == (2, 4, 1, 0.5)

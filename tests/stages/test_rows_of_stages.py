@@ -4,9 +4,10 @@ import os
 from typing import Any
 
 import pytest
-from data_lab import publish, rows_of, run_stage
+from data_lab import parents_of, publish, rows_of, run_stage
 
 from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.artifacts.artifacts import read_rows
 from pedigree.data.records import columns
 
 CHAT = [
@@ -67,7 +68,7 @@ def test_what_prepare_data_made_keeps_its_ids(tmp_path):
     sums = {"type": "arithmetic", "operations": ["add"], "digits": [1, 2], "count": 50, "seed": 1}
     first = run_stage(tmp_path / "first", "prepare_data", {"record": "conversation", "sources": [sums]})
     second = made(tmp_path, "conversation", {"first": first}, ["first"])
-    assert second.record.content == first.record.content
+    assert second.record.content == first.record.content and parents_of(second) == {}
 
 
 def test_conversations_are_prompts_without_their_last_answer(tmp_path, given):
@@ -78,6 +79,21 @@ def test_conversations_are_prompts_without_their_last_answer(tmp_path, given):
         [{"source": row["source"], "messages": row["messages"][:-1], "verifier": None} for row in CHAT]
     )
     assert without_ids([row for row in rows if row["source"] == "sums"]) == without_ids(PROMPTS)
+
+
+def test_rows_with_new_ids_name_those_they_had_before_also_if_they_are_dropped(tmp_path, given):
+    sums = {"type": "arithmetic", "operations": ["add"], "digits": [1, 2], "count": 50, "seed": 1}
+    again = publish(tmp_path / "given" / "again", "prompt", [row | {"id": f"again-{row['id']}"} for row in PROMPTS])
+    names = ["chat", "again", "prompts"]
+    sources = [sums, *({"type": "artifact", "input": name} for name in names)]
+    config = {"record": "prompt", "sources": sources, "filters": [{"type": "exact_duplicates"}]}
+    mixed = run_stage(tmp_path / "mixed", "prepare_data", config, rows={name: given.get(name, again) for name in names})
+    parents = parents_of(mixed)
+    questions = {row["id"]: row["messages"][0]["content"] for row in [*CHAT, *PROMPTS]}
+    kept = {row["id"]: row["messages"][0]["content"] for row in rows_of(mixed) if row["source"] != "arithmetic"}
+    assert {name: questions[parents[name][0].removeprefix("again-")] for name in kept} == kept and len(kept) == 10
+    dropped = {row["id"] for row in read_rows(mixed.evidence / "drops.jsonl")}
+    assert len(dropped) == 4 and parents.keys() == kept.keys() | dropped
 
 
 def test_preferences_are_conversations_with_their_best_answer(tmp_path, given):
@@ -108,5 +124,5 @@ def test_rows_are_read_group_by_group_in_many_processes(tmp_path, given, monkeyp
 def test_rows_of_another_version_are_told_with_their_place(tmp_path, given, monkeypatch):
     broken = [{**row, "messages": [*row["messages"], {"role": "assistant", "content": " "}]} for row in CHAT[:2]]
     artifact = publish(tmp_path / "broken", "conversation", broken)
-    with pytest.raises(PedigreeError, match=r"(?s)chat: 2 malformed rows of 2.*rows-00000.parquet\[1\]: message 4 \(assistant\) is empty"):
+    with pytest.raises(PedigreeError, match=r"(?s)chat: 2 malformed rows of 2.*chat-1: message 4 \(assistant\) is empty"):
         made(tmp_path, "conversation", {"chat": artifact}, ["chat"])

@@ -12,8 +12,7 @@ from waiting import deadline
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.artifacts import read_rows
-from pedigree.data.records import records
-from pedigree.pipelines.lineage.trace import subject
+from pedigree.data.records import parents, records
 from pedigree.stages.job.job import StageError
 from pedigree.stages.synthesize import run as synthesize
 
@@ -63,7 +62,7 @@ def test_each_persona_has_its_prompts_and_they_name_it(tmp_path):
         (f"hub-{number:016x}/persona-math/{side}", [{"role": "user", "content": text}]) for number, side, text in expected
     ]
     assert {(row["source"], row["verifier"]) for row in rows} == {("persona/math", None)}
-    assert [subject(row) for row in rows] == [f"hub-{number:016x}" for number, *_ in expected]
+    assert [of for _, of in parents.read(job.evidence)] == [[f"hub-{number:016x}"] for number, *_ in expected]
     assert (metrics["rows"], metrics["requests"], metrics["unusable"], metrics["dropped"]) == (10, 5, {}, {})
     assert metrics["reported"]["model"] == {"judge-2024-08-06": 5} and len(chats.bodies) == 5
     lines = read_rows(job.evidence / "requests.jsonl")
@@ -148,6 +147,8 @@ def test_self_instruct_shows_examples_that_are_drawn_and_keeps_what_is_new(tmp_p
     assert lines[0]["prompts"][2]["id"] == rows[1]["id"] and lines[1]["prompts"][2]["dropped"] == "it repeats another one"
     assert len(rows) == 1 + len({line["prompts"][0].get("id") for line in lines} - {None})
     assert metrics["rows"] == len(rows) and len({row["id"] for row in rows}) == len(rows) and again == rows
+    shown_for = {one["id"]: line["shown"] for line in lines for one in line["prompts"] if "id" in one}
+    assert dict(parents.read(job.evidence)) == shown_for
 
 
 def test_a_rewrite_is_of_the_users_last_turn_and_an_unchanged_one_is_none(tmp_path):
