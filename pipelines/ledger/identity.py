@@ -79,9 +79,8 @@ class Identities:
         """Compute the identity of a stage. `beat` reports the hashing of large project files.
 
         Raises:
-            ArtifactError: an input is missing.
+            ArtifactError: an input or a project file is missing.
             InputReplaced: an input, or one of its ancestors, was not made by the recipe.
-            ArtifactError: a project file is missing.
             RemoteError: an input's record is not here, and the remote does not provide it.
         """
         wanted = self.graph.ancestors([node.address])

@@ -466,7 +466,7 @@ def _failures(run: RunContext, node: Node) -> Iterator[None]:
     """Convert every failure to StageFailed and report it."""
     try:
         yield
-    except (PedigreeError, Cancelled, OSError) as error:
+    except (Cancelled, OSError, PedigreeError) as error:
         failed = error if isinstance(error, StageFailed) else StageFailed(node.address, *_cause(run, node, error))
         run.watch(StageEnded(node.address, "failed", failed.message, failed.cause))
         if failed is error:
