@@ -12,7 +12,10 @@ class ProjectNotFound(UsageProblem):
 
 @dataclass(frozen=True)
 class Project:
-    """A cloned repository. All paths are absolute; no property or method creates anything."""
+    """A folder with recipes and artifacts: a clone, or a folder made by `pedigree init`.
+
+    All paths are absolute; no property or method creates anything.
+    """
 
     root: Path
 
@@ -27,7 +30,7 @@ class Project:
         for folder in (here, *here.parents):
             if (folder / ".dvc").is_dir() and (folder / "configs" / "recipes").is_dir():
                 return cls(folder)
-        raise ProjectNotFound(f"no Pedigree project at or above {here}: run the command inside a clone")
+        raise ProjectNotFound(f"no Pedigree project at or above {here}: run the command inside one, or make one with `pedigree init`")
 
     @property
     def recipes(self) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pedigree.configs.base.document import ConfigError, Problem, read_document
+from pedigree.configs.base.installation import missing
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command, shown
 from pedigree.configs.language.compile import overrides_of, params_file, pipeline_file, source_file, write_compiled
@@ -235,7 +236,7 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
             if find_spec(package) is None:
                 needing.setdefault(package, []).append(node.name)
     if needing:
-        remedy = "run `make setup`, or stop before them with --until"
+        remedy = f"{missing('train,serve')}, or stop before them with --until"
         raise ConfigError(
             [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
         )
