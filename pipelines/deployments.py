@@ -50,7 +50,7 @@ from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.pipelines.flow import FELL, FLOW_NAME, REHEARSAL, TAG, commit_of, post_train, tags_of
 from pedigree.pipelines.request import Request
 
-ENTRYPOINT = "pipelines/flow.py:post_train"
+ENTRYPOINT = "pedigree/pipelines/flow.py:post_train"
 CALL_S = 30.0
 PAUSES = 3
 PAGE = 200

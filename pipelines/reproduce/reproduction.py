@@ -1,7 +1,7 @@
 """`pedigree reproduce`: rebuild an artifact from its records and compare.
 
 1. Read the records of the whole ancestry; reject contradictory ones.
-2. Check out the recorded code (commit and patch) in separate work trees, or use this clone's code (`--here`).
+2. Check out the recorded code (commit and patch) in separate work trees, or use the current code (`--here`).
 3. Write a small project with the recipe in the records, the recorded numerics, and its own cache.
 4. Compile it with that code and compare the result with every record before anything runs.
 5. Run every stage with `pedigree run` of that code, or take ancestors from the cache or the remote (`--from-cache`).
@@ -82,7 +82,7 @@ class ReproductionRequest:
     stage: str | None = None
     """Run only this stage of the ancestry, from its recorded inputs."""
     here: bool = False
-    """Use the code of this clone instead of the recorded code."""
+    """Use the current code instead of the recorded code."""
     strict: bool = False
     """Require the recorded environment."""
     execution: str | None = None
@@ -448,7 +448,7 @@ def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, 
             seen.add(commit)
             with codetree.bundle(commit) as file:
                 if file is None:
-                    yield commit, "this clone lacks it"
+                    yield commit, "not in a clone here"
                 else:
                     yield commit, "sent" if ledger.store.put(file, codetree.bundle_name(commit)) else "there already"
 
