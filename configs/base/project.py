@@ -86,3 +86,7 @@ class Project:
     def lease(self, name: str) -> Path:
         """Folder of a lease's claims; `name` is a key, or an address with dashes."""
         return self.private / "leases" / name
+
+
+PACKAGED = Project(Path(__file__).absolute().parents[2])
+"""What Pedigree ships: recipes and profiles."""

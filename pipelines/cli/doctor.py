@@ -5,7 +5,6 @@ import importlib.metadata
 import importlib.util
 import platform
 import re
-import shlex
 import shutil
 import sys
 import sysconfig
@@ -117,7 +116,7 @@ def _lock(gpu: bool) -> Diagnosis:
         return Diagnosis("packages", True, f"all {len(pins)} of {lock.name}")
     shown = ", ".join(differing[:5]) + (", ..." if len(differing) > 5 else "")
     value = f"{len(differing)} of {len(pins)} differ from {lock.name}: {shown}"
-    return Diagnosis("packages", not is_clone(), value, set_up(f"pip install --no-deps -r {shlex.quote(str(lock))}"))
+    return Diagnosis("packages", not is_clone(), value, "run `make setup`" if is_clone() else "")
 
 
 def _normal(name: str) -> str:

@@ -98,7 +98,7 @@ def _other_code(code: RecordedCode) -> str:
     """Why recorded code cannot be had without git, and the remedy."""
     if code.version:
         kinds = ", with PEDIGREE_STAGES as it was then" if code.patch_sha256 else ""
-        remedy = f"run `pip install pedigree=={code.version}`{kinds}, or {HERE}"
+        remedy = f"install that version{kinds}, or {HERE}"
         return f"it was made by pedigree {code.version}, whose files differ from the current code: {remedy}"
     if code.commit is None:
         return f"the record has no commit (it was made outside git): {HERE}"
