@@ -127,9 +127,7 @@ def _recipes(project: "Project", recipe: str) -> dict[str, str]:
             raise UsageProblem(f"{own} exists and differs from the packaged recipe {graph.recipe}: rename one of them, or omit --recipe")
         pipeline = project.root / pipeline_file(graph.recipe)
         if pipeline.exists() and not own.exists():
-            raise UsageProblem(
-                f"{pipeline} exists, and the recipe {graph.recipe} would be compiled there: move it, or omit --recipe"
-            )
+            raise UsageProblem(f"{pipeline} exists, and the recipe {graph.recipe} would be compiled there: move it, or omit --recipe")
         found[name] = text
     return found
 

@@ -368,6 +368,8 @@ class _Attempt:
         """Run a `pedigree` command with the code in `tree` in the new project; `quiet` captures its output."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         environment["PYTHONPATH"] = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
+        if not self.request.here:
+            environment.pop(provenance.ADDED_STAGES, None)  # the recorded code contains its own kinds
         environment["PEDIGREE_PREFECT"] = "never"  # not an option, since recorded code may not know it
         pipe = subprocess.PIPE if quiet else None
         module = "pedigree.pipelines.cli" if (tree / "pedigree").is_dir() else "pipelines.cli"  # as it was before 0.2

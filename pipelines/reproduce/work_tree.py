@@ -1,6 +1,7 @@
 """Check out recorded code in a git work tree with its patch, using bundles for commits that the clone lacks.
 
-Without a commit, and for an installed package, which has no git, the running code is used if it is the recorded code to the byte.
+Without a commit, and for an installed package, which has no git, the running code with the recorded kinds of stages is used, if it is the
+recorded code to the byte.
 """
 
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts.lineage import text_sha256
-from pedigree.data.artifacts.provenance import CODE_ROOT, code_files, code_sha256
+from pedigree.data.artifacts.provenance import CODE_ROOT, code_files, code_sha256, own_files
 from pedigree.data.artifacts.run_record import CodeState, Run
 from pedigree.pipelines.ledger.git import ABSENT, is_work_tree, run_git
 from pedigree.pipelines.lineage.git_state import code_state
@@ -70,7 +71,7 @@ class RecordedCode:
 
     @property
     def folder(self) -> str:
-        return f"{self.commit or 'none'}"[:12] + (f"-{self.patch_sha256[:8]}" if self.patch_sha256 else "")
+        return (self.commit or self.snapshot or "none")[:12] + (f"-{self.patch_sha256[:8]}" if self.patch_sha256 else "")
 
 
 def bundle_name(commit: str) -> str:
@@ -80,26 +81,24 @@ def bundle_name(commit: str) -> str:
 
 def obstacle(code: RecordedCode, root: Path = CODE_ROOT) -> str | None:
     """Why the code is unavailable, judging by the record and the running code alone."""
-    if code.commit is None or not is_work_tree(root):
-        return None if code.snapshot == _running(root) else _other_code(code)
+    name = code.commit[:12] if code.commit else f"pedigree {code.version}"
     if code.patch is None and code.left_out:
-        return f"it was made from a modified working tree of {code.commit[:12]}, whose patch was not stored ({code.left_out}): {HERE}"
+        return f"it was made from a modified working tree of {name}, whose patch was not stored ({code.left_out}): {HERE}"
     if code.patch is not None and text_sha256(code.patch) != code.patch_sha256:
-        return f"the sha256 of the patch of {code.commit[:12]} differs from the recorded {str(code.patch_sha256)[:12]}: {HERE}"
-    return None
+        return f"the sha256 of the patch of {name} differs from the recorded {str(code.patch_sha256)[:12]}: {HERE}"
+    tracked = code.commit is not None and is_work_tree(root)
+    return None if tracked or code.patch or code.snapshot == _own_sha256(root) else _other_code(code)  # a patch is tried in `_patched`
 
 
 @cache
-def _running(root: Path) -> str:
-    return code_sha256(code_files(root))
+def _own_sha256(root: Path) -> str:
+    return code_sha256(own_files(root))
 
 
 def _other_code(code: RecordedCode) -> str:
     """Why recorded code cannot be had without git, and the remedy."""
     if code.version:
-        kinds = ", with PEDIGREE_STAGES as it was then" if code.patch_sha256 else ""
-        remedy = f"install that version{kinds}, or {HERE}"
-        return f"it was made by pedigree {code.version}, whose files differ from the current code: {remedy}"
+        return f"it was made by pedigree {code.version}, whose files differ from the current code: install that version, or {HERE}"
     if code.commit is None:
         return f"the record has no commit (it was made outside git): {HERE}"
     return f"it was made at {code.commit[:12]}, not by this installed package: reproduce it in a clone of Pedigree, or {HERE}"
@@ -108,7 +107,7 @@ def _other_code(code: RecordedCode) -> str:
 def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_ROOT) -> Path:
     """Check out the recorded code at `target`, reusing an existing work tree with exactly this code; returns its folder.
 
-    Without git this is `root`, whose code is then the recorded one.
+    Without git and patch this is `root`, whose code is then the recorded one.
 
     Args:
         code: what to check out.
@@ -123,24 +122,43 @@ def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_
     if problem:
         raise CodeUnavailable(problem)
     if code.commit is None or not is_work_tree(root):
-        return root
+        return _patched(code, target, root) if code.patch else root
     if target.exists():
         if _is(code, target):
             return target
         remove(target, root)
-    _bring(str(code.commit), fetch, root)
+    _bring(code.commit, fetch, root)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _must(root, "worktree", "add", "--quiet", "--detach", "--force", "--end-of-options", str(target), str(code.commit))
+    _must(root, "worktree", "add", "--quiet", "--detach", "--force", "--end-of-options", str(target), code.commit)
     if code.patch:
         _must(target, "apply", "--whitespace=nowarn", "-", stdin=code.patch.encode())
     return target  # commit and patch hashes determine the tree, so it need not be verified
 
 
+def _patched(code: RecordedCode, target: Path, root: Path) -> Path:
+    """Copy the running package to `target` and add the recorded patch, which then holds kinds of stages.
+
+    Raises:
+        CodeUnavailable: the result is not the recorded code.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(root / "pedigree", target / "pedigree", ignore=shutil.ignore_patterns("__pycache__"))
+    _must(target, "init", "--quiet")  # inside another repository, git would apply nothing
+    applied = _git(target, "apply", "--whitespace=nowarn", "--directory=pedigree", "-", stdin=str(code.patch).encode())
+    shutil.rmtree(target / ".git")
+    if applied.returncode or code_sha256(code_files(target)) != code.snapshot:
+        shutil.rmtree(target)
+        raise CodeUnavailable(_other_code(code))
+    return target
+
+
 def remove(target: Path, root: Path = CODE_ROOT) -> None:
     """Remove a work tree, even if git no longer tracks it."""
-    _git(root, "worktree", "remove", "--force", "--end-of-options", str(target))
+    if is_work_tree(root):
+        _git(root, "worktree", "remove", "--force", "--end-of-options", str(target))
     shutil.rmtree(target, ignore_errors=True)
-    _git(root, "worktree", "prune")
+    if is_work_tree(root):
+        _git(root, "worktree", "prune")
 
 
 @contextmanager
