@@ -20,7 +20,7 @@ ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
 endif
 .DEFAULT_GOAL := help
-.PHONY: help setup steps quick test test-all lint demo tiny chaos bench gpu-check clean
+.PHONY: help setup steps quick test test-all lint docs demo tiny chaos bench gpu-check clean
 
 # Bytecode halves the start of every process; nothing reports to anybody.
 unexport PYTHONDONTWRITEBYTECODE
@@ -59,6 +59,9 @@ lint: setup ## Checks style, spelling and types
 	codespell
 	pyright
 
+docs: setup ## Builds the documentation as a site in site/ and checks its links
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
+
 demo: setup ## Post-trains a real model from end to end and writes its report
 	pedigree run demo
 	pedigree report demo
@@ -87,7 +90,7 @@ gpu-check: ## Checks numerics and speed on a GPU, for a machine with torch and t
 	$(PYTHON) -m benchmarks.gpu_check '$(OUT)'
 
 clean: ## Removes the environment and caches; artifacts and checkpoints stay
-	rm -rf .venv .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache site *.egg-info
 	find configs data stages pipelines tests -name __pycache__ -prune -exec rm -rf {} +
 
 # Each step of the set-up leaves a stamp named after what it was made from: it runs again when that changes, and the steps

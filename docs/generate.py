@@ -1,8 +1,10 @@
-"""Generate reference pages from the code: `python -m docs.generate` writes `stages.md`, `profiles.md`, `methods.md`, `cli.md`, `plan.md`
-and `flagship.md` in `docs/`."""
+"""Generate reference pages from the code: `python -m docs.generate` writes `stages.md`, a page per kind in `stages/`, `profiles.md`,
+`methods.md`, `cli.md`, `plan.md` and `flagship.md` in `docs/`."""
 
 import ast
+import functools
 import inspect
+import re
 import textwrap
 import types
 import typing
@@ -28,7 +30,15 @@ HEAD = """# Stages
 
 A stage is a versioned kind of work. It takes artifacts at named ports and produces an artifact of one type; a recipe connects matching
 types. The whole configuration is part of the result's identity: changing any field makes a different artifact. How and where a stage runs
-is configured separately, in `configs/execution/`.
+is configured separately, in `configs/execution/` ([profiles.md](profiles.md)).
+
+Each kind has a page with its fields. [Shared parts](stages/shared.md) are configurations that several kinds use, such as the optimizer.
+"""
+SHARED_HEAD = """# Shared parts
+
+<!-- Written by `python -m docs.generate`; do not edit. -->
+
+Parts of configurations that several [kinds of stages](../stages.md) use.
 """
 PROFILES_HEAD = """# Execution profiles
 
@@ -68,7 +78,8 @@ FIELDS: dict[type[Frozen], str] = {AdaptiveKl: "adaptive", FindRephrased: "find_
 
 def pages() -> dict[str, str]:
     """File name in `docs/` → text."""
-    return {"stages.md": page(), "profiles.md": profiles_page(), "methods.md": methods_page(), "cli.md": commands.page(),
+    return {"stages.md": stages_page(), **{f"stages/{name}.md": kind_page(declaration) for name, declaration in KINDS.items()},
+            "stages/shared.md": shared_page(), "profiles.md": profiles_page(), "methods.md": methods_page(), "cli.md": commands.page(),
             "plan.md": planning.page(), "flagship.md": flagship.page()}  # fmt: skip
 
 
@@ -117,47 +128,69 @@ def _method(config: type[Frozen]) -> str:
     kind = config.model_fields.get("type")
     name = typing.get_args(kind.annotation)[0] if kind else FIELDS.get(config, config.__name__.lower())
     formula, source = getattr(config, "formula"), getattr(config, "source")  # noqa: B009 - `Frozen` itself has none
-    return _row(f"[`{name}`](stages.md#{_anchor(config)})", _text(config).split("\n\n")[0], f"`{formula}`", source)
+    return _row(f"[`{name}`](stages/{_place(config)})", _text(config).split("\n\n")[0], f"`{formula}`", source)
 
 
 def _row(*cells: str) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
-def _anchor(config: type[Frozen]) -> str:
-    return next((kind for kind, declaration in KINDS.items() if declaration.config is config), config.__name__.lower())
-
-
-def page() -> str:
-    """The page of stages: all kinds, then the nested configs."""
-    parts = [HEAD, _overview()]
-    parts += [_stage(declaration) for declaration in KINDS.values()]
-    parts.append("## Parts of configurations\n")
-    parts += [_config(config) for config in _parts()]
-    return "\n".join(parts).rstrip() + "\n"
-
-
-def _overview() -> str:
-    lines = ["| kind | inputs | output | engine |", "|---|---|---|---|"]
-    for declaration in KINDS.values():
-        takes = ", ".join(f"{name}{'?' if port.optional else ''}" for name, port in declaration.inputs.items())
-        lines.append(f"| [`{declaration.name}`](#{declaration.name}) | {takes} | {_gives(declaration)} | {_engine(declaration)} |")
+def stages_page() -> str:
+    """The page of all kinds of stages, with links to theirs."""
+    lines = [HEAD, "| kind | what it does | inputs | output | engine |", "|---|---|---|---|---|"]
+    for name, declaration in KINDS.items():
+        takes = ", ".join(f"{port}{'?' if facts.optional else ''}" for port, facts in declaration.inputs.items())
+        does = re.split(r"(?<! al)(?<!i\.e)[.:](?:\s|$)", _text(declaration.config))[0]
+        lines.append(_row(f"[`{name}`](stages/{name}.md)", does, takes, _gives(declaration), _engine(declaration)))
     return "\n".join([*lines, "", "`?` marks an optional port.", ""])
 
 
-def _stage(declaration: Kind) -> str:
-    lines = [f"## {declaration.name}", "", _text(declaration.config), "", *_formula(declaration.config)]
+def kind_page(declaration: Kind) -> str:
+    """The page of a kind: its ports and fields, and the parts of its configuration that no other kind has."""
+    lines = [f"# {declaration.name}", "", "<!-- Written by `python -m docs.generate`; do not edit. -->", ""]
+    lines += [_text(declaration.config), "", *_formula(declaration.config)]
     for name, port in declaration.inputs.items():
         facts = [_or(sorted(port.types)), *(["one or more"] if port.many else []), *(["optional"] if port.optional else [])]
         facts += ["used only to measure rows"] if port.measures else []
         gate = "; rows must have passed decontamination" if name in declaration.trains_on else ""
         lines.append(f"- input `{name}`: {', '.join(facts)}{gate}")
-    lines += [f"- output: {_gives(declaration)}", f"- version {declaration.version}", "", *_fields(declaration.config)]
-    return "\n".join(lines)
+    lines += [f"- output: {_gives(declaration)}", f"- version {declaration.version}", ""]
+    lines += [*_examples(declaration.name), *_fields(declaration.config)]
+    lines += [_config(part) for part, page in _homes().items() if page == f"{declaration.name}.md" and part is not declaration.config]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _examples(kind: str) -> list[str]:
+    """Links to the pages with a recipe that has such a stage."""
+    texts = {page.name: page.read_text() for page in sorted(DOCS.glob("*.md"))}
+    names = [name for name, text in texts.items() if re.search(rf"^ +(\w+: {{)?kind: {kind}\b", text, re.MULTILINE)]
+    links = [f"[{texts[name].splitlines()[0].removeprefix('# ')}](../{name})" for name in names]
+    return [f"Examples: {', '.join(links)}.", ""] if links else []
+
+
+def shared_page() -> str:
+    """The page of the parts that several kinds have."""
+    return "\n".join([SHARED_HEAD, *(_config(part) for part, page in _homes().items() if page == "shared.md")]).rstrip() + "\n"
+
+
+@functools.cache
+def _homes() -> dict[type[Frozen], str]:
+    """Config class → its page in `stages/`, in order of first use: that of the only kind which has it, or the shared one."""
+    found: dict[type[Frozen], str] = {}
+    for name, declaration in KINDS.items():
+        for config in (declaration.config, *parts_of(declaration.config)):
+            found[config] = "shared.md" if config in found else f"{name}.md"
+    return found
+
+
+def _place(config: type[Frozen]) -> str:
+    """Where a config class is described, seen from `stages/` or, of a profile, from its page."""
+    page, kind = _homes().get(config, ""), config in {declaration.config for declaration in KINDS.values()}
+    return page if kind else f"{page}#{config.__name__.lower()}"
 
 
 def _config(config: type[Frozen]) -> str:
-    return "\n".join([f"### {config.__name__}", "", _text(config), "", *_formula(config), *_fields(config)])
+    return "\n".join([f"## {config.__name__}", "", _text(config), "", *_formula(config), *_fields(config)])
 
 
 def _formula(config: type[Frozen]) -> list[str]:
@@ -220,7 +253,7 @@ def _type(annotation: Any, field: FieldInfo | None = None) -> str:
     if origin is dict:
         return f"mapping of {_type(arguments[0])} to {_type(arguments[1])}"
     if inspect.isclass(annotation) and issubclass(annotation, Frozen):
-        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+        return f"[{annotation.__name__}]({_place(annotation)})"
     name = {"str": "string", "int": "integer", "float": "number", "bool": "true \\| false"}.get(annotation.__name__, annotation.__name__)
     return name + (_bounds(field) if field else "")
 
@@ -231,25 +264,14 @@ def _bounds(field: FieldInfo) -> str:
     return " " + ", ".join(found) if found else ""
 
 
-def _parts() -> list[type[Frozen]]:
-    """Config classes nested in the stages' configs, each once, in order of first use."""
-    return _reachable([declaration.config for declaration in KINDS.values()])
-
-
 def parts_of(config: type[Frozen]) -> list[type[Frozen]]:
     """Config classes nested in a config, each once, in order of first use."""
-    return _reachable([config])
-
-
-def _reachable(configs: list[type[Frozen]]) -> list[type[Frozen]]:
-    """Config classes nested in the given ones, each once, in order of first use."""
     found: dict[type[Frozen], None] = {}
-    waiting = list(configs)
+    waiting = [config]
     while waiting:
-        config = waiting.pop(0)
-        for field in config.model_fields.values():
+        for field in waiting.pop(0).model_fields.values():
             for inner in _inside(field.annotation):
-                if inner not in found and inner not in configs:
+                if inner not in found and inner is not config:
                     found[inner] = None
                     waiting.append(inner)
     return list(found)

@@ -91,10 +91,6 @@ QUIET = {"stream_output": False}
 """Job variables: without streaming, a flow run survives its worker, whose pipe would break. Prefect still gets the log."""
 
 
-class ServerAway(PedigreeError):
-    """The Prefect server is unreachable or returns an error."""
-
-
 @dataclass(frozen=True)
 class Terms:
     """Settings of a deployment."""
@@ -227,7 +223,7 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
 
     Raises:
         UsageProblem: the work pool, the block or the GPU pool does not exist, or the name is taken.
-        ServerAway: the server is unreachable.
+        PedigreeError: the server is unreachable.
     """
     name = _checked_name(terms.name or name_of(graph, request))
     with _connected() as client:
@@ -435,7 +431,7 @@ def deployments(project: Project) -> list[Listed]:
     """Return the deployments of a project, sorted by name.
 
     Raises:
-        ServerAway: the server is unreachable.
+        PedigreeError: the server is unreachable.
     """
     with _connected() as client:
         return [_listed(client, deployment) for deployment in _of(client, project)]
@@ -449,7 +445,7 @@ def pause(project: Project, name: str) -> list[Planned]:
 
     Raises:
         UsageProblem: this project has no such deployment.
-        ServerAway: the server is unreachable.
+        PedigreeError: the server is unreachable.
     """
 
     def stop(client: SyncPrefectClient, deployment: UUID) -> list[Planned]:
@@ -493,7 +489,7 @@ def cancel_runs(project: Project, name: str) -> int:
     """Cancel the active and queued runs of a deployment and return their number; 0 if there is no such deployment.
 
     Raises:
-        ServerAway: the server is unreachable.
+        PedigreeError: the server is unreachable.
     """
     with _connected() as client:
         found = [deployment for deployment in _of(client, project) if _is_called(deployment, name)]
@@ -589,7 +585,7 @@ def _connected() -> Iterator[SyncPrefectClient]:
     """Open a client for a command: an unreachable server is an immediate error; calls to a busy server are retried.
 
     Raises:
-        ServerAway: the server is unreachable or rejects a request.
+        PedigreeError: the server is unreachable or rejects a request.
     """
     address = str(PREFECT_API_URL.value()).rpartition("@")[2]
     try:
@@ -599,7 +595,7 @@ def _connected() -> Iterator[SyncPrefectClient]:
             yield client
     except httpx.HTTPStatusError as error:
         answer = error.response.text.strip()[:300]
-        raise ServerAway(f"the Prefect server {address} rejected the request ({error.response.status_code}): {answer}") from error
+        raise PedigreeError(f"the Prefect server {address} rejected the request ({error.response.status_code}): {answer}") from error
     except (httpx.HTTPError, RuntimeError) as error:
         remedy = "check that it is running; `prefect server start` starts one"
-        raise ServerAway(f"the Prefect server {address} does not respond ({error}): {remedy}") from error
+        raise PedigreeError(f"the Prefect server {address} does not respond ({error}): {remedy}") from error

@@ -33,6 +33,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry, Cancelled, Completed
 
 from pedigree.configs.base.frozen import finite
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.compile import overrides_of
@@ -44,7 +45,7 @@ from pedigree.pipelines.jobs.attempts import CANCELLED
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.launcher import LocalLauncher
 from pedigree.pipelines.jobs.processes import Process
-from pedigree.pipelines.ledger.git import GitSilent, run_git
+from pedigree.pipelines.ledger.git import run_git
 from pedigree.pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
 from pedigree.pipelines.publish.report import report_path, tables, write_report
 from pedigree.pipelines.rehearsal.proof import proof_of, sentences
@@ -85,10 +86,6 @@ STATES: dict[str, tuple[StateType, str]] = {
 """Stage state → type and name of the Prefect state; all other states map to running."""
 RUNNING = (StateType.RUNNING, "Running")
 ENDS = {"completed": StateType.COMPLETED, "failed": StateType.FAILED, "cancelled": StateType.CANCELLED, "crashed": StateType.CRASHED}
-
-
-class StagesFailed(Exception):
-    """Some stages failed, so the flow run failed."""
 
 
 def end_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
@@ -181,7 +178,7 @@ def _outcome(run: RunContext, ends: Collection[StageEnd]) -> State:
     if failed and all(end.cause == "cancelled" for end in failed):
         return Cancelled(message=BY_COMMAND)
     if failed:
-        raise StagesFailed("; ".join(map(str, failed)))
+        raise PedigreeError("; ".join(map(str, failed)))
     return Completed(message=f"{len(ends)} stages are up to date")
 
 
@@ -248,7 +245,7 @@ def commit_of(project: Project) -> str | None:
     """Return the project's abbreviated commit; None if git fails."""
     try:
         return run_git(project.root, "rev-parse", "--short=12", "HEAD", timeout_s=CALL_S).stdout.decode().strip() or None
-    except (OSError, GitSilent):
+    except (OSError, PedigreeError):
         return None
 
 

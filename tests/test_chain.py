@@ -55,7 +55,7 @@ def test_the_leaks_that_were_planted_are_gone(project, chain):
 
 
 def test_the_rows_are_read_as_the_docs_say(project, chain, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
     (example,) = [code for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "load_dataset" in code]
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     shown = call(project, "python", "-c", f"{example}\nprint(len(rows), rows.column_names)")

@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 from affected import affected
 from unit_guard import NotAUnitTest, unit_test
 from waiting import deadline
+
+from docs.release import notes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -121,3 +125,20 @@ def test_hooks_find_what_they_are_for_with_the_tools_of_the_lock(tmp_path):
     (tmp_path / "page.md").write_text("Teh page.\n" * 60_000)
     (tmp_path / "module.py").write_text("import os\n")
     assert failing_hooks() == {"ruff check", "spelling", "large files"}
+
+
+def test_a_release_has_the_notes_of_its_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = notes(f"v{project['version']}", project["version"], (ROOT / "CHANGELOG.md").read_text())
+    assert found.startswith("### Added") and "\n## " not in found
+    with pytest.raises(SystemExit, match=r"the tag is v9, but pyproject\.toml has version 1: the tag must be v1"):
+        notes("v9", "1", "")
+    with pytest.raises(SystemExit, match="no section for 1: add"):
+        notes("v1", "1", "## 1.2 (2026-01-01)\n\n- x\n")
+
+
+def test_a_change_is_one_line_of_a_section():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    sections = re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert {title for title, _ in sections} <= {"Added", "Changed", "Fixed", "Removed"} and sections
+    assert not [line for _, body in sections for line in body.splitlines() if line and not line.startswith("- ")]

@@ -8,17 +8,20 @@ import subprocess
 import sys
 import typing
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
+import markdown
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 from pydantic import ValidationError
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from benchmarks import table as benchmarks
-from docs import generate
+from docs import generate, site_hooks
 from pedigree.configs.base.document import parse_value
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.naming import Model
@@ -35,7 +38,7 @@ from pedigree.data.sources.layouts import example_of
 from pedigree.pipelines.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 CHEAP = ("recipes", "plan", "compile", "status", "jobs", "report", "validate", "show", "variants", "scratch")
 """Commands that start no job and need no artifact."""
@@ -43,6 +46,11 @@ CHEAP = ("recipes", "plan", "compile", "status", "jobs", "report", "validate", "
 
 def blocks(name: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def example(name: str, part: str, language: str = "yaml") -> str:
+    """The block of a page that has this part."""
+    return next(block for block in blocks(name, language) if part in block)
 
 
 def commands() -> list[tuple[str, str]]:
@@ -170,12 +178,59 @@ def test_the_pages_of_benchmarks_are_current():
     assert readme == benchmarks.with_lines(readme) and benchmarks.BEGIN in readme, "run `python -m benchmarks.table`"
 
 
-def test_the_page_of_stages_names_every_kind_and_field():
-    text = generate.page()
-    for kind, declaration in KINDS.items():
-        section = text.split(f"\n## {kind}\n")[1].split("\n## ")[0]
-        assert all(f"`{field}`" in section for field in declaration.config.model_fields), kind
-        assert all(f"input `{port}`" in section for port in declaration.inputs), kind
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_of_a_kind_names_its_ports_and_fields(kind):
+    text, declaration = GENERATED[f"stages/{kind}.md"], KINDS[kind]
+    assert all(f"`{field}`" in text for field in declaration.config.model_fields)
+    assert all(f"input `{port}`" in text for port in declaration.inputs)
+    assert f"(stages/{kind}.md)" in GENERATED["stages.md"]
+
+
+def test_every_part_of_a_configuration_is_described_once():
+    headings = [line for name, text in GENERATED.items() if name.startswith("stages/") for line in re.findall("^## .*", text, re.MULTILINE)]
+    parts = {part for declaration in KINDS.values() for part in generate.parts_of(declaration.config)}
+    assert sorted(headings) == sorted(f"## {part.__name__}" for part in parts)
+
+
+def test_no_page_of_a_kind_is_left_over():
+    assert {f"docs/{name}" for name in GENERATED} >= {name for name in NAMES if name.startswith("docs/stages/")}
+
+
+def links_of(page: Path) -> set[Path]:
+    return {(page.parent / target).resolve() for target in re.findall(r"\]\(([\w./-]+\.md)", page.read_text())}
+
+
+def test_every_page_is_two_clicks_from_the_first():
+    first = links_of(ROOT / "docs" / "index.md")
+    reached = first.union(*map(links_of, first))
+    assert not [page for page in (ROOT / "docs").rglob("*.md") if page not in reached and page.name != "index.md"]
+    assert ROOT / "docs" / "index.md" in links_of(ROOT / "README.md")
+
+
+def shape(html: str) -> str:
+    """Texts, tables, lists and blocks of a page in HTML, without attributes, white space and markup that readers do not see."""
+    tags = "|".join(("table", "tr", "td", "th", "li", "ul", "ol", "pre", "h[1-6]", "strong"))
+    html = re.sub(rf"<(/?(?:{tags}))(?: [^>]*)?>|<[^>]*>|\s+", lambda tag: f"<{tag[1]}>" if tag[1] else "", html)
+    return re.sub("</(?!ul|ol|table).*?>", "", unescape(html))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/")])
+def test_a_page_reads_the_same_on_github_and_on_the_site(name):
+    """GitHub is more lenient about lists, and reads a table's code differently."""
+    text = (ROOT / name).read_text()
+    on_github = MarkdownIt("commonmark").enable("table").render(text)
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    on_site = markdown.markdown(site_hooks.on_page_markdown(text), extensions=settings["markdown_extensions"][:-1])
+    assert shape(on_site) == shape(on_github)
+
+
+@pytest.mark.integration
+def test_the_site_builds_without_a_broken_link_or_anchor(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", ROOT / "mkdocs.yml", "--site-dir", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {entry["location"] for entry in json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]}
+    assert found >= {"stages/sft/", "decontamination/#waivers", "failures/#messages"}
 
 
 BLOCKS = [(name, number) for name in NAMES for number in range(len(blocks(name, "yaml")))]
@@ -229,7 +284,7 @@ def test_whole_recipes_load(name, number, tmp_path):
 
 
 def test_the_row_with_tools_of_the_manual_is_read():
-    (block,) = blocks("docs/recipes.md", "json")
+    (block,) = blocks("docs/layouts.md", "json")
     example = example_of(json.loads(block))
     assert [message["role"] for message in example.messages] == ["user", "call", "tool"] and example.answer == "No."
     assert example.template_arguments and "weather" in example.template_arguments["tools"]
@@ -263,9 +318,8 @@ def test_the_rounds_of_the_manual_unroll_as_it_says(tmp_path):
 SMALL = "{type: packaged, asset: smollm2-135m-instruct}"
 
 
-def with_pairs(folder, part):
-    """The first recipe of the manual with preferences, and the part of it that names `part`."""
-    added = next(block for block in blocks("docs/recipes.md", "yaml") if part in block)
+def with_pairs(folder, added):
+    """The first recipe of the manual with preferences, and what a page adds to it."""
     pairs = (
         "  pairs_raw: {kind: prepare_data, record: preference, "
         "sources: [{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}]}\n"
@@ -276,12 +330,12 @@ def with_pairs(folder, part):
 
 
 def test_the_cached_reference_of_the_manual_is_one(tmp_path):
-    graph = with_pairs(tmp_path, "kind: reference_logprobs")
+    graph = with_pairs(tmp_path, example("docs/preferences.md", "kind: reference_logprobs"))
     assert "manual/cached" in graph.nodes["manual/dpo"].parents and graph.nodes["manual/cached"].output == "logprobs"
 
 
 def test_the_soup_of_the_manual_is_a_reference(tmp_path):
-    graph = with_pairs(tmp_path, "kind: merge")
+    graph = with_pairs(tmp_path, example("docs/models.md", "kind: merge"))
     assert graph.nodes["manual/soup"].parents == ("manual/sft", "manual/sft_2", "manual/sft_3")
     assert [(edge.port, edge.source) for edge in graph.nodes["manual/dpo"].edges if edge.port == "reference"] == [
         ("reference", "manual/soup")
@@ -290,7 +344,7 @@ def test_the_soup_of_the_manual_is_a_reference(tmp_path):
 
 
 def test_the_pool_of_the_manual_is_sampled_rated_and_paired(tmp_path):
-    block = next(block for block in blocks("docs/recipes.md", "yaml") if "best_vs_random_lower" in block)
+    block = example("docs/judging.md", "best_vs_random_lower")
     more = "".join(f"  {name}: {{kind: source_model, source: {SMALL}, chat_template: tulu}}\n" for name in ("first", "second", "third"))
     more += (
         "  prompts_raw: {kind: prepare_data, record: prompt, "
@@ -303,9 +357,9 @@ def test_the_pool_of_the_manual_is_sampled_rated_and_paired(tmp_path):
     config = graph.find("rated").config
     assert isinstance(config, Judge) and config.rating is not None and config.rating.by.type == "endpoint"
     variable = key_variable(config.rating.by.base_url)
-    assert variable in (ROOT / "docs" / "recipes.md").read_text()
-    for part in ("type: delta", "kind: best_answers"):  # the pages after it go on from there
-        more += next(block for block in blocks("docs/recipes.md", "yaml") if part in block).removeprefix("stages:\n")
+    assert variable in (ROOT / "docs" / "judging.md").read_text()
+    for page, part in (("preferences", "type: delta"), ("synthetic-data", "kind: best_answers")):  # which continue from there
+        more += example(f"docs/{page}.md", part).removeprefix("stages:\n")
     (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + more + block.removeprefix("stages:\n"))
     graph = load_recipe(tmp_path, "manual")
     made = {"brief": "preference", "delta": "preference", "right_3": "conversation", "imitate_3": "policy", "hard": "prompt"}
@@ -313,7 +367,7 @@ def test_the_pool_of_the_manual_is_sampled_rated_and_paired(tmp_path):
 
 
 def test_the_rows_of_the_manual_that_models_select_are_conversations(tmp_path):
-    block = next(block for block in blocks("docs/recipes.md", "yaml") if "kind: select_rows" in block)
+    block = example("docs/filters.md", "kind: select_rows")
     sums = "{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}"
     more = f"  pairs_raw: {{kind: prepare_data, record: preference, sources: [{sums}]}}\n"
     more += "  pairs: {kind: decontaminate, in: {data: pairs_raw, benchmarks: [suite]}}\n"
@@ -326,7 +380,7 @@ def test_the_rows_of_the_manual_that_models_select_are_conversations(tmp_path):
 
 
 def test_the_rows_of_the_manual_that_a_model_compares_are_trained_on(tmp_path):
-    block = next(block for block in blocks("docs/recipes.md", "yaml") if "kind: find_rephrased" in block)
+    block = example("docs/decontamination.md", "kind: find_rephrased")
     source = "{type: arithmetic, operations: [add], digits: [2], count: 20, seed: 7}"
     made = "kind: prepare_data, record: item, task: sums, sources: "
     suites = "".join(f"  {name}: {{{made}[{source}]}}\n" for name in ("gsm8k", "mmlu"))
@@ -335,18 +389,18 @@ def test_the_rows_of_the_manual_that_a_model_compares_are_trained_on(tmp_path):
 
 
 def test_the_program_of_the_manual_makes_the_rows_that_its_source_asks_for():
-    block = next(block for block in blocks("docs/recipes.md", "yaml") if "type: program" in block)
+    block = example("docs/data.md", "type: program")
     (source,) = PrepareData.model_validate({"record": "conversation", **parse_value(block)}).sources
     assert source.type == "program"
     namespace: dict[str, Any] = {}
-    exec(next(block for block in blocks("docs/recipes.md", "python") if "def rows" in block), namespace)
+    exec(example("docs/data.md", "def rows", "python"), namespace)
     rows = list(namespace[source.function](count=source.count, seed=source.seed, **source.arguments))
     assert len(rows) == source.count and all(set(row) <= set(LAYOUT_COLUMNS) for row in rows)
 
 
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):
     shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
-    block = next(block for block in blocks("docs/recipes.md", "yaml") if "kind: overoptimization" in block)
+    block = example("docs/rewards.md", "kind: overoptimization")
     (tmp_path / "noise.yaml").write_text(block)
     graph = load_recipe(tmp_path, "noise")
     assert [node.output for node in graph.own][-1] == "report" and graph.find("curve").parents == ("noise/judged",)
@@ -369,13 +423,13 @@ def test_the_names_of_models_in_the_manual_are_those_of_a_recipe(tmp_path):
 
 
 def test_the_examples_of_stores_are_valid():
-    sources = parse_value(blocks("docs/recipes.md", "yaml")[3])
+    sources = parse_value(blocks("docs/data.md", "yaml")[0])
     assert PrepareData.model_validate({"record": "conversation", **sources}).sources[0].type == "stored"
     assert Placement.model_validate(parse_value(blocks("docs/resume.md", "yaml")[0])["placement"]).checkpoint_url
 
 
 def test_the_example_of_published_work_is_valid():
-    block = next(block for block in blocks("docs/recipes.md", "yaml") if block.startswith("published:"))
+    block = example("docs/recipes.md", "published:")
     assert Published.model_validate(parse_value(block)["published"]).hardware["sft"].gpu_hours == 72
 
 

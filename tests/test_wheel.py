@@ -193,7 +193,9 @@ def test_an_added_kind_is_reproduced_from_its_record(user: Installed):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block)
     (user.root / "configs/recipes/short.yaml").write_text(
-        "stages:\n  short: {kind: keep_short, in: {data: tiny/chat_raw}, max_characters: 2}\n"
+        "stages:\n"
+        "  sums: {kind: prepare_data, record: conversation, sources: [{type: arithmetic, operations: [add], digits: [1, 2], count: 9}]}\n"
+        "  short: {kind: keep_short, in: {data: sums}, max_characters: 2}\n"
     )
     user.environment["PEDIGREE_STAGES"] = "kinds"
     user("pedigree", "run", "short")

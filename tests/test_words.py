@@ -23,7 +23,7 @@ INSTEAD = {
     r"\b(token|optim|normal|summar|initial|serial)is(e|es|ed|ing|ation)\b(?= \w)": "American spelling",
 }
 PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in INSTEAD), re.IGNORECASE)
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")} - {ROOT / "CHANGELOG.md", ROOT / "docs" / "benchmarks.md"})
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "CHANGELOG.md", ROOT / "docs" / "benchmarks.md"})
 """The changelog and recorded readings keep the words of their time."""
 
 

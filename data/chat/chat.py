@@ -306,7 +306,7 @@ class Chat:
             if role in roles and not form.search(self.template):
                 raise ChatError(
                     f"the chat template in {self.folder} has no form for {what}, which a row has: take a template that has one "
-                    "(docs/recipes.md, Chat templates), or leave such rows out"
+                    "(docs/chat-templates.md), or leave such rows out"
                 )
 
     def _refuse_changed(self, turns: Sequence[Turn], rendered: Sequence[str], train_on: TrainOn) -> None:

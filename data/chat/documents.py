@@ -114,7 +114,7 @@ def tokenised(rows: Sequence[Row], documents: Documents, encoder: Encoder) -> Pa
 
     Raises:
         ChatError: a row cannot be trained on; reports the first such row.
-        NotEqual: the encoder's fast path gives different ids.
+        EncodingMismatch: the encoder's fast path gives different ids.
     """
     drafts = [draft for row in rows for draft in documents.pieces(encoder.chat, row)]
     ids = encoder.encode((piece.text, piece.plain) for draft in drafts for piece in draft)

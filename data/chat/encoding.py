@@ -100,7 +100,7 @@ class Encoder:
         """Compare with the tokenizer's own ids, text by text.
 
         Raises:
-            NotEqual: they differ.
+            EncodingMismatch: they differ.
         """
         for (text, plain), ids in self.encode(texts).items():
             if ids.tolist() != self.chat.text_ids(text, plain):

@@ -40,10 +40,6 @@ _CRC = struct.Struct("<I")
 _HEADER_BYTES = 96
 
 
-class Damaged(Exception):
-    """A file is damaged or not the requested one; callers rebuild it."""
-
-
 class _Header(NamedTuple):
     magic: bytes
     key: bytes
@@ -64,7 +60,7 @@ class _Header(NamedTuple):
     def read(cls, data: bytes) -> "_Header":
         fields = data[: _STRUCT.size]
         if len(data) < _HEADER_BYTES or _CRC.unpack_from(data, _STRUCT.size)[0] != zlib.crc32(fields):
-            raise Damaged("its header is damaged")
+            raise ArtifactError("its header is damaged")
         return cls(*_STRUCT.unpack(fields))
 
 
@@ -75,32 +71,29 @@ class TokenFile:
         """
         Raises:
             FileNotFoundError: the file does not exist.
-            Damaged: it is not the requested file, or damaged.
+            ArtifactError: it is not the requested file, not a plain file, or damaged.
         """
-        try:
-            with open_plain(path) as stream:
-                size = os.fstat(stream.fileno()).st_size
-                header = _Header.read(stream.read(_HEADER_BYTES))
-                self._map = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ)
-        except ArtifactError as error:  # a link, a folder
-            raise Damaged(str(error)) from error
+        with open_plain(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            header = _Header.read(stream.read(_HEADER_BYTES))
+            self._map = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ)
         if (header.magic, header.format) != (MAGIC, FORMAT) or header.item_bytes not in (2, 4):
-            raise Damaged("it has another format")
+            raise ArtifactError("it has another format")
         if (header.key, header.rows, header.per_row) != (bytes.fromhex(key), rows, per_row):
             held = f"{header.per_row} documents for each of {header.rows} rows under the key {header.key.hex()[:12]}"
-            raise Damaged(f"it has {held}, instead of {per_row} for {rows} under {key[:12]}")
+            raise ArtifactError(f"it has {held}, instead of {per_row} for {rows} under {key[:12]}")
         index_bytes = 12 * rows * per_row
         if size != _HEADER_BYTES + index_bytes + header.data_bytes:
-            raise Damaged(f"it has a wrong size of {size} bytes")
+            raise ArtifactError(f"it has a wrong size of {size} bytes")
         index = memoryview(self._map)[_HEADER_BYTES : _HEADER_BYTES + index_bytes]
         if zlib.crc32(index) != header.index_crc:
-            raise Damaged("its index is damaged")
+            raise ArtifactError("its index is damaged")
         self.path = path
         self._dtype = np.dtype(f"<u{header.item_bytes}")
         self._index_D3 = np.frombuffer(index, dtype="<u4").reshape(-1, 3)
         sizes_D = record_bytes(self._index_D3[:, 0].astype(np.int64), header.item_bytes)
         if sizes_D.sum() != header.data_bytes:
-            raise Damaged("the sizes of its documents do not add up")
+            raise ArtifactError("the sizes of its documents do not add up")
         ends_D = np.cumsum(sizes_D) + _HEADER_BYTES + index_bytes
         self._begins_D, self._sizes_D = ends_D - sizes_D, sizes_D
         self._proven_D = np.zeros(len(sizes_D), dtype=np.bool_)
@@ -119,13 +112,13 @@ class TokenFile:
         """(ids, packed training mask), as views into the file.
 
         Raises:
-            Damaged: the checksum differs.
+            ArtifactError: the checksum differs.
         """
         begin, size, (length, _, crc) = int(self._begins_D[number]), int(self._sizes_D[number]), self._index_D3[number].tolist()
         record = np.frombuffer(self._map, dtype=np.uint8, count=size, offset=begin)
         if not self._proven_D[number]:
             if zlib.crc32(record.data) != crc:
-                raise Damaged(f"document {number} is damaged")
+                raise ArtifactError(f"document {number} is damaged")
             self._proven_D[number] = True
         border = length * self._dtype.itemsize
         return record[:border].view(self._dtype), record[border : border + -(-length // 8)]

@@ -75,7 +75,7 @@ def packed(
 
     Raises:
         ChatError: a row cannot be trained on; reports the first such row.
-        NotEqual: the fast path gives different ids.
+        EncodingMismatch: the fast path gives different ids.
     """
     if processes == 1:
         yield from map(Worker(chat, documents, dtype, fast).pack, chunks(rows, documents))

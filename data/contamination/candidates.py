@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.contamination.compiled import compiled
-from pedigree.data.contamination.coverage import Benchmarks, NoText, compared
+from pedigree.data.contamination.coverage import Benchmarks, compared
 from pedigree.data.contamination.matching import Numbers, Places, gram_hashes, line_hashes, search, table_of
 from pedigree.data.contamination.reading import readings
 
@@ -47,7 +48,7 @@ class Candidates:
             abstracted: treats all names as equal, and all numbers.
 
         Raises:
-            NoText: an item has no word, number or operator, so that nothing could ever match it.
+            PedigreeError: an item has no word, number or operator, so that nothing could ever match it.
         """
         self.items = [(label, row) for label, rows in benchmarks.items() for row in rows]
         self._abstracted = abstracted
@@ -92,7 +93,7 @@ def _pieces(items: Sequence[tuple[str, dict[str, Any]]], ngram: int, abstracted:
     for number, (label, row) in enumerate(items):
         for read in readings(compared(row), abstracted):
             if not any(map(bytes.strip, read)):
-                raise NoText(f"item {row['id']} of {label} has no word or number: no training row can be compared with it")
+                raise PedigreeError(f"item {row['id']} of {label} has no word or number: no training row can be compared with it")
             lines += read
             turns.append(len(read))
             owners.append(number)

@@ -36,10 +36,6 @@ Way = Literal["words", "cut short", "abstracted", "embedded", "rephrased"]
 model."""
 
 
-class NoText(PedigreeError):
-    """A benchmark item has no text to compare."""
-
-
 @dataclass(frozen=True)
 class Overlap:
     """A benchmark item that shares text or meaning with a training row."""
@@ -86,7 +82,7 @@ class Coverage:
             common: label → n-grams common to many of its items.
 
         Raises:
-            NoText: an item has no word, number or operator, so that nothing could ever match it.
+            PedigreeError: an item has no word, number or operator, so that nothing could ever match it.
         """
         self._ngram, self._abstracted, self._common = ngram, abstracted, common or {}
         self._way: Way = "abstracted" if abstracted else "words"
@@ -185,7 +181,7 @@ class Coverage:
         for turns in turns_of(row, self._abstracted):
             every = tuple(token for turn in turns for token in turn)
             if not every:
-                raise NoText(f"item {row['id']} of {benchmark} has no word or number: no training row can be compared with it")
+                raise PedigreeError(f"item {row['id']} of {benchmark} has no word or number: no training row can be compared with it")
             number, shared = len(self._items), 0
             for start, gram in grams_of(turns, self._ngram):
                 places = ((1 << len(gram)) - 1) << start

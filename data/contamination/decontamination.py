@@ -53,7 +53,7 @@ class Index:
             common: label → n-grams common to many of its items.
 
         Raises:
-            NoText: an item has no word, number or operator, so that nothing could ever match it.
+            PedigreeError: an item has no word, number or operator, so that nothing could ever match it.
         """
         self._benchmarks, self._ngram, self._turns = benchmarks, ngram, frozenset(turns)
         self._abstracted, self._typos, self._common = abstracted, typos, common
@@ -120,8 +120,8 @@ class Comparison:
         """Index the items of `benchmarks` (label → items).
 
         Raises:
-            NoText: an item has no word, number or operator, so that nothing could ever match it.
-            AssetError: embeddings are configured, but not on this machine.
+            PedigreeError: an item has no word, number or operator, so that nothing could ever match it; or embeddings are configured, but
+                not on this machine.
         """
         self._paraphrases, self._waivers = _paraphrases(benchmarks, config), config.waivers
         self._ways = [_Way(benchmarks, config, config.ngram, config.threshold, abstracted=False)]

@@ -33,7 +33,7 @@ class Embedder:
         """Load tokenizer and vectors.
 
         Raises:
-            AssetError: they are not on this machine.
+            PedigreeError: they are not on this machine.
         """
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
         from safetensors.numpy import load_file

@@ -37,7 +37,7 @@ class VectorIndex:
             most: maximum texts reported per row, and again for the separate ones.
 
         Raises:
-            AssetError: the embedder is not on this machine.
+            PedigreeError: the embedder is not on this machine.
         """
         self._embedder, self._threshold, self._most = Embedder(), threshold, most
         self._tables: list[tuple[Places, Vectors]] = []
@@ -78,7 +78,7 @@ class Paraphrases:
         """Embed the questions of `benchmarks` (label → items); waived items are searched separately, so that they do not hide others.
 
         Raises:
-            AssetError: the embedder is not on this machine.
+            PedigreeError: the embedder is not on this machine.
         """
         self._items = [(label, item) for label, items in benchmarks.items() for item in items]
         self._turns, self._doubt = frozenset(turns), "" if config.remove else ALIKE

@@ -22,12 +22,8 @@ LONGEST = 300
 """Maximum characters of arguments in a line."""
 
 
-class ValidationError(PedigreeError):
-    """Rows violate an expectation; the message shows them."""
-
-
 def refuse(verdict: Verdict) -> None:
-    """Raise ValidationError if a mandatory expectation is not met.
+    """Raise PedigreeError if a mandatory expectation is not met.
 
     The first line has the first violated expectation with one row, the others all of them with five rows each.
     """
@@ -37,7 +33,7 @@ def refuse(verdict: Verdict) -> None:
         rows = [f", as {example['id']}{_place(example)}" for example in broken[0].get("examples", [])[:1]]
         others = f"; and {len(broken) - 1} more" if len(broken) > 1 else ""
         first = f"{title(broken[0])}: {finding(broken[0])}{''.join(rows)}{others}"
-        raise ValidationError("\n".join([f"{verdict['suite']} rows are not as expected: {first}", *details]))
+        raise PedigreeError("\n".join([f"{verdict['suite']} rows are not as expected: {first}", *details]))
 
 
 def fails(entry: Entry) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pedigree.configs.base.frozen import finite
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.expectations import Expectation
-from pedigree.data.expectations.results import ValidationError, Verdict, fails, refuse
+from pedigree.data.expectations.results import Verdict, fails, refuse
 from pedigree.data.filters.patience import each
 from pedigree.data.host.process import uncollected
 from pedigree.data.records.messages import FINISH_REASONS, is_unicode, message_problem
@@ -82,7 +82,7 @@ def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: C
         {"suite", "success", "rows", "expectations": [{"expectation", "column", "success"}]}.
 
     Raises:
-        ValidationError: an expectation fails; the message shows the first five violating rows of each.
+        PedigreeError: an expectation fails; the message shows the first five violating rows of each.
     """
     return validate_facts(facts_of(rows, record_type, check_verifier), record_type)
 
@@ -123,8 +123,7 @@ def examine(
         A verdict, see `data/expectations/results.py`.
 
     Raises:
-        ValidationError: an expectation cannot be evaluated on the rows.
-        TooSlow: a regular expression takes too long for a text.
+        PedigreeError: an expectation cannot be evaluated on the rows, or a regular expression takes too long for a text.
     """
     looks = [(facts, [*_suite(record_type), *(_asked(one) for one in expectations if one.sample is None)])]
     for size in sorted({one.sample for one in expectations if one.sample is not None}):
@@ -142,7 +141,7 @@ def examine(
 
 
 def _refuse_slow(asked: Sequence[Asked], table: "Table", ids: Any) -> None:
-    """Raise TooSlow for a slow pattern. Done here to name the row, since the library matches whole columns."""
+    """Raise PedigreeError for a slow pattern. Done here to name the row, since the library matches whole columns."""
     for one in asked:
         for pattern in one.arguments.get("regex_list") or filter(None, [one.arguments.get("regex")]):
             search, what = re.compile(pattern).search, f"{one.expectation} of {one.column}, regex {pattern!r},"
@@ -301,7 +300,7 @@ def _run(asked: Sequence[Asked], table: "Table") -> list[Finding]:
     """Evaluate expectations on a table.
 
     Raises:
-        ValidationError: one of them cannot be evaluated.
+        PedigreeError: one of them cannot be evaluated.
     """
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     with uncollected(), _imported_on_use(UNUSED):
@@ -326,11 +325,11 @@ def _run(asked: Sequence[Asked], table: "Table") -> list[Finding]:
 
 
 def _refuse_unheld(asked: Asked, info: Any) -> None:
-    """Raise ValidationError if the library reports an exception."""
+    """Raise PedigreeError if the library reports an exception."""
     errors = [info, *info.values()] if isinstance(info, dict) else []
     message = next((one["exception_message"] for one in errors if isinstance(one, dict) and one.get("exception_message")), None)
     if message:
-        raise ValidationError(f"{asked.expectation} cannot be evaluated on {asked.column or 'rows'}, {asked.arguments}: {message}")
+        raise PedigreeError(f"{asked.expectation} cannot be evaluated on {asked.column or 'rows'}, {asked.arguments}: {message}")
 
 
 def _of_library(number: int, asked: Asked) -> Any:

@@ -18,10 +18,6 @@ Thing = TypeVar("Thing")
 Found = TypeVar("Found")
 
 
-class TooSlow(PedigreeError):
-    """One evaluation exceeded the timeout."""
-
-
 class _Over(Exception):
     pass
 
@@ -38,7 +34,7 @@ def each(look: Callable[[Thing], Found], things: Iterable[Thing], describe: Call
         describe: describes pattern and thing for the error.
 
     Raises:
-        TooSlow: one call took more than `SECONDS`.
+        PedigreeError: one call took more than `SECONDS`.
     """
     if threading.current_thread() is not threading.main_thread():
         return [look(thing) for thing in things]
@@ -60,7 +56,7 @@ def each(look: Callable[[Thing], Found], things: Iterable[Thing], describe: Call
         return found
     except _Over:
         assert thing is not None
-        raise TooSlow(f"{describe(thing)} takes more than {SECONDS:g} s of CPU time: {REMEDY}") from None
+        raise PedigreeError(f"{describe(thing)} takes more than {SECONDS:g} s of CPU time: {REMEDY}") from None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)

@@ -64,7 +64,7 @@ def evidence_of(one: RowFilter, rows: Sequence[Row]) -> Seen:
     """Evidence against rows.
 
     Raises:
-        TooSlow: a regular expression takes too long for a row.
+        PedigreeError: a regular expression takes too long for a row.
     """
     look = LOOKS[type(one)]
     named = f"filter {one.type}, regex {one.regex!r}," if isinstance(one, Pattern) else f"filter {one.type}"

@@ -45,7 +45,7 @@ class TokenCounter:
         answer begins.
 
         Raises:
-            NotEqual: the fast path gives different ids.
+            EncodingMismatch: the fast path gives different ids.
         """
         drafts = [self._drafts(row) for row in rows]
         rendered = [draft for found in drafts if not isinstance(found, str) for draft in found]

@@ -44,10 +44,6 @@ PLAIN: dict[Any, pa.DataType] = {str: pa.string(), int: pa.int64(), float: pa.fl
 JSON = pa.json_(pa.string())
 
 
-class NotColumnar(PedigreeError):
-    """Rows do not fit the columns of their type."""
-
-
 def schema_of(record: type, fields: Sequence[str] | None = None) -> pa.Schema:
     """The schema of a record type, a `TypedDict`; restricted to `fields` if given."""
     schema = _schema(record)
@@ -105,7 +101,7 @@ def to_table(rows: Sequence[Mapping[str, Any]], record: type) -> pa.Table:
     """Convert rows to columns.
 
     Raises:
-        NotColumnar: a field is unknown, or a value has the wrong type.
+        PedigreeError: a field is unknown, or a value has the wrong type.
     """
     schema = schema_of(record)
     _refuse_others(rows, schema.names, record.__name__)
@@ -114,7 +110,7 @@ def to_table(rows: Sequence[Mapping[str, Any]], record: type) -> pa.Table:
     try:
         return pa.Table.from_arrays([_column(rows, field) for field in schema], schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError) as error:
-        raise NotColumnar(f"a row of type {record.__name__} does not fit its columns: {error}") from error
+        raise PedigreeError(f"a row of type {record.__name__} does not fit its columns: {error}") from error
 
 
 def _column(rows: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
@@ -128,7 +124,7 @@ def _column(rows: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
 def _refuse_others(items: Iterable[Mapping[str, Any]], names: Sequence[str], of: str) -> None:
     others = set[str]().union(*items) - set(names)
     if others:
-        raise NotColumnar(f"{of} has no field {', '.join(sorted(others))}: it has {', '.join(names)}")
+        raise PedigreeError(f"{of} has no field {', '.join(sorted(others))}: it has {', '.join(names)}")
 
 
 def to_rows(table: pa.Table, record: type) -> list[dict[str, Any]]:
@@ -200,7 +196,7 @@ def in_files(
     """Convert streamed rows to one table per file; yields (table, size of each row).
 
     Raises:
-        NotColumnar: see `to_table`.
+        PedigreeError: see `to_table`.
     """
     block: list[Mapping[str, Any]] = []
     tables: list[pa.Table] = []

@@ -124,7 +124,7 @@ class RowIndex:
         """Draw all sources' portions from the kept rows; positions may repeat.
 
         Raises:
-            SourceError: a portion exceeds the available rows.
+            PedigreeError: a portion exceeds the available rows.
         """
         found = []
         for number, part in enumerate(taken):
@@ -206,7 +206,7 @@ class DatasetBuilder:
         """Parse a source's rows into draft files; yields the number of rows so far after each block.
 
         Raises:
-            SourceError: too many bad rows, or too few usable ones.
+            PedigreeError: too many bad rows, or too few usable ones.
         """
         taken = SourceRows(source, [])
         number = len(self.taken)
@@ -251,7 +251,7 @@ class DatasetBuilder:
         """Index of all drafted rows, or only of the drawn ones if drawing comes before filters. Equal ids get numbers.
 
         Raises:
-            SourceError: a portion exceeds the available rows.
+            PedigreeError: a portion exceeds the available rows.
         """
         drafts = [draft for taken in self.taken for draft in taken.drafts]
         sizes = [len(draft.index) for draft in drafts]

@@ -13,10 +13,10 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.suite_forms import Form, Metric
 from pedigree.data.records.records import Message
 from pedigree.data.sources.golds import FUNCTIONS
-from pedigree.data.sources.procedural import SourceError
 from pedigree.data.sources.row_files import Unreadable
 
 SHOWN = 5
@@ -83,7 +83,7 @@ def make(
         problem: returns what is wrong with an item, in one sentence, or None.
 
     Raises:
-        SourceError: there are too few worked examples, or some do not fit the form (the first five are shown).
+        PedigreeError: there are too few worked examples, or some do not fit the form (the first five are shown).
     """
     questions, left_out, bad = _questions(form, rows)
     examples = shots if shots is not None else [(f"example {number}", row) for number, row in enumerate(form.examples, start=1)]
@@ -139,7 +139,7 @@ def _refuse(examples: Sequence[Bad]) -> None:
     if examples:
         shown = "\n  ".join(f"{bad.place}: {bad.reason}" for bad in examples[:SHOWN])
         more = f"\n  ... and {len(examples) - SHOWN} more" if len(examples) > SHOWN else ""
-        raise SourceError(f"{len(examples)} worked examples do not fit the form; fix or remove them:\n  {shown}{more}")
+        raise PedigreeError(f"{len(examples)} worked examples do not fit the form; fix or remove them:\n  {shown}{more}")
 
 
 def _seen(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class _Shots:
         found = self.by_category[category][:count]
         if len(found) < count:
             of = f" of category {category}" if category else ""
-            raise SourceError(
+            raise PedigreeError(
                 f"{len(found)} worked examples{of}, but the form shows {count} ({self.left_out} are items themselves): provide more"
             )
         return found

@@ -45,10 +45,6 @@ BATCH = 100
 """Rows read from a file at a time."""
 
 
-class HubError(StoreError):
-    """A repository is not available as requested; the message names it and the remedy."""
-
-
 @dataclass(frozen=True)
 class Repository:
     """One repository at one commit."""
@@ -85,7 +81,7 @@ def check(repo: Repository) -> None:
     """Check up front that a repository is available. Network failures are ignored, because a job waits for the network.
 
     Raises:
-        HubError: it is gated, missing or moved, has no such commit, is not in the mirror, or the mirror has another commit.
+        StoreError: it is gated, missing or moved, has no such commit, is not in the mirror, or the mirror has another commit.
     """
     if mirror() is not None:
         _mirrored(repo)
@@ -96,7 +92,7 @@ def check(repo: Repository) -> None:
         raise _offline_error(repo, f"commit {repo.revision} is not in its cache")
     try:
         _info(repo, repo.revision)
-    except HubError as error:
+    except StoreError as error:
         if not error.passing:
             raise
 
@@ -105,7 +101,7 @@ def newest(repo: Repository) -> str:
     """The newest commit of a repository's main branch, or the commit in the mirror.
 
     Raises:
-        HubError: it cannot be determined; the message has the cause and the remedy.
+        StoreError: it cannot be determined; the message has the cause and the remedy.
     """
     if mirror() is not None:
         folder = _mirrored(repo)
@@ -113,12 +109,12 @@ def newest(repo: Repository) -> str:
         if len(commits) == 1:
             return next(iter(commits.values()))
         what = "does not record its commit" if not commits else f"has files of {len(set(commits.values()))} commits"
-        raise HubError(f"{repo}: {folder} in the mirror {what}: {_download_again(repo)}, or unset {FOLDER} to use the hub")
+        raise StoreError(f"{repo}: {folder} in the mirror {what}: {_download_again(repo)}, or unset {FOLDER} to use the hub")
     if _offline():
         raise _offline_error(repo, "its newest commit cannot be looked up")
     found = _info(repo, None)
     if not COMMIT.fullmatch(str(found.sha)):
-        raise HubError(f"{repo}: {_endpoint()} reports {found.sha!r} as its newest commit, which is not a commit hash")
+        raise StoreError(f"{repo}: {_endpoint()} reports {found.sha!r} as its newest commit, which is not a commit hash")
     return found.sha
 
 
@@ -126,7 +122,7 @@ def model(repo: Repository, beat: Beat = lambda: None) -> Found:
     """A model's folder: safetensors, configuration, tokenizer, and the record if Pedigree exported it.
 
     Raises:
-        HubError: it is not available, or its files do not match the commit.
+        StoreError: it is not available, or its files do not match the commit.
     """
     if mirror() is not None:
         folder = _mirrored(repo)
@@ -150,7 +146,7 @@ def rows(
         beside: further columns to return; if there are some, each row is a `SelectedRow` with their values.
 
     Raises:
-        HubError: the dataset is not available, does not match the commit, or lacks a configuration, split or column.
+        StoreError: the dataset is not available, does not match the commit, or lacks a configuration, split or column.
     """
     repo = Repository("dataset", source.repo, source.revision)
     with tempfile.TemporaryDirectory(prefix="pedigree-hub-") as scratch:
@@ -184,7 +180,7 @@ def _names(repo: Repository, folder: Path, files: list[str], listed: Collection[
         listed: names of all files of the commit; None for a mirror, where links must stay within the folder.
 
     Raises:
-        HubError: a file is not part of the repository.
+        StoreError: a file is not part of the repository.
     """
     names = []
     for file in files:
@@ -192,7 +188,7 @@ def _names(repo: Repository, folder: Path, files: list[str], listed: Collection[
         name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else ""
         own = name in listed if listed is not None else (folder / name).resolve().is_relative_to(folder)
         if not name or ".." in path.parts or not own:
-            raise HubError(f"{repo}: its card reads {file!r}, which is not one of its files: use another commit, or notify its authors")
+            raise StoreError(f"{repo}: its card reads {file!r}, which is not one of its files: use another commit, or notify its authors")
         names.append(name)
     return names
 
@@ -217,20 +213,20 @@ def _split(
 
 
 def _refuse_columns(split: str, rows: list[dict[str, Any]], source: Hub) -> None:
-    """Raise HubError if a split lacks a chosen column, or already has a column named by `config_as` or `split_as`."""
+    """Raise StoreError if a split lacks a chosen column, or already has a column named by `config_as` or `split_as`."""
     unknown, instead = lacking(rows, source.columns)
     if unknown:
-        raise HubError(f"{split} has no column {', '.join(unknown)}: it has {', '.join(instead)}")
+        raise StoreError(f"{split} has no column {', '.join(unknown)}: it has {', '.join(instead)}")
     for field, column in (("config_as", source.config_as), ("split_as", source.split_as)):
         if not source.columns and column in rows[0]:
-            raise HubError(f"{split} already has a column {column}: omit {field}, or use another name")
+            raise StoreError(f"{split} already has a column {column}: omit {field}, or use another name")
 
 
 def _builder(repo: Repository, folder: Path, source: Hub, config: str | None, scratch: Path) -> "DatasetBuilder":
     """The builder of a configuration, restricted to the requested splits.
 
     Raises:
-        HubError: the configuration or split does not exist, or no file is readable by `datasets`.
+        StoreError: the configuration or split does not exist, or no file is readable by `datasets`.
     """
     from datasets import load_dataset_builder
 
@@ -239,7 +235,7 @@ def _builder(repo: Repository, folder: Path, source: Hub, config: str | None, sc
     files: Any = builder.config.data_files
     missing = [split for split in source.splits if split not in files]
     if missing:
-        raise HubError(f"{repo}: there is no split {', '.join(missing)}: it has {', '.join(map(str, files))}")
+        raise StoreError(f"{repo}: there is no split {', '.join(missing)}: it has {', '.join(map(str, files))}")
     for split in set(files) - set(source.splits):  # their files need not be present
         del files[split]
     return builder
@@ -247,7 +243,7 @@ def _builder(repo: Repository, folder: Path, source: Hub, config: str | None, sc
 
 @contextmanager
 def _reading(repo: Repository, folder: Path) -> Iterator[None]:
-    """Turn read errors of `datasets` and pyarrow into HubErrors that name the repository instead of the folder.
+    """Turn read errors of `datasets` and pyarrow into StoreErrors that name the repository instead of the folder.
 
     Some readers report damaged files by an OSError without errno. An OSError with errno comes from the system and is raised as is, except
     for missing files.
@@ -259,7 +255,7 @@ def _reading(repo: Repository, folder: Path) -> Iterator[None]:
     except (DatasetsError, ValueError, TypeError, KeyError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):
             raise
-        raise HubError(f"{repo}: {str(error).replace(str(folder.resolve()), repo.name)}") from error
+        raise StoreError(f"{repo}: {str(error).replace(str(folder.resolve()), repo.name)}") from error
 
 
 @contextmanager
@@ -294,7 +290,7 @@ def _info(repo: Repository, revision: str | None) -> Any:
     """The hub's information on a repository that the user can access.
 
     Raises:
-        HubError: gated, missing, moved, without that commit, or the hub is unreachable (`passing`).
+        StoreError: gated, missing, moved, without that commit, or the hub is unreachable (`passing`).
     """
     from huggingface_hub import HfApi
 
@@ -302,7 +298,7 @@ def _info(repo: Repository, revision: str | None) -> Any:
     with _explained(repo):
         found = api.repo_info(repo.name, repo_type=repo.kind, revision=revision)
         if found.id != repo.name:
-            raise HubError(f"{repo} has moved to {found.id}: write that as its `repo`")
+            raise StoreError(f"{repo} has moved to {found.id}: write that as its `repo`")
         if getattr(found, "gated", False):
             api.auth_check(repo.name, repo_type=repo.kind)
     return found
@@ -323,10 +319,10 @@ def _reach(repo: Repository) -> None:
     """Query a repository that is not cached yet, so that errors name their cause.
 
     Raises:
-        HubError: as in `check`, and if the hub is unreachable.
+        StoreError: as in `check`, and if the hub is unreachable.
     """
     if repo.revision == PIN_ME:
-        raise HubError(f"{repo}: its revision is not pinned: {command('pin', 'RECIPE')} writes the newest commit into the recipe")
+        raise StoreError(f"{repo}: its revision is not pinned: {command('pin', 'RECIPE')} writes the newest commit into the recipe")
     print(f"{repo}: files of commit {repo.revision[:12]} from {_endpoint()} or its cache", flush=True)
     if _listed(repo) is None and not _offline():
         _info(repo, repo.revision)
@@ -349,7 +345,7 @@ def _listing(repo: Repository, view: Path) -> Path:
         raise _offline_error(repo, "its file list is not in the cache")
     for name in names:
         if ".." in PurePosixPath(name).parts or name.startswith("/"):
-            raise HubError(f"{repo}: the file name {name!r} leads outside its folder")
+            raise StoreError(f"{repo}: the file name {name!r} leads outside its folder")
         (view / name).parent.mkdir(parents=True, exist_ok=True)
         (view / name).symlink_to(snapshot / name) if name in CARDS else (view / name).touch()
     view.mkdir(exist_ok=True)
@@ -370,11 +366,11 @@ def _prove_cached(repo: Repository, files: list[Path], beat: Beat) -> None:
     for file in files:
         blob = file.resolve()
         if not _hashes_to(blob, blob.name, beat):
-            raise HubError(f"{repo}: {blob} is damaged, it does not hash to its name: delete it to have it fetched again")
+            raise StoreError(f"{repo}: {blob} is damaged, it does not hash to its name: delete it to have it fetched again")
 
 
-def _offline_error(repo: Repository, why: str) -> HubError:
-    return HubError(f"{repo}: {why}, and HF_HUB_OFFLINE disables the hub: unset it, or set {FOLDER} to the folder of a mirror")
+def _offline_error(repo: Repository, why: str) -> StoreError:
+    return StoreError(f"{repo}: {why}, and HF_HUB_OFFLINE disables the hub: unset it, or set {FOLDER} to the folder of a mirror")
 
 
 @contextmanager
@@ -388,25 +384,25 @@ def _explained(repo: Repository) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError as error:
-        raise HubError(f"{repo} is gated: request access at {repo.page}, and {token}") from error
+        raise StoreError(f"{repo} is gated: request access at {repo.page}, and {token}") from error
     except errors.DisabledRepoError as error:
-        raise HubError(f"{repo} is disabled by the hub: see {repo.page}, and use another `repo`") from error
+        raise StoreError(f"{repo} is disabled by the hub: see {repo.page}, and use another `repo`") from error
     except errors.RepositoryNotFoundError as error:
-        raise HubError(f"{repo} does not exist on {_endpoint()}, or is private: correct `repo`, or {token}") from error
+        raise StoreError(f"{repo} does not exist on {_endpoint()}, or is private: correct `repo`, or {token}") from error
     except errors.RevisionNotFoundError as error:
         pin = f"write `{PIN_ME}` and run {command('pin', 'RECIPE')} for the newest one"
-        raise HubError(f"{repo} has no commit {repo.revision}: correct `revision`, or {pin}") from error
+        raise StoreError(f"{repo} has no commit {repo.revision}: correct `revision`, or {pin}") from error
     except errors.RemoteEntryNotFoundError as error:
-        raise HubError(f"{repo} lacks a file of commit {repo.revision}: {error}") from error
+        raise StoreError(f"{repo} lacks a file of commit {repo.revision}: {error}") from error
     except errors.LocalEntryNotFoundError as error:
         if _offline():
             raise _offline_error(repo, f"not all files of commit {repo.revision} are in its cache") from error
         raise _away(repo, error) from error
     except errors.HfHubHTTPError as error:
         if error.response.status_code == 401:
-            raise HubError(f"{repo}: {_endpoint()} does not accept the access token: {token}") from error
+            raise StoreError(f"{repo}: {_endpoint()} does not accept the access token: {token}") from error
         if error.response.status_code == 403:
-            raise HubError(f"{repo}: {_endpoint()} forbids this to the access token ({_first_line(error)}): {rights}") from error
+            raise StoreError(f"{repo}: {_endpoint()} forbids this to the access token ({_first_line(error)}): {rights}") from error
         raise _away(repo, error) from error
     except (HTTPError, errors.OfflineModeIsEnabled) as error:
         raise _away(repo, error) from error
@@ -416,9 +412,9 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _away(repo: Repository, error: Exception) -> HubError:
+def _away(repo: Repository, error: Exception) -> StoreError:
     remedy = f"retry later, correct HF_ENDPOINT, or set {FOLDER} to the folder of a mirror"
-    return HubError(f"{repo}: {_endpoint()} cannot be reached ({_first_line(error)}): {remedy}", passing=True)
+    return StoreError(f"{repo}: {_endpoint()} cannot be reached ({_first_line(error)}): {remedy}", passing=True)
 
 
 # --- a mirror ----------------------------------------------------------------------------------------------------------
@@ -428,16 +424,16 @@ def mirror() -> Path | None:
     """The folder that replaces the hub, $PEDIGREE_HUB.
 
     Raises:
-        HubError: it is not a folder, or not an absolute path.
+        StoreError: it is not a folder, or not an absolute path.
     """
     given = os.environ.get(FOLDER)
     if not given:
         return None
     folder = Path(given).expanduser()
     if not folder.is_absolute():
-        raise HubError(f"{FOLDER}={given} is relative, but jobs run in other folders: write {folder.absolute()}")
+        raise StoreError(f"{FOLDER}={given} is relative, but jobs run in other folders: write {folder.absolute()}")
     if not folder.is_dir():
-        raise HubError(f"{FOLDER}={given} is not a folder: correct it, or unset it to use the hub")
+        raise StoreError(f"{FOLDER}={given} is not a folder: correct it, or unset it to use the hub")
     return folder
 
 
@@ -445,14 +441,14 @@ def _mirrored(repo: Repository) -> Path:
     """The repository's folder in the mirror.
 
     Raises:
-        HubError: it is missing, or of another commit.
+        StoreError: it is missing, or of another commit.
     """
     folder = (mirror() or Path()) / repo.place
     if not folder.is_dir():
-        raise HubError(f"{repo}: the mirror has no {folder}: {_download_again(repo)}, or unset {FOLDER} to use the hub")
+        raise StoreError(f"{repo}: the mirror has no {folder}: {_download_again(repo)}, or unset {FOLDER} to use the hub")
     for name, commit in _stated(folder).items():
         if repo.revision not in (PIN_ME, commit):
-            raise HubError(f"{repo}: {folder / name} is of commit {commit}, not of {repo.revision}: {_download_again(repo)}")
+            raise StoreError(f"{repo}: {folder / name} is of commit {commit}, not of {repo.revision}: {_download_again(repo)}")
     return folder
 
 
@@ -466,14 +462,14 @@ def _stated(folder: Path) -> dict[str, str]:
     """File → recorded commit, one file per distinct commit; `REVISION` counts as such a file.
 
     Raises:
-        HubError: a recorded commit is not a commit hash.
+        StoreError: a recorded commit is not a commit hash.
     """
     stated = {name: commit for name, (commit, _) in _notes(folder).items()}
     if (folder / STATEMENT).is_file():
         stated = {STATEMENT: (folder / STATEMENT).read_text().strip(), **stated}
     for name, commit in stated.items():
         if not COMMIT.fullmatch(commit):
-            raise HubError(f"{folder} records commit {commit[:60]!r} for {name}, which is not a commit hash: download the mirror again")
+            raise StoreError(f"{folder} records commit {commit[:60]!r} for {name}, which is not a commit hash: download the mirror again")
     return {name: commit for commit, name in reversed({commit: name for name, commit in stated.items()}.items())}
 
 
@@ -493,13 +489,13 @@ def _proved_mirror(repo: Repository, folder: Path, wanted: list[str] | None, bea
     """Verify the wanted files (all if None) against the mirror's metadata; returns why they are unverified, or None.
 
     Raises:
-        HubError: a file was changed after the download.
+        StoreError: a file was changed after the download.
     """
     notes = _notes(folder)
     names = _laid(folder) if wanted is None else [name for name in (*wanted, *CARDS) if (folder / name).is_file()]
     for name in names:
         if name in notes and not _hashes_to(folder / name, notes[name][1], beat):
-            raise HubError(f"{repo}: {folder / name} was changed after the download: {_download_again(repo)}")
+            raise StoreError(f"{repo}: {folder / name} was changed after the download: {_download_again(repo)}")
     unnoted = [name for name in names if name not in notes]
     if (names and not unnoted) or repo.revision == PIN_ME:
         return None

@@ -11,10 +11,6 @@ from pedigree.configs.rows.datasets import Arithmetic, Constraints
 from pedigree.data.records.records import Answer, Message
 
 
-class SourceError(PedigreeError):
-    """A source cannot provide the requested rows; the message names the rows, or the bound and the remedy."""
-
-
 @dataclass(frozen=True)
 class Example:
     """One row's content before it becomes a record; None for what the source does not specify."""
@@ -67,11 +63,11 @@ def arithmetic(config: Arithmetic) -> list[Example]:
     The problem determines its wording, so that the same problem has the same text in two datasets and decontamination finds it.
 
     Raises:
-        SourceError: there are fewer than `count` distinct problems.
+        PedigreeError: there are fewer than `count` distinct problems.
     """
     possible = len(set(config.operations)) * sum(_numbers(length) for length in set(config.digits)) ** 2
     if config.count > possible:
-        raise SourceError(
+        raise PedigreeError(
             f"arithmetic: count {config.count} > {possible}, the number of different problems with operations "
             f"{list(config.operations)} and digits {list(config.digits)}: lower count or allow more digits"
         )
@@ -141,11 +137,11 @@ def constraints(config: Constraints) -> list[Example]:
     """`count` distinct instructions; checks are drawn uniformly.
 
     Raises:
-        SourceError: there are fewer than `count` distinct instructions.
+        PedigreeError: there are fewer than `count` distinct instructions.
     """
     possible = sum(len(OPENINGS) * len(TOPICS) * (len(LEAST) + len(MOST) if name == "word_count" else 1) for name in set(config.checks))
     if config.count > possible:
-        raise SourceError(f"constraints: count {config.count} > {possible}, the number of different instructions: lower count")
+        raise PedigreeError(f"constraints: count {config.count} > {possible}, the number of different instructions: lower count")
     draw = random.Random(f"{config.seed}/constraints")
     made: dict[str, Example] = {}
     while len(made) < config.count:

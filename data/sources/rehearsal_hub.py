@@ -23,9 +23,10 @@ from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.records.messages import ROLES
 from pedigree.data.sources import layouts, procedural, row_files
-from pedigree.data.sources.hub import NOTES, STATEMENT, HubError
+from pedigree.data.sources.hub import NOTES, STATEMENT
 from pedigree.data.sources.procedural import Example
 from pedigree.data.store.durable import rename, sync_tree
+from pedigree.data.store.storage import StoreError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "rehearsal"
 LONGEST_TEXT = 20_000
@@ -56,13 +57,13 @@ def data_set(repo: str, folders: Sequence[Path]) -> Path:
     """The folder with synthetic rows for a hub dataset.
 
     Raises:
-        HubError: it does not exist; the message names the path to create.
+        StoreError: it does not exist; the message names the path to create.
     """
     found = [folder / "hub" / "datasets" / repo for folder in folders]
     for folder in found:
         if folder.is_dir():
             return folder
-    raise HubError(
+    raise StoreError(
         f"dataset {repo} has no rehearsal rows: write a few in its own columns, with its quirks and its README.md, into {found[0]}"
     )
 
@@ -71,14 +72,14 @@ def stored_rows(source: Stored, folders: Sequence[Path]) -> Path:
     """The file with synthetic rows for a stored source.
 
     Raises:
-        HubError: it does not exist; the message names the path to create.
+        StoreError: it does not exist; the message names the path to create.
     """
     name = f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
     found = [folder / "stored" / name for folder in folders]
     for file in found:
         if file.is_file():
             return file
-    raise HubError(f"source {source.name} has no rehearsal rows: write a few in its own columns, with its quirks, into {found[0]}")
+    raise StoreError(f"source {source.name} has no rehearsal rows: write a few in its own columns, with its quirks, into {found[0]}")
 
 
 def place_stored(source: Stored, file: Path) -> str:

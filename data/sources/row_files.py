@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.records.records import characters_in
-from pedigree.data.sources.procedural import SourceError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -109,11 +109,11 @@ def blocks(path: Path) -> Iterator[Block]:
     """All blocks of a file, or of all data files below a folder, not yet parsed.
 
     Raises:
-        SourceError: the file is not a row file, cannot be unpacked, is damaged, or has an overlong line.
+        PedigreeError: the file is not a row file, cannot be unpacked, is damaged, or has an overlong line.
     """
     for file in _files(path) if path.is_dir() else [path]:
         if ending(file) not in READERS:
-            raise SourceError(f"{file.name}: rows are read from {', '.join(sorted(READERS))} files")
+            raise PedigreeError(f"{file.name}: rows are read from {', '.join(sorted(READERS))} files")
         yield from READERS[ending(file)](file)
 
 
@@ -121,19 +121,19 @@ def _files(folder: Path) -> list[Path]:
     """The data files below a folder, sorted, without hidden files and files such as a license.
 
     Raises:
-        SourceError: there is none, or a file looks like rows in an unsupported format.
+        PedigreeError: there is none, or a file looks like rows in an unsupported format.
     """
     there = sorted(path for path in folder.rglob("*") if not path.is_dir() and not _is_hidden(path.relative_to(folder)))
     left_out = [path.relative_to(folder).as_posix() for path in there if ending(path) not in READERS and _looks_like_rows(path)]
     if left_out:
         more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-        raise SourceError(
+        raise PedigreeError(
             f"{folder.name} holds {left_out[0]}{more}, which would be left out: rows are read from {', '.join(sorted(READERS))} files; "
             "rename, unpack or remove it"
         )
     files = [path for path in there if ending(path) in READERS]
     if not files:
-        raise SourceError(f"{folder.name} holds no {', '.join(sorted(READERS))} file")
+        raise PedigreeError(f"{folder.name} holds no {', '.join(sorted(READERS))} file")
     return files
 
 
@@ -177,7 +177,7 @@ def _packed(file: Path) -> Iterator[Block]:
     except (OSError, EOFError, zlib.error) as error:
         if isinstance(error, OSError) and error.errno is not None:  # a disk error; damaged files raise OSErrors without errno
             raise
-        raise SourceError(f"{file.name} cannot be unpacked: {error}") from error
+        raise PedigreeError(f"{file.name} cannot be unpacked: {error}") from error
 
 
 def _lines(file: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Block]:
@@ -186,7 +186,7 @@ def _lines(file: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Block]:
         whole, end, begun = data.rpartition(b"\n")
         length += data.index(b"\n") if end else len(data)
         if length > LONGEST_LINE:
-            raise SourceError(
+            raise PedigreeError(
                 f"{file.name}:{number} has more than {LONGEST_LINE} bytes: JSONL has one row per line; convert a JSON list with "
                 "`jq -c '.[]'`"
             )
@@ -225,17 +225,17 @@ def _parsed(line: str) -> Any:
 def _json(file: Path) -> Iterator[Block]:
     size = file.stat().st_size
     if size > LARGEST_JSON:
-        raise SourceError(
+        raise PedigreeError(
             f"{file.name} is too large for a JSON list ({size} > {LARGEST_JSON} bytes): convert it to a .jsonl file with `jq -c '.[]'`"
         )
     try:
         rows = _parsed(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise SourceError(f"{file.name} is not UTF-8: {error}") from error
+        raise PedigreeError(f"{file.name} is not UTF-8: {error}") from error
     if isinstance(rows, Unreadable):
-        raise SourceError(f"{file.name} {rows.reason}")
+        raise PedigreeError(f"{file.name} {rows.reason}")
     if not isinstance(rows, list):
-        raise SourceError(f"{file.name} is not a JSON list of rows")
+        raise PedigreeError(f"{file.name} is not a JSON list of rows")
     yield from in_blocks((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
 
 
@@ -284,7 +284,7 @@ def _alone(part: "RecordBatch") -> "RecordBatch":
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Turn pyarrow's errors about damaged files into SourceErrors; OSErrors with errno come from the system and are raised as is."""
+    """Turn pyarrow's errors about damaged files into `PedigreeError`; OSErrors with errno come from the system and are raised as is."""
     from pyarrow import ArrowException
 
     try:
@@ -292,7 +292,7 @@ def _explained(what: str) -> Iterator[None]:
     except (ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise SourceError(f"{what}: {error}") from error
+        raise PedigreeError(f"{what}: {error}") from error
 
 
 READERS: dict[str, Callable[[Path], Iterator[Block]]] = {".jsonl": _jsonl, ".jsonl.gz": _packed, ".json": _json, ".parquet": _parquet}

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.mixing import Drawn, apportioned
 from pedigree.data.records.scattered import Numbers
-from pedigree.data.sources.procedural import SourceError
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Portion:
         return self.rows is None and self.epochs is None and self.most_per_source is None
 
     def refuse(self, name: str, there: int, what: str) -> None:
-        """Raise SourceError if there are too few rows and repeats are not allowed, or if no row would be taken."""
+        """Raise PedigreeError if there are too few rows and repeats are not allowed, or if no row would be taken."""
         _refuse(self, f"{name}: {self.said}", self.rows, there, what)
 
 
@@ -81,7 +81,7 @@ def drawn(name: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray
         what: name for these rows in errors, e.g. `usable rows`.
 
     Raises:
-        SourceError: there are too few rows and repeats are not allowed, or no row would be taken.
+        PedigreeError: there are too few rows and repeats are not allowed, or no row would be taken.
     """
     if portion.takes_all:
         return ranked
@@ -109,7 +109,7 @@ def _weighted(said: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedA
     codes, names = _coded(sources)
     unknown = [name for name, _ in weights if name not in names]
     if unknown:
-        raise SourceError(f"{said} by weights: there are no {what} of source {unknown[0]}; available: {', '.join(sorted(names))}")
+        raise PedigreeError(f"{said} by weights: there are no {what} of source {unknown[0]}; available: {', '.join(sorted(names))}")
     return np.concatenate(
         [
             _taken(portion, f"{said} by weights, {rows} of source {name}", rows, ranked[codes == names[name]], f"such {what}")
@@ -127,9 +127,9 @@ def _taken(portion: Portion, said: str, rows: int, ranked: Numbers, what: str) -
 
 def _refuse(portion: Portion, said: str, rows: int | None, there: int, what: str) -> None:
     if rows is not None and rows > there and not (portion.repeats and there):
-        raise SourceError(f"{said} > {there} {what}: {portion.remedy if there else 'leave the source out'}")
+        raise PedigreeError(f"{said} > {there} {what}: {portion.remedy if there else 'leave the source out'}")
     if rows == 0 and there:
-        raise SourceError(f"{said} takes none of {there} {what}: raise it, or leave the source out")
+        raise PedigreeError(f"{said} takes none of {there} {what}: raise it, or leave the source out")
 
 
 def _coded(names: pa.ChunkedArray) -> tuple[Numbers, dict[str, int]]:

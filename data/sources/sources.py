@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import (
     Arithmetic,
     Constraints,
@@ -38,7 +39,7 @@ from pedigree.data.records.records import Item, Message, ended
 from pedigree.data.sources import forms, hub, layouts, named_columns, procedural, row_files, shares, stage_rows
 from pedigree.data.sources.attributes import grouped
 from pedigree.data.sources.named_columns import select_columns
-from pedigree.data.sources.procedural import Example, SourceError, unscored
+from pedigree.data.sources.procedural import Example, unscored
 from pedigree.data.sources.row_files import Block
 from pedigree.data.sources.shares import ALL, Portion
 from pedigree.data.sources.verifiable import instructions_of
@@ -135,7 +136,7 @@ class OpenSource:
     """Rows rejected before parsing."""
 
     def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
-        """Raise SourceError for too many bad rows or too few usable ones."""
+        """Raise PedigreeError for too many bad rows or too few usable ones."""
         _refuse_too_many(self.name, bad, usable + len(bad), self.max_bad_rows)
         self.portion.refuse(self.name, usable, USABLE)
 
@@ -151,7 +152,7 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
         beside: further columns to return with each record, if the row has them.
 
     Raises:
-        SourceError: the source cannot provide this type of record.
+        PedigreeError: the source cannot provide this type of record.
         StoreError: its data cannot be fetched.
     """
     if isinstance(source, (Arithmetic, Constraints, Leaks)):
@@ -211,7 +212,7 @@ def load(source: DataSource, record: RecordType, task: str | None, outside: Outs
     """Load all rows of a source as records of one type.
 
     Raises:
-        SourceError: there are too many bad rows (the message shows the first five and their number) or fewer rows than `count`, or the
+        PedigreeError: there are too many bad rows (the message shows the first five and their number) or fewer rows than `count`, or the
             source cannot provide this type of record.
         StoreError: its data cannot be fetched.
     """
@@ -232,12 +233,12 @@ def loaded(source: OpenSource) -> Loaded:
 
 
 def _refuse_too_many(name: str, bad: Sequence[BadRow], read: int, limit: int | float) -> None:
-    """Raise SourceError for more bad rows than `limit`, a number or a share of all rows read."""
+    """Raise PedigreeError for more bad rows than `limit`, a number or a share of all rows read."""
     allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
     if len(bad) > allowed:
         shown = "\n  ".join(f"{row.place}: {row.reason}" for row in bad[:SHOWN])
         more = f"\n  ... and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-        raise SourceError(
+        raise PedigreeError(
             f"{name}: {len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}: fix or remove them, or raise it:\n"
             f"  {shown}{more}"
         )
@@ -292,11 +293,11 @@ def _in_file(name: str, path: Path, columns: Mapping[str, str]) -> tuple[str, It
     """(source name, blocks) of a file.
 
     Raises:
-        SourceError: no row has one of the chosen columns.
+        PedigreeError: no row has one of the chosen columns.
     """
     unknown, instead = named_columns.lacking((row for _, row in row_files.read(path)), columns) if columns else ([], [])
     if unknown:
-        raise SourceError(f"{name} has no column {', '.join(unknown)}: its first row has {', '.join(instead)}")
+        raise PedigreeError(f"{name} has no column {', '.join(unknown)}: its first row has {', '.join(instead)}")
     return name, row_files.blocks(path)
 
 
@@ -319,7 +320,7 @@ def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, 
     """Open a benchmark whose rows become items by a form. All rows are parsed here, because items depend on each other.
 
     Raises:
-        SourceError: there are too few worked examples, or some of them are malformed.
+        PedigreeError: there are too few worked examples, or some of them are malformed.
         StoreError: its data cannot be fetched.
     """
     name, rows = raw(source, outside)
@@ -338,7 +339,7 @@ def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, ou
     """Load all rows of a benchmark as items.
 
     Raises:
-        SourceError: too many rows lack what the form reads or have invalid verifiers, or there are too few worked examples or fewer
+        PedigreeError: too many rows lack what the form reads or have invalid verifiers, or there are too few worked examples or fewer
             rows than `count`.
         StoreError: its data cannot be fetched.
     """
@@ -381,12 +382,12 @@ def plant(config: Leaks, record: RecordType, suites: Sequence[Item]) -> list[Exa
     """Benchmark items disguised as training rows.
 
     Raises:
-        SourceError: the record type has no prompt to leak into, or there are fewer items times styles than `count`.
+        PedigreeError: the record type has no prompt to leak into, or there are fewer items times styles than `count`.
     """
     if record == "item":
-        raise SourceError("leaks go into training rows: record must be conversation, prompt or preference, not item")
+        raise PedigreeError("leaks go into training rows: record must be conversation, prompt or preference, not item")
     if config.count > len(suites) * len(config.styles):
-        raise SourceError(
+        raise PedigreeError(
             f"leaks: count {config.count} > {len(suites)} items x {len(config.styles)} styles: name suites in the stage's "
             "`leak_from` input, or lower count"
         )
@@ -438,7 +439,7 @@ def _own(example: Example, record: RecordType, task: str | None, name: str) -> d
     try:
         return _record(example, record, task, example.source or name)
     except ValueError as error:
-        raise SourceError(f"{name}: {error}") from error
+        raise PedigreeError(f"{name}: {error}") from error
 
 
 def _record(example: Example, record: RecordType, task: str | None, source: str) -> dict[str, Any]:

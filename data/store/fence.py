@@ -42,7 +42,7 @@ class Fence:
         """Create the token of the next submission under a lease; all earlier tokens become invalid.
 
         Raises:
-            Overtaken: the holder of a higher lease number has already submitted.
+            Superseded: the holder of a higher lease number has already submitted.
         """
         folder.mkdir(parents=True, exist_ok=True)
         while True:
@@ -65,7 +65,7 @@ class Fence:
         """Take the next number without submitting under it, so that every job submitted before exits with `OVERTAKEN`.
 
         Raises:
-            Overtaken: another submission happened at the same time.
+            Superseded: another submission happened at the same time.
         """
         return cls.raised(folder, max(_numbers(folder), default=(0, 0))[0])
 
@@ -76,7 +76,7 @@ class Fence:
         return cls(Path(path)) if path else None
 
     def check(self) -> None:
-        """Raise Overtaken unless this is the latest submission."""
+        """Raise Superseded unless this is the latest submission."""
         highest = max(_numbers(self.path.parent), default=(0, 0))
         if highest != self._number:
             raise self._overtaken(highest)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import (
@@ -276,11 +277,11 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
 
 
 def _project_or_none() -> "Project | None":
-    from pedigree.configs.base.project import Project, ProjectNotFound
+    from pedigree.configs.base.project import Project
 
     try:
         return Project.find()
-    except ProjectNotFound:
+    except UsageProblem:
         return None
 
 
@@ -295,12 +296,12 @@ def _named_artifacts(names: list[str], stack: "ExitStack") -> "tuple[Project | N
 
     Temporary folders for `NAME@REVISION` are removed when the stack closes.
     """
-    from pedigree.configs.base.project import Project, ProjectNotFound
+    from pedigree.configs.base.project import Project
     from pedigree.pipelines.lineage.find import artifact_folder
 
     try:
         project = Project.find()
-    except ProjectNotFound:
+    except UsageProblem:
         if not names or not all(Path(name).is_dir() for name in names):
             raise
         project = None
@@ -324,7 +325,8 @@ def _ask() -> bool:
 
 def _signatures(folders: list[Path], public_key: Path | None) -> tuple[dict[str, str], bool]:
     """Return the signature status of each exported folder, and whether a required signature is missing or invalid."""
-    from pedigree.pipelines.publish.signing import NotSigned, check, is_signed
+    from pedigree.data.store.untrusted import ArtifactError
+    from pedigree.pipelines.publish.signing import check, is_signed
 
     found, forged = {}, False
     for folder in folders:
@@ -333,7 +335,7 @@ def _signatures(folders: list[Path], public_key: Path | None) -> tuple[dict[str,
         else:
             try:
                 signed = f"signature matches {public_key.name}, {check(folder, public_key)} files verified"
-            except NotSigned as error:
+            except ArtifactError as error:
                 signed, forged = f"REFUSED: {error}", True
         found[str(folder)] = signed
     return found, forged

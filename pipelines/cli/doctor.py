@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from pedigree.configs.base.installation import is_clone, missing, set_up
 from pedigree.configs.base.packaged import ASSETS
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.recipe import load_recipe
@@ -159,7 +160,7 @@ def _engine(gpu: bool) -> Diagnosis:
 def _asset(name: str) -> Diagnosis:
     try:
         size = assets.path(name).stat().st_size
-    except assets.AssetError as error:
+    except PedigreeError as error:
         return Diagnosis(f"asset {name}", False, str(error), set_up("python -m pedigree.data.artifacts.assets"))
     return Diagnosis(f"asset {name}", True, f"{size / 1e6:.1f} MB, {ASSETS[name].licence}")
 

@@ -84,7 +84,7 @@ def create(folder: Path, recipe: str | None = None) -> "tuple[Project, list[str]
         UsageProblem: a recipe would be replaced, the folder is part of another project or not a folder, or git is missing.
     """
     from pedigree.configs.base.problems import UsageProblem
-    from pedigree.configs.base.project import Project, ProjectNotFound
+    from pedigree.configs.base.project import Project
     from pedigree.configs.language.recipe import recipe_names
     from pedigree.data.artifacts.artifacts import write_text
     from pedigree.pipelines.ledger.lock_merge import register
@@ -92,7 +92,7 @@ def create(folder: Path, recipe: str | None = None) -> "tuple[Project, list[str]
     project = Project(folder.resolve())
     try:
         above = Project.find(project.root)
-    except ProjectNotFound:
+    except UsageProblem:
         above = project
     if above != project:
         raise UsageProblem(f"{project.root} is inside the project {above.root}: choose a folder outside it, or add recipes to that one")

@@ -20,6 +20,7 @@ again, so re-running the same command after a crash resumes where it stopped.
 Examples:
   pedigree init my-project                     start a project
   pedigree recipes                             list the recipes
+  pedigree new mine --from dpo                 write a recipe to start from
   pedigree plan tiny                           show what would run, and why
   pedigree rehearse tiny                       test-run it with tiny models
   pedigree run tiny                            run it, or resume it
@@ -49,7 +50,7 @@ GROUPS = {
     "Start": ("init",),
     "Run": ("run", "cancel", "rehearse", "plan"),
     "Look": ("status", "jobs", "logs", "report", "models"),
-    "Recipes": ("recipes", "show", "validate", "pin", "compile"),
+    "Recipes": ("recipes", "new", "show", "validate", "pin", "compile"),
     "Artifacts": ("lineage", "diff", "verify", "export", "reproduce", "push", "pull"),
     "Rows": ("trace", "forget"),
     "Schedules": ("deploy", "serve", "schedules"),

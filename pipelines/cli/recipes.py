@@ -1,5 +1,6 @@
-"""Recipe commands: recipes, show, validate, pin, compile, variants."""
+"""Recipe commands: recipes, new, show, validate, pin, compile, variants."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import Overrides, Profile, Recipe, echo, print_table, project_here
 
 commands = typer.Typer()
+STARTERS = Path(__file__).parents[2] / "configs" / "starters"
 
 
 @commands.command("recipes")
@@ -30,6 +32,42 @@ def list_recipes() -> None:
     print_table(("recipe", "stages", "description"), cells)
     if broken:
         echo(f"\n{command('validate', *broken)} lists all problems.")
+
+
+class Starter(StrEnum):
+    """The recipes of `configs/starters`."""
+
+    sft = "sft"
+    dpo = "dpo"
+    grpo = "grpo"
+    full = "full"
+
+
+@commands.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the recipe.", show_default=False)],
+    starter: Annotated[
+        Starter, typer.Option("--from", help="What to start from; full: SFT, online DPO and RLVR.", show_default=True)
+    ] = Starter.sft,
+) -> None:
+    """Write a commented recipe to start from.
+
+    It runs as it is, on packaged data and a small model; its comments state what to replace.
+    """
+    from pedigree.configs.base.problems import UsageProblem
+    from pedigree.configs.language.recipe import RECIPE_NAME
+
+    project = project_here()
+    if not RECIPE_NAME.fullmatch(name):
+        raise UsageProblem(f"{name!r} is not a valid recipe name: begin with a lower-case letter; digits, `_` and `-` may follow")
+    path = project.recipes / f"{name}.yaml"
+    text = (STARTERS / f"{starter}.yaml").read_bytes()
+    try:
+        with path.open("xb") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageProblem(f"{path.relative_to(project.root)} exists: choose another name, or remove the file") from None
+    echo(f"wrote {path.relative_to(project.root)}; next: {command('plan', name)}")
 
 
 @commands.command()

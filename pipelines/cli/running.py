@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.artifacts import bring
@@ -185,7 +186,7 @@ def cancel(
     scheduled = _cancel_scheduled(project, name)
     try:
         ended = state.cancel(project, name, waiting)
-    except state.NoSuchStage:
+    except UsageProblem:
         if not scheduled:
             raise
         return
@@ -205,12 +206,12 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
     if "/" in name or prefect_server() is None:
         return 0
     quiet_prefect()
-    from pedigree.pipelines.deployments import ServerAway, cancel_runs
+    from pedigree.pipelines.deployments import cancel_runs
     from pedigree.pipelines.quantities import counted
 
     try:
         count = cancel_runs(project, name)
-    except ServerAway as error:
+    except PedigreeError as error:
         echo(f"note: {error}; scheduled runs are not canceled in Prefect", file=sys.stderr)
         return 0
     if count:

@@ -170,7 +170,7 @@ class _Resumable:
 
     def __init__(self, project: "Project", graphs: Iterable["Graph"]) -> None:
         from pedigree.data.artifacts.artifacts import ArtifactError
-        from pedigree.pipelines.ledger.identity import Identities, InputReplaced, MissingFiles
+        from pedigree.pipelines.ledger.identity import Identities, InputReplaced
         from pedigree.pipelines.ledger.ledger import Ledger
 
         ledger = Ledger(project, looking=True)
@@ -183,7 +183,7 @@ class _Resumable:
                 if node.address not in known:
                     try:
                         known[node.address] = identities.need(node).key
-                    except (ArtifactError, InputReplaced, MissingFiles):  # an input is not built or is out of date
+                    except (ArtifactError, InputReplaced):  # an input is not built or is out of date
                         known[node.address] = None
                 key = known[node.address]
                 if key is None:

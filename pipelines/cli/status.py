@@ -31,14 +31,6 @@ BEATS_TO_END = 5
 """A fenced job that missed this many heartbeats has ended itself: it checks its fencing token once per beat."""
 
 
-class NoSuchStage(UsageProblem):
-    """No stage or job matches a name."""
-
-
-class NotEnded(PedigreeError):
-    """A canceled job is still running."""
-
-
 State = Literal["done", "in the remote", "stale", "not built", "running"]
 
 
@@ -89,14 +81,14 @@ def cancel(project: Project, name: str, waiting: Callable[[LiveJob], None] = lam
         waiting: called with each remote job before waiting for its end.
 
     Raises:
-        NoSuchStage: no running job matches.
-        NotEnded: a job on another machine is still running.
+        UsageProblem: no running job matches.
+        PedigreeError: a job on another machine is still running.
     """
     jobs = live_jobs(project)
     chosen = [job for job in jobs if job.address == name or name in job.address.split("/")]
     if not chosen:
         running = ", ".join(job.address for job in jobs) or "none"
-        raise NoSuchStage(f"no running job matches {name!r}; running: {running}. `pedigree jobs` lists running jobs")
+        raise UsageProblem(f"no running job matches {name!r}; running: {running}. `pedigree jobs` lists running jobs")
     launcher = LocalLauncher(project)
     for job in chosen:
         write_json(job.scratch / CANCELLED, {"by": "pedigree cancel"})
@@ -127,13 +119,13 @@ def _end_elsewhere(project: Project, jobs: list[LiveJob], waiting: Callable[[Liv
         try:
             Fence.closed(project.lease(job.scratch.name))
         except Superseded as error:
-            raise NotEnded(f"{job.address} was restarted meanwhile and is running; retry to end it") from error
+            raise PedigreeError(f"{job.address} was restarted meanwhile and is running; retry to end it") from error
     listeners, began = {job.address: heartbeat.Listener() for job in jobs}, time.monotonic()
     longest = BEATS_TO_END * heartbeat.BEAT_S
     while alive := [job for job in jobs if listeners[job.address].silent_s(heartbeat.sign(job.scratch / PULSES)) <= longest]:
         if time.monotonic() - began > heartbeat.SILENCE_S:
             names = ", ".join(f"{job.address} on {job.place}" for job in alive)
-            raise NotEnded(f"{names}: still running after {heartbeat.SILENCE_S:g} s; retry, or end it on that machine")
+            raise PedigreeError(f"{names}: still running after {heartbeat.SILENCE_S:g} s; retry, or end it on that machine")
         time.sleep(FOLLOW_POLL_S)
 
 
@@ -141,7 +133,7 @@ def find_log(project: Project, name: str) -> tuple[str, Path]:
     """Return (address, log file) of a stage, by name or address: the log of its unfinished job, else of its last finished one.
 
     Raises:
-        NoSuchStage: no log or several logs match.
+        UsageProblem: no log or several logs match.
     """
     found: dict[str, Path] = {}
     finished = project.private / "logs"
@@ -154,8 +146,8 @@ def find_log(project: Project, name: str) -> tuple[str, Path]:
     if len(chosen) == 1:
         return chosen[0], found[chosen[0]]
     if chosen:
-        raise NoSuchStage(f"{name!r} is ambiguous: specify one of {', '.join(chosen)}")
-    raise NoSuchStage(f"no log of {name!r}: it has not run here. Available logs: {', '.join(sorted(found)) or 'none'}")
+        raise UsageProblem(f"{name!r} is ambiguous: specify one of {', '.join(chosen)}")
+    raise UsageProblem(f"no log of {name!r}: it has not run here. Available logs: {', '.join(sorted(found)) or 'none'}")
 
 
 def follow(project: Project, address: str, log: Path) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pedigree.data.store.untrusted import LOCK_BYTES, ArtifactError, read_plain,
 from pedigree.pipelines.cli import removal
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.liveness import Signs
-from pedigree.pipelines.maintain.gc import GcRefused, collect
+from pedigree.pipelines.maintain.gc import collect
 
 COMMAND = "pedigree variants --remove"
 
@@ -85,7 +85,7 @@ def collectable(variant: Variant) -> dict[str, int] | str:
     """Return the objects (hash → bytes) of a removed variant that `pedigree gc` would delete, or why that is unknown."""
     try:
         sweep = collect(variant.project)
-    except GcRefused as error:
+    except UsageProblem as error:
         return str(error)
     return {oid: size for oid, size in sweep.objects.items() if str(sweep.owners.get(oid, "")).startswith(f"{variant.name}/")}
 

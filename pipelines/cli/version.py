@@ -4,6 +4,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pedigree.configs.base.problems import PedigreeError
+
 CODE_ROOT = Path(__file__).absolute().parents[3]
 
 
@@ -20,9 +22,9 @@ def version_text() -> str:
 def _commit() -> str | None:
     if not (CODE_ROOT / ".git").exists():  # git would report the commit of an enclosing repository
         return None
-    from pedigree.pipelines.ledger.git import GitSilent, run_git
+    from pedigree.pipelines.ledger.git import run_git
 
     try:
         return run_git(CODE_ROOT, "rev-parse", "--short=12", "HEAD", timeout_s=5).stdout.decode().strip() or None
-    except (OSError, GitSilent):
+    except (OSError, PedigreeError):
         return None

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import CHARACTERS, TURN, Amount, Amounts, PlannedStage
 from pedigree.configs.language.graph import Graph, Node
@@ -73,7 +74,7 @@ def packaged_rows(asset: str) -> tuple[str, ...]:
     """The text of each row of a packaged file; none where the file is not here, or is no list of JSON."""
     try:
         return _texts(assets.path(asset))
-    except (assets.AssetError, OSError, ValueError):
+    except (PedigreeError, OSError, ValueError):
         return ()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.provenance import CODE_ROOT, code_files, code_sha256, fingerprint
 from pedigree.data.store.durable import rename, sync_tree
@@ -17,10 +18,6 @@ from pedigree.pipelines.jobs.scratch_state import SPEC, read_mapping
 from pedigree.pipelines.lineage.git_state import code_state
 
 TRIES = 20
-
-
-class CodeMoves(Exception):
-    """The code keeps changing, so no consistent snapshot can be taken."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ def snapshot(project: Project, root: Path = CODE_ROOT, *, new_files: bool = Fals
     """Snapshot the current code into the project unless it is already there; `new_files` as for `code_state`.
 
     Raises:
-        CodeMoves: the files kept changing while they were read.
+        PedigreeError: the files kept changing while they were read.
     """
     for _ in range(TRIES):
         with suppress(FileNotFoundError):  # a checkout is in progress
@@ -49,8 +46,11 @@ def snapshot(project: Project, root: Path = CODE_ROOT, *, new_files: bool = Fals
                 _copy(root, folder, sha256)
             if folder.exists() and _looks(root) == before:
                 return Code(sha256, folder, state)
-    raise CodeMoves(f"the files of {', '.join(sorted({name.split('/')[0] for name in code_files(root)}))} changed {TRIES} times while "
-                    "being copied: wait for the checkout or editor to finish, then run the command again")  # fmt: skip
+    packages = ", ".join(sorted({name.split("/")[0] for name in code_files(root)}))
+    raise PedigreeError(
+        f"the files of {packages} changed {TRIES} times while being copied: wait for the checkout or editor to finish, then run the "
+        "command again"
+    )
 
 
 def receive(project: Project, sha256: str, files: Mapping[str, bytes]) -> None:

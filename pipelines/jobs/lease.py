@@ -49,10 +49,6 @@ class Cancelled(Exception):
     """The run was canceled while it waited."""
 
 
-class NoLease(PedigreeError):
-    """The lease's folder cannot be created."""
-
-
 class LeaseLost(PedigreeError):
     """Another runner has taken over this lease: nothing more may be written."""
 
@@ -133,7 +129,7 @@ def lease(
 
     Raises:
         Cancelled: the event was set while waiting.
-        NoLease: a file exists where the lease's folder should be.
+        PedigreeError: a file exists where the lease's folder should be.
     """
     _make_folder(folder)
     listener, seen, token = listener or Listener(), None, uuid.uuid4().hex
@@ -183,7 +179,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         wrong = next(path for path in (folder, *folder.parents) if path.exists() and not path.is_dir())
-        raise NoLease(f"{wrong} is a file, but leases need a folder there; remove it and run the command again") from error
+        raise PedigreeError(f"{wrong} is a file, but leases need a folder there; remove it and run the command again") from error
 
 
 def _names(folder: Path) -> list[str]:

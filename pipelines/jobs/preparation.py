@@ -45,7 +45,7 @@ def prepare(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, 
         StageFailed: its checkpoints do not fit, or its store cannot be used.
         Damaged: the numerics of its checkpoints are unreadable.
         InputsGone: an input is being replaced at this moment.
-        CodeMoves: the code keeps changing.
+        PedigreeError: the code keeps changing.
     """
     checkpoint_store.prove(node, placement)
     scratch = run.project.scratch(need.key)

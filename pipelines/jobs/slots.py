@@ -39,10 +39,6 @@ MACHINE = Path("/tmp")
 POLL_S = 0.2
 
 
-class NoSlots(PedigreeError):
-    """No folder can hold the machine's slots."""
-
-
 @dataclass(frozen=True)
 class Pool:
     """The slots that a job may take."""
@@ -69,14 +65,14 @@ def machine_folder() -> Path:
     """The folder of this machine's slots, created for this user only if missing.
 
     Raises:
-        NoSlots: it cannot be created, or belongs to another user.
+        PedigreeError: it cannot be created, or belongs to another user.
     """
     chosen = os.environ.get(FOLDER)
     folder = Path(chosen) if chosen else MACHINE / f"pedigree-slots-{os.getuid()}"
     with _with_remedy(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise NoSlots(f"{folder} belongs to another user: {REMEDY}")
+        raise PedigreeError(f"{folder} belongs to another user: {REMEDY}")
     return folder
 
 
@@ -87,7 +83,7 @@ def _with_remedy(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # has its own remedy
-        raise NoSlots(f"{folder} cannot hold this machine's slots ({error.strerror}): {REMEDY}") from error
+        raise PedigreeError(f"{folder} cannot hold this machine's slots ({error.strerror}): {REMEDY}") from error
 
 
 @contextmanager
@@ -115,7 +111,7 @@ def slots(
 
     Raises:
         Cancelled: the event was set while waiting.
-        NoSlots: the pool's folder cannot be used.
+        PedigreeError: the pool's folder cannot be used.
     """
     with _with_remedy(pool.folder):
         pool.folder.mkdir(parents=True, exist_ok=True)

@@ -19,17 +19,13 @@ KEPT = {
 """Git variables for identity and server access, none of them specific to a repository."""
 
 
-class GitSilent(PedigreeError):
-    """Git did not finish in time."""
-
-
 def run_git(
     folder: Path, *arguments: str, given: bytes | None = None, timeout_s: float | None = TIMEOUT_S
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git in a folder, without prompting, and return its result whatever the exit code.
 
     Raises:
-        GitSilent: it takes longer than `timeout_s`.
+        PedigreeError: it takes longer than `timeout_s`.
     """
     words = ["git", *arguments]
     try:
@@ -40,7 +36,7 @@ def run_git(
         return subprocess.CompletedProcess(words, ABSENT, b"", b"git cannot be run: install it")
     except subprocess.TimeoutExpired as error:
         remedy = f"run `git status` in {folder} to see what blocks it"
-        raise GitSilent(f"`git {arguments[0]}` did not finish within {timeout_s:g} s: {remedy}") from error
+        raise PedigreeError(f"`git {arguments[0]}` did not finish within {timeout_s:g} s: {remedy}") from error
 
 
 def is_work_tree(folder: Path) -> bool:
@@ -60,7 +56,7 @@ def git(
     """Run git in the project's folder and return its result as text.
 
     Raises:
-        GitSilent: it takes longer than `timeout_s`.
+        PedigreeError: it takes longer than `timeout_s`.
     """
     sent = None if given is None else given.encode()
     answer = run_git(project.root, *arguments, given=sent, timeout_s=timeout_s)

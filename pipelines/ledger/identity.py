@@ -24,15 +24,10 @@ class InputReplaced(Exception):
     """An artifact was made under another key than this run's recipe requires: another version of the recipe made it."""
 
     def __init__(self, address: str, key: str, wanted: str) -> None:
-        self.address = address
         super().__init__(
             f"{address} was made under key {key[:12]}, but this run's recipe requires {wanted[:12]}: another version of the recipe, or "
             "another run of it, has replaced it"
         )
-
-
-class MissingFiles(Exception):
-    """Project files that a config names do not exist."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +54,20 @@ class Identities:
         """Compute the identity of a stage.
 
         Raises:
-            ArtifactError: an input is missing.
-            Replaced: an input, or one of its ancestors, was not made by the recipe.
-            MissingFiles: a project file is missing.
+            ArtifactError: an input, or a project file that the config names, is missing.
+            InputReplaced: an input, or one of its ancestors, was not made by the recipe.
             RemoteError: an input's record is not here, and the remote does not provide it.
         """
         for above in self._ancestry(node):
             if above.address not in self._needs and above is not node:
-                with suppress(ArtifactError, MissingFiles, RemoteError):  # cannot be made here: its descendants' records state its content
+                with suppress(ArtifactError, RemoteError):  # cannot be made here: its descendants' records state its content
                     self._needs[above.address] = self._need(above, recorded=True)
         if node.address not in self._needs:
             self._needs[node.address] = self._need(node)
         return self._needs[node.address]
 
     def check(self, node: Node) -> None:
-        """Raise Replaced unless the artifact's key matches the recipe; other errors as in `need`."""
+        """Raise InputReplaced unless the artifact's key matches the recipe; other errors as in `need`."""
         record, wanted = self.ledger.record(node.address), self.need(node).key
         if record.key != wanted:
             raise InputReplaced(node.address, record.key, wanted)
@@ -87,7 +81,7 @@ class Identities:
             folders.setdefault(edge.port, {})[edge.label] = self.project.artifact(edge.source)
         missing = [name for name in node.files if not (self.project.root / name).exists()]
         if missing:
-            raise MissingFiles(f"{', '.join(missing)} does not exist in the project: add it, or change the config that names it")
+            raise ArtifactError(f"{', '.join(missing)} does not exist in the project: add it, or change the config that names it")
         files = {name: HASHES.sha256(self.project.root / name, self.beat) for name in node.files}
         edges = [(given.port, given.label, given.content) for given in inputs]
         key = stage_key(node.kind, node.declaration.version, node.config.model_dump(mode="json"), edges, files)
@@ -130,6 +124,6 @@ def standing(project: Project, graph: Graph, ledger: Ledger, node: Node, beat: B
         Identities(project, graph, ledger, beat).check(node)
     except InputReplaced as error:
         return [str(error)], False
-    except (ArtifactError, MissingFiles) as error:
+    except ArtifactError as error:
         return [f"cannot determine its inputs: {error}"], False
     return [], remote

@@ -24,10 +24,6 @@ ENDPOINT = "api/v1/lineage"
 """Default path, overridden by OPENLINEAGE_ENDPOINT."""
 
 
-class OpenLineageError(PedigreeError):
-    """The server is unreachable or rejected an event."""
-
-
 def events(pedigree: Pedigree) -> list[dict[str, Any]]:
     """START and COMPLETE events of every run in the ancestry, parents first.
 
@@ -55,11 +51,11 @@ def send(found: Sequence[Mapping[str, Any]], environment: Mapping[str, str] = os
         The address of the endpoint.
 
     Raises:
-        OpenLineageError: with the server's response and the number of accepted events.
+        PedigreeError: with the server's response and the number of accepted events.
     """
     address = f"{environment['OPENLINEAGE_URL'].rstrip('/')}/{environment.get('OPENLINEAGE_ENDPOINT', ENDPOINT).lstrip('/')}"
     if not address.startswith(("http://", "https://")):
-        raise OpenLineageError(f"OPENLINEAGE_URL is {environment['OPENLINEAGE_URL']!r}: it must begin with http:// or https://")
+        raise PedigreeError(f"OPENLINEAGE_URL is {environment['OPENLINEAGE_URL']!r}: it must begin with http:// or https://")
     headers = {"Content-Type": "application/json"}
     if environment.get("OPENLINEAGE_API_KEY"):
         headers["Authorization"] = f"Bearer {environment['OPENLINEAGE_API_KEY']}"
@@ -76,7 +72,7 @@ def send(found: Sequence[Mapping[str, Any]], environment: Mapping[str, str] = os
         else:
             continue
         remedy = "check OPENLINEAGE_URL and OPENLINEAGE_API_KEY and retry; resending is safe"
-        raise OpenLineageError(f"{address} {problem} after accepting {number} of {len(found)} events: {remedy}")
+        raise PedigreeError(f"{address} {problem} after accepting {number} of {len(found)} events: {remedy}")
     return address
 
 

@@ -56,10 +56,6 @@ FOUND = {"embedded": "cosine {} with", "rephrased": "judged by a language model 
 HELD, TRAINED, BELOW = "holds it", "trained on it", "goes back to it"
 
 
-class NoRow(UsageProblem):
-    """A query matches no row or too many rows, or is invalid."""
-
-
 @dataclass(frozen=True)
 class Place:
     """A dataset artifact that contains the row or answers to it."""
@@ -192,9 +188,9 @@ class RowQuery:
 
     def __post_init__(self) -> None:
         if not self.id and not self.folded:
-            raise NoRow("specify a row id, or a --text that contains words")
+            raise UsageProblem("specify a row id, or a --text that contains words")
         if self.contains and len(self.folded) < SHORTEST:
-            raise NoRow(f"--contains needs at least {SHORTEST} characters, but the text has {len(self.folded)}: use a longer text")
+            raise UsageProblem(f"--contains needs at least {SHORTEST} characters, but the text has {len(self.folded)}: use a longer text")
 
     @cached_property
     def folded(self) -> str:
@@ -246,7 +242,7 @@ class Search:
         """Subjects (see `subject`) of the matching rows.
 
         Raises:
-            NoRow: an id prefix matches several rows, or a text matches more than `MOST`.
+            UsageProblem: an id prefix matches several rows, or a text matches more than `MOST`.
         """
         if FULL_ID.fullmatch(base_id(wanted.id)):
             return {base_id(wanted.id)}
@@ -256,10 +252,10 @@ class Search:
             if wanted.id == name:
                 return {name}
             if len(found) > MOST:
-                raise NoRow(f"more than {MOST} rows match, e.g. {', '.join(sorted(found)[:SHOWN])}: use a longer id or text")
+                raise UsageProblem(f"more than {MOST} rows match, e.g. {', '.join(sorted(found)[:SHOWN])}: use a longer id or text")
         if wanted.id and len(found) > 1:
             some = f"{', '.join(sorted(found)[:SHOWN])}{' ...' if len(found) > SHOWN else ''}"
-            raise NoRow(f"{wanted.id!r} is a prefix of {len(found)} ids: {some}")
+            raise UsageProblem(f"{wanted.id!r} is a prefix of {len(found)} ids: {some}")
         return found
 
     def _named(self, wanted: RowQuery) -> Iterator[str]:
@@ -430,7 +426,7 @@ def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report
         report: receives progress messages.
 
     Raises:
-        NoRow: the row is ambiguous.
+        UsageProblem: the row is ambiguous.
         ArtifactError: a name in `within` matches no artifact, or lineages are damaged.
     """
     here, broken = _published(project)

@@ -38,10 +38,6 @@ LIST_AGAIN = "`pedigree verify` names the stage; rebuild it with `pedigree run`,
 _ADDRESS, _OBJECT_ID = TypeAdapter(Address), TypeAdapter(ObjectId)
 
 
-class GcRefused(UsageProblem):
-    """Nothing is deleted; the message states why and the remedy."""
-
-
 @dataclass(frozen=True)
 class PastOutput:
     """Recorded outputs of a stage: an entry of a `dvc.lock` or of the run cache, or the outputs of a `.dvc` file."""
@@ -94,7 +90,7 @@ def collect(
         listening: called if heartbeats of other machines must be waited for, which takes a while.
 
     Raises:
-        GcRefused: something is running, the cache is shared with other projects, or a lineage cannot be read.
+        UsageProblem: something is running, the cache is shared with other projects, or a lineage cannot be read.
         RemoteError: the remote cannot be used.
     """
     signs = Signs(project)
@@ -103,7 +99,7 @@ def collect(
     with closing(Ledger(project).store) as store:
         if delete and not store.cache_path("0" * 32).resolve().is_relative_to(project.root):
             remedy = "nothing is deleted. If no other project needs it, use `dvc gc`"
-            raise GcRefused(f"the cache is outside this project (cache.dir), and other projects may use it: {remedy}")
+            raise UsageProblem(f"the cache is outside this project (cache.dir), and other projects may use it: {remedy}")
         with store.locked():
             sweep = _Survey(project, store).sweep(workspace, remote)
             sweep.snapshots = unused(project)
@@ -124,7 +120,7 @@ def _refuse_company(signs: Signs, listening: Callable[[], None]) -> None:
 
     busy = signs.listen(look, waiting=listening)
     if busy:
-        raise GcRefused(
+        raise UsageProblem(
             f"{', '.join(busy)} is running: wait until it ends, or end it (`pedigree jobs`, `pedigree cancel`), then run this again"
         )
 
@@ -197,12 +193,12 @@ class _Survey:
         """Whether the project has branches in git.
 
         Raises:
-            GcRefused: there is a repository, but git fails (it is not installed, or the folder belongs to another user).
+            UsageProblem: there is a repository, but git fails (it is not installed, or the folder belongs to another user).
         """
         answer = git(self.project, "rev-parse", "--git-dir")
         if answer.returncode and any((folder / ".git").exists() for folder in (self.project.root, *self.project.root.parents)):
             problem = " ".join(shown(answer.stderr).split())
-            raise GcRefused(f"nothing is deleted: git cannot list its branches ({problem}): fix that, or {KEEP_PLACE}")
+            raise UsageProblem(f"nothing is deleted: git cannot list its branches ({problem}): fix that, or {KEEP_PLACE}")
         return answer.returncode == 0
 
     def _commits(self) -> list[str]:
@@ -223,7 +219,7 @@ class _Survey:
             lineage = parse_lineage(raw, "lineage.json")
         except (ArtifactError, RemoteError, ValueError, OSError) as error:
             remedy = f"Run `pedigree pull`, delete the branch or tag that references it, or {KEEP_PLACE}"
-            raise GcRefused(
+            raise UsageProblem(
                 f"nothing is deleted: the lineage of {entry.owner} ({entry.where}) cannot be read: {error}. {remedy}"
             ) from error
         self.held.add(record.id)
@@ -236,7 +232,7 @@ class _Survey:
             self._keep_records(open_artifact(folder).record, lineage)
         except ArtifactError as error:
             shown = folder.relative_to(self.project.root)
-            raise GcRefused(f"nothing is deleted: the lineage of {shown} cannot be read: {error}. `pedigree run` restores it") from error
+            raise UsageProblem(f"nothing is deleted: the lineage of {shown} cannot be read: {error}. `pedigree run` restores it") from error
 
     def _keep_records(self, record: Record, lineage: dict[str, tuple[Record, Run]]) -> None:
         self.contents |= {record.id: record.content} | {name: ancestor.content for name, (ancestor, _) in lineage.items()}
@@ -292,18 +288,18 @@ class _Survey:
         """The files of a folder; none if its list is lost, because then the folder cannot be restored.
 
         Raises:
-            GcRefused: the list is damaged, or the remote that may have it cannot be reached.
+            UsageProblem: the list is damaged, or the remote that may have it cannot be reached.
         """
         try:
             data = self._bytes(oid)
         except ArtifactError as error:
             if "nowhere" in str(error):
                 return set()
-            raise GcRefused(f"nothing is deleted: the file list of a needed folder cannot be read: {error}; {LIST_AGAIN}") from error
+            raise UsageProblem(f"nothing is deleted: the file list of a needed folder cannot be read: {error}; {LIST_AGAIN}") from error
         try:
             return set(parse_listing(data, f"object {oid}").values())
         except ArtifactError as error:
-            raise GcRefused(f"nothing is deleted: {error}; {LIST_AGAIN}") from error
+            raise UsageProblem(f"nothing is deleted: {error}; {LIST_AGAIN}") from error
 
 
 def _unread_tokens(project: Project) -> dict[Path, int]:
@@ -331,7 +327,7 @@ def _entries(text: str, name: str, where: str) -> Iterator[PastOutput]:
     """Entries of a `dvc.lock` or `.dvc` file.
 
     Raises:
-        GcRefused: it cannot be read.
+        UsageProblem: it cannot be read.
     """
     try:
         value = parse_yaml(text, "it") or {}
@@ -341,10 +337,10 @@ def _entries(text: str, name: str, where: str) -> Iterator[PastOutput]:
         raise _unread(name, where, described(error) if isinstance(error, ValidationError) else str(error)) from error
 
 
-def _unread(name: str, where: str, problem: str) -> GcRefused:
+def _unread(name: str, where: str, problem: str) -> UsageProblem:
     """An unreadable file, in place or ` at` a commit: whatever it references would be deleted."""
     remedy = f"Delete the branch, tag or stash that contains it, or {KEEP_PLACE}" if where else "Restore it from git, or delete it"
-    return GcRefused(
+    return UsageProblem(
         f"nothing is deleted: {name}{where} cannot be read and may reference any object: {' '.join(problem.split())}. {remedy}"
     )
 

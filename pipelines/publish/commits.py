@@ -25,10 +25,6 @@ UNDER_WAY = {
 LONGEST_TITLE = 100
 
 
-class GitError(UsageProblem):
-    """Git cannot commit; the message gives the reason and the remedy."""
-
-
 @dataclass(frozen=True)
 class Commit:
     """A created commit."""
@@ -41,20 +37,20 @@ def check_commit(project: Project) -> None:
     """Check before a run that git could commit now.
 
     Raises:
-        GitError: it cannot.
+        UsageProblem: it cannot.
     """
     if git(project, "rev-parse", "--git-dir").returncode:
-        raise GitError("--commit needs a git repository: run `git init`, or omit --commit")
+        raise UsageProblem("--commit needs a git repository: run `git init`, or omit --commit")
     for name, what in UNDER_WAY.items():
         if (project.root / git(project, "rev-parse", "--git-path", name).stdout.strip()).exists():
-            raise GitError(f"--commit: a {what} is in progress: run `git {what} --continue` or `git {what} --abort`, then retry")
+            raise UsageProblem(f"--commit: a {what} is in progress: run `git {what} --continue` or `git {what} --abort`, then retry")
     unmerged = sorted({line.partition("\t")[2] for line in git(project, "ls-files", "--unmerged").stdout.splitlines()})
     if unmerged:
-        raise GitError(f"--commit: unmerged files: {', '.join(unmerged)}; resolve and `git add` them, then retry")
+        raise UsageProblem(f"--commit: unmerged files: {', '.join(unmerged)}; resolve and `git add` them, then retry")
     for who in ("GIT_AUTHOR_IDENT", "GIT_COMMITTER_IDENT"):
         if git(project, "var", who).returncode:
             remedy = "`git config user.name NAME` and `git config user.email ADDRESS`"
-            raise GitError(f"--commit: git has no user name or email: run {remedy}, then retry")
+            raise UsageProblem(f"--commit: git has no user name or email: run {remedy}, then retry")
 
 
 def ledger_files(project: Project, graph: Graph) -> list[str]:
@@ -87,7 +83,7 @@ def commit(project: Project, graph: Graph, selection: Collection[str]) -> Commit
         None if nothing has changed.
 
     Raises:
-        GitError: git or a hook refuses; the index is restored.
+        UsageProblem: git or a hook refuses; the index is restored.
     """
     names = uncommitted(project, graph)
     if not names:
@@ -102,7 +98,7 @@ def commit(project: Project, graph: Graph, selection: Collection[str]) -> Commit
         if new:
             git(project, "update-index", "--force-remove", "--", *new)
         reason = (made.stderr or made.stdout).strip() if made else ""
-        raise GitError(f"all results are stored, but git did not commit {', '.join(names)}: {reason or 'no reason given'}")
+        raise UsageProblem(f"all results are stored, but git did not commit {', '.join(names)}: {reason or 'no reason given'}")
     return Commit(git(project, "rev-parse", "HEAD").stdout.strip(), text.partition("\n")[0])
 
 

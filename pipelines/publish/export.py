@@ -31,19 +31,11 @@ RECORDS = ("record.json", "run.json", "lineage.json")
 FORMATS = ("openlineage", "slsa", "card", "croissant")
 
 
-class ExportError(UsageProblem):
-    """The target folder cannot hold the export."""
-
-
-class UnknownFormat(UsageProblem):
-    """Unsupported export format."""
-
-
 def in_standard(pedigree: Pedigree, form: str, project: Project | None) -> str:
     """Render a pedigree in a standard format, ending in a newline; OpenLineage events are sent if a server is configured.
 
     Raises:
-        UnknownFormat: `form` is not supported.
+        UsageProblem: `form` is not supported.
         ArtifactError: the format needs unavailable files or does not apply to this type of artifact.
     """
     if form == "openlineage":
@@ -57,7 +49,7 @@ def in_standard(pedigree: Pedigree, form: str, project: Project | None) -> str:
         return json.dumps(data_card(pedigree, project), indent=1, ensure_ascii=False) + "\n"
     if form == "card":
         return card(pedigree, pedigree.address, evaluations_of(project, pedigree.record.content), origins(pedigree, project))
-    raise UnknownFormat(f"unknown --format {form!r}; choose from {', '.join(FORMATS)}")
+    raise UsageProblem(f"unknown --format {form!r}; choose from {', '.join(FORMATS)}")
 
 
 def export(
@@ -82,15 +74,15 @@ def export(
         progress: maps the name of a step to its progress callback.
 
     Raises:
-        ExportError: the target is not empty, or a payload file has the name of an export file.
+        UsageProblem: the target is not empty, or a payload file has the name of an export file.
         ArtifactError: the artifact is damaged, or the copy does not match the record.
     """
     artifact, pedigree = open_artifact(artifact_path, verify=True, beat=progress("checking")), read_pedigree(artifact_path)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ExportError(f"{target} is not an empty folder: choose a new folder or empty this one")
+        raise UsageProblem(f"{target} is not an empty folder: choose a new folder or empty this one")
     taken = {entry.path.split("/")[0] for entry in artifact.record.files} & {"pedigree", CARD, CROISSANT}
     if taken:
-        raise ExportError(f"the payload of {name} contains {', '.join(sorted(taken))}, a name that the export reserves for its own files")
+        raise UsageProblem(f"the payload of {name} contains {', '.join(sorted(taken))}, a name that the export reserves for its own files")
     target.parent.mkdir(parents=True, exist_ok=True)
     building = target.with_name(f".{target.name}.{os.getpid()}") / target.name  # the signature includes the folder's name
     try:

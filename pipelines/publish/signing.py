@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pedigree.configs.base.problems import PedigreeError, UsageProblem
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts.artifacts import SIGNATURE, ArtifactError, sha256_file
 from pedigree.data.store.untrusted import inside, parse_json, plain_files, read_plain
 
@@ -24,14 +24,6 @@ MAKE_KEYS = (
 )
 
 
-class SigningError(UsageProblem):
-    """A folder cannot be signed with this key."""
-
-
-class NotSigned(PedigreeError):
-    """A folder does not match its signature and this key; the message gives the reason."""
-
-
 class Signer:
     """A private key, validated before anything is written."""
 
@@ -39,7 +31,7 @@ class Signer:
         """Args: key: PEM file with a private key on P-256, P-384, or P-521.
 
         Raises:
-            SigningError: the key is missing, of another kind, or encrypted with another password.
+            UsageProblem: the key is missing, of another kind, or encrypted with another password.
         """
         from model_signing import signing
 
@@ -49,7 +41,7 @@ class Signer:
             self.config = signing.Config().use_elliptic_key_signer(private_key=key, password=secret)
         except Exception as error:  # the exception type depends on what is wrong with the file
             remedy = f"set {PASSWORD} to its password" if "encrypted" in str(error) else MAKE_KEYS
-            raise SigningError(f"{key} cannot be read as a private key on P-256, P-384, or P-521 ({_text(error)}): {remedy}") from error
+            raise UsageProblem(f"{key} cannot be read as a private key on P-256, P-384, or P-521 ({_text(error)}): {remedy}") from error
 
     def sign(self, folder: Path) -> None:
         """Sign all files in a folder."""
@@ -68,33 +60,30 @@ def check(folder: Path, public_key: Path) -> int:
         public_key: PEM file with the signer's public key.
 
     Raises:
-        SigningError: the key is missing or unreadable.
-        NotSigned: the signature is missing, was made with another key, or does not match the folder.
+        UsageProblem: the key is missing or unreadable.
+        ArtifactError: the signature is missing, was made with another key, or does not match the folder.
     """
     from model_signing import verifying
 
     if not public_key.is_file():
-        raise SigningError(f"{public_key} is not a file: --signer takes the signer's public key in PEM format")
+        raise UsageProblem(f"{public_key} is not a file: --signer takes the signer's public key in PEM format")
     if not is_signed(folder):
-        raise NotSigned("it is unsigned: use `pedigree export --sign KEY` to sign")
-    try:
-        bundle, there = read_plain(inside(folder, SIGNATURE), LARGEST), set(plain_files(folder)) - {SIGNATURE}
-    except ArtifactError as error:
-        raise NotSigned(str(error)) from error
+        raise ArtifactError("it is unsigned: use `pedigree export --sign KEY` to sign")
+    bundle, there = read_plain(inside(folder, SIGNATURE), LARGEST), set(plain_files(folder)) - {SIGNATURE}
     try:
         verifier = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     except Exception as error:  # the exception type depends on what is wrong with the file
-        raise SigningError(f"{public_key} is not a public key on P-256, P-384, or P-521 ({_text(error)}): {MAKE_KEYS}") from error
+        raise UsageProblem(f"{public_key} is not a public key on P-256, P-384, or P-521 ({_text(error)}): {MAKE_KEYS}") from error
     try:
         verifier.set_hashing_config(_everything()).verify(folder, folder / SIGNATURE)
         signed = _digests(bundle)
     except Exception as error:  # the file is untrusted: treat any failure as unsigned
         differing = _differing(folder, bundle, there) if "Signature mismatch" in str(error) else []
         why = f"changed since signing: {', '.join(differing[:3])}" if differing else _text(error)
-        raise NotSigned(f"its signature cannot be verified with {public_key.name} ({why})") from error
+        raise ArtifactError(f"its signature cannot be verified with {public_key.name} ({why})") from error
     left_out = sorted(there - signed.keys())
     if left_out:
-        raise NotSigned(f"its signature does not cover {', '.join(left_out[:3])}")
+        raise ArtifactError(f"its signature does not cover {', '.join(left_out[:3])}")
     return len(signed)
 
 
@@ -109,14 +98,14 @@ def _digests(bundle: bytes) -> dict[str, str]:
     """File → SHA-256 in a signature. Any ignore list of the signer is disregarded.
 
     Raises:
-        NotSigned: the signature has another format.
+        ArtifactError: the signature has another format.
     """
     try:
         payload = base64.b64decode(parse_json(bundle, SIGNATURE, LARGEST)["dsseEnvelope"]["payload"])
         resources = parse_json(payload, f"the statement in {SIGNATURE}", LARGEST)["predicate"]["resources"]
         return {str(resource["name"]): str(resource["digest"]) for resource in resources}
     except (ArtifactError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise NotSigned(f"{SIGNATURE} is not in Pedigree's signature format ({_text(error)})") from error
+        raise ArtifactError(f"{SIGNATURE} is not in Pedigree's signature format ({_text(error)})") from error
 
 
 def _differing(folder: Path, bundle: bytes, there: set[str]) -> list[str]:

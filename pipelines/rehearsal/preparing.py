@@ -46,6 +46,7 @@ from pedigree.data.artifacts.artifacts import write_bytes, write_text
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.host import machine
 from pedigree.data.sources import hub, rehearsal_hub, row_files
+from pedigree.data.store.storage import StoreError
 from pedigree.pipelines.estimate.shapes import known_shape
 from pedigree.pipelines.jobs.context import RunContext, Watch, unwatched
 from pedigree.pipelines.rehearsal.judge import serve
@@ -105,19 +106,11 @@ class Rehearsal:
         return run
 
 
-class ModelBuildFailed(PedigreeError):
-    """The process that builds tiny models crashed; the message has the end of its stderr."""
-
-
-class CannotRehearse(ConfigError):
-    """An external source of the recipe has no replacement."""
-
-
 def check(real: Project, graphs: Sequence[Graph]) -> None:
     """Check that every external source has a replacement.
 
     Raises:
-        CannotRehearse: lists all sources without one, and where to add it.
+        ConfigError: lists all sources without one, and where to add it.
     """
     folders, problems = rehearsal_hub.places(real.root), []
     known = families([folder / "models" for folder in folders])
@@ -128,7 +121,7 @@ def check(real: Project, graphs: Sequence[Graph]) -> None:
                 if problem:
                     problems.append(Problem(graph.recipe, None, f"stage {node.name}: {problem}"))
     if problems:
-        raise CannotRehearse(list(dict.fromkeys(problems)))
+        raise ConfigError(list(dict.fromkeys(problems)))
 
 
 def prepare(
@@ -198,7 +191,7 @@ def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known
                 f"the model {_family_name(source)} has no description, so no tiny model can replace it: describe its architecture and "
                 f"tokenizer in {folders[0] / 'models' / 'NAME.yaml'} (see docs/rehearse.md)"
             )
-    except hub.HubError as error:
+    except StoreError as error:
         return str(error)
     return None
 
@@ -300,11 +293,11 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Progr
         words = [sys.executable, "-m", "pedigree.stages.training.made_models", *places]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ModelBuildFailed(f"building tiny models failed with exit code {done.returncode}: {done.stderr[-2000:]}")
+            raise PedigreeError(f"building tiny models failed with exit code {done.returncode}: {done.stderr[-2000:]}")
         found = zip(building, json.loads(done.stdout.splitlines()[-1]), strict=True)
         problems = [Problem(wanted[of[name]].recipe, None, _unmade(of[name], problem)) for name, problem in found if problem is not None]
         if problems:
-            raise CannotRehearse(problems)
+            raise ConfigError(problems)
 
     made = rehearsal_hub.build_once(names.values(), make)
     return {f"models/{repo}": made[name] for repo, name in names.items()}

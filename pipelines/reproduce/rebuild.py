@@ -47,10 +47,6 @@ DVC_CONFIG = """\
 """
 
 
-class ReproduceError(UsageProblem):
-    """The reproduction cannot start because of its records, sources, or options."""
-
-
 @dataclass(frozen=True)
 class RebuiltStage:
     """An artifact of the ancestry as a stage of the rebuilt recipe."""
@@ -91,16 +87,16 @@ def members_of(root: Record, run: Run, lineage: Mapping[str, tuple[Record, Run]]
         patches: sha256 → text, of the artifact and its ancestors.
 
     Raises:
-        ReproduceError: records contradict themselves or each other; the message lists all contradictions.
+        UsageProblem: records contradict themselves or each other; the message lists all contradictions.
     """
     known = {**lineage, root.id: (root, run)}
     problems = [problem for identifier, entry in known.items() for problem in _contradictions(identifier, *entry, known)]
     if problems:
-        raise ReproduceError("the records were modified after they were written: " + "; ".join(problems))
+        raise UsageProblem("the records were modified after they were written: " + "; ".join(problems))
     try:
         order = parents_first(root.id, {identifier: record for identifier, (record, _) in known.items()})
     except ArtifactError as error:
-        raise ReproduceError(str(error)) from error
+        raise UsageProblem(str(error)) from error
     names = _names({identifier: known[identifier][1].address or "" for identifier in order})
     return {identifier: RebuiltStage(names[identifier], *known[identifier], patches) for identifier in order}
 
@@ -119,7 +115,7 @@ def find_member(members: Mapping[str, RebuiltStage], name: str) -> RebuiltStage:
     """Find a stage of the ancestry by address, stage name, or id prefix.
 
     Raises:
-        ReproduceError: no match or several; the message lists all stages.
+        UsageProblem: no match or several; the message lists all stages.
     """
     for matches in (
         [member for member in members.values() if name in (member.address, member.id)],
@@ -129,7 +125,7 @@ def find_member(members: Mapping[str, RebuiltStage], name: str) -> RebuiltStage:
         if len(matches) == 1:
             return matches[0]
     known = ", ".join(member.address for member in members.values())
-    raise ReproduceError(f"--stage {name} does not match exactly one stage of the ancestry; its stages are {known}")
+    raise UsageProblem(f"--stage {name} does not match exactly one stage of the ancestry; its stages are {known}")
 
 
 def write_project(
@@ -145,7 +141,7 @@ def write_project(
         here: use the current code instead of the recorded code.
 
     Raises:
-        ReproduceError: no file with the recorded hash of a source file exists.
+        UsageProblem: no file with the recorded hash of a source file exists.
     """
     project = Project(home)
     config = home / ".dvc" / "config"
@@ -190,7 +186,7 @@ def profile(members: Mapping[str, RebuiltStage], *, here: bool = False) -> dict[
         for name in PROCESSES:
             count = member.run.numerics.get(name, 1)
             if not isinstance(count, int) or not 0 < count <= MOST_PROCESSES:
-                raise ReproduceError(f"the run of {member.address} has {name} {count!r}; it must be from 1 to {MOST_PROCESSES}")
+                raise UsageProblem(f"the run of {member.address} has {name} {count!r}; it must be from 1 to {MOST_PROCESSES}")
         placement = {**member.run.placement, "slots": min(asked[address], slots)}
         numerics = {**(FORMERLY if here else {}), **member.run.numerics}  # recorded code may not know newer settings
         if numerics.get("bf16_products") == "units" and member.run.hardware.cpu != hardware.get("cpu"):
@@ -252,21 +248,21 @@ def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], mem
     """Copy a source file with the recorded hash into the project, without following links or writing outside it.
 
     Raises:
-        ReproduceError: the name is not allowed for a source file, or no file with this hash exists.
+        UsageProblem: the name is not allowed for a source file, or no file with this hash exists.
     """
     first = name.split("/")[0]
     if first in OURS or first.startswith("."):
         problem = f"{member.address} lists {name} in source_files, a name reserved by the project, so it is forged"
-        raise ReproduceError(f"{problem} and cannot be reproduced; request a valid copy from its source")
+        raise UsageProblem(f"{problem} and cannot be reproduced; request a valid copy from its source")
     try:
         target = inside(home, name)
         if _has(target, sha256):
             return
         source = next((source for place in places if _has(source := inside(place, name), sha256)), None)
     except ArtifactError as error:
-        raise ReproduceError(f"{member.address}, source_files: {error}") from error
+        raise UsageProblem(f"{member.address}, source_files: {error}") from error
     if source is None:
-        raise ReproduceError(
+        raise UsageProblem(
             f"{member.address} was made from {name} with sha256 {sha256[:12]}, which is in neither its commit nor this project: "
             f"place that file at {name}, or use --from-cache"
         )

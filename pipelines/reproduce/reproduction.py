@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import profile_path
 from pedigree.configs.language.recipe import score_tolerance
@@ -50,7 +51,6 @@ from pedigree.pipelines.reproduce.rebuild import (
     PROFILE,
     RECIPE,
     RebuiltStage,
-    ReproduceError,
     data_only,
     find_member,
     identity_differences,
@@ -136,7 +136,7 @@ def read_subject(project: Project, name: str) -> Subject:
 
     Raises:
         ArtifactError: there is no such artifact.
-        ReproduceError: its records are unreadable or contradictory.
+        UsageProblem: its records are unreadable or contradictory.
     """
     folder = Path(name)
     if not (folder / "record.json").is_file() and (folder / "pedigree" / "record.json").is_file():
@@ -163,7 +163,7 @@ def intents(subject: Subject, request: ReproductionRequest) -> list[Intent]:
     """Planned actions for every artifact of the ancestry, parents first.
 
     Raises:
-        ReproduceError: `--stage` is ambiguous or unknown, options conflict, or nothing is left to run.
+        UsageProblem: `--stage` is ambiguous or unknown, options conflict, or nothing is left to run.
     """
     members = subject.members
     target = find_member(members, request.stage) if request.stage else None
@@ -178,9 +178,9 @@ def intents(subject: Subject, request: ReproductionRequest) -> list[Intent]:
 
     found = [Intent(member, action(member)) for member in members.values()]
     if request.stage and (request.only_data or request.from_cache):
-        raise ReproduceError("--stage always takes its inputs from the cache; omit --only and --from-cache")
+        raise UsageProblem("--stage always takes its inputs from the cache; omit --only and --from-cache")
     if all(intent.action == "leave out" for intent in found):
-        raise ReproduceError(f"--only data leaves nothing to run: {subject.root.address} has no data stage upstream")
+        raise UsageProblem(f"--only data leaves nothing to run: {subject.root.address} has no data stage upstream")
     return found
 
 
@@ -212,8 +212,8 @@ def reproduce(
         ask: asks the user, after a review of what would run, whether to run a model of another project; None if not interactive.
 
     Raises:
-        ReproduceError: it cannot start (see `rebuild`), `strict` is set and the environment differs, or the model is not trusted.
-        CodeUnavailable: the recorded code is unavailable.
+        UsageProblem: it cannot start (see `rebuild`), `strict` is set and the environment differs, the model is not trusted, or the
+            recorded code is unavailable.
         ArtifactError: there is no such artifact.
     """
     subject = read_subject(project, request.model)
@@ -221,13 +221,13 @@ def reproduce(
     differences = environment_changes(subject, wanted)
     if request.strict and differences:
         remedy = "install the recorded versions, or omit --strict"
-        raise ReproduceError(f"--strict: this environment differs from the recorded one: {'; '.join(differences)}: {remedy}")
+        raise UsageProblem(f"--strict: this environment differs from the recorded one: {'; '.join(differences)}: {remedy}")
     tell(environment_text(differences))
     ledger = Ledger(project)
     if not request.trust and not is_own(ledger, subject.md5):
         tell(review([intent.member for intent in wanted if intent.action != "leave out"], here=request.here, show_patch=False))
         if ask is None or not ask():
-            raise ReproduceError(REFUSED if ask is None else "nothing was run")
+            raise UsageProblem(REFUSED if ask is None else "nothing was run")
     options = [request.from_cache, request.only_data, request.stage, request.here, request.execution]
     work = project.private / "reproduce" / f"{subject.root.id[:12]}-{digest(options)[:6]}"
     started = _now()
@@ -262,8 +262,7 @@ class _Attempt:
         """Check out, compile, restore, run, and compare.
 
         Raises:
-            ReproduceError: a source file or an input is missing.
-            CodeUnavailable: the recorded code is unavailable.
+            UsageProblem: a source file, an input or the recorded code is unavailable.
         """
         members = self.subject.members
         (self.work / "project").mkdir(parents=True, exist_ok=True)
@@ -299,13 +298,13 @@ class _Attempt:
         """Copy the recorded artifact from the project, the cache, or the remote into the new project.
 
         Raises:
-            ReproduceError: it is unavailable, and the stage must not be run instead.
+            UsageProblem: it is unavailable, and the stage must not be run instead.
         """
         member, target = intent.member, self.home.artifact(f"{RECIPE}/{intent.member.name}")
         self.tell(f"restoring {member.address}, verifying all hashes")
         found = _is_recorded(target, member) or self._bring(member, target)
         if not found and intent.action == "restore":
-            raise ReproduceError(
+            raise UsageProblem(
                 f"{member.address} {member.id[:12]} is an input of the stage, but it is not in this project, its cache, or its remote: "
                 "fetch it, or omit --stage"
             )
@@ -331,7 +330,7 @@ class _Attempt:
             own = [member for member in run if self._code(member) == code]
             done = self._pedigree(tree, "compile", RECIPE, quiet=True)
             if done.returncode:
-                raise ReproduceError(f"the code cannot compile the rebuilt recipe: {(done.stderr or done.stdout).strip()}")
+                raise UsageProblem(f"the code cannot compile the rebuilt recipe: {(done.stderr or done.stdout).strip()}")
             found |= {member.id: differences for member in own if (differences := identity_differences(self.home, member))}
         return found
 
@@ -468,7 +467,7 @@ def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subj
         lineage = parse_lineage(parsed["lineage.json"], shown["lineage.json"])
         patches = parse_patches(parsed["run.json"], parsed["lineage.json"], shown["lineage.json"])
     except ArtifactError as error:
-        raise ReproduceError(f"the records in {records} cannot be read: {error}; or export it again") from error
+        raise UsageProblem(f"the records in {records} cannot be read: {error}; or export it again") from error
     md5 = {name: hashlib.md5(text, usedforsecurity=False).hexdigest() for name, text in data.items()}
     return Subject(records, payload, evidence, members_of(record, run, lineage, patches), md5)
 

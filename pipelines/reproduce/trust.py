@@ -10,13 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import shown
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.pipelines.ledger.git import git, is_work_tree, run_git
 from pedigree.pipelines.ledger.ledger import Ledger, Recorded
 from pedigree.pipelines.ledger.store import LedgerError
-from pedigree.pipelines.reproduce.rebuild import RebuiltStage, ReproduceError
+from pedigree.pipelines.reproduce.rebuild import RebuiltStage
 from pedigree.pipelines.reproduce.work_tree import RecordedCode, has, obstacle
 
 MOST_COMMITS = 50
@@ -97,7 +98,7 @@ def _patch_lines(code: RecordedCode, whole: bool) -> list[str]:
     top = Path(CODE_ROOT.anchor)  # below the top of a repository, git would leave out files outside the folder
     answer = run_git(top, "apply", "--numstat", "-", given=code.patch.encode())
     if answer.returncode:
-        raise ReproduceError(f"git cannot read the patch of {code}: use --here, which ignores it, or request a valid copy")
+        raise UsageProblem(f"git cannot read the patch of {code}: use --here, which ignores it, or request a valid copy")
     counts = [line.split("\t", 2) for line in answer.stdout.decode(errors="replace").splitlines()]
     lines = [f"  patch of {len(counts)} file{'s' * (len(counts) != 1)}", *(f"    {name} +{new} -{old}" for new, old, name in counts)]
     return lines + ([f"    | {line}" for line in code.patch.splitlines()] if whole else ["    show its text with --dry-run --show-patch"])

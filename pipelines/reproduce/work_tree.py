@@ -27,10 +27,6 @@ Fetch = Callable[[str, Path], bool]
 """(name, target): fetches a file from the remote; False if it does not exist."""
 
 
-class CodeUnavailable(UsageProblem):
-    """The code that made an artifact is unavailable; the message gives the remedy."""
-
-
 @dataclass(frozen=True)
 class RecordedCode:
     """The code of one run, from its `run.json`."""
@@ -116,11 +112,11 @@ def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_
         root: the clone, or the folder of the installed package.
 
     Raises:
-        CodeUnavailable: the commit or its patch is unavailable, or the patch does not match its hash.
+        UsageProblem: the commit or its patch is unavailable, or the patch does not match its hash.
     """
     problem = obstacle(code, root)
     if problem:
-        raise CodeUnavailable(problem)
+        raise UsageProblem(problem)
     if code.commit is None or not is_work_tree(root):
         return _patched(code, target, root) if code.patch else root
     if target.exists():
@@ -139,7 +135,7 @@ def _patched(code: RecordedCode, target: Path, root: Path) -> Path:
     """Copy the running package to `target` and add the recorded patch, which then holds kinds of stages.
 
     Raises:
-        CodeUnavailable: the result is not the recorded code.
+        UsageProblem: the result is not the recorded code.
     """
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(root / "pedigree", target / "pedigree", ignore=shutil.ignore_patterns("__pycache__"))
@@ -148,7 +144,7 @@ def _patched(code: RecordedCode, target: Path, root: Path) -> Path:
     shutil.rmtree(target / ".git")
     if applied.returncode or code_sha256(code_files(target)) != code.snapshot:
         shutil.rmtree(target)
-        raise CodeUnavailable(_other_code(code))
+        raise UsageProblem(_other_code(code))
     return target
 
 
@@ -198,9 +194,9 @@ def _bring(commit: str, fetch: Fetch, root: Path) -> None:
                 _git(root, "update-ref", "-d", reference)
                 problem = f"the bundle of commit {commit} in the DVC remote contains a different commit, so it is forged"
                 remedy = f"run `pedigree push` where the artifact was made, or {HERE}"
-                raise CodeUnavailable(f"{problem}; delete {bundle_name(commit)} there and {remedy}")
+                raise UsageProblem(f"{problem}; delete {bundle_name(commit)} there and {remedy}")
     if not has(commit, root):
-        raise CodeUnavailable(
+        raise UsageProblem(
             f"commit {commit} is not in this clone, its git remotes, or the DVC remote: run `pedigree push` where the artifact was made, "
             f"or {HERE}"
         )
@@ -220,11 +216,11 @@ def _is(code: RecordedCode, target: Path) -> bool:
 def _must(folder: Path, *arguments: str, stdin: bytes | None = None) -> None:
     answer = _git(folder, *arguments, stdin=stdin)
     if answer.returncode:
-        raise CodeUnavailable(f"`git {' '.join(arguments[:2])}` failed: {answer.stderr.decode(errors='replace').strip()}")
+        raise UsageProblem(f"`git {' '.join(arguments[:2])}` failed: {answer.stderr.decode(errors='replace').strip()}")
 
 
 def _git(folder: Path, *arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
     answer = run_git(folder, *arguments, given=stdin, timeout_s=None)  # a large clone is fetched or checked out
     if answer.returncode == ABSENT:
-        raise CodeUnavailable("git is not available: install it, or use --here")
+        raise UsageProblem("git is not available: install it, or use --here")
     return answer

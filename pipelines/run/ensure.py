@@ -46,7 +46,6 @@ from pedigree.pipelines.jobs.attempts import (
     unproven,
     working,
 )
-from pedigree.pipelines.jobs.code import CodeMoves
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseHolder, LeaseLost, lease, listen
 from pedigree.pipelines.jobs.preparation import InputsGone, began_with_other_code, prepare, take_over
@@ -61,7 +60,7 @@ from pedigree.pipelines.jobs.scratch_state import (
     read_spec,
 )
 from pedigree.pipelines.jobs.slots import Pool, slots
-from pedigree.pipelines.ledger.identity import Identities, InputReplaced, MissingFiles, StageInputs, standing
+from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs, standing
 from pedigree.pipelines.ledger.ledger import Check, is_complete
 from pedigree.pipelines.ledger.objects import files_of
 from pedigree.pipelines.ledger.store import LedgerError, RemoteError
@@ -80,10 +79,6 @@ class Result:
     address: str
     outcome: Outcome
     seconds: float
-
-
-class _Moved(Exception):
-    """The stage's inputs changed while it waited."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,7 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
             _refuse_to_begin(run, node, outcome is None)
         while outcome is None:
             need = identify(run, node)
-            with _alone(run, node, need) as alone, suppress(_Moved, InputsGone):
+            with _alone(run, node, need) as alone, suppress(InputsGone):
                 _confirm(run, node, need)
                 idle = alone.waited and not force and at_rest(run, node, needed=True) is not None
                 outcome = "unchanged" if idle else _make_current(run, node, need, force, alone)
@@ -167,7 +162,7 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
             if not _is_in_place(run.project.artifact(node.address), need.key, run.transfer_progress(node.address).hashed):
                 try:
                     outcome, before = _produce(run, node, need, False, alone)
-                except (_Moved, InputsGone) as error:  # DVC checked a different state
+                except InputsGone as error:  # DVC checked a different state
                     message = "its inputs changed while it waited; run the command again"
                     raise StageFailed(node.address, "inputs_moved", message) from error
                 moved = run.ledger.moved(node, before)
@@ -190,8 +185,6 @@ def identify(run: RunContext, node: Node) -> StageInputs:
         return Identities(run.project, run.graph, run.ledger, run.transfer_progress(node.address).hashed).need(node)
     except ArtifactError as error:
         raise StageFailed(node.address, "refused", _inside(run.project, str(error))) from error
-    except MissingFiles as error:
-        raise StageFailed(node.address, "refused", str(error)) from error
     except InputReplaced as error:
         again = command("run", run.graph.source or node.recipe)
         message = f"{error}. Stages of different recipe versions are never mixed: {again} makes every stage from the current recipe"
@@ -199,9 +192,9 @@ def identify(run: RunContext, node: Node) -> StageInputs:
 
 
 def _confirm(run: RunContext, node: Node, need: StageInputs) -> None:
-    """Raise _Moved if the stage's identity has changed."""
+    """Raise InputsGone if the stage's identity has changed."""
     if identify(run, node).key != need.key:
-        raise _Moved
+        raise InputsGone
 
 
 def recover(project: Project, address: str) -> None:
@@ -457,9 +450,6 @@ def _failures(run: RunContext, node: Node) -> Iterator[None]:
     except StageFailed as error:
         run.watch(node.address, "failed", error.message)
         raise
-    except CodeMoves as error:
-        run.watch(node.address, "failed", str(error))
-        raise StageFailed(node.address, "refused", str(error)) from error
     except (Cancelled, LeaseLost) as error:
         run.watch(node.address, "failed", str(error))
         raise StageFailed(node.address, "cancelled" if isinstance(error, Cancelled) else "overtaken", str(error)) from error

@@ -68,10 +68,6 @@ class AudienceReset(Exception):
     """The audience has lost its record of this run; everything must be reported again from the beginning."""
 
 
-class Unavailable(PedigreeError):
-    """The run requires an audience (`--prefect always`), and none answers."""
-
-
 Connect = Callable[[Collection[str]], AbstractContextManager["Audience"]]
 """Opens a connection to an audience for the stages with these addresses."""
 
@@ -101,7 +97,7 @@ class Audience(Protocol):
         """Whether the audience requests cancellation of the run.
 
         Raises:
-            Forgotten: the audience has no record of this run.
+            AudienceReset: the audience has no record of this run.
         """
         ...
 
@@ -132,7 +128,7 @@ def run_observed(
         required: refuse to start before the audience answers.
 
     Raises:
-        Unavailable: an audience is required and does not answer.
+        PedigreeError: an audience is required and does not answer.
     """
     chosen = [address for address in run.graph.nodes if selection is None or address in selection]
     with Observer(run, chosen, connect, say) as observer:
@@ -168,9 +164,7 @@ class Observer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, Unavailable):
-            self._over.set()
-        elif error is not None:
+        if error is not None and not self._over.is_set():
             interrupted = not isinstance(error, Exception)
             kept = "its jobs keep running" if self.run.keep_jobs else "its jobs are stopped, finished stages and checkpoints are kept"
             self._close(("cancelled", f"interrupted; {kept}") if interrupted else ("crashed", f"{type(error).__name__}: {error}"))
@@ -180,11 +174,12 @@ class Observer:
         """Wait until the run is registered with the audience.
 
         Raises:
-            Unavailable: registration failed.
+            PedigreeError: registration failed.
         """
         self._answered.wait()
         if self._away:
-            raise Unavailable(f"--prefect always: {self._away}. Nothing was run. {HOW_TO_PREFECT}; or omit the option")
+            self._over.set()
+            raise PedigreeError(f"--prefect always: {self._away}. Nothing was run. {HOW_TO_PREFECT}; or omit the option")
 
     def finish(self, ends: Sequence[StageEnd]) -> None:
         """Report how the run ended."""

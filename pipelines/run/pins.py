@@ -10,7 +10,7 @@ from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.hub_names import PIN_ME
 from pedigree.configs.base.packaged import EMBEDDER
-from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.judging.rephrasing import FindRephrased
@@ -21,8 +21,9 @@ from pedigree.configs.rows.datasets import Hub, hub_sources
 from pedigree.configs.rows.decontamination import Decontaminate
 from pedigree.data.artifacts import assets
 from pedigree.data.sources import hub
-from pedigree.data.sources.hub import HubError, Repository
+from pedigree.data.sources.hub import Repository
 from pedigree.data.store.durable import replace
+from pedigree.data.store.storage import StoreError
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
     for repo, stages in repositories(graph, addresses).items():
         try:
             hub.check(repo)
-        except HubError as error:
+        except StoreError as error:
             problems.append(Problem(graph.recipe, None, f"{', '.join(stages)}: {error}"))
     if problems:
         raise ConfigError(problems)
@@ -98,7 +99,7 @@ def refuse_missing_assets(graph: Graph, addresses: Collection[str]) -> None:
     try:
         for name in EMBEDDER.values():
             assets.path(name)
-    except assets.AssetError as error:
+    except PedigreeError as error:
         raise ConfigError([Problem(graph.recipe, None, f"{', '.join(due)}: {error}")]) from error
 
 
@@ -156,7 +157,7 @@ def _pin_file(file: Path, before: bytes, revisions: Sequence[OpenRevision], know
 def _newest(file: Path, revision: OpenRevision, repo: Repository) -> Pinned:
     try:
         return Pinned(file, revision.line, repo.name, hub.newest(repo))
-    except HubError as error:
+    except StoreError as error:
         return Pinned(file, revision.line, repo.name, None, str(error))
 
 

@@ -55,7 +55,7 @@ def run(config: Decontaminate, inputs: Inputs, job: Job) -> dict[str, Any]:
     Raises:
         StageError: a waiver matches nothing, the contaminated share of a benchmark exceeds `max_contaminated_share`, a planted leak
             survives, or no row does.
-        AssetError: the embedder is enabled but not on this machine.
+        PedigreeError: the embedder is enabled but not on this machine.
     """
     data = only(inputs, "data")
     with job.busy("reading benchmarks"):

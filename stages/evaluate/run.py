@@ -88,7 +88,7 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         StageError: a suite is empty, two items have the same name, an item does not fit into a policy's context, an unseen suite is
             evaluated together with a dev suite, with a model that is not frozen, or with one that has the suite in its lineage, or too
             many scores are unknown.
-        NoSandbox: a suite has programs, and this machine has no sandbox for them.
+        PedigreeError: a suite has programs, and this machine has no sandbox for them.
         EngineLost: the engine died or stopped responding; finished chunks are kept.
     """
     split = split_of(inputs)

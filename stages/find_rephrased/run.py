@@ -125,7 +125,7 @@ def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
         StageError: a waiver matches nothing, too many questions have no verdict, the contaminated share of a benchmark exceeds
             `max_contaminated_share`, or no row is left.
         EngineLost: the language model is down; its replies are kept.
-        AssetError: the embedder is not on this machine.
+        PedigreeError: the embedder is not on this machine.
     """
     data = only(inputs, "data")
     with job.busy("reading benchmarks"):

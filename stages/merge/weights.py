@@ -20,10 +20,6 @@ PARALLEL = 1e-4
 """Sine of the angle below which slerp is linear, because the two differ by less than fp32 precision."""
 
 
-class WeightsError(PedigreeError):
-    """The weights of model folders cannot be read, merged or compared."""
-
-
 def weighted_mean(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
     """Σ w_i W_i / Σ w_i in fp32 (Wortsman et al. 2022, arXiv 2203.05482); `tensors` are consumed one at a time."""
     total = math.fsum(weights)
@@ -67,7 +63,7 @@ class Weights:
         """Read the headers of all safetensors files.
 
         Raises:
-            WeightsError: there are none, or a tensor is in two of them.
+            PedigreeError: there are none, or a tensor is in two of them.
         """
         self.folder = folder
         self.files = sorted(folder.glob("*.safetensors"))
@@ -75,10 +71,10 @@ class Weights:
         for file in self.files:
             for name, entry in header(file).items():
                 if name in self.entries:
-                    raise WeightsError(f"{folder} contains {name} twice, in {self.entries[name].file.name} and {file.name}")
+                    raise PedigreeError(f"{folder} contains {name} twice, in {self.entries[name].file.name} and {file.name}")
                 self.entries[name] = TensorEntry(file, entry["dtype"], tuple(entry["shape"]))
         if not self.entries:
-            raise WeightsError(f"{folder} has no safetensors weights")
+            raise PedigreeError(f"{folder} has no safetensors weights")
 
     def tensor(self, name: str) -> Tensor:
         from safetensors import safe_open
@@ -119,7 +115,7 @@ def merge_folders(
         beat: called with the number of tensors written.
 
     Raises:
-        WeightsError: integer or boolean tensors differ between the inputs.
+        PedigreeError: integer or boolean tensors differ between the inputs.
     """
     first, written = inputs[0], 0
     for file in first.files:
@@ -133,7 +129,7 @@ def merge_folders(
                 elif all(torch.equal(kept, weights.tensor(name)) for weights in inputs):
                     merged = kept
                 else:
-                    raise WeightsError(f"{name} has {kept.dtype} values, which differ between the inputs and cannot be averaged")
+                    raise PedigreeError(f"{name} has {kept.dtype} values, which differ between the inputs and cannot be averaged")
                 stream.write(merged.contiguous().reshape(-1).view(torch.uint8).numpy().data)
                 written += 1
                 beat(written)

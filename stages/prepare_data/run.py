@@ -71,8 +71,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
     Raises:
         StageError: no row is left, or a verifier scores a procedural answer wrongly.
         ChatError: the model for token counts has a template or tokenizer that cannot be used for training.
-        SourceError, ValidationError: malformed rows, fewer rows than a mixture requires, or rows that violate an expectation; the message
-            shows them.
+        PedigreeError: malformed rows, fewer rows than a mixture requires, or rows that violate an expectation; the message shows them.
     """
     marks = list(job.marks)
     try:
@@ -100,7 +99,7 @@ def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounte
     """Run the stage with the given token counter.
 
     Raises:
-        NotEqual: fast token counting disagrees with the tokenizer.
+        EncodingMismatch: fast token counting disagrees with the tokenizer.
     """
     suites: list[Any] = [item for suite in inputs.get("leak_from", {}).values() for item in records.load(suite)]
     outside = Outside(

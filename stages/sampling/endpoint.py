@@ -91,7 +91,7 @@ def read_reply(raw: bytes) -> Reply:
     """Parse the body of a response with status 200.
 
     Raises:
-        Garbage: the body is not a chat completion.
+        MalformedReply: the body is not a chat completion.
     """
     try:
         found = json.loads(raw)

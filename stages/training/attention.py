@@ -30,10 +30,6 @@ from pedigree.stages.training.cpu_attention import by_flash
 NAME = "varlen"
 
 
-class AttentionError(PedigreeError):
-    """The profile specifies `varlen` for a model that it does not support; the message says what to set instead."""
-
-
 @dataclass(frozen=True)
 class Rule:
     """How scores become weights."""
@@ -126,11 +122,11 @@ def varlen_attention(
     """Attention with transformers' signature: query (1, H, T, D), key and value (1, K, T, D) → ((1, T, H, D), None).
 
     Raises:
-        AttentionError: the rows are not packed, or the model's attention has features that `varlen` lacks.
+        PedigreeError: the rows are not packed, or the model's attention has features that `varlen` lacks.
     """
     spans: Spans | None = asked.get("spans")
     if spans is None:
-        raise AttentionError(
+        raise PedigreeError(
             f"{type(module).__name__} does not receive the document spans (it passes no keyword arguments to its attention, or the rows "
             "are not packed): set `attention: sdpa` in the execution profile"
         )
@@ -139,7 +135,7 @@ def varlen_attention(
         unknown.append("its own mask")
     if unknown:
         features = ", ".join(unknown)
-        raise AttentionError(f"the attention of {type(module).__name__} has {features}: set `attention: sdpa` in the execution profile")
+        raise PedigreeError(f"the attention of {type(module).__name__} has {features}: set `attention: sdpa` in the execution profile")
     scale = query.shape[-1] ** -0.5 if asked.get("scaling") is None else asked["scaling"]
     rule = Rule(scale, _window(module, asked, spans), asked.get("softcap"), asked.get("s_aux"))
     found = attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), spans, rule)
@@ -150,12 +146,12 @@ def _window(module: Any, asked: Mapping[str, Any], spans: Spans) -> int | None:
     """The window of a layer: from its call, or else from its config, from which transformers would build a mask.
 
     Raises:
-        AttentionError: the layer attends within chunks, and the longest document is longer than one.
+        PedigreeError: the layer attends within chunks, and the longest document is longer than one.
     """
     config = getattr(module, "config", None)
     piece = getattr(config, "attention_chunk_size", None)
     if piece is not None and _kind(module) == "chunked_attention" and spans.longest > piece:
-        raise AttentionError(
+        raise PedigreeError(
             f"layer {module.layer_idx} of the model attends within chunks of {piece} tokens, but a document has {spans.longest}: set "
             "`packing: false` and `attention: eager` in the execution profile"
         )

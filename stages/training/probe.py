@@ -31,26 +31,18 @@ PROBED = 64
 INSTEAD = "set `packing: false` and `attention: eager` in the execution profile"
 
 
-class ProbeError(PedigreeError):
-    """The model's results are wrong under these settings; the message says what to set instead."""
-
-
-class IsolationError(ProbeError):
-    """Packed documents of this model attend to each other."""
-
-
 def probe(module: Module, numerics: Numerics, device: torch.device) -> None:
     """Check a model's results.
 
     Raises:
-        ProbeError: documents attend to each other, a shared prompt changes the result, transformers' result differs, or the model
+        PedigreeError: documents attend to each other, a shared prompt changes the result, transformers' result differs, or the model
             cannot be computed in this form at all.
     """
     try:
         _refuse_leaks(module, numerics, device)
         _refuse_strangers(module, numerics, device)
     except (AttributeError, KeyError, NotImplementedError, TypeError, ValueError) as error:  # the model does not support it
-        raise ProbeError(f"{_form(module, numerics)} cannot be computed ({type(error).__name__}: {error}): {INSTEAD}") from error
+        raise PedigreeError(f"{_form(module, numerics)} cannot be computed ({type(error).__name__}: {error}): {INSTEAD}") from error
 
 
 def _refuse_leaks(module: Module, numerics: Numerics, device: torch.device) -> None:
@@ -69,13 +61,13 @@ def _refuse_leaks(module: Module, numerics: Numerics, device: torch.device) -> N
     for found, what in ((between, "the preceding document"), (shared, "another answer to its prompt")):
         gap = float((found[0] - found[1]).abs().max())
         if gap != 0 and not (has_experts(_config(module)) and _is_rounding(module, found[0], found[1])):
-            raise IsolationError(
+            raise PedigreeError(
                 f"packed documents attend to each other: {what} changes the log-probs or scores of a document by {gap:.3g}; "
                 "set `packing: false` in the execution profile, or another attention implementation"
             )
     gap, rounding = float((shared[0] - between[0]).abs().max()), ROUNDING[_dtype(module)]
     if gap > rounding * max(1.0, float(between[0].abs().max())):
-        raise IsolationError(
+        raise PedigreeError(
             f"a shared prompt changes the log-probs or scores of its answers by {gap:.3g}: set `attention: sdpa` in the execution profile"
         )
 
@@ -87,14 +79,14 @@ def _refuse_strangers(module: Module, numerics: Numerics, device: torch.device) 
     with _noting_calls(module.model) as silent:
         ours = _last(module, [(doc,)], length - 3, numerics, device)
     if silent and not has_experts(_config(module)):  # an expert may get no tokens
-        raise ProbeError(
+        raise PedigreeError(
             f"{type(module.model).__name__} uses the weights of {', '.join(sorted(silent))} without their adapters, which would have no "
             "effect: set lora.targets to other layers"
         )
     theirs = _by_transformers(module, doc, device)[-len(ours) :]
     if not _is_rounding(module, ours, theirs):
         gap = float((ours - theirs).abs().mean())
-        raise ProbeError(
+        raise PedigreeError(
             f"{_form(module, numerics)} differs by {gap:.3g} on average from the model's own forward with eager attention: {INSTEAD}"
         )
 

@@ -31,8 +31,9 @@ from pedigree.data.artifacts.artifacts import Artifact, sha256_file, write_json
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Documents, Row
 from pedigree.data.chat.encoding import EncodingMismatch
-from pedigree.data.chat.token_files import SUFFIX, Damaged, TokenFile, written
+from pedigree.data.chat.token_files import SUFFIX, TokenFile, written
 from pedigree.data.chat.tokenizing import WORTH_WORDS, packed, processes_for
+from pedigree.data.store.untrusted import ArtifactError
 from pedigree.stages.core.batches import Document, Unit
 from pedigree.stages.job.job import TOKENS, Job
 
@@ -98,7 +99,7 @@ class Units(Sequence[Unit]):
     def _document(self, number: int) -> Document:
         try:
             ids, bits = self._file.document(number)
-        except Damaged as error:
+        except ArtifactError as error:
             self._file.path.unlink(missing_ok=True)  # the next attempt rebuilds it
             raise OSError(errno.EIO, f"{self._file.path}: {error}, and was deleted") from error
         doc = Document(ids, bits, int(self._file.trained_D[number]))
@@ -163,7 +164,7 @@ def _opened(path: Path, key: str, rows: int, per_row: int) -> TokenFile | None:
         return TokenFile(path, key, rows, per_row)
     except FileNotFoundError:
         return None
-    except Damaged as error:
+    except ArtifactError as error:
         print(f"{path} is not used: {error}; tokenizing the rows again", flush=True)
         path.unlink(missing_ok=True)
         return None

@@ -12,10 +12,10 @@ from typing import Any
 
 import regex
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.stages.verifiers.maths import equal
 from pedigree.stages.verifiers.numbers import number
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
-from pedigree.stages.verifiers.worker import WorkerFailed
 
 SEARCH_SECONDS = 2.0
 """Time limit for one pattern, which may take forever."""
@@ -89,5 +89,5 @@ def _same(found: str, answer: str, compare: str) -> bool:
     ours, theirs = found.replace("**", "^").split(","), answer.replace("**", "^").split(",")
     try:
         return len(ours) == len(theirs) and all(equal(one.strip(), other.strip()) for one, other in zip(ours, theirs, strict=True))
-    except WorkerFailed as error:
+    except PedigreeError as error:
         raise VerifierError(f"{found[:80]!r} could not be compared with {answer!r}: {error}") from error

@@ -14,9 +14,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.sources.golds import last_boxed
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
-from pedigree.stages.verifiers.worker import WorkerFailed, ask
+from pedigree.stages.verifiers.worker import ask
 
 SECONDS = 5.0
 """Time limit for one comparison."""
@@ -53,7 +54,7 @@ def _verdict(found: list[str], answer: str) -> Verdict:
         try:
             if equal(one, answer):
                 return Verdict(1.0, one, "right")
-        except WorkerFailed as error:
+        except PedigreeError as error:
             unanswered = error
     if unanswered:
         raise VerifierError(f"{found[0][:80]!r} could not be compared with {answer!r}: {unanswered}") from unanswered
@@ -89,7 +90,7 @@ def equal(one: str, other: str) -> bool:
     """Whether two expressions are equal.
 
     Raises:
-        Unanswered: algebra exceeded its time or memory limit.
+        PedigreeError: algebra exceeded its time or memory limit.
     """
     if normalised(one) == normalised(other):
         return True

@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pedigree.stages.verifiers.sandbox import SandboxFailed, require, run
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.stages.verifiers.sandbox import require, run
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 SECONDS = 3
@@ -43,7 +44,7 @@ def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
     """1.0 if all tests pass.
 
     Raises:
-        NoSandbox: this machine has no sandbox for programs.
+        PedigreeError: this machine has no sandbox for programs.
         VerifierError: the sandbox failed to start.
     """
     code = code_of(text, opened=verifier.get("opened", False))
@@ -54,7 +55,7 @@ def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
     require()
     try:
         outcome = run(verifier["before"], code, verifier["tests"], verifier["entry"], verifier.get("seconds", SECONDS))
-    except SandboxFailed as error:
+    except PedigreeError as error:
         raise VerifierError(str(error)) from error
     return Verdict(float(outcome.right), None, outcome.reason)
 

@@ -9,8 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import RowProgram
-from pedigree.data.sources.procedural import SourceError
 from pedigree.data.sources.row_files import Unreadable
 from pedigree.stages.verifiers import sandbox
 
@@ -24,7 +24,7 @@ def require() -> None:
     """Check that programs can run.
 
     Raises:
-        NoSandbox: bubblewrap is not installed, or may not create namespaces on this machine.
+        PedigreeError: bubblewrap is not installed, or may not create namespaces on this machine.
     """
     sandbox.require("programs that generate rows", "read its rows from a file instead (`type: files`)")
 
@@ -39,8 +39,8 @@ def rows_of(source: RowProgram, file: Path, silent: float, told: Callable[[int],
         told: called with the number of rows so far.
 
     Raises:
-        SourceError: the program raises, dies, exceeds the time limit, outputs fewer or more rows than `count`, or is nondeterministic.
-        SandboxFailed: a sandbox failed to start.
+        PedigreeError: the program raises, dies, exceeds the time limit, outputs fewer or more rows than `count`, or is nondeterministic;
+            or a sandbox failed to start.
     """
     name = file.name
     call = {**source.model_dump(mode="json", include={"function", "count", "seed", "arguments"}), "name": name, "program": _text(file)}
@@ -52,7 +52,7 @@ def rows_of(source: RowProgram, file: Path, silent: float, told: Callable[[int],
                 if "end" in found:
                     break
                 if made == source.count:
-                    raise SourceError(
+                    raise PedigreeError(
                         f"{source.path}: {source.function} output more rows than count {made}: it must write only to files that it opened"
                     )
                 yield f"{name}[{made}]", found["row"] if "row" in found else Unreadable(str(found["text"]), str(found["bad"]))
@@ -62,19 +62,21 @@ def rows_of(source: RowProgram, file: Path, silent: float, told: Callable[[int],
             else:
                 raise sandbox.ProgramFailed("ended")
     except sandbox.ProgramFailed as error:
-        raise SourceError(
+        raise PedigreeError(
             f"{source.path}: {source.function} {error} after {made} rows of {source.count} (limits: 1 GiB of memory, 8 processes, "
             f"{silent:g} s per row, which is 90 % of the profile's heartbeat_timeout_s): reduce its usage, or raise the timeout"
         ) from error
     if made < source.count:
-        raise SourceError(f"{source.path}: {source.function} output {made} rows, but count is {source.count}: lower count, or output more")
+        raise PedigreeError(
+            f"{source.path}: {source.function} output {made} rows, but count is {source.count}: lower count, or output more"
+        )
 
 
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise SourceError(f"{file.name} is not UTF-8: {error}") from error
+        raise PedigreeError(f"{file.name} is not UTF-8: {error}") from error
 
 
 def _agreed(source: RowProgram, made: int, one: bytes | None, other: bytes | None) -> dict[str, Any]:
@@ -82,12 +84,12 @@ def _agreed(source: RowProgram, made: int, one: bytes | None, other: bytes | Non
     for line in (one, other):
         if line is not None and line.startswith(b'{"raised"'):
             words = str(_parsed(line)["raised"]).replace("\n", "\n  ")
-            raise SourceError(f"{source.path}: {source.function} raised after {made} rows of {source.count}:\n  {words}")
+            raise PedigreeError(f"{source.path}: {source.function} raised after {made} rows of {source.count}:\n  {words}")
     if one is None or other is None:
         raise sandbox.ProgramFailed("ended")
     if one != other:
         shown = " and ".join(line.decode(errors="replace")[:SHOWN] for line in (one, other))
-        raise SourceError(
+        raise PedigreeError(
             f"{source.path}: {source.function} is not deterministic; with equal count, seed and arguments row {made} is {shown}: {REMEDY}"
         )
     return _parsed(one)

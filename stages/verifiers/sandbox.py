@@ -65,14 +65,6 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 REMEDY = "install bubblewrap (`apt-get install bubblewrap`)"
 
 
-class NoSandbox(PedigreeError):
-    """Programs cannot run on this machine, because it has no sandbox; the message states the reason and the remedy."""
-
-
-class SandboxFailed(PedigreeError):
-    """A sandbox failed to start, so nothing is known about the program."""
-
-
 class ProgramFailed(PedigreeError):
     """A row program exceeded its time limit, or ended early; the message says which."""
 
@@ -98,16 +90,16 @@ def require(what: str = "programs written by models", instead: str = "remove sui
         instead: alternative to a sandbox.
 
     Raises:
-        NoSandbox: bubblewrap is not installed, or may not create namespaces on this machine.
+        PedigreeError: bubblewrap is not installed, or may not create namespaces on this machine.
     """
     if program() is None:
-        raise NoSandbox(f"{what} run only in a sandbox, and `bwrap` is not on the path: {REMEDY}, or {instead}")
+        raise PedigreeError(f"{what} run only in a sandbox, and `bwrap` is not on the path: {REMEDY}, or {instead}")
     try:
         outcome = run("", "def double(x):\n    return 2 * x\n", "assert double(21) == 42", "double", seconds=5)
-    except SandboxFailed as error:
-        raise NoSandbox(f"{what} run only in a sandbox, and none can start here: {error}; {REMEDY}, or {instead}") from error
+    except PedigreeError as error:
+        raise PedigreeError(f"{what} run only in a sandbox, and none can start here: {error}; {REMEDY}, or {instead}") from error
     if not outcome.right:
-        raise NoSandbox(f"the sandbox fails on a correct program ({outcome.reason}); {REMEDY}, or {instead}")
+        raise PedigreeError(f"the sandbox fails on a correct program ({outcome.reason}); {REMEDY}, or {instead}")
 
 
 def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outcome:
@@ -121,7 +113,7 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outc
         seconds: CPU time limit of the program, and of its tests.
 
     Raises:
-        SandboxFailed: the sandbox failed to start, so nothing is known about the program.
+        PedigreeError: the sandbox failed to start, so nothing is known about the program.
     """
     order: dict[str, Any] = {
         "before": before,
@@ -177,8 +169,8 @@ def rows(call: Mapping[str, Any], wait: Wait) -> Iterator[Iterator[bytes]]:
         wait: deadline for each complete line; for the first one it includes the sandbox's startup.
 
     Raises:
-        Fell: a line missed the deadline.
-        SandboxFailed: the sandbox failed to start.
+        ProgramFailed: a line missed the deadline.
+        PedigreeError: the sandbox failed to start.
     """
     order = {**call, "user": _user(), "word": "", "limits": LIMITS}
     with open(os.memfd_create("complaints"), "rb+") as complaints, open(os.memfd_create("order"), "rb+") as asked:
@@ -214,8 +206,8 @@ def _user() -> int | None:
     return FIRST_USER + random.SystemRandom().randrange(USERS) if os.geteuid() == 0 else None
 
 
-def _not_up(complaints: BinaryIO) -> SandboxFailed:
-    return SandboxFailed(f"the sandbox did not come up: {_text(complaints).strip()[-300:] or 'no word from it'}")
+def _not_up(complaints: BinaryIO) -> PedigreeError:
+    return PedigreeError(f"the sandbox did not come up: {_text(complaints).strip()[-300:] or 'no word from it'}")
 
 
 def _text(stream: BinaryIO) -> str:

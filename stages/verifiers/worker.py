@@ -25,10 +25,6 @@ START_SECONDS = 60.0
 """Time limit for the imports of the first call."""
 
 
-class WorkerFailed(PedigreeError):
-    """A call exceeded its time or memory limit, raised an exception, or ended its process."""
-
-
 class _Process:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -53,7 +49,7 @@ def ask(function: str, arguments: tuple[Any, ...], seconds: float) -> Any:
     """Call a function, given as `MODULE:NAME`.
 
     Raises:
-        Unanswered: it exceeded a limit, raised an exception, or ended its process.
+        PedigreeError: it exceeded a limit, raised an exception, or ended its process.
     """
     with _lock:
         if _running and not _running[0].process.is_alive():  # it ended between calls, so this call is not the cause
@@ -66,7 +62,7 @@ def ask(function: str, arguments: tuple[Any, ...], seconds: float) -> Any:
                 _reply(process, (function, None), START_SECONDS)
                 process.known.add(function)
             return _reply(process, (function, arguments), seconds)
-        except WorkerFailed:
+        except PedigreeError:
             end()
             raise
 
@@ -75,12 +71,12 @@ def _reply(process: _Process, question: tuple[str, tuple[Any, ...] | None], seco
     try:
         process.pipe.send(question)
         if not process.pipe.poll(seconds):
-            raise WorkerFailed(f"no answer within {seconds:g} s")
+            raise PedigreeError(f"no answer within {seconds:g} s")
         answer, problem = process.pipe.recv()
     except (EOFError, OSError) as error:
-        raise WorkerFailed("its process ended") from error
+        raise PedigreeError("its process ended") from error
     if problem is not None:
-        raise WorkerFailed(problem)
+        raise PedigreeError(problem)
     return answer
 
 

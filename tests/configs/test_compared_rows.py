@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import StandIns
 from pedigree.configs.judging import rephrasing
@@ -121,7 +122,7 @@ def test_the_vectors_and_the_engine_are_asked_for_before_anything_runs(tmp_path,
     graph = load(tmp_path)
 
     def missing(name):
-        raise pins.assets.AssetError(f"{name} is not here")
+        raise PedigreeError(f"{name} is not here")
 
     monkeypatch.setattr(pins.assets, "path", missing)
     with pytest.raises(ConfigError, match="made/asked, made/last: wordllama-256 is not here"):

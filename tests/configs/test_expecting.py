@@ -97,7 +97,7 @@ def test_every_column_has_a_source():
 
 
 def test_the_documentation_has_them_all(root):
-    page = (root / "docs" / "recipes.md").read_text()
+    page = (root / "docs" / "expectations.md").read_text()
     assert all(f"| `{name}` | {fact.meaning}" in page for name, fact in COLUMNS.items())
     stems = [re.sub("^column_(?=(?!values|value).*_to_be_between$)|_to_be_between$", "", name) for name in EXPECTATIONS]
     assert all(stem.removeprefix("column_distinct_values_") in page for stem in stems), stems

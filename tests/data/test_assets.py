@@ -5,8 +5,8 @@ import zipfile
 import pytest
 
 from pedigree.configs.base.packaged import Asset
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.artifacts import assets
-from pedigree.data.artifacts.assets import AssetError
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +56,7 @@ def publish(tmp_path, monkeypatch):
 
 def test_fetching_gives_the_file_and_a_second_call_downloads_nothing(publish, tmp_path, monkeypatch, capsys):
     publish(b"data")
-    with pytest.raises(AssetError, match="run `make setup`"):
+    with pytest.raises(PedigreeError, match="run `make setup`"):
         assets.path("test")
     assets.fetch()
     assert assets.path("test").read_bytes() == b"data"
@@ -69,10 +69,10 @@ def test_fetching_gives_the_file_and_a_second_call_downloads_nothing(publish, tm
 
 def test_another_archive_or_member_than_the_pinned_one_is_refused(publish, tmp_path):
     publish(archive_sha256=sha256(b"another"))
-    with pytest.raises(AssetError, match="HASHES"):
+    with pytest.raises(PedigreeError, match="HASHES"):
         assets.fetch()
     publish(member_sha256=sha256(b"another"))
-    with pytest.raises(AssetError, match="not the pinned"):
+    with pytest.raises(PedigreeError, match="not the pinned"):
         assets.fetch()
     assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
 
@@ -81,12 +81,12 @@ def test_a_damaged_file_is_not_handed_out(publish):
     publish()
     (place,) = assets.fetch()
     place.write_bytes(b"dat@")
-    with pytest.raises(AssetError, match="is damaged"):
+    with pytest.raises(PedigreeError, match="is damaged"):
         assets.path("test")
 
 
 def test_a_registry_that_lacks_it_is_named_by_pips_own_words(publish, monkeypatch, tmp_path):
     publish()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(AssetError, match=r"(?s)could not download pedigree-test-asset==1\.0.*No matching distribution"):
+    with pytest.raises(PedigreeError, match=r"(?s)could not download pedigree-test-asset==1\.0.*No matching distribution"):
         assets.fetch()

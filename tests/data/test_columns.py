@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.records import columns, records
-from pedigree.data.records.columns import NotColumnar
 from pedigree.data.store.untrusted import ArtifactError
 
 QUESTION = {"role": "user", "content": "Was ist 1 + 1?\n\u0000🙂 \ufeff"}
@@ -165,7 +165,7 @@ def test_equal_rows_are_equal_bytes_in_another_process(tmp_path):
     ],
 )
 def test_what_no_column_holds_is_refused(tmp_path, change, said):
-    with pytest.raises(NotColumnar, match=said):
+    with pytest.raises(PedigreeError, match=said):
         records.save(tmp_path, "conversation", [rows(1)[0] | change])
     assert not list((tmp_path / "payload").iterdir())
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import Files
 from pedigree.configs.rows.filters import Filter
 from pedigree.data.filters import filtering, row_filters
 from pedigree.data.records import columns, records
 from pedigree.data.sources import dataset_builder, row_files, sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex
-from pedigree.data.sources.procedural import SourceError
 from pedigree.data.sources.sources import Outside
 
 FILTERS = [{"type": "max_characters", "limit": 24}, {"type": "exact_duplicates"}, {"type": "keywords", "words": ["red"]}]
@@ -143,7 +143,10 @@ def test_what_a_killed_attempt_left_does_not_count(given, tmp_path):
     ("more", "said"), [({"max_bad_rows": 2}, "malformed rows of 400, and max_bad_rows 2 allows 2"), ({"count": 399}, "count 399 > 39")]
 )
 def test_too_many_bad_rows_and_too_few_good_ones_are_told(given, tmp_path, more, said):
-    with pytest.raises(SourceError, match=said), DatasetBuilder(tmp_path / "d", "conversation", [], 0, lambda verifier: None, 1) as laying:
+    with (
+        pytest.raises(PedigreeError, match=said),
+        DatasetBuilder(tmp_path / "d", "conversation", [], 0, lambda verifier: None, 1) as laying,
+    ):
         list(laying.take(opened(given, "a.jsonl", **more)))
     assert not (tmp_path / "d").exists()
 

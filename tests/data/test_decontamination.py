@@ -2,7 +2,8 @@ import random
 
 import pytest
 
-from pedigree.data.contamination.coverage import NoText, Overlap
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.contamination.coverage import Overlap
 from pedigree.data.contamination.decontamination import Index
 from pedigree.data.contamination.reading import tokens
 
@@ -88,7 +89,7 @@ def test_ngrams_do_not_run_across_turns():
 
 
 def test_an_item_without_any_word_is_refused():
-    with pytest.raises(NoText, match="no word"):
+    with pytest.raises(PedigreeError, match="no word"):
         Index({"suite": [row("?!", name="q")]}, 8)
 
 

@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from pedigree.data.expectations.validation import UNUSED, ValidationError, validate
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.expectations.validation import UNUSED, validate
 from pedigree.data.records.messages import message_problem
 from pedigree.stages.verifiers import check
 
@@ -68,7 +69,7 @@ BAD = [
 
 @pytest.mark.parametrize(("record", "changes", "says"), BAD)
 def test_a_bad_row_is_shown(record, changes, says):
-    with pytest.raises(ValidationError) as error:
+    with pytest.raises(PedigreeError) as error:
         validate(rows(record, **changes), record, check)
     assert "b: " in str(error.value) and says in str(error.value)
     assert "a: " not in str(error.value)
@@ -102,15 +103,15 @@ def test_marks_are_truth_values_on_the_assistants_turns(messages, problem):
 
 
 def test_ids_are_unique_and_an_empty_set_is_no_set():
-    with pytest.raises(ValidationError, match="unique"):
+    with pytest.raises(PedigreeError, match="unique"):
         validate(rows("prompt", id="a"), "prompt", check)
-    with pytest.raises(ValidationError, match="row_count"):
+    with pytest.raises(PedigreeError, match="row_count"):
         validate([], "prompt", check)
 
 
 def test_of_many_bad_rows_five_are_shown():
     many = [{"id": f"r{number}", "source": "s", "messages": [], "verifier": None} for number in range(9)]
-    with pytest.raises(ValidationError) as error:
+    with pytest.raises(PedigreeError) as error:
         validate(many, "prompt", check)
     assert str(error.value).count("there are no messages") == 5 and "and 4 more" in str(error.value) and "9 rows" in str(error.value)
 

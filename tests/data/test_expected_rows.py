@@ -3,8 +3,9 @@
 import pyarrow as pa
 import pytest
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.expectations import EXPECTATIONS, Expectation
-from pedigree.data.expectations.results import ValidationError, recorded, refuse, warnings
+from pedigree.data.expectations.results import recorded, refuse, warnings
 from pedigree.data.expectations.row_facts import look, texts_of
 from pedigree.data.expectations.validation import examine, facts_of
 
@@ -107,7 +108,7 @@ def test_rows_that_are_not_as_expected_are_shown_with_place_and_value():
         facts, "conversation", [Expectation.model_validate(BETWEEN)], None, lambda rows: [f"chat.jsonl:{n + 1}" for n in rows]
     )
     assert not verdict["success"] and len(verdict["expectations"][-1]["examples"]) == 7
-    with pytest.raises(ValidationError) as error:
+    with pytest.raises(PedigreeError) as error:
         refuse(verdict)
     assert str(error.value) == (
         "conversation rows are not as expected: column_values_to_be_between(turns, max_value 2): 7 rows unexpected "
@@ -158,7 +159,7 @@ def test_texts_are_looked_at_in_a_sample_that_is_stated():
 
 
 def test_what_the_library_cannot_do_is_told():
-    with pytest.raises(ValidationError, match=r"expect_column_mean_to_be_between cannot be evaluated on turns, .*mean"):
+    with pytest.raises(PedigreeError, match=r"expect_column_mean_to_be_between cannot be evaluated on turns, .*mean"):
         held(facts_with(turns=list("abcde")), {"expect": "column_mean_to_be_between", "column": "turns", "min_value": 1})
 
 

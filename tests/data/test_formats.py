@@ -2,7 +2,7 @@
 
 Beside the made rows of a set, `formats/NAME.jsonl`, lies what is expected of them, `formats/NAME.yaml`:
 
-    data_set: OWNER/NAME       # as docs/recipes.md has it
+    data_set: OWNER/NAME       # as docs/layouts.md has it
     quirks: WHAT               # for people
     rows: PATH                 # where they lie elsewhere
     only_json: WHY             # they have no form in Parquet
@@ -176,7 +176,7 @@ def test_no_broken_row_ends_a_job(tmp_path, name, number):
 
 
 def test_every_data_set_stands_in_the_table_of_the_documentation():
-    table = (ROOT / "docs" / "recipes.md").read_text()
+    table = (ROOT / "docs" / "layouts.md").read_text()
     assert [name for name in NAMES if STATED[name]["data_set"] not in table] == []
     assert all(0 < len(rows_of(name)) <= MOST for name in NAMES)
     assert {path.stem for path in FORMATS.iterdir()} == set(NAMES)

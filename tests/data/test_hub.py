@@ -177,7 +177,7 @@ def test_what_cannot_be_had_is_told_by_name_with_the_remedy(hub, online, changes
     if changes.get("repo") in ("lab/gated", "lab/forbidden"):
         changes = changes | {"revision": commits(hub, f"datasets/{changes['repo']}")[0]}
     answer = online.ask("rows", source(hub, **changes))
-    assert answer["kind"] == "HubError" and answer["passing"] is False  # so that nobody tries again
+    assert answer["kind"] == "StoreError" and answer["passing"] is False  # so that nobody tries again
     assert re.search(says, answer["error"]), answer["error"]
 
 
@@ -185,7 +185,7 @@ def test_what_cannot_be_had_is_told_by_name_with_the_remedy(hub, online, changes
 def test_a_look_before_the_run_finds_it_too(hub, online, name):
     repo = hub.repos.get(f"datasets/lab/{name}")
     revision = repo.head if repo and repo.commits else commits(hub)[0]
-    assert online.ask("check", "dataset", f"lab/{name}", revision)["kind"] == "HubError"
+    assert online.ask("check", "dataset", f"lab/{name}", revision)["kind"] == "StoreError"
     assert online.ask("check", "dataset", "lab/sums", commits(hub)[0]) == {"value": None}
     assert "has no commit" in online.ask("check", "model", "lab/tiny", "b" * 40)["error"]
 
@@ -361,7 +361,7 @@ def test_a_card_reaches_no_file_outside_of_its_repository(hub, online, mirror, t
         online.ask("set_mirror", None)
         commit = hub.commit("datasets/lab/hostile", files)
     answer = online.ask("rows", {"repo": "lab/hostile", "revision": commit, "split": "train"})
-    assert answer.get("kind") == "HubError" and "victim.jsonl', which is not one of its files" in answer["error"], answer
+    assert answer.get("kind") == "StoreError" and "victim.jsonl', which is not one of its files" in answer["error"], answer
     assert victim.read_bytes() == jsonl(question("secret")) and not victim.is_symlink()
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from pyarrow import Table, parquet
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import Hub, RecordType
 from pedigree.configs.rows.suite_forms import load_form
 from pedigree.data.sources import hub
-from pedigree.data.sources.hub import HubError
-from pedigree.data.sources.procedural import SourceError
 from pedigree.data.sources.sources import Loaded, Outside, load, load_items
+from pedigree.data.store.storage import StoreError
 from pedigree.stages.verifiers import check, verify
 
 HUB = Path(__file__).parents[2] / "configs" / "rehearsal" / "hub"
@@ -137,7 +137,7 @@ def test_every_row_is_taken_or_refused_with_its_reason(tmp_path, monkeypatch, ca
     assert [row.place for row in loaded.bad] == [f"{repo}/{split}[{number}]" for number in refused]
     for row, reason in zip(loaded.bad, refused.values(), strict=True):
         assert reason in row.reason, row
-    with pytest.raises(SourceError, match=rf"{len(refused)} malformed rows of {usable + len(refused)}") if refused else nothing():
+    with pytest.raises(PedigreeError, match=rf"{len(refused)} malformed rows of {usable + len(refused)}") if refused else nothing():
         read(HUB, monkeypatch, repo, record, split, max_bad_rows=max(len(refused) - 1, 0))
 
 
@@ -149,7 +149,7 @@ def test_what_an_unpacker_says_of_a_damaged_file_is_told_of_the_data_set(tmp_pat
         data = bytearray(file.read_bytes())
         data[200:400] = b"\xff" * 200
         file.write_bytes(data)
-    with pytest.raises(HubError, match=rf"hub data set {repo}: "):
+    with pytest.raises(StoreError, match=rf"hub data set {repo}: "):
         read(tmp_path, monkeypatch, repo, "conversation", "train")
 
 
@@ -163,7 +163,10 @@ def test_what_an_unpacker_says_of_a_damaged_file_is_told_of_the_data_set(tmp_pat
     (FileNotFoundError(errno.ENOENT, "No such file or directory"), False),
 ])  # fmt: skip
 def test_a_failing_disk_is_no_fault_of_the_data_set(tmp_path, error, kept):
-    with pytest.raises(type(error) if kept else HubError) as told, hub._reading(hub.Repository("dataset", "lab/sums", "a" * 40), tmp_path):
+    with (
+        pytest.raises(type(error) if kept else StoreError) as told,
+        hub._reading(hub.Repository("dataset", "lab/sums", "a" * 40), tmp_path),
+    ):
         raise error
     assert (told.value is error) == kept and (kept or str(told.value).startswith("hub data set lab/sums: "))
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from sweeps import nightly_after
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.contamination import candidates, decontamination, matching
-from pedigree.data.contamination.coverage import Coverage, NoText, searched
+from pedigree.data.contamination.coverage import Coverage, searched
 from pedigree.data.contamination.decontamination import Index
 from pedigree.data.records.messages import ROLES
 
@@ -150,7 +151,7 @@ def test_characters_that_are_read_as_many_fit():
 
 
 def test_an_item_without_any_word_is_refused_by_the_compiled_index_too():
-    with pytest.raises(NoText, match="item q of suite has no word"):
+    with pytest.raises(PedigreeError, match="item q of suite has no word"):
         candidates.Candidates({"suite": [{"id": "q", "question": "?!"}]}, 8)
 
 

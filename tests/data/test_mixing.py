@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.mixing import apportioned
 from pedigree.data.sources import shares
-from pedigree.data.sources.procedural import SourceError
 from pedigree.data.sources.shares import Portion
 
 
@@ -51,15 +51,15 @@ def test_caps_and_weights_go_by_the_sources_of_the_rows():
     assert ranked(6, Portion(rows=3, most_per_source=2), sources) == [0, 1, 2]
     assert ranked(6, Portion(rows=3, weights={"b": 1.0, "a": 2.0}), sources) == [0, 2, 1]
     assert Counter(ranked(6, Portion(rows=6, weights={"b": 1.0, "a": 1.0}, repeat=True), sources)) == {0: 1, 2: 1, 4: 1, 1: 2, 3: 1}
-    with pytest.raises(SourceError, match="3 of source b > 2 such rows"):
+    with pytest.raises(PedigreeError, match="3 of source b > 2 such rows"):
         ranked(6, Portion(rows=6, weights={"b": 1.0, "a": 1.0}, said="count 6"), sources)
-    with pytest.raises(SourceError, match="there are no rows of source c; available: a, b"):
+    with pytest.raises(PedigreeError, match="there are no rows of source c; available: a, b"):
         ranked(6, Portion(rows=6, weights={"b": 1.0, "c": 1.0}), sources)
 
 
 def test_who_may_not_repeat_is_not_told_to():
     made = Portion.of(object(), 3, 5)  # a source that makes its rows has no field for it
-    with pytest.raises(SourceError, match=r"it: count 3 > 2 rows: lower its count, and `total` with it$"):
+    with pytest.raises(PedigreeError, match=r"it: count 3 > 2 rows: lower its count, and `total` with it$"):
         ranked(2, made)
 
 

@@ -12,8 +12,9 @@ from pyarrow import Table, parquet
 from pedigree.configs.base.hub_names import COMMIT
 from pedigree.configs.rows.datasets import Arithmetic, Hub, Stored
 from pedigree.data.sources import hub, rehearsal_hub
-from pedigree.data.sources.hub import HubError, Repository
+from pedigree.data.sources.hub import Repository
 from pedigree.data.sources.sources import Outside, fetched, load
+from pedigree.data.store.storage import StoreError
 from pedigree.stages.core.rating import parse_rating
 from pedigree.stages.verifiers import check, verify
 
@@ -52,7 +53,7 @@ def test_a_mirror_that_was_written_into_is_refused(monkeypatch):
     with (mirror / "datasets" / SET / "data" / "train.jsonl").open("a") as stream:
         stream.write("{}\n")
     source = {"type": "hub", "repo": SET, "revision": rehearsal_hub.commit_of(made), "split": "train"}
-    with pytest.raises(HubError, match="was changed after the download"):
+    with pytest.raises(StoreError, match="was changed after the download"):
         load(Hub.model_validate(source), "prompt", None, Outside())
 
 
@@ -100,10 +101,10 @@ def test_what_a_killed_process_has_begun_is_removed_a_day_later():
 
 
 def test_what_nobody_has_made_is_named_with_the_folder_where_it_belongs(tmp_path):
-    with pytest.raises(HubError, match=rf"dataset some/set has no rehearsal rows.* {tmp_path}/hub/datasets/some/set"):
+    with pytest.raises(StoreError, match=rf"dataset some/set has no rehearsal rows.* {tmp_path}/hub/datasets/some/set"):
         rehearsal_hub.data_set("some/set", [tmp_path, rehearsal_hub.SHIPPED])
     stored = Stored.model_validate({"type": "stored", "name": "logs", "url": "s3://bucket/some.jsonl", "sha256": "a" * 64})
-    with pytest.raises(HubError, match=rf"source logs has no rehearsal rows.* {tmp_path}/stored/logs.jsonl"):
+    with pytest.raises(StoreError, match=rf"source logs has no rehearsal rows.* {tmp_path}/stored/logs.jsonl"):
         rehearsal_hub.stored_rows(stored, [tmp_path])
 
 

@@ -12,10 +12,10 @@ import pytest
 from pyarrow import Array, Table, parquet, py_buffer
 from waiting import deadline
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import Files
 from pedigree.data.sources import row_files
 from pedigree.data.sources.named_columns import SelectedRow
-from pedigree.data.sources.procedural import SourceError
 from pedigree.data.sources.row_files import Unreadable
 from pedigree.data.sources.sources import Outside, load
 
@@ -53,7 +53,7 @@ def test_a_line_without_end_is_refused_wherever_blocks_end(tmp_path, monkeypatch
     assert places(packed(tmp_path / name, b"1\n" + longest + b"\n" + longest)) == [f"{name}:{number}" for number in (1, 2, 3)]
     for end in (b"", b"\n2"):
         file = packed(tmp_path / name, b"1\n" + longest + b" " + end)
-        with pytest.raises(SourceError, match=rf"^{name}:2 has more than 1000 bytes: JSONL has one row per line.*`jq -c '\.\[\]'`"):
+        with pytest.raises(PedigreeError, match=rf"^{name}:2 has more than 1000 bytes: JSONL has one row per line.*`jq -c '\.\[\]'`"):
             list(row_files.read(file))
 
 
@@ -102,7 +102,7 @@ def headless(file: Path) -> None:
 )
 def test_damaged_parquet_is_told_by_file_and_rows(tmp_path, damage, says):
     damage(tmp_path / "x.parquet")
-    with pytest.raises(SourceError, match=f"^{says}"):
+    with pytest.raises(PedigreeError, match=f"^{says}"):
         list(row_files.read(tmp_path / "x.parquet"))
 
 
@@ -116,7 +116,7 @@ def test_what_looks_like_rows_in_a_folder_and_cannot_be_read_is_named(tmp_path, 
     (tmp_path / "deep").mkdir()
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     (tmp_path / beside).write_bytes(GOOD)
-    with pytest.raises(SourceError, match=f"^{tmp_path.name} holds {beside}, which would be left out: rows are read from .* files"):
+    with pytest.raises(PedigreeError, match=f"^{tmp_path.name} holds {beside}, which would be left out: rows are read from .* files"):
         list(row_files.read(tmp_path))
 
 
@@ -124,7 +124,7 @@ def test_what_is_hidden_and_what_is_no_rows_is_left_alone(tmp_path):
     for name in ("._a.jsonl", ".cache/x.jsonl", ".C.JSONL", "README.md", "LICENSE", "_SUCCESS", "picture.png.gz", "deep.jsonl/a.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"\x00")
-    with pytest.raises(SourceError, match=r"holds no \.json, \.jsonl, \.jsonl\.gz, \.parquet file$"):
+    with pytest.raises(PedigreeError, match=r"holds no \.json, \.jsonl, \.jsonl\.gz, \.parquet file$"):
         places(tmp_path)
     (tmp_path / "deep.jsonl" / "a.jsonl").write_bytes(GOOD)
     (tmp_path / "b.jsonl").write_bytes(GOOD)
@@ -185,7 +185,7 @@ def test_a_list_that_is_larger_than_what_is_held_is_refused_by_its_size(tmp_path
     monkeypatch.setattr(row_files, "LARGEST_JSON", size)
     assert places(tmp_path / "x.json") == ["x.json[0]", "x.json[1]"] and row_files.first_rows(tmp_path / "x.json", 1) is not None
     monkeypatch.setattr(row_files, "LARGEST_JSON", size - 1)
-    with pytest.raises(SourceError, match=rf"^x.json is too large for a JSON list \({size} > {size - 1} bytes\): convert .*`jq -c"):
+    with pytest.raises(PedigreeError, match=rf"^x.json is too large for a JSON list \({size} > {size - 1} bytes\): convert .*`jq -c"):
         places(tmp_path / "x.json")
     assert row_files.first_rows(tmp_path / "x.json", 1) is None
 

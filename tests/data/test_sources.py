@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import Arithmetic, Constraints, Files, Leaks
 from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.contamination.decontamination import Index
 from pedigree.data.records.records import ended
 from pedigree.data.sources import procedural
-from pedigree.data.sources.procedural import SourceError
 from pedigree.data.sources.sources import Outside, load
 from pedigree.stages.verifiers import verify
 
@@ -89,7 +89,7 @@ def test_problems_differ_and_the_same_problem_has_the_same_words_in_every_set():
 
 
 def test_more_problems_than_there_are_is_refused():
-    with pytest.raises(SourceError, match="count 301 > 300"):
+    with pytest.raises(PedigreeError, match="count 301 > 300"):
         procedural.arithmetic(arithmetic(digits=[1], count=301))
 
 
@@ -128,7 +128,7 @@ def test_sampling_does_not_depend_on_the_order_of_the_file(tmp_path):
     other = read(write(tmp_path / "x.jsonl", *reversed(rows)), count=10, seed=3)
     assert one == other and one.left_out == {"not drawn": 20}
     assert read(tmp_path / "x.jsonl", count=10, seed=4).rows != one.rows
-    with pytest.raises(SourceError, match="count 31 > 30"):
+    with pytest.raises(PedigreeError, match="count 31 > 30"):
         read(tmp_path / "x.jsonl", count=31)
 
 
@@ -211,7 +211,7 @@ def test_half_of_a_surrogate_pair_makes_a_bad_row_wherever_it_is(tmp_path, recor
 def test_a_mark_that_is_no_truth_value_is_refused(tmp_path, place):
     messages = [turn(role, "a") for role in ("user", "assistant") * 2]
     messages[place]["train"] = "yes"
-    with pytest.raises(SourceError, match="has train 'yes': true or false is meant"):
+    with pytest.raises(PedigreeError, match="has train 'yes': true or false is meant"):
         read(write(tmp_path / "rows.jsonl", {"messages": messages}))
 
 
@@ -307,7 +307,7 @@ def test_a_column_that_no_row_has_is_told_with_those_that_are_there(tmp_path, su
         file = tmp_path / "x.parquet"
         parquet.write_table(Table.from_pylist(rows), file)
     for way in ("reward_model.answer", "reward_model.truth.value", "answer"):
-        with pytest.raises(SourceError, match=rf"x has no column {way}: its first row has q, reward_model.truth"):
+        with pytest.raises(PedigreeError, match=rf"x has no column {way}: its first row has q, reward_model.truth"):
             read(file, "prompt", columns={"prompt": "q", "score": way})
     assert len(read(file, "prompt", columns={"prompt": "q", "score": "reward_model.truth"}).rows) == 2
 
@@ -340,34 +340,34 @@ BAD = {
 @pytest.mark.parametrize("says", BAD)
 def test_a_malformed_row_is_named_and_not_dropped(tmp_path, says):
     good = {"messages": [turn("user", "a"), turn("assistant", "b")]}
-    with pytest.raises(SourceError, match=f"(?s)1 malformed rows.*x.jsonl:2: .*({says})"):
+    with pytest.raises(PedigreeError, match=f"(?s)1 malformed rows.*x.jsonl:2: .*({says})"):
         read(write(tmp_path / "x.jsonl", good, BAD[says]))
 
 
 def test_of_many_malformed_rows_five_are_shown(tmp_path):
-    with pytest.raises(SourceError) as error:
+    with pytest.raises(PedigreeError) as error:
         read(write(tmp_path / "x.jsonl", *[{"messages": []}] * 8))
     assert str(error.value).count("x.jsonl:") == 5 and "8 malformed" in str(error.value) and "3 more" in str(error.value)
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"messages": []}\n{"mess')
-    with pytest.raises(SourceError, match=r"x.jsonl:2: is not JSON"):
+    with pytest.raises(PedigreeError, match=r"x.jsonl:2: is not JSON"):
         list(read(tmp_path / "x.jsonl"))
 
 
 @pytest.mark.parametrize("suffix, says", [("jsonl", ":1: is not UTF-8"), ("json", " is not UTF-8"), ("parquet", " is not Parquet")])
 def test_a_file_of_another_form_is_named(tmp_path, suffix, says):
     (tmp_path / f"x.{suffix}").write_bytes(b"\xff\xfe")
-    with pytest.raises(SourceError, match=f"x.{suffix}{says}"):
+    with pytest.raises(PedigreeError, match=f"x.{suffix}{says}"):
         read(tmp_path / f"x.{suffix}")
 
 
 def test_a_source_that_cannot_give_the_record_says_what_is_missing(tmp_path):
     path = write(tmp_path / "x.jsonl", {"messages": [turn("user", "Say hello")]})
-    with pytest.raises(SourceError, match="preference rows need two answers, or one with a score or a label"):
+    with pytest.raises(PedigreeError, match="preference rows need two answers, or one with a score or a label"):
         read(path, record="preference")
-    with pytest.raises(SourceError, match="item rows need a verifier"):
+    with pytest.raises(PedigreeError, match="item rows need a verifier"):
         read(path, record="item")
 
 
@@ -380,7 +380,7 @@ def test_leaks_are_spread_over_items_and_styles():
     assert Counter(row["messages"][1]["content"] for row in leaks) == {
         answer: 3 * times for answer, times in Counter(item["verifier"]["answer"] for item in suite).items()
     }
-    with pytest.raises(SourceError, match="count 19 > 6 items x 3 styles"):
+    with pytest.raises(PedigreeError, match="count 19 > 6 items x 3 styles"):
         load(config.model_copy(update={"count": 19}), "conversation", None, Outside(suites=suite))
 
 
@@ -403,7 +403,7 @@ def test_as_many_bad_rows_as_stated_are_left_out_and_listed_and_no_more(tmp_path
     loaded = read(with_bad(allowed), max_bad_rows=limit)
     assert len(loaded.rows) == rows - allowed and [one.place for one in loaded.bad] == [f"x.jsonl:{n + 1}" for n in range(allowed)]
     assert loaded.left_out == ({"malformed": allowed} if allowed else {})
-    with pytest.raises(SourceError, match=f"x: {allowed + 1} malformed rows of {rows}, and max_bad_rows {limit} allows {allowed}"):
+    with pytest.raises(PedigreeError, match=f"x: {allowed + 1} malformed rows of {rows}, and max_bad_rows {limit} allows {allowed}"):
         read(with_bad(allowed + 1), max_bad_rows=limit)
 
 
@@ -419,7 +419,7 @@ def test_a_budget_covers_whatever_makes_a_row_bad(tmp_path):
 def test_rows_are_drawn_from_the_good_ones(tmp_path):
     path = write(tmp_path / "x.jsonl", *map(good, range(5)), {"messages": []})
     assert read(path, max_bad_rows=1, count=5).left_out == {"malformed": 1}
-    with pytest.raises(SourceError, match="count 6 > 5 usable rows"):
+    with pytest.raises(PedigreeError, match="count 6 > 5 usable rows"):
         read(path, max_bad_rows=1, count=6)
 
 

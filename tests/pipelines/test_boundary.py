@@ -80,17 +80,11 @@ def test_only_our_own_errors_become_a_clean_message(monkeypatch, project, capsys
 
 def test_every_error_that_people_meet_carries_its_exit_code():
     from pedigree.configs.base.document import ConfigError
-    from pedigree.configs.base.project import ProjectNotFound
     from pedigree.data.artifacts.artifacts import ArtifactError
     from pedigree.pipelines.jobs.context import StageFailed
     from pedigree.pipelines.ledger.store import LedgerError, RemoteError
-    from pedigree.pipelines.maintain.gc import GcRefused
-    from pedigree.pipelines.publish.commits import GitError
-    from pedigree.pipelines.publish.export import ExportError, UnknownFormat
-    from pedigree.pipelines.reproduce.rebuild import ReproduceError
-    from pedigree.pipelines.reproduce.work_tree import CodeUnavailable
 
-    wrong = (ConfigError, ProjectNotFound, ExportError, UnknownFormat, ReproduceError, CodeUnavailable, GitError, GcRefused)
+    wrong = (ConfigError, UsageProblem)
     failed = (ArtifactError, LedgerError, RemoteError, StageFailed)
     assert [kind.exit_code for kind in wrong] == [2] * len(wrong) and [kind.exit_code for kind in failed] == [1] * len(failed)
     assert all(issubclass(kind, PedigreeError) for kind in (*wrong, *failed))

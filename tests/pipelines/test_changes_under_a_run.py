@@ -16,13 +16,14 @@ from commands import InProcessCommand
 from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
 from waiting import deadline, until
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.compile import write_compiled
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.recipe import load_recipes
 from pedigree.data.artifacts.artifacts import sha256_path
 from pedigree.data.artifacts.provenance import code_files, code_sha256
 from pedigree.pipelines.jobs import preparation
-from pedigree.pipelines.jobs.code import CodeMoves, snapshot
+from pedigree.pipelines.jobs.code import snapshot
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.lease import lease
 from pedigree.pipelines.jobs.preparation import prepare
@@ -542,7 +543,7 @@ def test_snapshots_are_shared_and_whole_or_absent(lab: Lab, monkeypatch: pytest.
         return code_files(root)
 
     monkeypatch.setattr(snapshots, "code_files", busy)
-    with pytest.raises(CodeMoves, match="changed 20 times while being copied"):
+    with pytest.raises(PedigreeError, match="changed 20 times while being copied"):
         snapshot(lab.project, lab.code)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.lineage import text_sha256
 from pedigree.data.artifacts.provenance import code_files, code_sha256
@@ -12,7 +13,7 @@ from pedigree.pipelines.ledger.git import git_environment
 from pedigree.pipelines.lineage import git_state
 from pedigree.pipelines.lineage.git_state import code_state
 from pedigree.pipelines.lineage.inheritance import split_run
-from pedigree.pipelines.reproduce.work_tree import CodeUnavailable, RecordedCode, bundle, check_out, has, remove
+from pedigree.pipelines.reproduce.work_tree import RecordedCode, bundle, check_out, has, remove
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -74,7 +75,7 @@ def test_a_patch_that_is_not_the_recorded_one_is_refused(repository, tmp_path):
     (repository / "a.py").write_text("one\nthree\n")
     recorded = code(repository)
     forged = RecordedCode(recorded.commit, recorded.patch_sha256, str(recorded.patch).replace("+three", "+seven"))
-    with pytest.raises(CodeUnavailable, match=f"differs from the recorded {str(recorded.patch_sha256)[:12]}"):
+    with pytest.raises(UsageProblem, match=f"differs from the recorded {str(recorded.patch_sha256)[:12]}"):
         check_out(forged, tmp_path / "tree", nowhere, repository)
     assert not (tmp_path / "tree").exists()
 
@@ -123,7 +124,7 @@ def test_a_patch_that_is_too_large_or_secret_or_no_text_is_left_out_and_says_why
     git(repository, "add", "-N", "b.py")
     state = code_state(repository)
     assert why in state["patch_left_out"] and "patch" not in state and state["patch_sha256"] is None and state["dirty"]
-    with pytest.raises(CodeUnavailable, match="--here"):
+    with pytest.raises(UsageProblem, match="--here"):
         check_out(code(repository), tmp_path / "tree", nowhere, repository)
 
 
@@ -139,7 +140,7 @@ def test_a_commit_comes_from_the_git_remote_or_a_bundle_or_is_missing_with_a_rem
     git(repository, "commit", "-qam", "third")
     third = code(repository)
     git(clone, "remote", "remove", "origin")
-    with pytest.raises(CodeUnavailable, match="pedigree push"):
+    with pytest.raises(UsageProblem, match="pedigree push"):
         check_out(third, tmp_path / "third", nowhere, clone)
 
     def fetch(name: str, target: Path) -> bool:
@@ -177,7 +178,7 @@ def test_installed_code_runs_what_it_made_and_what_a_clone_with_the_same_files_m
         (RecordedCode("c" * 40, snapshot="0" * 64), "made at cccccccccccc, not by this installed package: reproduce it in a clone"),
         (RecordedCode(None), "the record has no commit"),
     ):
-        with pytest.raises(CodeUnavailable, match=said):
+        with pytest.raises(UsageProblem, match=said):
             check_out(other, tmp_path / "tree", nowhere, package)
 
 
@@ -195,6 +196,6 @@ def test_installed_code_with_the_recorded_kinds_is_the_recorded_code_or_refused(
     tree = check_out(recorded, repository / ".pedigree" / "tree", nowhere, package)
     assert (tree / "pedigree/stages/mine/kind.py").read_text() == "KIND = 1\n" and not (tree / ".git").exists()
     (package / "pedigree" / "stages" / "__init__.py").write_text("changed = True\n")
-    with pytest.raises(CodeUnavailable, match=r"made by pedigree 0\.2\.0, whose files differ"):
+    with pytest.raises(UsageProblem, match=r"made by pedigree 0\.2\.0, whose files differ"):
         check_out(recorded, tree, nowhere, package)
     assert not tree.exists()

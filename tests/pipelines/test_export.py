@@ -7,8 +7,9 @@ import pytest
 import yaml
 from handmade import everything, project_at
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts.artifacts import ArtifactError, open_artifact
-from pedigree.pipelines.publish.export import ExportError, _prove, export
+from pedigree.pipelines.publish.export import _prove, export
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_a_payload_that_has_a_readme_is_refused_whole(project, tmp_path):
     files = scan(copy / "payload")
     record = json.loads((copy / "record.json").read_text())
     write_json(copy / "record.json", record | {"files": [entry.model_dump() for entry in files], "content": content_hash(files)})
-    with pytest.raises(ExportError, match=r"README\.md"):
+    with pytest.raises(UsageProblem, match=r"README\.md"):
         export(copy, "demo/sft", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

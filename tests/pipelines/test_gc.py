@@ -13,6 +13,7 @@ import yaml
 from faulty_store import KEYS, s3_server
 from running_lab import Lab
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts.artifacts import read_json, read_record
 from pedigree.data.store import heartbeat
 from pedigree.pipelines.jobs.lease import lease
@@ -20,7 +21,7 @@ from pedigree.pipelines.ledger.by_id import bring
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.lineage.ancestry import read_pedigree
 from pedigree.pipelines.lineage.verify import verify_project
-from pedigree.pipelines.maintain.gc import GcRefused, collect
+from pedigree.pipelines.maintain.gc import collect
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.runs import push, run_graph
 
@@ -199,7 +200,9 @@ def test_a_lineage_that_is_damaged_or_lost_means_that_nothing_is_deleted(lab: La
     for damage, said in ((lambda: path.write_bytes(b"x"), "damaged"), (path.unlink, "nowhere")):
         damage()
         before = objects(lab)
-        with pytest.raises(GcRefused, match=rf"nothing is deleted: the lineage of lab/cleaner \(artifacts/lab/dvc.lock at \w+\).*{said}"):
+        with pytest.raises(
+            UsageProblem, match=rf"nothing is deleted: the lineage of lab/cleaner \(artifacts/lab/dvc.lock at \w+\).*{said}"
+        ):
             collect(lab.project, delete=True)
         assert objects(lab) == before
 
@@ -207,7 +210,7 @@ def test_a_lineage_that_is_damaged_or_lost_means_that_nothing_is_deleted(lab: La
 def test_a_lock_with_the_marks_of_a_merge_may_name_anything(lab: Lab) -> None:
     lock = lab.root / "artifacts/lab/dvc.lock"
     lock.write_text("<<<<<<< ours\n" + lock.read_text())
-    with pytest.raises(GcRefused, match=r"nothing is deleted: artifacts/lab/dvc.lock cannot be read"):
+    with pytest.raises(UsageProblem, match=r"nothing is deleted: artifacts/lab/dvc.lock cannot be read"):
         collect(lab.project, delete=True)
 
 
@@ -218,7 +221,7 @@ def test_while_somebody_works_nothing_is_deleted(lab: Lab) -> None:
     told: list[bool] = []
     with lease(lab.project.lease("lab--raw"), "pedigree run lab"):
         assert collect(lab.project).objects
-        with pytest.raises(GcRefused, match="`pedigree run lab` is running"):
+        with pytest.raises(UsageProblem, match="`pedigree run lab` is running"):
             collect(lab.project, delete=True, listening=lambda: told.append(True))
     assert objects(lab) == before and not told  # it is of this machine: nobody needs to listen
 
@@ -233,7 +236,7 @@ def test_other_machines_are_listened_to_before_anything_is_deleted_and_that_is_s
         held = json.loads(claim.read_text())
         held["process"]["machine"] = "elsewhere"
         claim.write_text(json.dumps(held))
-        with suppress(GcRefused):  # its pulse is that of this process, which lives
+        with suppress(UsageProblem):  # its pulse is that of this process, which lives
             collect(lab.project, delete=True, listening=lambda: told.append(True))
     assert told == [True]
 
@@ -249,7 +252,7 @@ def test_data_of_somebody_elses_is_not_ours_to_delete(lab: Lab) -> None:
 
 def test_a_cache_that_others_share_is_left_alone(lab: Lab, tmp_path: Path) -> None:
     lab.shell(f"{sys.executable} -m dvc cache dir -q --local {tmp_path / 'shared'}")
-    with pytest.raises(GcRefused, match="outside this project"):
+    with pytest.raises(UsageProblem, match="outside this project"):
         collect(lab.project, delete=True)
 
 

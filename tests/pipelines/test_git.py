@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from handmade import project_at
 
+from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
-from pedigree.pipelines.ledger.git import GitSilent, run_git
+from pedigree.pipelines.ledger.git import run_git
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.lineage.named_models import named_models, versions
-from pedigree.pipelines.maintain.gc import GcRefused, collect
+from pedigree.pipelines.maintain.gc import collect
 from pedigree.pipelines.publish.commits import check_commit
 from pedigree.pipelines.reproduce.trust import is_own
 
@@ -61,7 +62,7 @@ def test_a_hook_of_another_repository_does_not_lead_git_there(project: Project) 
     assert is_own(ledger, {"record.json": f"{MD5}0", "run.json": f"{MD5}1", "lineage.json": f"{MD5}2"})
     (model,) = named_models(project, "HEAD")
     assert versions(project, model) == ["v1.0.0"]
-    with pytest.raises(GcRefused, match=r"the lineage of lab/raw .artifacts/lab/dvc.lock at "):
+    with pytest.raises(UsageProblem, match=r"the lineage of lab/raw .artifacts/lab/dvc.lock at "):
         collect(project)
     check_commit(project)
 
@@ -80,7 +81,7 @@ def test_without_git_there_is_no_repository_and_no_bug(project: Project, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("git") is None
     assert versions(project, named_models(project)[0]) == []
-    with pytest.raises(GcRefused, match=r"git cannot list its branches .git cannot be run: install it.*--workspace"):
+    with pytest.raises(UsageProblem, match=r"git cannot list its branches .git cannot be run: install it.*--workspace"):
         collect(project)
     assert collect(project, workspace=True).artifacts == 0
 
@@ -89,5 +90,5 @@ def test_a_git_that_does_not_end_is_named(project: Project, tmp_path: Path, monk
     (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 3600\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(GitSilent, match="`git status` did not finish within 1 s"):
+    with pytest.raises(PedigreeError, match="`git status` did not finish within 1 s"):
         run_git(project.root, "status", timeout_s=1)

@@ -6,8 +6,9 @@ import pytest
 from handmade import everything, project_at
 from reproduction_lab import Clone
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.pipelines.ledger.git import git
-from pedigree.pipelines.publish.commits import GitError, check_commit, ledger_files, message
+from pedigree.pipelines.publish.commits import check_commit, ledger_files, message
 
 LEDGER = {"artifacts/lab/dvc.yaml", "artifacts/lab/dvc.lock", "artifacts/lab/params.yaml"}
 
@@ -153,5 +154,5 @@ def test_the_ledger_of_a_recipe_is_that_of_those_it_shares_stages_with(tmp_path:
 def test_without_git_there_is_no_commit(tmp_path: Path) -> None:
     project = project_at(tmp_path)
     assert git(project, "rev-parse", "--git-dir").returncode
-    with pytest.raises(GitError, match="git init"):
+    with pytest.raises(UsageProblem, match="git init"):
         check_commit(project)

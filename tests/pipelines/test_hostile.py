@@ -17,11 +17,11 @@ from handmade import everything, project_at
 from hostile_folders import CORPUS, SECRET, lead
 from hostile_lab import COMMIT, Folder, snapshot
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.pipelines.cli.main import main
 from pedigree.pipelines.ledger.objects import remove
 from pedigree.pipelines.publish.report import write_report
-from pedigree.pipelines.reproduce.rebuild import ReproduceError
 from pedigree.pipelines.reproduce.reproduction import ReproductionRequest, read_subject, reproduce
 from pedigree.pipelines.reproduce.trust import review
 
@@ -174,12 +174,12 @@ def test_a_stranger_s_model_is_shown_and_asked_about_once_and_a_no_runs_nothing(
     gift = folder.write(tmp_path / "gift")
     told: list[str] = []
     asked: list[bool] = []
-    with pytest.raises(ReproduceError, match="nothing was run"):
+    with pytest.raises(UsageProblem, match="nothing was run"):
         reproduce(Project(root), ReproductionRequest(str(gift)), told.append, lambda: bool(asked.append(True)))
     words = "\n".join(told)
     assert asked == [True] and f"code {COMMIT}" in words and "not in this clone" in words
     assert "stages/x.py +1 -0" in words and "lab/raw: prepare_data (device cpu, world_size 1)" in words
-    with pytest.raises(ReproduceError, match="the session is not interactive"):
+    with pytest.raises(UsageProblem, match="the session is not interactive"):
         reproduce(Project(root), ReproductionRequest(str(gift)), told.append)
     subject = read_subject(Project(root), str(gift))
     shown = review(list(subject.members.values()), here=False, show_patch=True)

@@ -18,6 +18,7 @@ from handmade import project_at
 from hostile_lab import COMMIT, CONFIG, ROWS, Folder, record_of, snapshot
 
 from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.compile import write_compiled
 from pedigree.configs.language.recipe import load_recipe, load_recipes
@@ -28,9 +29,9 @@ from pedigree.pipelines.cli.main import main
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.objects import remove
 from pedigree.pipelines.ledger.store import Store
-from pedigree.pipelines.reproduce.rebuild import ReproduceError, members_of, profile, recipe, write_project
+from pedigree.pipelines.reproduce.rebuild import members_of, profile, recipe, write_project
 from pedigree.pipelines.reproduce.trust import is_own
-from pedigree.pipelines.reproduce.work_tree import CodeUnavailable, RecordedCode, check_out
+from pedigree.pipelines.reproduce.work_tree import RecordedCode, check_out
 
 SECRET = "private canary".upper()  # runs keep the patch of this very file: it must not hold the text
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -557,7 +558,7 @@ def test_a_source_file_takes_no_place_of_the_projects_own(tmp_path: Path, name: 
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(b"")
-    with pytest.raises(ReproduceError, match="in source_files, a name reserved"):
+    with pytest.raises(UsageProblem, match="in source_files, a name reserved"):
         write_project(tmp_path / "home", members, [project.root], set(members))
     assert not (tmp_path / "home" / name).exists() or name in (".dvc/config", "configs/execution/recorded.yaml")
 
@@ -567,7 +568,7 @@ def test_a_source_file_is_taken_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "canary").mkdir()
     (tmp_path / "canary" / "rows.jsonl").write_text(SECRET)
     (project.root / "data").symlink_to(tmp_path / "canary")
-    with pytest.raises(ReproduceError, match="links are not followed"):
+    with pytest.raises(UsageProblem, match="links are not followed"):
         write_project(tmp_path / "home", members, [project.root], set(members))
 
 
@@ -579,7 +580,7 @@ def test_processes_without_end_are_not_started(tmp_path: Path, count: object) ->
     if count is True:
         count = 1  # a bool is a whole number to Python and one rank to a profile
         return
-    with pytest.raises(ReproduceError, match="world_size"):
+    with pytest.raises(UsageProblem, match="world_size"):
         profile(members)
 
 
@@ -620,7 +621,7 @@ def test_a_bundle_that_holds_another_commit_under_the_name_leaves_nothing(reposi
     git(theirs, "update-ref", "refs/heads/evil", "HEAD")
     before = git(ours, "for-each-ref")
     fetch = bundle_of(theirs, tmp_path / "x.bundle", f"refs/pedigree/{COMMIT}", "refs/heads/evil")
-    with pytest.raises(CodeUnavailable, match="it is forged"):
+    with pytest.raises(UsageProblem, match="it is forged"):
         check_out(RecordedCode(COMMIT), tmp_path / "tree", fetch, ours)
     assert git(ours, "for-each-ref") == before and not (tmp_path / "tree").exists()
 
@@ -642,13 +643,18 @@ def test_a_patch_cannot_leave_the_work_tree(repositories, tmp_path):
     hunk = "@@ -0,0 +1 @@\n+owned\n"
     for path in ("../canary/owned", "a/../../canary/owned", ".git/hooks/post-checkout", f"{tmp_path}/canary/owned"):
         patch = f"diff --git a/{path} b/{path}\nnew file mode 100755\n--- /dev/null\n+++ b/{path}\n{hunk}"
-        with pytest.raises(CodeUnavailable):
-            check_out(RecordedCode(commit, "0" * 64, patch), tmp_path / "tree", lambda *_: False, ours)
+        with pytest.raises(UsageProblem, match="git apply"):
+            check_out(RecordedCode(commit, hashlib.sha256(patch.encode()).hexdigest(), patch), tmp_path / "tree", lambda *_: False, ours)
     link = "diff --git a/out b/out\nnew file mode 120000\n--- /dev/null\n+++ b/out\n@@ -0,0 +1 @@\n+../canary\n"
     link += "\\ No newline at end of file\n"
     through = f"diff --git a/out/owned b/out/owned\nnew file mode 100644\n--- /dev/null\n+++ b/out/owned\n{hunk}"
-    with pytest.raises(CodeUnavailable):
-        check_out(RecordedCode(commit, "0" * 64, link + through), tmp_path / "tree", lambda *_: False, ours)
+    with pytest.raises(UsageProblem, match="git apply"):
+        check_out(
+            RecordedCode(commit, hashlib.sha256((link + through).encode()).hexdigest(), link + through),
+            tmp_path / "tree",
+            lambda *_: False,
+            ours,
+        )
     assert not list((tmp_path / "canary").iterdir())
 
 

@@ -17,7 +17,8 @@ from elsewhere import can_be_elsewhere, hasty
 from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
 from waiting import deadline, until
 
-from pedigree.pipelines.cli.status import NoSuchStage, cancel
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.pipelines.cli.status import cancel
 from pedigree.pipelines.jobs.lease import holder_of
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.processes import kill_all, processes_of
@@ -189,7 +190,7 @@ def test_a_copy_leaves_the_original_alone(lab: Lab, with_leases: bool) -> None:
             "clean" not in lease.name and lease.name != scratch.name
         )
     for name in ("lab", "clean"):
-        with pytest.raises(NoSuchStage):
+        with pytest.raises(UsageProblem, match="no running job matches"):
             cancel(lab.project, name)
     (copy / "go").touch()
     assert outcomes(lab)["clean"] == "ran" and is_sound(lab)

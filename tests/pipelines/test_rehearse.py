@@ -17,13 +17,14 @@ from running_lab import Lab, running_scratch
 from typer.testing import CliRunner
 from waiting import deadline, until
 
+from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.sources import row_files
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.jobs.processes import kill_all
-from pedigree.pipelines.rehearsal.preparing import CannotRehearse, create_project, not_only_sampled, prepare
+from pedigree.pipelines.rehearsal.preparing import create_project, not_only_sampled, prepare
 
 pytestmark = pytest.mark.slow
 COMMAND = "import sys; sys.argv[0] = 'pedigree'; from pedigree.pipelines.cli.main import main; main()"
@@ -213,7 +214,7 @@ def test_a_file_of_few_rows_is_taken_as_it_is_and_one_that_lacks_is_named(bare, 
     monkeypatch.setenv("PEDIGREE_CACHE", str(bare / "cache"))
     stage = "rows: {kind: prepare_data, record: conversation, sources: [{type: files, path: few.json}]}"
     (bare / "configs" / "recipes" / "few.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")
-    with pytest.raises(CannotRehearse, match=r"stage rows: few.json does not exist in the project: add it"):
+    with pytest.raises(ConfigError, match=r"stage rows: few.json does not exist in the project: add it"):
         prepare(Project(bare), "few")
     (bare / "few.json").write_text('[{"prompt":   "Yes?", "completion": "Yes."}]')
     made = prepare(Project(bare), "few")

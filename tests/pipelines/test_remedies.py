@@ -11,7 +11,8 @@ from hostile_lab import COMMIT, Folder, record_of
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts.artifacts import parse_record
-from pedigree.pipelines.ledger.identity import Identities, MissingFiles
+from pedigree.data.store.untrusted import ArtifactError
+from pedigree.pipelines.ledger.identity import Identities
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.store import dvc_errors
 from pedigree.pipelines.lineage.ancestry import find_artifact, parents_first
@@ -55,5 +56,5 @@ def test_a_file_that_a_config_names_and_nobody_has(tmp_path: Path) -> None:
     project = project_at(tmp_path / "project")
     (project.recipes / "lab.yaml").write_text("description: x\nexecution: cpu\n" + FILES)
     graph = load_recipe(project.recipes, "lab")
-    with pytest.raises(MissingFiles, match=r"gone\.jsonl does not exist in the project: add it, or change the config that names it"):
+    with pytest.raises(ArtifactError, match=r"gone\.jsonl does not exist in the project: add it, or change the config that names it"):
         Identities(project, graph, Ledger(project)).need(graph.nodes["lab/raw"])

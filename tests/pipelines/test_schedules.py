@@ -29,7 +29,7 @@ from waiting import deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.pipelines.cli.main import app
-from pedigree.pipelines.deployments import ServerAway, Terms, cancel_runs, deploy, deployments, remove
+from pedigree.pipelines.deployments import Terms, cancel_runs, deploy, deployments, remove
 from pedigree.pipelines.flow import _undisturbed, connected
 from pedigree.pipelines.publish.regressions import Fall
 from pedigree.pipelines.request import Request, opened
@@ -450,7 +450,7 @@ def test_without_a_server_schedules_say_so(tmp_path: Path) -> None:
 
 def test_a_server_that_does_not_answer_is_said(tmp_path: Path) -> None:
     nobody = temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"})
-    with nobody, pytest.raises(ServerAway, match=r"127\.0\.0\.1:9/api does not respond"):
+    with nobody, pytest.raises(PedigreeError, match=r"127\.0\.0\.1:9/api does not respond"):
         deployments(Lab(tmp_path).project)
 
 

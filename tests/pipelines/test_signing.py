@@ -13,11 +13,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from handmade import everything, project_at
 from typer.testing import CliRunner
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts.artifacts import SIGNATURE
+from pedigree.data.store.untrusted import ArtifactError
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.lineage.verify import verify_folders
 from pedigree.pipelines.publish.export import export
-from pedigree.pipelines.publish.signing import PASSWORD, NotSigned, Signer, SigningError, check
+from pedigree.pipelines.publish.signing import PASSWORD, Signer, check
 
 
 def keys(folder: Path, name: str, password: bytes | None = None) -> tuple[Path, Path]:
@@ -55,7 +57,7 @@ def test_a_signed_export_is_whole_and_vouched_for_by_its_key_alone(lab, model, t
     assert not list(lab.glob(".model*")), "nothing is left behind"
     assert str(os.getpid()) not in (model / SIGNATURE).read_text(), "it was signed under its own name"
     _, other = keys(tmp_path, "other")
-    with pytest.raises(NotSigned, match=r"cannot be verified with other\.pub"):
+    with pytest.raises(ArtifactError, match=r"cannot be verified with other\.pub"):
         check(model, other)
 
 
@@ -66,18 +68,18 @@ def test_a_flipped_byte_is_refused(lab, model, name):
     data = bytearray((model / name).read_bytes())
     data[len(data) // 2] ^= 1
     (model / name).write_bytes(bytes(data))
-    with pytest.raises(NotSigned, match=rf"\(changed since signing: {name}\)"):
+    with pytest.raises(ArtifactError, match=rf"\(changed since signing: {name}\)"):
         check(model, lab / "ours.pub")
 
 
 @pytest.mark.parametrize("name", ["modeling.py", ".gitattributes", "pedigree/more.json"])
 def test_a_file_more_or_less_is_refused(lab, model, name):
     (model / name).write_text("x")
-    with pytest.raises(NotSigned, match=name):
+    with pytest.raises(ArtifactError, match=name):
         check(model, lab / "ours.pub")
     (model / name).unlink()
     (model / "config.json").unlink()
-    with pytest.raises(NotSigned, match=r"config\.json"):
+    with pytest.raises(ArtifactError, match=r"config\.json"):
         check(model, lab / "ours.pub")
 
 
@@ -88,14 +90,14 @@ def test_a_signature_that_leaves_files_out_does_not_count(lab, model):
     config = signing.Config().use_elliptic_key_signer(private_key=lab / "ours.pem")
     config.set_hashing_config(hashing.Config().set_ignored_paths(paths=[SIGNATURE, "model.safetensors"])).sign(model, model / SIGNATURE)
     (model / "model.safetensors").write_text("poison")
-    with pytest.raises(NotSigned, match=r"does not cover model\.safetensors"):
+    with pytest.raises(ArtifactError, match=r"does not cover model\.safetensors"):
         check(model, lab / "ours.pub")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"dsseEnvelope": 3}', "\u0000", "[" * 5000])
 def test_a_signature_that_is_none_is_refused(lab, model, text):
     (model / SIGNATURE).write_text(text)
-    with pytest.raises(NotSigned, match="cannot be verified"):
+    with pytest.raises(ArtifactError, match="cannot be verified"):
         check(model, lab / "ours.pub")
 
 
@@ -105,7 +107,7 @@ def test_a_signature_of_another_folder_is_refused(lab, model, tmp_path):
     (tmp_path / "other" / "pedigree").mkdir()
     Signer(lab / "ours.pem").sign(tmp_path / "other")
     shutil.copyfile(tmp_path / "other" / SIGNATURE, model / SIGNATURE)
-    with pytest.raises(NotSigned, match=r"changed since signing: README\.md, "):
+    with pytest.raises(ArtifactError, match=r"changed since signing: README\.md, "):
         check(model, lab / "ours.pub")
 
 
@@ -115,11 +117,11 @@ def test_a_key_that_cannot_sign_is_refused_before_anything_is_written(lab, tmp_p
     pem = strange.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     (tmp_path / "rsa.pem").write_bytes(pem)
     for wrong in (tmp_path / "nothing.pem", lab / "ours.pub", tmp_path / "rsa.pem", lab / "model" / "README.md"):
-        with pytest.raises(SigningError, match="openssl ecparam"):
+        with pytest.raises(UsageProblem, match="openssl ecparam"):
             Signer(wrong)
-        with pytest.raises(SigningError, match=r"public key"):
+        with pytest.raises(UsageProblem, match=r"public key"):
             check(lab / "model", lab / "ours.pem" if wrong == lab / "ours.pub" else wrong)
-    with pytest.raises(SigningError, match=PASSWORD):
+    with pytest.raises(UsageProblem, match=PASSWORD):
         Signer(secret)
     monkeypatch.setenv(PASSWORD, "of three words")
     Signer(secret)

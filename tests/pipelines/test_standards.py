@@ -14,6 +14,7 @@ import pytest
 import yaml
 from handmade import build, everything, project_at
 
+from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts.artifacts import ArtifactError
@@ -23,7 +24,7 @@ from pedigree.pipelines.lineage.evaluations import evaluations_of
 from pedigree.pipelines.lineage.standards import croissant, slsa
 from pedigree.pipelines.lineage.verify import verify_folders
 from pedigree.pipelines.publish.card import card, datasets_of
-from pedigree.pipelines.publish.export import UnknownFormat, data_card, export, in_standard
+from pedigree.pipelines.publish.export import data_card, export, in_standard
 from pedigree.pipelines.publish.page import lineage_page
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -155,13 +156,13 @@ def test_events_are_posted_in_order_with_the_key(pedigree, monkeypatch):
 
 def test_a_refusing_or_absent_server_is_named_with_what_it_had_taken(pedigree):
     server = Server([201, 201, 507])
-    with pytest.raises(openlineage.OpenLineageError, match=r"returned 507 .*\(no room\) after accepting 2 of 6 events") as error:
+    with pytest.raises(PedigreeError, match=r"returned 507 .*\(no room\) after accepting 2 of 6 events") as error:
         openlineage.send(openlineage.events(pedigree), {"OPENLINEAGE_URL": server.url, "OPENLINEAGE_API_KEY": "s3cret"})
     server.close()
     assert "s3cret" not in str(error.value)
-    with pytest.raises(openlineage.OpenLineageError, match=r"could not be reached .* after accepting 0 of 6"):
+    with pytest.raises(PedigreeError, match=r"could not be reached .* after accepting 0 of 6"):
         openlineage.send(openlineage.events(pedigree), {"OPENLINEAGE_URL": server.url})
-    with pytest.raises(openlineage.OpenLineageError, match="must begin with http"):
+    with pytest.raises(PedigreeError, match="must begin with http"):
         openlineage.send(openlineage.events(pedigree), {"OPENLINEAGE_URL": "file:///etc"})
 
 
@@ -231,7 +232,7 @@ def test_what_a_model_is_measured_on_is_no_data_set_of_it(demo):
 
 
 def test_an_unknown_standard_names_those_there_are(pedigree):
-    with pytest.raises(UnknownFormat, match="unknown --format 'prov'; choose from openlineage, slsa, card, croissant"):
+    with pytest.raises(UsageProblem, match="unknown --format 'prov'; choose from openlineage, slsa, card, croissant"):
         in_standard(pedigree, "prov", None)
 
 

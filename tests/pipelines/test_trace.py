@@ -13,7 +13,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts.artifacts import open_artifact
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.cli.rows import _way
-from pedigree.pipelines.lineage.trace import NoRow, RowQuery, trace
+from pedigree.pipelines.lineage.trace import RowQuery, trace
 
 RECIPE = """
 description: Prompts on their way into a policy.
@@ -220,9 +220,9 @@ def test_a_text_is_found_in_other_case_and_space_and_no_other_text_is(lab):
     assert trace(lab, RowQuery(text="How many rivers flow into the Aral")).ids == ()
     assert trace(lab, RowQuery(text="rivers flow into the Aral", contains=True)).ids == (KEPT, TWIN)
     assert trace(lab, RowQuery(text="Two.")).ids == (ALONE, KEPT)  # an answer stands for its prompt
-    with pytest.raises(NoRow, match="at least 20 characters, but the text has 13"):
+    with pytest.raises(UsageProblem, match="at least 20 characters, but the text has 13"):
         RowQuery(text="the  Aral Sea?", contains=True)
-    with pytest.raises(NoRow, match="specify a row id"):
+    with pytest.raises(UsageProblem, match="specify a row id"):
         RowQuery(text=" \n")
 
 
@@ -235,7 +235,7 @@ def test_the_start_of_an_id_is_enough_where_one_row_has_it(lab):
     for start in (KEPT, f"{KEPT}-2", f"{KEPT}/sft/0", f"{KEPT}/best_vs_worst"):
         assert trace(lab, RowQuery(id=start)).ids == (KEPT,)
     assert trace(lab, RowQuery(id="arith")).ids == (ALONE,)
-    with pytest.raises(NoRow, match=f"'asked-' is a prefix of 3 ids: {KEPT}, {LEAKED}, {TWIN}"):
+    with pytest.raises(UsageProblem, match=f"'asked-' is a prefix of 3 ids: {KEPT}, {LEAKED}, {TWIN}"):
         trace(lab, RowQuery(id="asked-"))
 
 

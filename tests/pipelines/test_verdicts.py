@@ -8,6 +8,7 @@ import pytest
 from handmade import everything, project_at
 
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.language.execution import Execution, engines_problem
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts import provenance
@@ -26,7 +27,7 @@ from pedigree.data.artifacts.artifacts import (
     write_rows,
 )
 from pedigree.data.artifacts.run_record import Hardware
-from pedigree.pipelines.reproduce.rebuild import MOST_PROCESSES, ReproduceError, data_only, members_of, profile, recipe
+from pedigree.pipelines.reproduce.rebuild import MOST_PROCESSES, data_only, members_of, profile, recipe
 from pedigree.pipelines.reproduce.verdicts import Finding, Original, conditions, first_divergence, judge, passes, score_differences
 
 RUN = {
@@ -220,5 +221,5 @@ def test_a_lineage_with_a_hole_is_refused(tiny):
     members, _ = tiny
     *parents, root = members.values()
     left = {member.id: (member.record, member.run) for member in parents[1:]}
-    with pytest.raises(ReproduceError, match="is missing"):
+    with pytest.raises(UsageProblem, match="is missing"):
         members_of(root.record, root.run, left, {})

@@ -13,12 +13,12 @@ import pytest
 from data_lab import publish, rows_of, run_stage, seal
 from models import IMPORTS, a_job
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.rows.decontamination import Decontaminate
 from pedigree.data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, read_rows, write_json, write_rows
 from pedigree.data.contamination.decontamination import Comparison, Index
 from pedigree.data.records import columns, records
-from pedigree.data.sources.procedural import SourceError
 from pedigree.stages.decontaminate import run as decontaminate
 from pedigree.stages.evaluate.run import split_of
 from pedigree.stages.job.job import StageError
@@ -111,7 +111,7 @@ def test_bad_rows_within_the_budget_are_listed_in_the_evidence_and_counted(tmp_p
     assert first == {"source": "sums", "place": "sums.jsonl:2", "reason": "there are no messages", "text": '{"messages": []}'}
     assert second["place"] == "sums.jsonl:3" and second["reason"].startswith("function 'smell' is none of")  # of verifiers too
     config["sources"][0]["max_bad_rows"] = 0.34
-    with pytest.raises(SourceError, match=r"(?s)2 malformed rows of 3, and max_bad_rows 0.34 allows 1.*sums.jsonl:3: function 'smell'"):
+    with pytest.raises(PedigreeError, match=r"(?s)2 malformed rows of 3, and max_bad_rows 0.34 allows 1.*sums.jsonl:3: function 'smell'"):
         run_stage(tmp_path / "refused", "prepare_data", config, files={"sums.jsonl": tmp_path / "sums.jsonl"})
 
 

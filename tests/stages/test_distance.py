@@ -4,9 +4,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.pipelines.reproduce.verdicts import weights_distance
 from pedigree.stages.merge.distance import relative_l2
-from pedigree.stages.merge.weights import WeightsError
 
 
 def test_the_distance_is_relative_and_over_all_tensors_of_all_files(tmp_path):
@@ -20,6 +20,6 @@ def test_the_distance_is_relative_and_over_all_tensors_of_all_files(tmp_path):
     assert relative_l2(before, after) == pytest.approx(0.2)
     assert weights_distance(before, after) == pytest.approx(0.2)
     save_file({"b": torch.tensor([4.0])}, after / "model.safetensors")
-    with pytest.raises(WeightsError):
+    with pytest.raises(PedigreeError, match="two different models"):
         relative_l2(before, after)
     assert weights_distance(before, after) is None

@@ -11,9 +11,9 @@ from data_lab import run_stage
 from pyarrow import parquet
 
 from pedigree.configs.base.document import parse_value
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.rows.datasets import PrepareData
-from pedigree.data.expectations.results import ValidationError
 from pedigree.data.sources import row_files
 from pedigree.stages.job.job import Job
 from pedigree.stages.prepare_data import run as prepare_data
@@ -46,7 +46,7 @@ def verdict(folder: Path) -> dict:
 
 def test_rows_that_break_an_expectation_are_told_with_their_lines_and_nothing_is_made(tmp_path):
     lines = written(tmp_path)
-    with pytest.raises(ValidationError) as error:
+    with pytest.raises(PedigreeError) as error:
         made(tmp_path, [EXPECTED[0] | {"severity": "fail"}, EXPECTED[1]])
     said = str(error.value).splitlines()
     broken = "column_values_to_be_between(characters, max_value 40): 10 rows unexpected (5 % of 200)"
@@ -65,11 +65,11 @@ def test_rows_that_break_an_expectation_are_told_with_their_lines_and_nothing_is
 def test_places_are_those_of_the_file_whatever_it_is(tmp_path):
     rows = [{"messages": [{"role": "user", "content": "q" * n}, {"role": "assistant", "content": "a"}]} for n in (1, 2, 50, 3)]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "chat.parquet")
-    with pytest.raises(ValidationError, match=r"at chat\.parquet\[2\]: 51$"):
+    with pytest.raises(PedigreeError, match=r"at chat\.parquet\[2\]: 51$"):
         made(tmp_path, [EXPECTED[0] | {"severity": "fail"}], "chat.parquet")
     sums = {"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 9, "seed": 1}
     config = {"record": "conversation", "sources": [sums], "expectations": [EXPECTED[1]]}
-    with pytest.raises(ValidationError, match=r"\n    arithmetic-[0-9a-f]{16}: arithmetic\n"):
+    with pytest.raises(PedigreeError, match=r"\n    arithmetic-[0-9a-f]{16}: arithmetic\n"):
         run_stage(tmp_path / "sums", "prepare_data", config)
 
 
@@ -109,7 +109,7 @@ def test_warnings_are_kept_and_change_no_row(tmp_path):
 
 
 def test_the_example_of_the_documentation_says_what_it_says_there(tmp_path, root):
-    block = re.search(r"```yaml\n(stages:\n  chat:.*?)```", (root / "docs" / "recipes.md").read_text(), re.DOTALL)
+    block = re.search(r"```yaml\n(stages:\n  chat:.*?)```", (root / "docs" / "expectations.md").read_text(), re.DOTALL)
     assert block is not None
     written(tmp_path)
     config = {name: value for name, value in parse_value(block[1])["stages"]["chat"].items() if name != "kind"}

@@ -9,11 +9,11 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 from models import tiny_policy
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact, read_rows
 from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.data.records import records
-from pedigree.data.sources.sources import SourceError
 from pedigree.stages.sample.run import Draw, ask
 
 MIB = 1 << 20
@@ -123,7 +123,7 @@ def test_what_the_assistant_says_last_ends_no_turn(policy: Path) -> None:
 def test_one_bad_row_too_many_ends_the_stage_by_its_place(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(chat("Hi.")), *(line for line, _ in BAD.values())]))
     source = {"type": "files", "path": "rows.jsonl", "max_bad_rows": len(BAD) - 1}
-    with pytest.raises(SourceError, match=rf"{len(BAD)} malformed rows of {len(BAD) + 1}.*\n.*rows.jsonl:2: "):
+    with pytest.raises(PedigreeError, match=rf"{len(BAD)} malformed rows of {len(BAD) + 1}.*\n.*rows.jsonl:2: "):
         config = {"record": "conversation", "sources": [source]}
         run_stage(tmp_path / "prepared", "prepare_data", config, {"rows.jsonl": tmp_path / "rows.jsonl"})
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from data_lab import rows_of, run_stage
 
-from pedigree.data.sources.procedural import SourceError
+from pedigree.configs.base.problems import PedigreeError
 
 LATE = {"draw": "after_filters"}
 
@@ -94,13 +94,13 @@ def test_after_the_filters_a_mixture_is_what_the_recipe_says(mixed):
 
 
 def test_too_few_rows_after_the_filters_are_told(mixed):
-    with pytest.raises(SourceError, match=r"a: count 12 > 10 rows that the filters keep: take fewer, or repeat rows with `repeat: true`"):
+    with pytest.raises(PedigreeError, match=r"a: count 12 > 10 rows that the filters keep: take fewer, or repeat rows with `repeat: true`"):
         mixed({"a": {"count": 12}, "c": {}}, **KEYWORDS, **LATE)
-    with pytest.raises(SourceError, match=r"a: share 0.75 of total 28, 21 rows, > 20 usable rows"):
+    with pytest.raises(PedigreeError, match=r"a: share 0.75 of total 28, 21 rows, > 20 usable rows"):
         mixed({"a": {"share": 0.75}, "c": {"share": 0.25}}, total=28)
-    with pytest.raises(SourceError, match=r"c: epochs 0.1 takes none of 7 usable rows: raise it"):
+    with pytest.raises(PedigreeError, match=r"c: epochs 0.1 takes none of 7 usable rows: raise it"):
         mixed({"c": {"epochs": 0.1}})
-    with pytest.raises(SourceError, match=r"a: count 5 > 0 rows that the filters keep: leave the source out$"):
+    with pytest.raises(PedigreeError, match=r"a: count 5 > 0 rows that the filters keep: leave the source out$"):
         mixed({"a": {"repeat": True, "count": 5}}, filters=[{"type": "max_characters", "limit": 1}], **LATE)
 
 

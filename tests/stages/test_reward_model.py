@@ -7,6 +7,7 @@ import torch
 from models import a_job, config_of, curve, dataset
 from torch import nn
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import BradleyTerry
 from pedigree.data.artifacts.artifacts import read_rows
@@ -18,7 +19,6 @@ from pedigree.stages.reward_model import run as reward_model
 from pedigree.stages.reward_model.run import add_gradient, init_head, labelled_batch
 from pedigree.stages.training.feed import feed
 from pedigree.stages.training.models import load_reward_model
-from pedigree.stages.training.probe import IsolationError
 
 pytestmark = pytest.mark.slow
 FIELDS = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "epochs": 2, "holdout": 0.4, "optimizer": {"learning_rate": 3e-3}}
@@ -88,10 +88,10 @@ def test_no_row_is_read_to_score_what_was_held_out(tmp_path, policy, monkeypatch
 
 def test_nothing_is_trained_before_isolation_is_proved(tmp_path, policy, monkeypatch):
     def leaks(*_):
-        raise IsolationError("they see each other")
+        raise PedigreeError("they see each other")
 
     monkeypatch.setattr(reward_model, "probe", leaks)
-    with pytest.raises(IsolationError):
+    with pytest.raises(PedigreeError, match="they see each other"):
         trained(tmp_path, policy, [ranked(number) for number in range(4)], holdout=0.0)
     assert not (tmp_path / "curve.jsonl").exists()
 

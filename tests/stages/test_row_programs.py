@@ -13,7 +13,6 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.suites import complaints
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.data.sources.procedural import SourceError
 from pedigree.stages.verifiers import row_programs, sandbox
 
 pytestmark = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
@@ -67,7 +66,7 @@ def rows(count, seed):
     yield {"prompt": "e", "completion": float("nan")}
     yield {"question": "f"}
 """
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(PedigreeError) as caught:
         prepared(tmp_path / "a", text)
     for told in (
         "puzzles: 4 malformed rows of 5, and max_bad_rows 0 allows 0",
@@ -84,7 +83,7 @@ def rows(count, seed):
 
 
 def test_fewer_rows_than_count_are_an_error_with_both_numbers(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"data/puzzles\.py: rows output 3 rows, but count is 5: lower count, or output more"):
+    with pytest.raises(PedigreeError, match=r"data/puzzles\.py: rows output 3 rows, but count is 5: lower count, or output more"):
         prepared(tmp_path, "def rows(count, seed):\n    return [{'prompt': str(n), 'completion': 'x'} for n in range(3)]\n")
 
 
@@ -107,7 +106,7 @@ GREEDY = "def rows(count, seed):\n    yield {}\n    held = [bytes(2**29) for _ i
     ],
 )
 def test_an_error_of_the_program_is_told_with_the_end_of_its_traceback(tmp_path: Path, text: str, told: list[str]) -> None:
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(PedigreeError) as caught:
         made(tmp_path, text)
     assert [words for words in told if words not in str(caught.value)] == [] and "runner.py" not in str(caught.value)
 
@@ -117,7 +116,7 @@ def test_an_error_of_the_program_is_told_with_the_end_of_its_traceback(tmp_path:
 )
 def test_rows_that_differ_from_run_to_run_are_refused_with_both(tmp_path: Path, draw: str) -> None:
     text = f"import os, random, time\ndef rows(count, seed):\n    yield {{'prompt': 'a'}}\n    yield {{'prompt': str({draw})}}\n"
-    with pytest.raises(SourceError, match=r'is not deterministic; with equal count, seed and arguments row 1 is {"row": .* and {"row": '):
+    with pytest.raises(PedigreeError, match=r'is not deterministic; with equal count, seed and arguments row 1 is {"row": .* and {"row": '):
         made(tmp_path, text)
 
 
@@ -127,12 +126,12 @@ def test_sets_of_texts_have_one_order_in_all_runs(tmp_path: Path) -> None:
 
 
 def test_a_program_that_hangs_or_dies_is_ended_and_says_how_far_it_came(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"puzzles\.py: rows output no complete row for 3 s after 1 rows of 5 .*heartbeat_timeout_s"):
+    with pytest.raises(PedigreeError, match=r"puzzles\.py: rows output no complete row for 3 s after 1 rows of 5 .*heartbeat_timeout_s"):
         made(tmp_path, "def rows(count, seed):\n    yield {'prompt': 'a'}\n    while True:\n        pass\n", silent=3)
-    with pytest.raises(SourceError, match=r"rows ended after 2 rows of 5"):
+    with pytest.raises(PedigreeError, match=r"rows ended after 2 rows of 5"):
         made(tmp_path, "import os\ndef rows(count, seed):\n    yield {'prompt': 'a'}\n    yield {'prompt': 'b'}\n    os._exit(0)\n")
     for words in ("no JSON", '{"raised', "[1]", '{"bad": 1}', "[" * 100_000):
-        with pytest.raises(SourceError, match="rows wrote into the stream of rows after 0 rows of 5"):
+        with pytest.raises(PedigreeError, match="rows wrote into the stream of rows after 0 rows of 5"):
             made(tmp_path, f"import os\ndef rows(count, seed):\n    os.write(3, ({words!r} + chr(10)).encode())\n    yield {{}}\n")
 
 
@@ -154,7 +153,7 @@ def rows(count, seed):
 
 
 def test_bytes_without_an_end_are_no_row(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"rows output no complete row for 3 s after 1 rows of 5"):
+    with pytest.raises(PedigreeError, match=r"rows output no complete row for 3 s after 1 rows of 5"):
         made(tmp_path, DRIPS, silent=3)
 
 
@@ -164,7 +163,7 @@ def test_both_runs_have_one_time_for_a_row(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         sandbox, "rows", lambda call, *more: rows({**call, "program": call["program"].replace("SECONDS", str(late.pop(0)))}, *more)
     )
-    with pytest.raises(SourceError, match=r"rows output no complete row for 6 s after 1 rows of 5"):
+    with pytest.raises(PedigreeError, match=r"rows output no complete row for 6 s after 1 rows of 5"):
         made(tmp_path, SLOW_THE_SECOND_TIME, silent=6)
     assert not late
 
@@ -177,7 +176,7 @@ def test_both_runs_make_their_first_row_at_the_same_time(tmp_path: Path) -> None
 
 def test_no_more_rows_than_count_are_taken_of_what_a_program_writes_to_its_pipe(tmp_path: Path) -> None:
     text = "import os\ndef rows(count, seed):\n    while True:\n        os.write(3, b'{\"row\": {}}' + bytes([10]))\n    yield\n"
-    with pytest.raises(SourceError, match=r"data/puzzles\.py: rows output more rows than count 5: it must write only to files"):
+    with pytest.raises(PedigreeError, match=r"data/puzzles\.py: rows output more rows than count 5: it must write only to files"):
         prepared(tmp_path, text)
 
 
@@ -202,7 +201,7 @@ def rows(count, seed):
 
 def test_a_sandbox_that_does_not_come_up_says_nothing_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_command", lambda flags: ((sandbox.program(),), ("--ro-bind", "/nonexistent", "/x", "--", "python")))
-    with pytest.raises(sandbox.SandboxFailed, match=r"the sandbox did not come up.*nonexistent"):
+    with pytest.raises(PedigreeError, match=r"the sandbox did not come up.*nonexistent"):
         made(tmp_path, PUZZLES)
 
 

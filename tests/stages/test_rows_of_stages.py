@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from data_lab import publish, rows_of, run_stage
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.records import columns
-from pedigree.data.sources.procedural import SourceError
 
 CHAT = [
     {
@@ -108,5 +108,5 @@ def test_rows_are_read_group_by_group_in_many_processes(tmp_path, given, monkeyp
 def test_rows_of_another_version_are_told_with_their_place(tmp_path, given, monkeypatch):
     broken = [{**row, "messages": [*row["messages"], {"role": "assistant", "content": " "}]} for row in CHAT[:2]]
     artifact = publish(tmp_path / "broken", "conversation", broken)
-    with pytest.raises(SourceError, match=r"(?s)chat: 2 malformed rows of 2.*rows-00000.parquet\[1\]: message 4 \(assistant\) is empty"):
+    with pytest.raises(PedigreeError, match=r"(?s)chat: 2 malformed rows of 2.*rows-00000.parquet\[1\]: message 4 \(assistant\) is empty"):
         made(tmp_path, "conversation", {"chat": artifact}, ["chat"])

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pedigree.data.chat.chat import Chat
-from pedigree.data.sources.hub import HubError
+from pedigree.data.store.storage import StoreError
 from pedigree.stages.job.job import StageError
 
 LLAMA = {
@@ -138,7 +138,7 @@ def test_a_model_of_the_hub_gives_the_bytes_of_its_folder(tmp_path, llama, monke
     shutil.copytree(folder, tmp_path / "mirror" / "models" / "lab" / "tiny")
     hub = {"type": "hub", "repo": "lab/tiny", "revision": "pin me"}
     assert run_stage(tmp_path / "b", "source_model", {"source": hub}).record.content == direct.record.content
-    with pytest.raises(HubError, match=r"hub model lab/other: the mirror has no .*models/lab/other: download it with `hf download"):
+    with pytest.raises(StoreError, match=r"hub model lab/other: the mirror has no .*models/lab/other: download it with `hf download"):
         run_stage(tmp_path / "c", "source_model", {"source": hub | {"repo": "lab/other"}})
 
 

@@ -11,6 +11,7 @@ from tiny_models import make
 from waiting import deadline
 
 from pedigree.configs.base.frozen import PortInput
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.judging.answers import Evaluate, evaluate_problem
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
@@ -234,7 +235,7 @@ def test_what_ends_a_verification_ends_all_that_wait(monkeypatch):
         asked.append(text)
         if text == "b":
             ended.wait(deadline(20))
-        raise sandbox.NoSandbox("none")
+        raise PedigreeError("none")
 
     monkeypatch.setattr(evaluate, "score_answer", without)
     chat: Any = Letters()
@@ -242,7 +243,7 @@ def test_what_ends_a_verification_ends_all_that_wait(monkeypatch):
     items = [item | {"id": str(number)} for number in range(50)]
     answers = [drawn("a"), *(drawn("b") for _ in range(50 * 20 - 1))]
     given = suite("humaneval", *items)
-    with pytest.raises(sandbox.NoSandbox), evaluate.Scoring(2) as scoring:
+    with pytest.raises(PedigreeError, match="none"), evaluate.Scoring(2) as scoring:
         scoring.begin("p", given, answers, chat)
         list(scoring.rows("p", given, lambda: None))
     ended.set()

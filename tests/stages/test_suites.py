@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from data_lab import publish, rows_of, run_stage
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.suite_forms import Form, form_names, load_form
 from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.records.records import form_of
 from pedigree.data.sources import forms
 from pedigree.data.sources.golds import spans, tidied, unlabelled
-from pedigree.data.sources.procedural import SourceError
 from pedigree.stages.verifiers import check, sandbox, verify
 
 LETTER_ROW = {"question": "Which is a colour?", "choices": ["red", "four", "loud", "soon"], "answer": 0}
@@ -200,7 +200,7 @@ def test_worked_examples_are_of_the_category_drawn_by_seed_and_never_items():
     assert asked() == ["Q: b shot 0", "Q: b shot 1", "Q: b shot 2"]
     assert asked(seed=1) == asked(seed=1) != asked(seed=2)
     assert all(text.startswith("Q: b shot") for text in asked(seed=1))
-    with pytest.raises(SourceError, match=r"0 worked examples of category a, but the form shows 3 \(6 are items themselves"):
+    with pytest.raises(PedigreeError, match=r"0 worked examples of category a, but the form shows 3 \(6 are items themselves"):
         made("bbh", rows, shots=shots[:6])
 
 
@@ -229,7 +229,7 @@ def test_a_row_that_nests_deeper_than_python_reads_is_told_with_its_place():
     for _ in range(100_000):
         deep = [deep]
     assert "recursion" in refused("popqa", {**ROWS["popqa"][0], "question": deep, "possible_answers": ["x"]})
-    with pytest.raises(SourceError, match=r"1 worked examples do not fit the form.*\n  shot: .*question"):
+    with pytest.raises(PedigreeError, match=r"1 worked examples do not fit the form.*\n  shot: .*question"):
         made("gsm8k", shots=[("shot", {"answer": "#### 3"})])
 
 
@@ -238,13 +238,13 @@ def test_bad_rows_of_a_suite_are_left_out_within_a_budget_and_listed(tmp_path):
     given = files(tmp_path, rows=[*ROWS["gsm8k"], {"question": "Why?", "answer": "because"}])
     source = {"type": "files", "path": "rows.jsonl"}
     config = {"record": "item", "task": "gsm8k", "form": "gsm8k"}
-    with pytest.raises(SourceError, match=r"max_bad_rows 0 allows 0[^$]*has no number after"):
+    with pytest.raises(PedigreeError, match=r"max_bad_rows 0 allows 0[^$]*has no number after"):
         run_stage(tmp_path / "strict", "prepare_data", config | {"sources": [source]}, given)
     suite = run_stage(tmp_path / "loose", "prepare_data", config | {"sources": [source | {"max_bad_rows": 1}]}, given)
     assert len(rows_of(suite)) == len(ROWS["gsm8k"]) and suite.record.metrics["bad_rows"] == 1
     (tmp_path / "other").mkdir()
     given = files(tmp_path / "other", rows=[*ROWS["gsm8k"], {"question": "How many?", "answer": "#### seven"}])
-    with pytest.raises(SourceError, match=r"(?s)max_bad_rows 0 allows 0.*rows.jsonl:2: .*'seven'"):
+    with pytest.raises(PedigreeError, match=r"(?s)max_bad_rows 0 allows 0.*rows.jsonl:2: .*'seven'"):
         run_stage(tmp_path / "other strict", "prepare_data", config | {"sources": [source]}, given)
     suite = run_stage(tmp_path / "other loose", "prepare_data", config | {"sources": [source | {"max_bad_rows": 1}]}, given)
     assert len(rows_of(suite)) == len(ROWS["gsm8k"]) and suite.record.metrics["bad_rows"] == 1
@@ -273,7 +273,7 @@ def test_texts_of_benchmarks():
 def test_forms_reach_nothing_but_their_row():
     form = load_form("gsm8k")
     evil = form.model_copy(update={"rows": form.rows.model_copy(update={"question": "{{ ''.__class__.__mro__ }}"})})
-    with pytest.raises(SourceError, match=r"unsafe|access"):
+    with pytest.raises(PedigreeError, match=r"unsafe|access"):
         forms.make(evil, [("p", ROWS["gsm8k"][0])], task="t", source="s")
 
 
@@ -376,7 +376,7 @@ def test_packed_lines_are_read_and_a_damaged_file_is_named(tmp_path):
     given = {"rows.jsonl.gz": tmp_path / "rows.jsonl.gz"}
     assert len(rows_of(run_stage(tmp_path / "a", "prepare_data", config, files=given))) == 1
     (tmp_path / "rows.jsonl.gz").write_bytes((tmp_path / "rows.jsonl.gz").read_bytes()[:-9])
-    with pytest.raises(SourceError, match=r"rows\.jsonl\.gz cannot be unpacked"):
+    with pytest.raises(PedigreeError, match=r"rows\.jsonl\.gz cannot be unpacked"):
         run_stage(tmp_path / "b", "prepare_data", config, files=given)
 
 

@@ -21,8 +21,9 @@ from waiting import deadline, until
 from pedigree.data.chat import encoding, tokenizing
 from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.data.chat.documents import Conversations, pack
-from pedigree.data.chat.token_files import Damaged, TokenFile, written
+from pedigree.data.chat.token_files import TokenFile, written
 from pedigree.data.host.faults import FAULTS
+from pedigree.data.store.untrusted import ArtifactError
 from pedigree.stages.job import job as jobs
 from pedigree.stages.job.job import Job
 from pedigree.stages.training import token_cache
@@ -199,7 +200,7 @@ def imported_by(name: str, seen: set[str]) -> set[str]:
                 modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
-            for file in (f"{module.replace('.', '/')}.py" for module in modules if module):
+            for file in (f"{module.removeprefix('pedigree.').replace('.', '/')}.py" for module in modules if module):
                 if file.startswith("data/") and (ROOT / file).is_file():
                     imported_by(file, seen)
     return seen
@@ -265,7 +266,7 @@ def test_every_damage_is_noticed_when_the_file_or_the_document_is_opened(tmp_pat
             for number in range(20):
                 opened.document(number)
             silent.append(place)
-        except Damaged:
+        except ArtifactError:
             continue
     assert silent == list(range(80, 96)), "only the header's own padding"
 
@@ -275,18 +276,18 @@ def test_a_file_that_was_cut_or_has_grown_is_no_file(tmp_path, size):
     path = whole(tmp_path)
     data = path.read_bytes()
     path.write_bytes(data[:size] if size >= 0 else data + b"\0")
-    with pytest.raises(Damaged):
+    with pytest.raises(ArtifactError):
         TokenFile(path, KEY, 10, 2)
 
 
 def test_another_file_under_the_name_is_not_taken(tmp_path):
     path = whole(tmp_path)
     for key, rows, per_row in (("cd" * 32, 10, 2), (KEY, 11, 2), (KEY, 20, 1)):
-        with pytest.raises(Damaged, match="documents for each of 10 rows"):
+        with pytest.raises(ArtifactError, match="documents for each of 10 rows"):
             TokenFile(path, key, rows, per_row)
     link = tmp_path / "link.tokens"
     link.symlink_to(path)
-    with pytest.raises(Damaged, match="links are not followed"):
+    with pytest.raises(ArtifactError, match="links are not followed"):
         TokenFile(link, KEY, 10, 2)
     with pytest.raises(FileNotFoundError):
         TokenFile(tmp_path / "none", KEY, 10, 2)

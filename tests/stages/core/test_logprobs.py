@@ -7,11 +7,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.stages.core import spans as row_spans
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.core.spans import Span, spans_of
-from pedigree.stages.training.attention import AttentionError, register, varlen_attention
+from pedigree.stages.training.attention import register, varlen_attention
 from pedigree.stages.training.cpu_attention import planned
 from pedigree.stages.training.kernels import fusable_rows_backward
 from pedigree.stages.training.logprobs import PolicyModule, RowKernels, ScoreHead, _TokenLogps, rows_backward, rows_forward
@@ -140,14 +141,14 @@ def test_a_window_that_a_model_leaves_to_its_mask_is_kept():
 
 def test_attention_that_is_not_understood_is_refused():
     query, spans = torch.zeros(1, 2, 5, 4), spans_of([Span(0, 5)])
-    with pytest.raises(AttentionError, match=r"Layer has position_bias: set `attention: sdpa`"):
+    with pytest.raises(PedigreeError, match=r"Layer has position_bias: set `attention: sdpa`"):
         varlen_attention(Layer(), query, query, query, None, spans=spans, position_bias=torch.zeros(1))
-    with pytest.raises(AttentionError, match=r"Layer has its own mask"):
+    with pytest.raises(PedigreeError, match=r"Layer has its own mask"):
         varlen_attention(Layer(), query, query, query, torch.zeros(1), spans=spans)
-    with pytest.raises(AttentionError, match=r"Layer does not receive the document spans"):
+    with pytest.raises(PedigreeError, match=r"Layer does not receive the document spans"):
         varlen_attention(Layer(), query, query, query, None)
     chunked = Layer(layer_types=["chunked_attention"], attention_chunk_size=4)
-    with pytest.raises(AttentionError, match=r"layer 0 of the model attends within chunks of 4 tokens, but a document has 5"):
+    with pytest.raises(PedigreeError, match=r"layer 0 of the model attends within chunks of 4 tokens, but a document has 5"):
         varlen_attention(chunked, query, query, query, None, spans=spans)
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pedigree.stages.merge.weights import Weights, WeightsError, difference, header, merge_folders, slerp, weighted_mean
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.stages.merge.weights import Weights, difference, header, merge_folders, slerp, weighted_mean
 
 X, Y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
 
@@ -94,8 +95,8 @@ def test_what_cannot_be_merged_is_named(tmp_path):
     first = folder(tmp_path / "1", model=given)
     assert "b is in one" in str(difference(first, folder(tmp_path / "2", model={"a": torch.ones(2)})))
     assert "a has shape [2] in one and [4]" in str(difference(first, folder(tmp_path / "3", model=given | {"a": torch.ones(4)})))
-    with pytest.raises(WeightsError, match="contains a twice"):
+    with pytest.raises(PedigreeError, match="contains a twice"):
         folder(tmp_path / "4", one=given, two=given)
     whole = [folder(tmp_path / name, model={"ids": torch.tensor([value])}) for name, value in (("5", 1), ("6", 2))]
-    with pytest.raises(WeightsError, match=r"ids has torch.int64 values, which differ"):
+    with pytest.raises(PedigreeError, match=r"ids has torch.int64 values, which differ"):
         merge_folders(whole, lambda tensors: weighted_mean(tensors, [1.0, 1.0]), tmp_path / "1")

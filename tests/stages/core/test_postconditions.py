@@ -10,22 +10,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.data.artifacts.artifacts import ArtifactError, write_json
-from pedigree.data.artifacts.assets import AssetError
 from pedigree.data.chat.chat import ChatError
-from pedigree.data.contamination.coverage import NoText
-from pedigree.data.expectations.validation import ValidationError
 from pedigree.data.records import records
-from pedigree.data.sources.procedural import SourceError
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.__main__ import cause_of
 from pedigree.stages.job.job import Job, NotFinite, StageError
 from pedigree.stages.job.postconditions import other_template, templates_of, unmet
-from pedigree.stages.merge.weights import WeightsError
 from pedigree.stages.sampling.sampler import EngineLost
-from pedigree.stages.training.attention import AttentionError
-from pedigree.stages.training.probe import IsolationError
 from pedigree.stages.verifiers import VerifierError
 
 SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -111,8 +105,7 @@ def test_rows_that_were_not_written(tmp_path: Path) -> None:
 def test_every_failure_has_its_cause(tmp_path: Path) -> None:
     words: dict[str, list[Exception]] = {
         "refused": [
-            *(StageError("x"), ChatError("x"), SourceError("x"), ValidationError("x"), ArtifactError("x"), AssetError("x")),
-            *(IsolationError("x"), AttentionError("x"), VerifierError("x"), WeightsError("x"), NoText("x"), StoreError("x", False)),
+            *(PedigreeError("x"), StageError("x"), ChatError("x"), ArtifactError("x"), VerifierError("x"), StoreError("x", False)),
         ],
         "bug": [
             *(KeyError("x"), IndexError("x"), ValueError("x"), TypeError("x"), AttributeError("x"), NameError("x")),

@@ -10,12 +10,13 @@ from test_logprobs import PACKED, PADDED, SDPA, llama, policy_of
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
 from benchmarks.architectures import ALL
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Lora
 from pedigree.stages.core.spans import Span, spans_of
 from pedigree.stages.training.adapters import add_adapters
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule
-from pedigree.stages.training.probe import IsolationError, ProbeError, _made_up, _probed_length, probe
+from pedigree.stages.training.probe import _made_up, _probed_length, probe
 
 __all__ = ["llama"]  # a fixture
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ def test_the_probe_catches_a_leak_between_documents(llama):
             batch.position_ids_BT.copy_(torch.arange(width)[None])
             return super().forward(batch, temperature, entropy)
 
-    with pytest.raises(IsolationError, match="packing: false"):
+    with pytest.raises(PedigreeError, match="packing: false"):
         probe(Leaking(llama, 1024), SDPA, CPU)
 
 
@@ -54,7 +55,7 @@ def test_scores_and_values_are_probed_too(llama, kind):
     model = LlamaForSequenceClassification(config).eval()
     for numerics in (SDPA, PADDED):
         probe(kind(copy.deepcopy(model)), numerics, CPU)
-    with pytest.raises(IsolationError, match="packing: false"):
+    with pytest.raises(PedigreeError, match="packing: false"):
         probe(Leaking(model), SDPA, CPU)
 
 
@@ -72,7 +73,7 @@ def test_the_probe_catches_prompts_that_are_shared_wrongly(llama, wrong, message
             confused = spans_of([wrong(span) if span.prefix_length else span for span in batch.spans.all])
             return super().forward(replace(batch, spans=confused), temperature, entropy)
 
-    with pytest.raises(IsolationError, match=message):
+    with pytest.raises(PedigreeError, match=message):
         probe(Confused(policy_of(llama, PACKED).model, 1024), PACKED, CPU)
 
 
@@ -90,18 +91,18 @@ def test_log_probs_that_are_not_the_models_own_are_refused(name, numerics):
     model = BY_NAME[name].model(kernel)
     form = numerics.model_copy(update={"attention": kernel})
     probe(PolicyModule(model, 1024), form, CPU)
-    with pytest.raises(ProbeError, match=r"differs by .* from the model's own forward with eager attention: set `packing: false`"):
+    with pytest.raises(PedigreeError, match=r"differs by .* from the model's own forward with eager attention: set `packing: false`"):
         probe(Bare(model, 1024), form, CPU)
 
 
 def test_a_window_that_is_not_kept_is_refused(monkeypatch):
     monkeypatch.setattr("pedigree.stages.training.attention._window", lambda *_: None)
-    with pytest.raises(ProbeError, match="MistralForCausalLM, packed with attention varlen, differs by"):
+    with pytest.raises(PedigreeError, match="MistralForCausalLM, packed with attention varlen, differs by"):
         probe(PolicyModule(BY_NAME["mistral"].model("varlen"), 1024), PACKED, CPU)
 
 
 def test_attention_of_transformers_that_leaves_out_a_soft_cap_is_refused():
-    with pytest.raises(ProbeError, match="Gemma2ForCausalLM, padded with attention sdpa, differs by"):
+    with pytest.raises(PedigreeError, match="Gemma2ForCausalLM, padded with attention sdpa, differs by"):
         probe(PolicyModule(BY_NAME["gemma2"].model("sdpa"), 1024), Numerics(packing=False, attention="sdpa"), CPU)
 
 
@@ -113,7 +114,7 @@ def test_experts_may_round_by_what_they_multiply_at_once_and_no_more():
             batch.position_ids_BT.copy_(torch.arange(batch.input_ids_BT.shape[1])[None])
             return super().forward(batch, temperature, entropy)
 
-    with pytest.raises(IsolationError, match="attend to each other"):
+    with pytest.raises(PedigreeError, match="attend to each other"):
         probe(Leaking(BY_NAME["qwen3_moe"].model("sdpa"), 1024), SDPA, CPU)
 
 
@@ -134,12 +135,12 @@ def test_adapters_that_the_model_reads_past_are_refused():
     add_adapters(model, Lora(rank=2), 0)
     probe(PolicyModule(model, 1024), PACKED, CPU)
     model.model.layers[1].mlp = Past(model.model.layers[1].mlp)
-    with pytest.raises(ProbeError, match=r"uses the weights of model.layers.1.mlp.mlp.up_proj without their adapters"):
+    with pytest.raises(PedigreeError, match=r"uses the weights of model.layers.1.mlp.mlp.up_proj without their adapters"):
         probe(PolicyModule(model, 1024), PACKED, CPU)
 
 
 def test_a_model_that_cannot_be_computed_in_a_form_is_refused_by_name():
-    with pytest.raises(ProbeError, match=r"MptForCausalLM, packed with attention varlen, cannot be computed \(AttributeError"):
+    with pytest.raises(PedigreeError, match=r"MptForCausalLM, packed with attention varlen, cannot be computed \(AttributeError"):
         probe(PolicyModule(BY_NAME["mpt"].model("varlen"), 1024), PACKED, CPU)
 
 

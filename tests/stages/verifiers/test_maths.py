@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.stages.verifiers import VerifierError, check, maths, verify, worker
 from pedigree.stages.verifiers.maths import candidates, equal, normalised
 
@@ -101,7 +102,7 @@ def test_what_takes_too_long_is_no_verdict_and_the_next_question_is_answered(mon
 
 
 def test_a_process_that_ends_over_a_question_is_no_verdict():
-    with pytest.raises(worker.WorkerFailed, match="ended"):
+    with pytest.raises(PedigreeError, match="ended"):
         worker.ask("os:_exit", (3,), 10.0)
     assert worker.ask("os:getpid", (), 10.0) != os.getpid()
 
