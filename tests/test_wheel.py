@@ -194,7 +194,7 @@ def test_an_added_kind_is_reproduced_from_its_record(user: Installed):
         path.write_text(block)
     (user.root / "configs/recipes/short.yaml").write_text(
         "stages:\n"
-        "  sums: {kind: prepare_data, record: conversation, sources: [{type: arithmetic, operations: [add], digits: [1, 2], count: 9}]}\n"
+        "  sums: {kind: prepare_data, record: conversation, sources: [{type: arithmetic, operations: [add], digits: [1, 2], count: 20, seed: 1}]}\n"
         "  short: {kind: keep_short, in: {data: sums}, max_characters: 2}\n"
     )
     user.environment["PEDIGREE_STAGES"] = "kinds"
