@@ -17,8 +17,9 @@ def set_up(installed: str) -> str:
 
 
 def missing(extras: str) -> str:
-    """The command that installs the packages of these extras."""
-    return set_up(f"pip install 'pedigree[{extras}]'")
+    """The command that installs the packages of these extras, for this version: another project has the same name on PyPI."""
+    version = next((found.version for found in distributions(name="pedigree")), "")
+    return set_up(f"pip install 'pedigree[{extras}]=={version}'")
 
 
 def _is_editable(found: Distribution) -> bool:
