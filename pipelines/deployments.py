@@ -45,12 +45,13 @@ from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
+from pedigree.configs.language.execution import profile_names
 from pedigree.configs.language.graph import Graph
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.pipelines.flow import FELL, FLOW_NAME, REHEARSAL, TAG, commit_of, post_train, tags_of
 from pedigree.pipelines.run.opening import Request
 
-ENTRYPOINT = "pipelines/flow.py:post_train"
+ENTRYPOINT = "pedigree/pipelines/flow.py:post_train"
 CALL_S = 30.0
 PAUSES = 3
 PAGE = 200
@@ -291,7 +292,7 @@ def form_of(project: Project, graph: Graph, request: Request) -> dict[str, Any]:
     """
     schema = parameter_schema(post_train).model_dump_for_openapi()
     stages = list(_form_names(graph).values())
-    profiles = sorted({path.stem for path in project.executions.glob("*.yaml")} | ({request.profile} if request.profile else set()))
+    profiles = sorted({*profile_names(project.executions), *filter(None, [request.profile])})
     texts = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
     narrowed: dict[str, dict[str, Any]] = {
         "recipe": {"type": "string", "enum": [request.recipe]},

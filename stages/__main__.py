@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pedigree.configs.base.installation import missing
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import Artifact, content_hash, entries_of, survey, write_json
@@ -173,7 +174,7 @@ def load_stage(kind: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "pedigree":
             raise
-        raise StageError(f"the library {error.name} is not installed: run `make setup`") from error
+        raise StageError(f"the library {error.name} is not installed: {missing('train,serve')}") from error
 
 
 def check_code(spec: JobSpec) -> None:

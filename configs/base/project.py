@@ -8,7 +8,10 @@ from pedigree.configs.base.problems import UsageProblem
 
 @dataclass(frozen=True)
 class Project:
-    """A cloned repository. All paths are absolute; no property or method creates anything."""
+    """A folder with recipes and artifacts: a clone, or a folder made by `pedigree init`.
+
+    All paths are absolute; no property or method creates anything.
+    """
 
     root: Path
 
@@ -26,7 +29,7 @@ class Project:
         for folder in (here, *here.parents):
             if (folder / ".dvc").is_dir() and (folder / "configs" / "recipes").is_dir():
                 return cls(folder)
-        raise UsageProblem(f"no Pedigree project at or above {here}: run the command inside a clone")
+        raise UsageProblem(f"no Pedigree project at or above {here}: run the command inside one, or make one with `pedigree init`")
 
     @property
     def recipes(self) -> Path:
@@ -82,3 +85,7 @@ class Project:
     def lease(self, name: str) -> Path:
         """Folder of a lease's claims; `name` is a key, or an address with dashes."""
         return self.private / "leases" / name
+
+
+PACKAGED = Project(Path(__file__).absolute().parents[2])
+"""What Pedigree ships: recipes and profiles."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.project import PACKAGED
 from pedigree.configs.base.stores import StoreUrl
 from pedigree.configs.language.kinds import KINDS, kind_of
 
@@ -341,5 +342,13 @@ def batch_problem(config: Frozen, numerics: Numerics) -> str | None:
 
 
 def profile_path(folder: Path, name: str) -> Path:
-    """File of a profile, by name in `configs/execution/` or by path."""
-    return Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    """File of a profile: by path, or by name in the project's `configs/execution/`, else among those that Pedigree ships."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    own, packaged = folder / f"{name}.yaml", PACKAGED.executions / f"{name}.yaml"
+    return packaged if packaged.exists() and not own.exists() else own
+
+
+def profile_names(folder: Path) -> list[str]:
+    """Names of the project's profiles and of those that Pedigree ships."""
+    return sorted({path.stem for each in (folder, PACKAGED.executions) for path in each.glob("*.yaml")})

@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
+from pedigree.configs.base.installation import set_up
 from pedigree.configs.base.packaged import ASSETS, Asset
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.artifacts.artifacts import sha256_file
@@ -67,11 +68,15 @@ def path(name: str) -> Path:
     asset = ASSETS[name]
     file = _place(asset)
     if not file.is_file():
-        raise PedigreeError(f"asset {name} is not on this machine ({file}): run `make setup`")
+        raise PedigreeError(f"asset {name} is not on this machine ({file}): {_fetching(name)}")
     found = sha256_file(file)
     if found != asset.sha256:
-        raise PedigreeError(f"asset {name} is damaged: {file} has sha256 {found}, not {asset.sha256}; delete it and run `make setup`")
+        raise PedigreeError(f"asset {name} is damaged: {file} has sha256 {found}, not {asset.sha256}; delete it and {_fetching(name)}")
     return file
+
+
+def _fetching(name: str) -> str:
+    return set_up(f"python -m pedigree.data.artifacts.assets {name}")
 
 
 def fetch(names: Iterable[str] | None = None) -> list[Path]:

@@ -40,13 +40,18 @@ LIBRARIES = (
 
 
 def code_files(root: Path = CODE_ROOT) -> dict[str, Path]:
-    """Path below `root` → file, of everything of ours that a job may import or read: packages and lock files."""
+    """Path below `root` → file, of everything of ours that a job may import or read: packages, lock files, and added kinds of stages."""
+    added = {f"pedigree/{name}": path for name, path in added_kinds(root).items()}
+    return dict(sorted((own_files(root) | added).items()))
+
+
+def own_files(root: Path = CODE_ROOT) -> dict[str, Path]:
+    """`code_files` without added kinds."""
     package = root / "pedigree"
     folders = [package / name for name in PACKAGES]
     found = [path for folder in folders for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     found += [*(package / "requirements").glob("*.txt"), package / "__init__.py"]
-    added = {f"pedigree/{name}": path for name, path in added_kinds(root).items()}
-    return dict(sorted(({path.relative_to(root).as_posix(): path for path in found} | added).items()))
+    return {path.relative_to(root).as_posix(): path for path in found}
 
 
 def added_kinds(root: Path = CODE_ROOT) -> dict[str, Path]:

@@ -39,6 +39,8 @@ class CodeState(Frozen):
     """Number of untracked files, which are not recorded."""
     snapshot: Sha256 | None = None
     """Hash of the code snapshot that the job ran."""
+    version: Line = ""
+    """Version of the installed package, which has no commit."""
 
 
 class _Tried(Frozen):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from pedigree.configs.base.installation import set_up
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.store.durable import replace
 
@@ -221,7 +222,7 @@ def _reason(error: BaseException) -> tuple[str, bool]:
     if code in PASSING:
         return ("the store is busy (throttled)" if code in BUSY else f"the store failed ({code})") + ": retry later", True
     if isinstance(error, ImportError):
-        return f"s3fs is not installed ({error}): run `make setup`", False
+        return f"s3fs is not installed ({error}): {set_up('pip install s3fs')}", False
     if name in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"):
         return f"there are no credentials ({error}): {KEYS}", False
     if isinstance(error, FileNotFoundError):

@@ -182,7 +182,7 @@ def reproduce(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, without running it.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail unless the environment matches the recorded one.")] = False,
-    here: Annotated[bool, typer.Option("--here", help="Run this clone's code instead of the recorded commit and patch.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Run the current code instead of the recorded code.")] = False,
     execution: Profile = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run code from outside this project without asking.")] = False,
     show_patch: Annotated[bool, typer.Option("--show-patch", help="With --dry-run, print the patches that would be applied.")] = False,
@@ -356,7 +356,7 @@ def _print_intents(project: "Project", request: Any, show_patch: bool) -> None:
         (
             intent.member.address,
             intent.action,
-            "" if intent.action in ("restore", "leave out") else "this clone" if request.here else str(intent.member.code),
+            "" if intent.action in ("restore", "leave out") else "current" if request.here else str(intent.member.code),
             (not request.here and intent.action.endswith("run") and obstacle(intent.member.code)) or "",
         )
         for intent in wanted

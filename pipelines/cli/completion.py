@@ -5,6 +5,7 @@ from pathlib import Path
 
 from typer import Context
 
+PACKAGED = Path(__file__).absolute().parents[2]
 STAGE = re.compile(r"^  ([a-z][a-z0-9_]*):", re.MULTILINE)
 
 
@@ -13,7 +14,12 @@ def recipes(incomplete: str) -> list[str]:
 
 
 def profiles(incomplete: str) -> list[str]:
-    return _stems("execution", incomplete)
+    return sorted({*_stems("execution", incomplete), *_stems("execution", incomplete, PACKAGED)})
+
+
+def packaged(incomplete: str) -> list[str]:
+    """Complete the recipes that Pedigree ships."""
+    return _stems("recipes", incomplete, PACKAGED)
 
 
 def stages(context: Context, incomplete: str) -> list[str]:
@@ -42,8 +48,8 @@ def _root() -> Path | None:
     return next((folder for folder in (here, *here.parents) if (folder / "configs" / "recipes").is_dir()), None)
 
 
-def _stems(folder: str, incomplete: str) -> list[str]:
-    root = _root()
+def _stems(folder: str, incomplete: str, root: Path | None = None) -> list[str]:
+    root = root or _root()
     names = (path.stem for path in (root / "configs" / folder).glob("*.yaml")) if root else ()
     return sorted(name for name in names if name.startswith(incomplete))
 

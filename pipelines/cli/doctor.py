@@ -14,13 +14,14 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from pedigree.configs.base.installation import is_clone, missing, set_up
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts import assets
-from pedigree.data.artifacts.provenance import gpus
+from pedigree.data.artifacts.provenance import CODE_ROOT, gpus
 from pedigree.data.host import machine
 from pedigree.pipelines.cli.console import echo
 from pedigree.pipelines.cli.plan import slow_text, time_text
@@ -32,7 +33,8 @@ from pedigree.pipelines.run.opening import load_execution
 
 DEMO = "demo"
 LIBRARIES = ("torch", "transformers", "deepspeed", "vllm", "datasets", "great_expectations", "dvc", "prefect")
-SET_UP = "run `make setup`"
+LOCKS = CODE_ROOT / "pedigree" / "requirements"
+REBUILD = "run `make clean`, then `make setup`"
 FEW_GB = 20
 """Minimum free disk, in GB; the demo's models and checkpoints need about half of it."""
 
@@ -64,7 +66,7 @@ def examine(project: Project) -> list[Diagnosis]:
     checks: tuple[Callable[[], list[Diagnosis]], ...] = (
         _python,
         _tools,
-        lambda: [_lock(project, bool(found))],
+        lambda: [_lock(bool(found))],
         lambda: [_torch(bool(found))],
         lambda: [_library(name) for name in LIBRARIES if name != "torch"],
         lambda: [_engine(bool(found))],
@@ -81,12 +83,13 @@ def _safely(check: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
     try:
         return check()
     except Exception as error:  # a broken installation can raise anything; the other checks are still useful
-        return [Diagnosis("check", False, f"{type(error).__name__}: {error}", SET_UP)]
+        return [Diagnosis("check", False, f"{type(error).__name__}: {error}", missing("train,serve"))]
 
 
 def _python() -> list[Diagnosis]:
     right = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    remedy = "" if right else "recreate the environment with Python 3.11, 3.12 or 3.13: `make setup PYTHON=...`"
+    how = ": `make setup PYTHON=...`" if is_clone() else ""
+    remedy = "" if right else f"recreate the environment with Python 3.11, 3.12 or 3.13{how}"
     return [Diagnosis("python", right, platform.python_version(), remedy)]
 
 
@@ -102,9 +105,9 @@ def _tools() -> list[Diagnosis]:
     return [Diagnosis(name, path is not None, path or "missing", "" if path else remedy(name)) for name, path in found.items()]
 
 
-def _lock(project: Project, gpu: bool) -> Diagnosis:
-    """Compare installed packages with the lock file, ignoring local version suffixes (`+cpu`)."""
-    lock = project.root / "requirements" / ("gpu.txt" if gpu else "cpu.txt")
+def _lock(gpu: bool) -> Diagnosis:
+    """Compare installed packages with the lock file, ignoring local version suffixes (`+cpu`). Only a clone must match it."""
+    lock = LOCKS / ("gpu.txt" if gpu else "cpu.txt")
     lines = [Requirement(line) for line in lock.read_text().splitlines() if line and not line.startswith("#")]
     pins = {one.name: str(one.specifier).removeprefix("==") for one in lines if one.marker is None or one.marker.evaluate()}
     installed = {_normal(found.metadata["Name"]): found.version.partition("+")[0] for found in importlib.metadata.distributions()}
@@ -113,7 +116,8 @@ def _lock(project: Project, gpu: bool) -> Diagnosis:
     if not differing:
         return Diagnosis("packages", True, f"all {len(pins)} of {lock.name}")
     shown = ", ".join(differing[:5]) + (", ..." if len(differing) > 5 else "")
-    return Diagnosis("packages", False, f"{len(differing)} of {len(pins)} differ from {lock.name}: {shown}", SET_UP)
+    value = f"{len(differing)} of {len(pins)} differ from {lock.name}: {shown}"
+    return Diagnosis("packages", not is_clone(), value, "run `make setup`" if is_clone() else "")
 
 
 def _normal(name: str) -> str:
@@ -123,24 +127,24 @@ def _normal(name: str) -> str:
 def _torch(gpu: bool) -> Diagnosis:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return Diagnosis("torch", False, "missing", SET_UP)
+        return Diagnosis("torch", False, "missing", missing("train"))
     version = importlib.metadata.version("torch")
     built = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)", (Path(spec.origin).parent / "version.py").read_text(), re.MULTILINE)
     value = f"{version}, built for {'CUDA ' + built[1] if built else 'the CPU'}"
     if gpu and not built:
-        return Diagnosis("torch", False, f"{value}; this machine has a GPU", "run `make clean`, then `make setup`")
+        return Diagnosis("torch", False, f"{value}; this machine has a GPU", REBUILD if is_clone() else "install torch with CUDA")
     return Diagnosis("torch", True, value)
 
 
 def _library(name: str) -> Diagnosis:
     if importlib.util.find_spec(name) is None:
-        return Diagnosis(name, False, "missing", SET_UP)
+        return Diagnosis(name, False, "missing", missing("train,serve"))
     for package in (name, f"{name}-cpu"):
         try:
             return Diagnosis(name, True, f"{importlib.metadata.version(package)}{' for the CPU' if package != name else ''}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return Diagnosis(name, False, "importable, but not installed by pip", SET_UP)
+    return Diagnosis(name, False, "importable, but not installed by pip", missing("train,serve"))
 
 
 def _engine(gpu: bool) -> Diagnosis:
@@ -149,14 +153,15 @@ def _engine(gpu: bool) -> Diagnosis:
         return Diagnosis("training engine", True, "NCCL")
     if (assets.extensions_folder() / "deepspeed_shm_comm" / "whole").exists():
         return Diagnosis("training engine", True, "CPU communication op is compiled")
-    return Diagnosis("training engine", True, "CPU communication op is not compiled: the first training stage takes minutes longer", SET_UP)
+    return Diagnosis("training engine", True, "CPU communication op is not compiled: the first training stage takes minutes longer",
+                     set_up("python -m pedigree.stages.training.trainer"))  # fmt: skip
 
 
 def _asset(name: str) -> Diagnosis:
     try:
         size = assets.path(name).stat().st_size
     except PedigreeError as error:
-        return Diagnosis(f"asset {name}", False, str(error), SET_UP)
+        return Diagnosis(f"asset {name}", False, str(error), set_up("python -m pedigree.data.artifacts.assets"))
     return Diagnosis(f"asset {name}", True, f"{size / 1e6:.1f} MB, {ASSETS[name].licence}")
 
 

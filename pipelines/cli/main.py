@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pedigree.pipelines.cli import artifacts, git, looking, recipes, rehearsing, rows, running, schedules, scratch
+from pedigree.pipelines.cli import artifacts, git, init, looking, recipes, rehearsing, rows, running, schedules, scratch
 from pedigree.pipelines.cli.console import echo
 from pedigree.pipelines.cli.quiet import no_telemetry
 
@@ -18,6 +18,7 @@ again, so re-running the same command after a crash resumes where it stopped.
 
 \b
 Examples:
+  pedigree init my-project                     start a project
   pedigree recipes                             list the recipes
   pedigree new mine --from dpo                 write a recipe to start from
   pedigree plan tiny                           show what would run, and why
@@ -46,6 +47,7 @@ Terms:
 """
 
 GROUPS = {
+    "Start": ("init",),
     "Run": ("run", "cancel", "rehearse", "plan"),
     "Look": ("status", "jobs", "logs", "report", "models"),
     "Recipes": ("recipes", "new", "show", "validate", "pin", "compile"),
@@ -72,7 +74,7 @@ app = typer.Typer(
     cls=Grouped, help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 130},
 )  # fmt: skip
-for part in (running, rehearsing, looking, schedules, recipes, scratch, artifacts, rows, git):
+for part in (init, running, rehearsing, looking, schedules, recipes, scratch, artifacts, rows, git):
     app.add_typer(part.commands)
 
 

@@ -39,6 +39,11 @@ def run_git(
         raise PedigreeError(f"`git {arguments[0]}` did not finish within {timeout_s:g} s: {remedy}") from error
 
 
+def is_work_tree(folder: Path) -> bool:
+    """Whether a folder is the top of a git work tree. Inside one, e.g. in `site-packages`, git would answer for another repository."""
+    return (folder / ".git").exists()
+
+
 def git_environment() -> dict[str, str]:
     """The environment without repository-specific git variables, which a calling hook would set for another repository."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in KEPT}

@@ -4,7 +4,8 @@ Git merges lines, so two branches that each ran a different stage conflict. Each
 stage and is merged separately. Entries that neither branch can supply for the merged recipe are dropped: `pedigree run` restores
 them from the run cache, or rebuilds them.
 
-`python -m pedigree.pipelines.ledger.lock_merge` registers the driver with git (`make setup` does so); `.gitattributes` selects its files.
+`python -m pedigree.pipelines.ledger.lock_merge` registers the driver with git, as do `make setup` and `pedigree init`;
+`.gitattributes` selects its files.
 """
 
 import re
@@ -166,12 +167,16 @@ def _report(text: str) -> None:
     sys.stderr.write(f"{shown(text)}\n")
 
 
+def register(folder: Path) -> bool:
+    """Register the driver in the clone that holds a folder; returns False outside git."""
+    settings = (("name", "dvc.lock, stage by stage"), ("driver", COMMAND))
+    return not any(run_git(folder, "config", f"merge.{DRIVER}.{key}", value).returncode for key, value in settings)
+
+
 def main() -> None:
     """Register the driver in the current clone."""
-    for key, value in (("name", "dvc.lock, stage by stage"), ("driver", COMMAND)):
-        if run_git(Path.cwd(), "config", f"merge.{DRIVER}.{key}", value).returncode:
-            _report("    this folder is not a git repository: the merge driver is not registered")
-            return
+    if not register(Path.cwd()):
+        _report("    this folder is not a git repository: the merge driver is not registered")
 
 
 if __name__ == "__main__":

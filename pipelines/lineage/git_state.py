@@ -1,13 +1,14 @@
-"""Git state of the Pedigree code, recorded in `run.json` with every attempt."""
+"""State of the Pedigree code in git, or its installed version, recorded in `run.json` with every attempt."""
 
 import hashlib
 import os
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.secrets import find_secrets
 from pedigree.data.artifacts.provenance import CODE_ROOT, added_kinds
-from pedigree.pipelines.ledger.git import run_git
+from pedigree.pipelines.ledger.git import is_work_tree, run_git
 
 PATCH_LIMIT = 2**20
 """Maximum bytes of a dirty tree's patch stored with an artifact."""
@@ -24,16 +25,17 @@ def code_state(root: Path = CODE_ROOT, *, new_files: bool = False) -> dict[str, 
     """Commit of the code and the working tree's changes; generated files are ignored.
 
     Args:
-        root: top folder of a git repository with the code.
+        root: folder that holds the package; git is read only if it is the top of a work tree.
         new_files: include untracked files in the patch; otherwise they are only counted.
 
     Returns:
         `commit` (None outside git), `dirty`, `patch_sha256`. For a dirty tree also `patch`, from which `git apply` rebuilds the tree, or
-        `patch_left_out`, the reason why it is not stored. `new_files` is the number of untracked files left out.
+        `patch_left_out`, the reason why it is not stored. `new_files` is the number of untracked files left out; `version`, instead of a
+        commit, that of an installed package.
     """
-    commit = _git(root, "rev-parse", "HEAD").decode().strip() or None
-    patch = _git(root, *DIFF, "HEAD", "--", ".", *GENERATED)
-    untracked = os.fsdecode(_git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".", *GENERATED)).split("\0")
+    commit = _top(root, "rev-parse", "HEAD").decode().strip() or None
+    patch = _top(root, *DIFF, "HEAD", "--", ".", *GENERATED)
+    untracked = os.fsdecode(_top(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".", *GENERATED)).split("\0")
     names = [name for name in sorted(filter(None, untracked)) if (root / name).is_file()]
     kept = [(root, name, "") for name in names if new_files]
     for name, path in added_kinds(root).items():
@@ -42,6 +44,9 @@ def code_state(root: Path = CODE_ROOT, *, new_files: bool = False) -> dict[str, 
     state: dict[str, Any] = {"commit": commit, "dirty": bool(patch or kept), "patch_sha256": None}
     if state["dirty"]:
         state |= _kept(patch, kept)
+    if not is_work_tree(root):
+        for found in distributions(name="pedigree", path=[str(root)]):
+            state["version"] = found.version
     return state | ({"new_files": len(names)} if names and not new_files else {})
 
 
@@ -67,6 +72,11 @@ def _kept(patch: bytes, new: list[tuple[Path, str, str]]) -> dict[str, str]:
     if found:
         return {"patch_left_out": f"it seems to hold secrets ({', '.join(sorted(set(found)))}): take them out, and commit the changes"}
     return {"patch": text, "patch_sha256": hashlib.sha256(whole).hexdigest()}
+
+
+def _top(root: Path, *arguments: str) -> bytes:
+    """Output of a git command about a work tree with this top; empty elsewhere, even inside another repository."""
+    return _git(root, *arguments) if is_work_tree(root) else b""
 
 
 def _git(root: Path, *arguments: str, differs: int = 0) -> bytes:

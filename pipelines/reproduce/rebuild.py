@@ -138,7 +138,7 @@ def write_project(
         members: the ancestry.
         places: where to look for source files, in order; only files with the recorded hash are used.
         wanted: ids of the stages that will run.
-        here: use the code of this clone instead of the recorded code.
+        here: use the current code instead of the recorded code.
 
     Raises:
         UsageProblem: no file with the recorded hash of a source file exists.
@@ -175,7 +175,7 @@ def profile(members: Mapping[str, RebuiltStage], *, here: bool = False) -> dict[
     """Profile with the recorded numerics and placement of every stage, and the slots of this machine.
 
     On a CPU, slots are at least the recorded number, since engines that share cores need a slot for each of their threads.
-    `here`: for the code of this clone.
+    `here`: for the current code.
     """
     hardware = provenance.hardware()
     on_gpu = any(member.run.numerics.get("device") == "cuda" for member in members.values())

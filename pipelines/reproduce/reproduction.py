@@ -1,7 +1,7 @@
 """`pedigree reproduce`: rebuild an artifact from its records and compare.
 
 1. Read the records of the whole ancestry; reject contradictory ones.
-2. Check out the recorded code (commit and patch) in separate work trees, or use this clone's code (`--here`).
+2. Check out the recorded code (commit and patch) in separate work trees, or use the current code (`--here`).
 3. Write a small project with the recipe in the records, the recorded numerics, and its own cache.
 4. Compile it with that code and compare the result with every record before anything runs.
 5. Run every stage with `pedigree run` of that code, or take ancestors from the cache or the remote (`--from-cache`).
@@ -82,7 +82,7 @@ class ReproductionRequest:
     stage: str | None = None
     """Run only this stage of the ancestry, from its recorded inputs."""
     here: bool = False
-    """Use the code of this clone instead of the recorded code."""
+    """Use the current code instead of the recorded code."""
     strict: bool = False
     """Require the recorded environment."""
     execution: str | None = None
@@ -367,6 +367,8 @@ class _Attempt:
         """Run a `pedigree` command with the code in `tree` in the new project; `quiet` captures its output."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         environment["PYTHONPATH"] = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
+        if not self.request.here:
+            environment.pop(provenance.ADDED_STAGES, None)  # the recorded code contains its own kinds
         environment["PEDIGREE_PREFECT"] = "never"  # not an option, since recorded code may not know it
         pipe = subprocess.PIPE if quiet else None
         module = "pedigree.pipelines.cli" if (tree / "pedigree").is_dir() else "pipelines.cli"  # as it was before 0.2
@@ -447,7 +449,7 @@ def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, 
             seen.add(commit)
             with codetree.bundle(commit) as file:
                 if file is None:
-                    yield commit, "this clone lacks it"
+                    yield commit, "not in a clone here"
                 else:
                     yield commit, "sent" if ledger.store.put(file, codetree.bundle_name(commit)) else "there already"
 

@@ -7,23 +7,24 @@ evidence either, since its entries may come from the remote.
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import shown
 from pedigree.data.artifacts.provenance import CODE_ROOT
-from pedigree.pipelines.ledger.git import git, run_git
+from pedigree.pipelines.ledger.git import git, is_work_tree, run_git
 from pedigree.pipelines.ledger.ledger import Ledger, Recorded
 from pedigree.pipelines.ledger.store import LedgerError
 from pedigree.pipelines.reproduce.rebuild import RebuiltStage
-from pedigree.pipelines.reproduce.work_tree import RecordedCode, has
+from pedigree.pipelines.reproduce.work_tree import RecordedCode, has, obstacle
 
 MOST_COMMITS = 50
 """Maximum commits whose `dvc.lock` files are searched."""
 REFUSED = (
     "this project did not make it, and the session is not interactive: review what it would run with --dry-run --show-patch, "
-    "then use --trust to run it (--here runs the code of this clone instead)"
+    "then use --trust to run it (--here runs the current code instead)"
 )
 
 
@@ -46,9 +47,9 @@ def review(members: Sequence[RebuiltStage], *, here: bool, show_patch: bool) -> 
     for member in members:
         codes.setdefault(member.code, []).append(member)
     if here:
-        lines.append("code: this clone's (--here)")
+        lines.append("code: the current one (--here)")
     for code, made in () if here else codes.items():
-        lines += ["", f"code {code.commit or 'none'} ({_whose(code)}), runs {', '.join(member.address for member in made)}"]
+        lines += ["", f"code {code.commit or code} ({_whose(code)}), runs {', '.join(member.address for member in made)}"]
         lines += _patch_lines(code, show_patch)
     lines += ["", "commands: `pedigree compile` and `pedigree run` with that code, on a recipe with these stages:"]
     for member in members:
@@ -85,8 +86,8 @@ def _names(recorded: Sequence[Recorded], records: Mapping[str, str]) -> bool:
 
 
 def _whose(code: RecordedCode) -> str:
-    if code.commit is None:
-        return "no commit was recorded"
+    if code.commit is None or not is_work_tree(CODE_ROOT):
+        return "not available" if obstacle(code) else "the current code"
     return "a commit of this clone" if has(code.commit) else "not in this clone; would be fetched from a git remote or the DVC remote"
 
 
@@ -94,7 +95,8 @@ def _patch_lines(code: RecordedCode, whole: bool) -> list[str]:
     """Changed files and line counts of a patch according to git; `whole` adds its text."""
     if code.patch is None:
         return ["  no patch"] if code.patch_sha256 is None else ["  a patch that was not stored"]
-    answer = run_git(CODE_ROOT, "apply", "--numstat", "-", given=code.patch.encode())
+    top = Path(CODE_ROOT.anchor)  # below the top of a repository, git would leave out files outside the folder
+    answer = run_git(top, "apply", "--numstat", "-", given=code.patch.encode())
     if answer.returncode:
         raise UsageProblem(f"git cannot read the patch of {code}: use --here, which ignores it, or request a valid copy")
     counts = [line.split("\t", 2) for line in answer.stdout.decode(errors="replace").splitlines()]

@@ -1,4 +1,8 @@
-"""Check out recorded code in a git work tree with its patch, using bundles for commits that the clone lacks."""
+"""Check out recorded code in a git work tree with its patch, using bundles for commits that the clone lacks.
+
+Without a commit, and for an installed package, which has no git, the running code with the recorded kinds of stages is used, if it is the
+recorded code to the byte.
+"""
 
 import shutil
 import subprocess
@@ -6,16 +10,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts.lineage import text_sha256
+from pedigree.data.artifacts.provenance import CODE_ROOT, code_files, code_sha256, own_files
 from pedigree.data.artifacts.run_record import CodeState, Run
-from pedigree.pipelines.ledger.git import ABSENT, run_git
-from pedigree.pipelines.lineage.git_state import CODE_ROOT, code_state
+from pedigree.pipelines.ledger.git import ABSENT, is_work_tree, run_git
+from pedigree.pipelines.lineage.git_state import code_state
 
 SOUND = ("-c", "fetch.fsckObjects=true", "-c", "protocol.ext.allow=never")
 """Git settings for fetching untrusted objects."""
+HERE = "use --here to run with the current code"
 Fetch = Callable[[str, Path], bool]
 """(name, target): fetches a file from the remote; False if it does not exist."""
 
@@ -32,6 +39,10 @@ class RecordedCode:
     """Why a dirty tree's patch was not stored."""
     new_files: int = field(default=0, compare=False)
     """Number of untracked files missing from the record."""
+    snapshot: str | None = None
+    """Hash of all code files that the job could import or read."""
+    version: str = ""
+    """Of the installed package, if it ran from one."""
 
     @classmethod
     def of(cls, run: Run, patches: Mapping[str, str]) -> "RecordedCode":
@@ -44,18 +55,19 @@ class RecordedCode:
         state = (run.attempts[-1].code if run.attempts else None) or CodeState()
         sha256 = state.patch_sha256
         left_out = state.patch_left_out or ("its text is not among the records" if sha256 else "")
-        return cls(state.commit, sha256, patches.get(sha256) if sha256 else None, left_out, state.new_files)
+        patch = patches.get(sha256) if sha256 else None
+        return cls(state.commit, sha256, patch, left_out, state.new_files, state.snapshot, state.version)
 
     def __str__(self) -> str:
         if self.commit is None:
-            return "no commit"
+            return f"pedigree {self.version}" if self.version else "no commit"
         patch = f" with patch {self.patch_sha256[:8]}" if self.patch_sha256 else ""
         lost = f" without {self.new_files} unrecorded new file{'s' * (self.new_files != 1)}" if self.new_files else ""
         return self.commit[:12] + patch + lost
 
     @property
     def folder(self) -> str:
-        return f"{self.commit or 'none'}"[:12] + (f"-{self.patch_sha256[:8]}" if self.patch_sha256 else "")
+        return (self.commit or self.snapshot or "none")[:12] + (f"-{self.patch_sha256[:8]}" if self.patch_sha256 else "")
 
 
 def bundle_name(commit: str) -> str:
@@ -63,50 +75,86 @@ def bundle_name(commit: str) -> str:
     return f"pedigree/code/{commit}.bundle"
 
 
-def obstacle(code: RecordedCode) -> str | None:
-    """Why the code cannot be checked out, judging by the record alone."""
-    here = "use --here to run with the code of this clone"
-    if code.commit is None:
-        return f"the record has no commit (it was made outside git): {here}"
+def obstacle(code: RecordedCode, root: Path = CODE_ROOT) -> str | None:
+    """Why the code is unavailable, judging by the record and the running code alone."""
+    name = code.commit[:12] if code.commit else f"pedigree {code.version}"
     if code.patch is None and code.left_out:
-        return f"it was made from a modified working tree of {code.commit[:12]}, whose patch was not stored ({code.left_out}): {here}"
+        return f"it was made from a modified working tree of {name}, whose patch was not stored ({code.left_out}): {HERE}"
     if code.patch is not None and text_sha256(code.patch) != code.patch_sha256:
-        return f"the sha256 of the patch of {code.commit[:12]} differs from the recorded {str(code.patch_sha256)[:12]}: {here}"
-    return None
+        return f"the sha256 of the patch of {name} differs from the recorded {str(code.patch_sha256)[:12]}: {HERE}"
+    tracked = code.commit is not None and is_work_tree(root)
+    return None if tracked or code.patch or code.snapshot == _own_sha256(root) else _other_code(code)  # a patch is tried in `_patched`
+
+
+@cache
+def _own_sha256(root: Path) -> str:
+    return code_sha256(own_files(root))
+
+
+def _other_code(code: RecordedCode) -> str:
+    """Why recorded code cannot be had without git, and the remedy."""
+    if code.version:
+        return f"it was made by pedigree {code.version}, whose files differ from the current code: install that version, or {HERE}"
+    if code.commit is None:
+        return f"the record has no commit (it was made outside git): {HERE}"
+    return f"it was made at {code.commit[:12]}, not by this installed package: reproduce it in a clone of Pedigree, or {HERE}"
 
 
 def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_ROOT) -> Path:
-    """Check out the recorded code at `target`, reusing an existing work tree with exactly this code.
+    """Check out the recorded code at `target`, reusing an existing work tree with exactly this code; returns its folder.
+
+    Without git and patch this is `root`, whose code is then the recorded one.
 
     Args:
         code: what to check out.
         target: a folder; its parent is created.
         fetch: fetches a bundle if neither the clone nor its git remotes have the commit.
-        root: the clone.
+        root: the clone, or the folder of the installed package.
 
     Raises:
         UsageProblem: the commit or its patch is unavailable, or the patch does not match its hash.
     """
-    problem = obstacle(code)
+    problem = obstacle(code, root)
     if problem:
         raise UsageProblem(problem)
+    if code.commit is None or not is_work_tree(root):
+        return _patched(code, target, root) if code.patch else root
     if target.exists():
         if _is(code, target):
             return target
         remove(target, root)
-    _bring(str(code.commit), fetch, root)
+    _bring(code.commit, fetch, root)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _must(root, "worktree", "add", "--quiet", "--detach", "--force", "--end-of-options", str(target), str(code.commit))
+    _must(root, "worktree", "add", "--quiet", "--detach", "--force", "--end-of-options", str(target), code.commit)
     if code.patch:
         _must(target, "apply", "--whitespace=nowarn", "-", stdin=code.patch.encode())
     return target  # commit and patch hashes determine the tree, so it need not be verified
 
 
+def _patched(code: RecordedCode, target: Path, root: Path) -> Path:
+    """Copy the running package to `target` and add the recorded patch, which then holds kinds of stages.
+
+    Raises:
+        UsageProblem: the result is not the recorded code.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(root / "pedigree", target / "pedigree", ignore=shutil.ignore_patterns("__pycache__"))
+    _must(target, "init", "--quiet")  # inside another repository, git would apply nothing
+    applied = _git(target, "apply", "--whitespace=nowarn", "--directory=pedigree", "-", stdin=str(code.patch).encode())
+    shutil.rmtree(target / ".git")
+    if applied.returncode or code_sha256(code_files(target)) != code.snapshot:
+        shutil.rmtree(target)
+        raise UsageProblem(_other_code(code))
+    return target
+
+
 def remove(target: Path, root: Path = CODE_ROOT) -> None:
     """Remove a work tree, even if git no longer tracks it."""
-    _git(root, "worktree", "remove", "--force", "--end-of-options", str(target))
+    if is_work_tree(root):
+        _git(root, "worktree", "remove", "--force", "--end-of-options", str(target))
     shutil.rmtree(target, ignore_errors=True)
-    _git(root, "worktree", "prune")
+    if is_work_tree(root):
+        _git(root, "worktree", "prune")
 
 
 @contextmanager
@@ -124,7 +172,7 @@ def bundle(commit: str, root: Path = CODE_ROOT) -> Iterator[Path | None]:
 
 
 def has(commit: str, root: Path = CODE_ROOT) -> bool:
-    return _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}").returncode == 0
+    return is_work_tree(root) and _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}").returncode == 0
 
 
 def _bring(commit: str, fetch: Fetch, root: Path) -> None:
@@ -145,12 +193,12 @@ def _bring(commit: str, fetch: Fetch, root: Path) -> None:
             if not _is_at(root, reference, commit):
                 _git(root, "update-ref", "-d", reference)
                 problem = f"the bundle of commit {commit} in the DVC remote contains a different commit, so it is forged"
-                remedy = "run `pedigree push` where the artifact was made, or use --here to run with the code of this clone"
+                remedy = f"run `pedigree push` where the artifact was made, or {HERE}"
                 raise UsageProblem(f"{problem}; delete {bundle_name(commit)} there and {remedy}")
     if not has(commit, root):
         raise UsageProblem(
             f"commit {commit} is not in this clone, its git remotes, or the DVC remote: run `pedigree push` where the artifact was made, "
-            "or use --here to run with the code of this clone"
+            f"or {HERE}"
         )
 
 

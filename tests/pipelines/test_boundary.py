@@ -158,7 +158,7 @@ def test_outside_a_project_a_message_says_so(tmp_path):
         text=True,
         check=False,
     )
-    assert done.returncode == 2 and "inside a clone" in done.stderr and project_here.__module__ == "pedigree.pipelines.cli.console"
+    assert done.returncode == 2 and "`pedigree init`" in done.stderr and project_here.__module__ == "pedigree.pipelines.cli.console"
 
 
 def test_control_characters_in_a_message_are_shown_and_not_obeyed(monkeypatch, project, capsys):

@@ -8,11 +8,12 @@ import pytest
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.lineage import text_sha256
+from pedigree.data.artifacts.provenance import code_files, code_sha256
 from pedigree.pipelines.ledger.git import git_environment
 from pedigree.pipelines.lineage import git_state
 from pedigree.pipelines.lineage.git_state import code_state
 from pedigree.pipelines.lineage.inheritance import split_run
-from pedigree.pipelines.reproduce.work_tree import RecordedCode, bundle, check_out, remove
+from pedigree.pipelines.reproduce.work_tree import RecordedCode, bundle, check_out, has, remove
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -150,3 +151,51 @@ def test_a_commit_comes_from_the_git_remote_or_a_bundle_or_is_missing_with_a_rem
         return True
 
     assert (check_out(third, tmp_path / "third", fetch, clone) / "a.py").read_text() == "third\n"
+
+
+@pytest.fixture
+def package(repository) -> Path:
+    """`site-packages` in the repository of a user."""
+    site = repository / ".venv" / "site-packages"
+    for name in ("pedigree/__init__.py", "pedigree/stages/__init__.py", "pedigree-0.2.0.dist-info/METADATA"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text("Name: pedigree\nVersion: 0.2.0\n" if name.endswith("METADATA") else "")
+    return site
+
+
+def test_the_repository_of_a_user_is_not_that_of_the_installed_code(repository, package):
+    (repository / "a.py").write_text("changed\n")
+    assert code_state(package) == {"commit": None, "dirty": False, "patch_sha256": None, "version": "0.2.0"}
+    assert has(git(repository, "rev-parse", "HEAD"), repository) and not has(git(repository, "rev-parse", "HEAD"), package)
+
+
+def test_installed_code_runs_what_it_made_and_what_a_clone_with_the_same_files_made(package, tmp_path):
+    snapshot = code_sha256(code_files(package))
+    for made in (RecordedCode(None, snapshot=snapshot, version="0.2.0"), RecordedCode("c" * 40, snapshot=snapshot)):
+        assert check_out(made, tmp_path / "tree", nowhere, package) == package
+    for other, said in (
+        (RecordedCode(None, snapshot="0" * 64, version="0.1.9"), "made by pedigree 0.1.9, whose files differ .*: install that version, or"),
+        (RecordedCode("c" * 40, snapshot="0" * 64), "made at cccccccccccc, not by this installed package: reproduce it in a clone"),
+        (RecordedCode(None), "the record has no commit"),
+    ):
+        with pytest.raises(UsageProblem, match=said):
+            check_out(other, tmp_path / "tree", nowhere, package)
+
+
+def test_installed_code_with_the_recorded_kinds_is_the_recorded_code_or_refused(repository, package, tmp_path, monkeypatch):
+    """Below the repository of a user, where `git apply` leaves out what is not in the current folder, with success."""
+    kind = tmp_path / "kinds" / "mine" / "kind.py"
+    kind.parent.mkdir(parents=True)
+    kind.write_text("KIND = 1\n")
+    monkeypatch.setenv("PEDIGREE_STAGES", str(kind.parents[1]))
+    monkeypatch.setattr("pedigree.data.artifacts.provenance.CODE_ROOT", package)
+    state = code_state(package) | {"snapshot": code_sha256(code_files(package))}
+    monkeypatch.delenv("PEDIGREE_STAGES")
+    run, patches = split_run({"attempts": [{"code": state}]})
+    recorded = RecordedCode.of(Run.model_validate(run), patches)
+    tree = check_out(recorded, repository / ".pedigree" / "tree", nowhere, package)
+    assert (tree / "pedigree/stages/mine/kind.py").read_text() == "KIND = 1\n" and not (tree / ".git").exists()
+    (package / "pedigree" / "stages" / "__init__.py").write_text("changed = True\n")
+    with pytest.raises(UsageProblem, match=r"made by pedigree 0\.2\.0, whose files differ"):
+        check_out(recorded, tree, nowhere, package)
+    assert not tree.exists()

@@ -20,6 +20,7 @@ def project(tmp_path, monkeypatch) -> Project:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no GPU, no compiler, whatever the machine has
     for folder in (".dvc", "requirements"):
         (tmp_path / folder).mkdir()
+    monkeypatch.setattr(doctor, "LOCKS", tmp_path / "requirements")
     (tmp_path / "requirements" / "cpu.txt").write_text("# comment\npyyaml==6.0.3\n")
     doctor.assets.path.cache_clear()
     return Project(tmp_path)
