@@ -38,7 +38,7 @@ from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import open_artifact, sha256_file
 from pedigree.data.artifacts.provenance import code_files, code_sha256, hardware
 from pedigree.data.records import columns, records
-from pedigree.stages.job.job import GivenFile, GivenInput, JobSpec
+from pedigree.stages.job.spec import GivenFile, GivenInput, JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 FOUND = RESULTS / "growth" / "rows.json"

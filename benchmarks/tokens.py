@@ -57,7 +57,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(count: int, folder: Path) -> None:
-    from pedigree.configs.rows.datasets import TEMPLATES
+    from pedigree.configs.rows.source_models import TEMPLATES
     from pedigree.data.artifacts import assets
     from pedigree.data.chat.chat import Chat
     from pedigree.data.chat.documents import Conversations

@@ -125,7 +125,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def packaged(asset: str, record: Any) -> list[dict[str, Any]]:
     """The rows of packaged data, with their numbers as ids."""
-    from pedigree.configs.rows.datasets import Packaged
+    from pedigree.configs.rows.row_sources import Packaged
     from pedigree.data.sources import sources
 
     source = sources.opened(Packaged(type="packaged", asset=asset), record, None, sources.Outside())
@@ -218,7 +218,7 @@ def drawn(total: int, count: int, batch: int, lengths: list[int] | None) -> list
 
 def make_policy(model: str, conversations: list[Any], folder: Path) -> None:
     """A policy, as `source_model` makes it."""
-    from pedigree.configs.rows.datasets import SourceModel
+    from pedigree.configs.rows.source_models import SourceModel
     from pedigree.data.artifacts.artifacts import open_artifact
     from pedigree.data.records import records
     from pedigree.stages.source_model import run as source_model

@@ -28,21 +28,12 @@ from pedigree.data.host.process import leave, uncollected
 from pedigree.data.store.durable import sync_tree
 from pedigree.data.store.storage import StoreError
 from pedigree.data.store.untrusted import described
+from pedigree.stages.job.failures import BUGS, NotFinite, Preempted, StageError, is_full, storage_cause
 from pedigree.stages.job.inputs import check_untouched, open_inputs
-from pedigree.stages.job.job import (
-    BUGS,
-    LONGEST_MESSAGE,
-    Inputs,
-    Job,
-    JobSpec,
-    NotFinite,
-    Preempted,
-    StageError,
-    is_full,
-    only,
-    storage_cause,
-)
+from pedigree.stages.job.job import Inputs, Job, only
+from pedigree.stages.job.outcome import LONGEST_MESSAGE
 from pedigree.stages.job.postconditions import not_trained, other_template, templates_of, unmet
+from pedigree.stages.job.spec import JobSpec
 
 RESUME_ME = 75
 

@@ -41,7 +41,7 @@ class HubChild:
 
 def rows(source: dict[str, Any], beside: Sequence[str] = ()) -> dict[str, Any]:
     """What a hub source reads."""
-    from pedigree.configs.rows.datasets import Hub
+    from pedigree.configs.rows.row_sources import Hub
     from pedigree.data.sources import hub
 
     marks: list[str] = []

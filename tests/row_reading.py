@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pedigree.configs.rows.datasets import DataSource, RecordType, RowSource
+from pedigree.configs.rows.row_sources import DataSource, RecordType, RowSource
 from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.records import columns, records
 from pedigree.data.sources import sources

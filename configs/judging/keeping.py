@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Frozen
-from pedigree.configs.judging.answers import Scorers
 from pedigree.configs.judging.pairing import Number, by_name, unjudged
+from pedigree.configs.judging.scoring import Scorers
 
 
 class BestOfN(Frozen):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Frozen
-from pedigree.configs.judging.answers import Judge
+from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.methods.preference import SppoSoft
 from pedigree.configs.methods.training import PreferenceTrain, RewardModel, reference_problem
 

@@ -11,9 +11,10 @@ from typing import Any
 from pedigree.configs.base.document import Place
 from pedigree.configs.base.frozen import canonical_json
 from pedigree.configs.language.graph import Node
-from pedigree.configs.rows.datasets import Hub, PrepareData, title
+from pedigree.configs.rows.datasets import PrepareData, title
 from pedigree.configs.rows.decontamination import Waiver
 from pedigree.configs.rows.mixing import DRAWING
+from pedigree.configs.rows.row_sources import Hub
 
 Complaint = tuple[Node, Place, str]
 DRAWN = ("packaged", "files", "stored", "hub")

@@ -1,7 +1,9 @@
 """Inputs that `prepare_data` requires, and checks that they fit its config."""
 
 from pedigree.configs.base.frozen import Arrived
-from pedigree.configs.rows.datasets import ROWS, TOKENIZER, PrepareData, SourceModel, StageRows
+from pedigree.configs.rows.datasets import ROWS, TOKENIZER, PrepareData
+from pedigree.configs.rows.row_sources import StageRows
+from pedigree.configs.rows.source_models import SourceModel
 
 FROM = {"conversation": ("conversation", "preference"), "prompt": ("prompt", "conversation", "preference"), "preference": ("preference",)}
 """Record → types that convert to it."""

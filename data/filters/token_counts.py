@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pedigree.configs.rows.datasets import RecordType
+from pedigree.configs.rows.row_sources import RecordType
 from pedigree.data.chat.chat import Chat, ChatError, Piece
 from pedigree.data.chat.encoding import Encoder, Ids
 from pedigree.data.filters.row_filters import Counted

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from pyarrow.compute import call_function
 
 from pedigree.configs.base.frozen import digest
-from pedigree.configs.rows.datasets import RecordType
 from pedigree.configs.rows.filters import Filter
 from pedigree.configs.rows.mixing import By, Order, When
+from pedigree.configs.rows.row_sources import RecordType
 from pedigree.data.expectations import row_facts, row_statistics
 from pedigree.data.expectations.validation import facts_of
 from pedigree.data.filters import filtering

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pedigree.configs.base.hub_names import COMMIT, PIN_ME
 from pedigree.configs.base.texts import command
-from pedigree.configs.rows.datasets import Hub
+from pedigree.configs.rows.row_sources import Hub
 from pedigree.data.sources.named_columns import SelectedRow, lacking, select_columns
 from pedigree.data.store.storage import StoreError
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from pedigree.configs.rows.datasets import RecordType
+from pedigree.configs.rows.row_sources import RecordType
 from pedigree.data.chat.template_arguments import arguments_in
 from pedigree.data.chat.tools import calls_in, is_there
 from pedigree.data.chat.turns import messages_from, refuse_more_than_messages

@@ -7,7 +7,7 @@ from typing import Any
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.datasets import Arithmetic, Constraints
+from pedigree.configs.rows.row_sources import Arithmetic, Constraints
 from pedigree.data.records.records import Answer, Message
 
 

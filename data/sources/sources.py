@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, cast
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.datasets import (
+from pedigree.configs.rows.datasets import Shots
+from pedigree.configs.rows.row_sources import (
     Arithmetic,
     Constraints,
     DataSource,
@@ -24,7 +25,6 @@ from pedigree.configs.rows.datasets import (
     RecordType,
     RowProgram,
     RowSource,
-    Shots,
     StageRows,
     Stored,
     Written,

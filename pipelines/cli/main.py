@@ -47,10 +47,10 @@ Terms:
 """
 
 GROUPS = {
-    "Start": ("init",),
+    "Start": ("init", "new"),
     "Run": ("run", "cancel", "rehearse", "plan"),
     "Look": ("status", "jobs", "logs", "report", "models"),
-    "Recipes": ("recipes", "new", "show", "validate", "pin", "compile"),
+    "Recipes": ("recipes", "show", "validate", "pin", "compile"),
     "Artifacts": ("lineage", "diff", "verify", "export", "reproduce", "push", "pull"),
     "Rows": ("trace", "forget"),
     "Schedules": ("deploy", "serve", "schedules"),

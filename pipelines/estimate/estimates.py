@@ -13,7 +13,7 @@ from pedigree.configs.base.work import SHARE_OF_A_BOUND, Amounts
 from pedigree.configs.judging.asking import asks_endpoint
 from pedigree.configs.language.execution import FORMERLY, Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.rows.datasets import PackagedModel, RandomLlama
+from pedigree.configs.rows.source_models import PackagedModel, RandomLlama
 from pedigree.data.artifacts.artifacts import Run, read_run
 from pedigree.data.host.machine import settled
 from pedigree.data.store.untrusted import ArtifactError

@@ -11,7 +11,7 @@ from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import Amounts
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.rows.datasets import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
+from pedigree.configs.rows.source_models import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
 from pedigree.data.sources.hub import FOLDER
 from pedigree.data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
 from pedigree.pipelines.estimate.needs import Facts

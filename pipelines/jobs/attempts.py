@@ -35,7 +35,9 @@ from pedigree.pipelines.jobs.scratch_state import (
     write_spec,
 )
 from pedigree.pipelines.quantities import reported
-from pedigree.stages.job.job import PULSES, Failure, Success, checkpoint_names, is_full, read_done
+from pedigree.stages.job.failures import is_full
+from pedigree.stages.job.job import PULSES, checkpoint_names
+from pedigree.stages.job.outcome import Failure, Success, read_done
 
 RETRIED = frozenset({"crashed", "out_of_memory", "storage", "lost", "lost_engine", "collective", "heartbeat"})
 """Transient causes: the job resumes from its last checkpoint, after `out_of_memory` with smaller micro-batches. `refused`, `bug`,

@@ -36,7 +36,7 @@ from pedigree.pipelines.jobs.processes import (
     works_in,
 )
 from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, memory_before, read_job, read_mapping
-from pedigree.stages.job.job import read_done
+from pedigree.stages.job.outcome import read_done
 
 State = Literal["running", "succeeded", "failed", "lost", "unknown"]
 """`lost`: gone without a result. `unknown`: started where this launcher cannot look; only its heartbeat shows whether it is alive."""

@@ -26,7 +26,8 @@ from pedigree.pipelines.jobs.saved_progress import saved_progress
 from pedigree.pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
 from pedigree.pipelines.ledger import objects
 from pedigree.pipelines.ledger.identity import StageInputs
-from pedigree.stages.job.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpoint_names, place_in
+from pedigree.stages.job.job import CODE_CHANGED, checkpoint_names
+from pedigree.stages.job.spec import GivenFile, GivenInput, JobSpec, place_in
 
 INPUTS = "inputs"
 MOST_NAMED = 20

@@ -21,7 +21,8 @@ from pedigree.data.store.untrusted import Address, Line, described
 from pedigree.pipelines.jobs.memory_kills import Before
 from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.quantities import number
-from pedigree.stages.job.job import JobSpec, read_done
+from pedigree.stages.job.outcome import read_done
+from pedigree.stages.job.spec import JobSpec
 
 SPEC, JOB, ATTEMPTS, CODE, DEPENDENCIES = "spec.json", "job.json", "attempts.json", "code.json", "dependencies.json"
 UNKNOWN = "unknown/unknown"

@@ -24,21 +24,9 @@ from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
 from pedigree.configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
 from pedigree.configs.rehearsal.shrinking import FILE_ROWS, rehearsed, rehearsed_profile
-from pedigree.configs.rows.datasets import (
-    OWN,
-    TEMPLATES,
-    Arithmetic,
-    Constraints,
-    Files,
-    FolderModel,
-    Hub,
-    HubModel,
-    PackagedModel,
-    PrepareData,
-    RowProgram,
-    SourceModel,
-    Stored,
-)
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.row_sources import Arithmetic, Constraints, Files, Hub, RowProgram, Stored
+from pedigree.configs.rows.source_models import OWN, TEMPLATES, FolderModel, HubModel, PackagedModel, SourceModel
 from pedigree.data.artifacts.artifacts import write_bytes, write_text
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.host import machine

@@ -67,7 +67,10 @@ from pedigree.pipelines.ledger.objects import files_of
 from pedigree.pipelines.ledger.store import LedgerError, RemoteError
 from pedigree.pipelines.ledger.transfers import TransferProgress
 from pedigree.pipelines.lineage.inheritance import write_origin
-from pedigree.stages.job.job import PULSES, JobSpec, Success, read_curve, read_done, storage_cause
+from pedigree.stages.job.failures import storage_cause
+from pedigree.stages.job.job import PULSES, read_curve
+from pedigree.stages.job.outcome import Success, read_done
+from pedigree.stages.job.spec import JobSpec
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from pedigree.data.expectations.output import blocks
 from pedigree.data.records import answer_pool, columns, parents, records
 from pedigree.data.records.records import Prompt
 from pedigree.stages.core.constraining import PART, constrained
-from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.job.output_rows import written
 
 SHOWN = 20

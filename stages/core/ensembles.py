@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, pstdev, pvariance
 
-from pedigree.configs.judging.answers import Ensemble, Mean, Scorers, UncertaintyWeighted, WorstCase
+from pedigree.configs.judging.scoring import Ensemble, Mean, Scorers, UncertaintyWeighted, WorstCase
 
 
 @dataclass(frozen=True)

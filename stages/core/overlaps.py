@@ -10,7 +10,7 @@ from pedigree.configs.rows.decontamination import Waiver
 from pedigree.data.contamination.coverage import Benchmarks, Overlap
 from pedigree.data.records.scattered import Numbers
 from pedigree.data.sources.sources import LEAK
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 REMOVED, WAIVED = "removed", "waived"
 """Verdicts on an overlap without doubts."""

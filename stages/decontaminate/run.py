@@ -32,7 +32,8 @@ from pedigree.stages.core.overlaps import (
     summary,
     waiver_summary,
 )
-from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only
 
 
 class Compared(NamedTuple):

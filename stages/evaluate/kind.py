@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import MAX_UNKNOWN, RESAMPLES, TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan
-from pedigree.configs.judging.answers import Evaluate, evaluate_problem
+from pedigree.configs.judging.measuring import Evaluate, evaluate_problem
 from pedigree.configs.rows.datasets import PrepareData, form_of
 from pedigree.configs.rows.suite_forms import Form
 

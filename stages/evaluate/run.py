@@ -21,7 +21,7 @@ from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any
 
-from pedigree.configs.judging.answers import Evaluate
+from pedigree.configs.judging.measuring import Evaluate
 from pedigree.configs.methods.training import Sampling
 from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.artifacts.artifacts import Artifact, read_lineage, write_json, write_rows
@@ -41,7 +41,8 @@ from pedigree.stages.evaluate.suite_scores import (
     task_hash,
     verifiers_of,
 )
-from pedigree.stages.job.job import Inputs, Job, StageError
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job
 from pedigree.stages.sampling.chunks import Ask, Score, generate
 from pedigree.stages.sampling.engine_processes import WarmEngines
 from pedigree.stages.sampling.prepared import Prepared

@@ -28,7 +28,8 @@ from pedigree.data.records.scattered import Scattered
 from pedigree.data.records.searching import search
 from pedigree.stages.core.overlaps import TOLD, Hit, hit_of, lines, refuse_contaminated, refuse_unknown, staying, summary, waiver_summary
 from pedigree.stages.find_rephrased.rephrasing import parse_same, same_task_question
-from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.sampling.asking import Bound, ask, mark_models, reported
 from pedigree.stages.sampling.endpoint import Reply
 from pedigree.stages.sampling.sampler import seed_of

@@ -13,7 +13,10 @@ from pedigree.configs.base.texts import command
 from pedigree.data.artifacts.artifacts import ArtifactError, entries_of, open_artifact, read_json, sha256_path, survey, write_json
 from pedigree.data.store.hashing import Hashed, hash_files
 from pedigree.data.store.untrusted import Sha256, Size
-from pedigree.stages.job.job import Inputs, Job, JobSpec, Number, StageError, place_in
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job
+from pedigree.stages.job.outcome import Number
+from pedigree.stages.job.spec import JobSpec, place_in
 
 SEEN = "inputs.json"
 """File in the scratch folder: input file → hash and metadata when the first attempt opened it."""

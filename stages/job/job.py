@@ -12,11 +12,9 @@ A job works in a scratch folder named after the stage's key:
     done.json       written last: the result, or the failure and its cause
 """
 
-import errno
 import json
 import os
 import re
-import shutil
 import signal
 import threading
 import time
@@ -24,205 +22,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, Protocol, Self
+from typing import Any, BinaryIO, Protocol, Self
 
-from pydantic import Field, TypeAdapter, ValidationError
-
-from pedigree.configs.base.frozen import Frozen, finite
-from pedigree.configs.base.paths import RelativePath
-from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.frozen import finite
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.kinds import KINDS
-from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, FileEntry, Input, read_json, write_text
-from pedigree.data.artifacts.run_record import Fingerprint, RunConditions, Setting
+from pedigree.data.artifacts.artifacts import Artifact, write_text
 from pedigree.data.host.effort import Effort
 from pedigree.data.host.machine import settled
 from pedigree.data.host.memory import share_left
 from pedigree.data.store.fence import OVERTAKEN, Fence, Superseded
-from pedigree.data.store.hashing import Hashed
 from pedigree.data.store.heartbeat import Pulse
-from pedigree.data.store.untrusted import LIST_BYTES, Line, Md5, Sha256, Size, Word, described
+from pedigree.stages.job.spec import JobSpec
 
 HEARTBEAT_INTERVAL_S = 1.0
 TOKENS = "tokens.json"
 PULSES = "pulses"
 """Folder in the scratch folder with the heartbeats of the job's processes."""
-FULL_BELOW_BYTES = 4 << 20
 CODE_CHANGED = "code changed at"
 """Prefix of the mark on a result that was started by different code."""
-LONGEST_MESSAGE = 10_000
-"""Characters of a failure message in `done.json`; the log has the full text."""
-
-
-class StageError(PedigreeError):
-    """A stage cannot deliver its output; a retry would fail the same way."""
-
-
-BUGS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    NotImplementedError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""Exceptions that indicate a bug. Code that passes user input to a library which may raise one converts it to a `PedigreeError`."""
-
-
-class NotFinite(StageError):
-    """The loss is NaN or infinite; the same data and weights would give it again."""
-
-
-def is_full(folder: Path) -> bool:
-    """Whether the disk of a folder is practically full."""
-    return shutil.disk_usage(folder).free < FULL_BELOW_BYTES
-
-
-def storage_cause(error: OSError) -> str:
-    """Classify a disk error as one word."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "disk_full"
-    return "not_writable" if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else "storage"
-
-
-class Preempted(BaseException):
-    """The job received a stop signal and can be resumed. A BaseException, so that no library's `except Exception` swallows it."""
-
-
-def place_in(scratch: Path, path: Path) -> str:
-    """Path relative to the scratch folder; absolute if it is outside."""
-    return str(path.relative_to(scratch) if path.is_relative_to(scratch) else path)
-
-
-class GivenInput(Frozen):
-    """An input artifact as passed to the job."""
-
-    folder: str
-    """The job's own copy of payload and records, relative to the scratch folder, which may be moved or mounted at other paths."""
-    content: str
-    producer: str
-    """Id of the artifact."""
-
-    @classmethod
-    def of(cls, artifact: Artifact, scratch: Path) -> "GivenInput":
-        return cls(folder=place_in(scratch, artifact.path), content=artifact.record.content, producer=artifact.record.id)
-
-
-class GivenFile(Frozen):
-    """A project file or folder that the config names, as passed to the job."""
-
-    path: str
-    """Relative to the job's scratch folder."""
-    sha256: str
-
-
-class JobSpec(Frozen):
-    """Specification of a job. A file, so that the job outlives the process that started it."""
-
-    address: str
-    kind: str
-    version: int
-    """Version of the stage kind when the recipe was loaded."""
-    key: str
-    config: dict[str, Any]
-    inputs: dict[str, dict[str, GivenInput]]
-    """Port → label → artifact."""
-    source_files: dict[str, GivenFile]
-    """Keyed by the name in the config."""
-    code: str
-    """Hash of the code to run (`data.artifacts.provenance.code_sha256`)."""
-    fingerprint: Fingerprint | None = None
-    """Fingerprint of the code that the stage kind depends on, precomputed because it is slow to derive; None: the job derives it."""
-    numerics: Numerics
-    placement: Placement
-    asked: Numerics | None = None
-    """The profile's numerics, where `numerics` was reduced to fit into memory."""
-    tokens: str = "tokens"
-    """Folder of tokenized rows, shared by jobs (`stages/training/token_cache.py`), relative to the scratch folder."""
-    allow_numerics_change: bool = False
-    """Accept checkpoints written under other numerics, and mark the result."""
-    marks: tuple[str, ...] = Field(default=(), strict=False)
-    """Notes for the record on how this run was started."""
-    require_checkpoint: bool = False
-    """Fail instead of starting over if no sound checkpoint exists."""
-
-    def lineage_inputs(self) -> tuple[Input, ...]:
-        """The inputs in the format of a record."""
-        given = [(port, label, one) for port, labelled in self.inputs.items() for label, one in labelled.items()]
-        return tuple(Input(port=port, label=label, content=one.content, producer=one.producer) for port, label, one in given)
-
-
-Number = Annotated[int, Field(ge=-(1 << 64), le=1 << 64)]
-
-
-class _Ended(Frozen):
-    checkpoints: dict[Word, Setting] = Field(default_factory=dict)
-    """Cost of writing and uploading them."""
-    peak: dict[Word, Setting] = Field(default_factory=dict)
-    """Peak memory of rank 0 in bytes."""
-    resumed_from: Line | None = None
-
-
-class Failure(_Ended):
-    """`done.json` of a job that failed or was preempted."""
-
-    ok: Literal[False]
-    cause: Word
-    message: Annotated[str, Field(max_length=LONGEST_MESSAGE)]
-
-
-class HashedFile(Frozen):
-    """A payload file as hashed by the job."""
-
-    size: Size
-    mtime_ns: Number
-    inode: Number
-    sha256: Sha256
-    md5: Md5
-
-    def hashed(self) -> Hashed:
-        return Hashed(self.size, self.mtime_ns, self.inode, self.sha256, self.md5)
-
-
-class Success(_Ended):
-    """`done.json` of a job that reports success."""
-
-    ok: Literal[True]
-    content: Sha256
-    files: tuple[FileEntry, ...] = Field(strict=False)
-    metrics: dict[Line, Any]
-    marks: tuple[Line, ...] = Field(default=(), strict=False)
-    seen: dict[RelativePath, HashedFile] = Field(default_factory=dict)
-    made_by: RunConditions
-
-
-Done = Success | Failure
 _CHECKPOINT = re.compile(r"step-[0-9]+")
-_DONE: TypeAdapter[Done] = TypeAdapter(Annotated[Done, Field(discriminator="ok")])
-
-
-def read_done(scratch: Path) -> Done | None:
-    """Read a job's final report; None if there is none yet or the file is damaged.
-
-    Raises:
-        ArtifactError: the file is valid JSON but not in this version's format; the message names the field.
-    """
-    path = scratch / "done.json"
-    try:
-        found = read_json(path, LIST_BYTES)
-    except ArtifactError:
-        return None
-    if not isinstance(found, dict):
-        return None
-    try:
-        return _DONE.validate_python(found)
-    except ValidationError as error:
-        remedy = "delete it and run the command again to resume from the last checkpoint"
-        raise ArtifactError(f"{path} was not written by this version ({described(error)}): {remedy}") from error
 
 
 def checkpoint_names(scratch: Path) -> list[str]:

@@ -23,7 +23,8 @@ from pedigree.data.host.faults import fault_point
 from pedigree.data.store.durable import rename, sync_tree
 from pedigree.data.store.storage import ContentChanged, Missing, StoreError
 from pedigree.data.store.untrusted import ArtifactError
-from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Job
 
 SILENCE_S = 60.0
 """Silence after which another machine may take over the lease; `heartbeat_timeout_s`, if that is shorter."""

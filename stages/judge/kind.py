@@ -2,7 +2,7 @@
 
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.work import Amount, PlannedStage, only, tokens_at
-from pedigree.configs.judging.answers import (
+from pedigree.configs.judging.scoring import (
     SCORERS,
     Judge,
     scorers_need,

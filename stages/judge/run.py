@@ -26,13 +26,14 @@ from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pedigree.configs.judging.answers import Judge
+from pedigree.configs.judging.scoring import Judge
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.records import records
 from pedigree.data.records.records import AspectRating, Completion, Judgment
 from pedigree.stages.core.ensembles import Member, agreement, combine, disagreement, model_terms, of_all, total
 from pedigree.stages.core.rating import mean_rating
-from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.judge.win_rates import win_rate_table, win_rates
 from pedigree.stages.verifiers import VerifierError, verify
 

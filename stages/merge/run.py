@@ -17,7 +17,8 @@ from torch import Tensor
 from pedigree.configs.methods.merging import LinearMerge, Merge, SlerpMerge
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat
-from pedigree.stages.job.job import Inputs, Job, StageError
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job
 from pedigree.stages.merge.distance import relative_l2
 from pedigree.stages.merge.weights import Weights, difference, merge_folders, slerp, weighted_mean
 

@@ -2,7 +2,7 @@
 
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import RESAMPLES, Cut
-from pedigree.configs.judging.answers import Overoptimization, overoptimization_problem
+from pedigree.configs.judging.scoring import Overoptimization, overoptimization_problem
 
 MAX_N = 2
 

@@ -13,11 +13,12 @@ overoptimized.
 from collections import defaultdict
 from typing import Any
 
-from pedigree.configs.judging.answers import Overoptimization
+from pedigree.configs.judging.scoring import Overoptimization
 from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.records import records
 from pedigree.stages.core.statistics import Interval, bootstrap_mean, paired_difference
-from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.overoptimization.best_of_n import best_of_n, kl_best_of_n
 
 Scores = list[tuple[float, float]]

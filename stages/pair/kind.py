@@ -5,8 +5,8 @@ from math import comb, inf
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import HIGHEST, LOWEST, Cut
 from pedigree.configs.base.work import SHARE_OF_A_BOUND, TURN, Amount, PlannedStage, only
-from pedigree.configs.judging.answers import answers_of_prompt, sampled
 from pedigree.configs.judging.pairing import AllPairs, Pair, pair_needs, pair_problem
+from pedigree.configs.judging.scoring import answers_of_prompt, sampled
 
 
 def shrink(cut: Cut) -> None:

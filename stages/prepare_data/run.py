@@ -21,22 +21,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pedigree.configs.rows.datasets import (
-    ROWS,
-    TOKENIZER,
-    Arithmetic,
-    Constraints,
-    DataSource,
-    Files,
-    Hub,
-    Packaged,
-    PrepareData,
-    RowProgram,
-    StageRows,
-    Stored,
-)
+from pedigree.configs.rows.datasets import ROWS, TOKENIZER, PrepareData
 from pedigree.configs.rows.expectations import facts_named, texts_named
 from pedigree.configs.rows.filters import Ids, base_id, columns_named
+from pedigree.configs.rows.row_sources import Arithmetic, Constraints, DataSource, Files, Hub, Packaged, RowProgram, StageRows, Stored
 from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.chat.encoding import EncodingMismatch
 from pedigree.data.expectations import row_facts, row_statistics
@@ -52,7 +40,8 @@ from pedigree.data.sources import procedural, sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex, SourceRows
 from pedigree.data.sources.shares import Portion
 from pedigree.data.sources.sources import LEAK, OpenSource, Outside, Parsed
-from pedigree.stages.job.job import Inputs, Job, StageError, only_or_none
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only_or_none
 from pedigree.stages.verifiers import check, row_programs, verify
 from pedigree.stages.verifiers.choices import check_choices
 

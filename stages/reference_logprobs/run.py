@@ -23,7 +23,8 @@ from pedigree.data.chat.documents import SingleAnswers
 from pedigree.data.host.faults import fault_point
 from pedigree.data.records import records
 from pedigree.stages.core.batches import Unit, share_prompts
-from pedigree.stages.job.job import Inputs, Job, NotFinite, only
+from pedigree.stages.job.failures import NotFinite
+from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.job.mirroring import open_mirror
 from pedigree.stages.training.feed import GlobalBatch, feed
 from pedigree.stages.training.logprobs import PolicyModule

@@ -30,7 +30,8 @@ from pedigree.data.records.sequences import Mapped
 from pedigree.stages.core import losses
 from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch, unit_tokens
 from pedigree.stages.core.statistics import wilson
-from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.reward_model import calibration
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch

@@ -26,7 +26,8 @@ from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.core.batches import step_rows
-from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, open_sampler, seed_of
 from pedigree.stages.training import kernels

@@ -14,7 +14,8 @@ from pedigree.configs.base.work import (
     generation,
     only,
 )
-from pedigree.configs.judging.answers import Sample, answers_of_prompt, sample_problem
+from pedigree.configs.judging.pools import Sample, sample_problem
+from pedigree.configs.judging.scoring import answers_of_prompt
 
 WINDOW = 3
 """Prompts."""

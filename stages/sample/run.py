@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pedigree.configs.judging.answers import Sample, Window
+from pedigree.configs.judging.pools import Sample, Window
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.chat.chat import Chat
@@ -24,7 +24,8 @@ from pedigree.data.records import records
 from pedigree.data.records.records import Completion
 from pedigree.data.records.sequences import Mapped
 from pedigree.stages.core.drawing import draw_policies
-from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.sampling.chunks import Ask, generate
 from pedigree.stages.sampling.continuous import generate_continuously
 from pedigree.stages.sampling.engine_processes import WarmEngines

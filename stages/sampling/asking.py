@@ -17,7 +17,8 @@ from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.data.records import records
 from pedigree.data.records.records import Message
 from pedigree.stages.core.forging import control_token
-from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.chunks import Ask, generate
 from pedigree.stages.sampling.endpoint import KEPT_NAME, ChatServer, NoReply, Reply, request_body
 from pedigree.stages.sampling.engine_processes import WarmEngines

@@ -18,7 +18,8 @@ from pedigree.data.artifacts.artifacts import Artifact, write_text
 from pedigree.data.chat.chat import Chat
 from pedigree.data.host.faults import fault_point
 from pedigree.data.records.sequences import InParts
-from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Job
 from pedigree.stages.job.mirroring import open_mirror
 from pedigree.stages.sampling.engine_processes import WarmEngines
 from pedigree.stages.sampling.fleet import open_engines, side_by_side

@@ -22,7 +22,7 @@ from pedigree.configs.judging.asking import ByEndpoint, key_variable
 from pedigree.configs.language.execution import Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records.records import Message
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.sampling.sampler import SILENT_SHARE, EngineLost
 
 PASSING = frozenset({408, 409, 425, 429})

@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 

@@ -18,7 +18,8 @@ from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.data.records import records
 from pedigree.stages.core.batches import Unit, document
 from pedigree.stages.core.ensembles import Member
-from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.chunks import cached, fetch_saved
 from pedigree.stages.sampling.sampler import model_context
 from pedigree.stages.training.feed import GlobalBatch, feed

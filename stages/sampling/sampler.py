@@ -32,7 +32,7 @@ from pedigree.data.host.machine import settled
 from pedigree.data.host.pipes import readable
 from pedigree.data.host.process import die_with, uncollected
 from pedigree.data.records.records import FinishReason
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.sampling.engine_processes import start
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

@@ -1,7 +1,7 @@
 """`select` as recipes, plans, rehearsals and reports see it."""
 
 from pedigree.configs.base.kind import Kind, gives, port
-from pedigree.configs.judging.answers import Select
+from pedigree.configs.judging.measuring import Select
 
 KIND = Kind(
     name="select",

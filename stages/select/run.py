@@ -9,9 +9,10 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from pedigree.configs.judging.answers import Select
+from pedigree.configs.judging.measuring import Select
 from pedigree.data.artifacts.artifacts import Artifact, write_json
-from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only
 
 
 def run(config: Select, inputs: Inputs, job: Job) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from pedigree.configs.judging.keeping import SelectPrompts
 from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.records import answer_pool, records
 from pedigree.stages.core.pass_rates import histogram
-from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only
 
 
 def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:

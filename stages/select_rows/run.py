@@ -29,7 +29,8 @@ from pedigree.data.records.messages import CALL, divided
 from pedigree.stages.core.ensembles import Member, combine, model_terms, of_all, total
 from pedigree.stages.core.keeping import NO_SCORE, Scored, left_out
 from pedigree.stages.core.rating import mean_rating
-from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 
 if TYPE_CHECKING:
     from pedigree.stages.sampling.raters import Ratings

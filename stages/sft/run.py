@@ -17,7 +17,8 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Conversations
 from pedigree.stages.core import losses
 from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
-from pedigree.stages.job.job import Inputs, Job, StageError, only
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.feed import GlobalBatch
 from pedigree.stages.training.models import load_policy

@@ -2,7 +2,7 @@
 
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import Cut, model_repo
-from pedigree.configs.rows.datasets import SourceModel
+from pedigree.configs.rows.source_models import SourceModel
 
 
 def shrink(cut: Cut) -> None:

@@ -24,13 +24,14 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from pedigree.configs.base.frozen import canonical_json
-from pedigree.configs.rows.datasets import OWN, TEMPLATES, FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
+from pedigree.configs.rows.source_models import OWN, TEMPLATES, FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
 from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import load_record, write_json
 from pedigree.data.chat.chat import CONTROL, Chat, end_of_turn, variables_of
 from pedigree.data.records import records
 from pedigree.data.sources import hub
-from pedigree.stages.job.job import BUGS, Inputs, Job, StageError
+from pedigree.stages.job.failures import BUGS, StageError
+from pedigree.stages.job.job import Inputs, Job
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MADE_HERE = "pedigree/record.json"

@@ -22,7 +22,8 @@ from pedigree.data.expectations.validation import validate
 from pedigree.data.records import parents, records
 from pedigree.data.records.messages import user_turns
 from pedigree.data.records.records import Message, Prompt, derived_id
-from pedigree.stages.job.job import Inputs, Job, StageError, only, only_or_none
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.sampling.asking import Bound, ask, mark_models, reported
 from pedigree.stages.sampling.endpoint import Reply
 from pedigree.stages.sampling.sampler import seed_of

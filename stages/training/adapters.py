@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pedigree.configs.methods.training import Lora
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 ALL_LINEAR = "all-linear"
 PREFIX = "base_model.model."

@@ -19,7 +19,8 @@ from pedigree.configs.language.execution import FORMERLY
 from pedigree.data.artifacts.artifacts import scan, write_json
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.durable import rename, sync_file, sync_tree
-from pedigree.stages.job.job import Job, Preempted, StageError, checkpoint_names
+from pedigree.stages.job.failures import Preempted, StageError
+from pedigree.stages.job.job import Job, checkpoint_names
 from pedigree.stages.job.mirroring import open_mirror
 from pedigree.stages.training.trainer import Trainer
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from pedigree.configs.base.installation import missing
 from pedigree.configs.language.execution import Numerics
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule, RowKernels, rows_forward
 
 ACTIVATIONS = {

@@ -9,7 +9,7 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Lora
 from pedigree.data.artifacts.artifacts import Artifact, sha256_file
 from pedigree.data.host.machine import settled
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.training import attention
 from pedigree.stages.training.adapters import add_adapters
 from pedigree.stages.training.kernels import fuse, refuse

@@ -31,7 +31,7 @@ from pedigree.configs.methods.policy_gradient import Algorithm, Correction, Kl, 
 from pedigree.stages.core import advantages
 from pedigree.stages.core import policy_gradient as pg
 from pedigree.stages.core.batches import Document, MicroBatch, Unit, document, share_prompts
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch
 from pedigree.stages.training.logprobs import PolicyModule
 from pedigree.stages.training.trainer import MetricSums, Trainer

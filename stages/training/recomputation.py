@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 
 def recompute_layers(model: nn.Module) -> None:

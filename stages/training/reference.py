@@ -10,7 +10,7 @@ from pedigree.configs.base.frozen import digest
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.records import records
 from pedigree.stages.core.batches import Document, MicroBatch, Unit
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.feed import PreparedMicroBatch
 from pedigree.stages.training.logprobs import PolicyModule
 

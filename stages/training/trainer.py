@@ -31,7 +31,7 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Lora, Optimizer
 from pedigree.data.artifacts.assets import extensions_folder
 from pedigree.data.chat.chat import Chat
-from pedigree.stages.job.job import NotFinite, StageError
+from pedigree.stages.job.failures import NotFinite, StageError
 from pedigree.stages.training.adapters import adapter_weights, plain_weights, write_adapters
 from pedigree.stages.training.feed import Feed, GlobalBatch, feed
 from pedigree.stages.training.kernels import settle

@@ -14,7 +14,8 @@ from pedigree.configs.methods.training import Lists, TooLong
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.records import records
 from pedigree.data.records.sequences import Chained, Mapped
-from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Job
 from pedigree.stages.training.token_cache import Units
 
 Row = dict[str, Any]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.datasets import RowProgram
+from pedigree.configs.rows.row_sources import RowProgram
 from pedigree.data.sources.row_files import Unreadable
 from pedigree.stages.verifiers import sandbox
 

@@ -11,13 +11,17 @@ from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.hub_names import COMMIT, PIN_ME
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.published import Published
-from pedigree.configs.judging.answers import Evaluate, Judge, Sample, Select
+from pedigree.configs.judging.measuring import Evaluate, Select
 from pedigree.configs.judging.pairing import Pair
+from pedigree.configs.judging.pools import Sample
+from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.methods.training import PreferenceTrain, RewardModel, Rlvr, Sft
-from pedigree.configs.rows.datasets import Hub, PrepareData, SourceModel, hub_sources
+from pedigree.configs.rows.datasets import PrepareData, hub_sources
 from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.configs.rows.row_sources import Hub
+from pedigree.configs.rows.source_models import SourceModel
 
 RECIPES = Project(CODE).recipes
 FLAGSHIP = ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from pedigree.configs.base.frozen import canonical_json, digest
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.methods.training import Optimizer
-from pedigree.configs.rows.datasets import PackagedModel, PrepareData, SourceModel
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.source_models import PackagedModel, SourceModel
 
 MODEL = {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}}
 

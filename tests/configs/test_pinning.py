@@ -5,7 +5,8 @@ import yaml
 
 from pedigree.configs.base.document import ConfigError, Loader
 from pedigree.configs.language.pinning import open_revisions, pinned
-from pedigree.configs.rows.datasets import Hub, HubModel
+from pedigree.configs.rows.row_sources import Hub
+from pedigree.configs.rows.source_models import HubModel
 
 A, B = "a" * 40, "b" * 40
 RECIPE = """\

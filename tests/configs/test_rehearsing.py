@@ -12,7 +12,7 @@ import yaml
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.shrink import Reduced, StandIns, model_repo, rehearsed_name
-from pedigree.configs.judging.answers import Sample
+from pedigree.configs.judging.pools import Sample
 from pedigree.configs.language.execution import Execution, batch_problem, fitted
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipe, load_recipes, recipe_names

@@ -2,9 +2,9 @@ import pytest
 from pydantic import ValidationError
 
 from pedigree.configs.judging import rubrics
-from pedigree.configs.judging.answers import Judge
 from pedigree.configs.judging.asking import key_variable
 from pedigree.configs.judging.rubrics import load_rubric, rubric_names
+from pedigree.configs.judging.scoring import Judge
 
 RATING = {"rubrics": ["helpfulness", "honesty"], "by": {"type": "policy"}}
 SERVER = {"type": "endpoint", "base_url": "https://judge.example/v1", "model": "m"}

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.datasets import Files
 from pedigree.configs.rows.filters import Filter
+from pedigree.configs.rows.row_sources import Files
 from pedigree.data.filters import filtering, row_filters
 from pedigree.data.records import columns, records
 from pedigree.data.sources import dataset_builder, row_files, sources

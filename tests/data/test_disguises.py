@@ -8,8 +8,8 @@ from itertools import cycle
 import pytest
 from row_reading import load
 
-from pedigree.configs.rows.datasets import Arithmetic, Constraints, Packaged
 from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.configs.rows.row_sources import Arithmetic, Constraints, Packaged
 from pedigree.data.contamination.decontamination import Index
 from pedigree.data.contamination.reading import readings
 from pedigree.data.sources.procedural import Example, arithmetic, constraints

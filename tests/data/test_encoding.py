@@ -9,7 +9,7 @@ from sweeps import nightly_after
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pedigree.configs.rows.datasets import TEMPLATES
+from pedigree.configs.rows.source_models import TEMPLATES
 from pedigree.data.artifacts import assets
 from pedigree.data.chat import encoding
 from pedigree.data.chat.chat import PROBE, Chat

@@ -25,7 +25,7 @@ import yaml
 from pyarrow import Table, parquet
 from row_reading import load, load_items
 
-from pedigree.configs.rows.datasets import Files
+from pedigree.configs.rows.row_sources import Files
 from pedigree.configs.rows.suite_forms import load_form
 from pedigree.data.sources import row_files
 from pedigree.data.sources.row_files import RowBlock

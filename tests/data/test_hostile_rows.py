@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from row_reading import load, load_items
 
-from pedigree.configs.rows.datasets import Files
+from pedigree.configs.rows.row_sources import Files
 from pedigree.configs.rows.suite_forms import load_form
 from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.sources.attributes import grouped

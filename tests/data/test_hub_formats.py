@@ -17,7 +17,7 @@ from pyarrow import Table, parquet
 from row_reading import Loaded, load, load_items
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.datasets import Hub, RecordType
+from pedigree.configs.rows.row_sources import Hub, RecordType
 from pedigree.configs.rows.suite_forms import load_form
 from pedigree.data.sources import hub
 from pedigree.data.sources.sources import Outside

@@ -13,9 +13,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.datasets import Files
 from pedigree.configs.rows.expectations import Expectation
 from pedigree.configs.rows.filters import Filter
+from pedigree.configs.rows.row_sources import Files
 from pedigree.data.expectations.validation import examine, facts_of
 from pedigree.data.filters import patience, row_filters
 from pedigree.data.filters.patience import each

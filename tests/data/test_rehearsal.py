@@ -11,7 +11,7 @@ from pyarrow import Table, parquet
 from row_reading import load
 
 from pedigree.configs.base.hub_names import COMMIT
-from pedigree.configs.rows.datasets import Arithmetic, Hub, Stored
+from pedigree.configs.rows.row_sources import Arithmetic, Hub, Stored
 from pedigree.data.sources import hub, rehearsal_hub
 from pedigree.data.sources.hub import Repository
 from pedigree.data.sources.sources import Outside, fetched

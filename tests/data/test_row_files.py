@@ -14,7 +14,7 @@ from row_reading import load
 from waiting import deadline
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.datasets import Files
+from pedigree.configs.rows.row_sources import Files
 from pedigree.data.sources import row_files
 from pedigree.data.sources.named_columns import SelectedRow
 from pedigree.data.sources.row_files import Unreadable

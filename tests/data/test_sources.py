@@ -6,7 +6,7 @@ import pytest
 from row_reading import load
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.datasets import Arithmetic, Constraints, Files, Leaks
+from pedigree.configs.rows.row_sources import Arithmetic, Constraints, Files, Leaks
 from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.contamination.decontamination import Index
 from pedigree.data.records.records import ended

@@ -11,7 +11,7 @@ from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
 from pydantic import ValidationError
 from row_reading import load
 
-from pedigree.configs.rows.datasets import Stored
+from pedigree.configs.rows.row_sources import Stored
 from pedigree.data.artifacts.artifacts import stage_key
 from pedigree.data.sources.row_files import READERS
 from pedigree.data.sources.sources import Outside, fetched

@@ -5,7 +5,7 @@ import json
 import pytest
 from row_reading import load
 
-from pedigree.configs.rows.datasets import Files
+from pedigree.configs.rows.row_sources import Files
 from pedigree.data.sources import layouts
 from pedigree.data.sources.sources import Outside
 from pedigree.data.sources.verifiable import verifier_of

@@ -25,7 +25,10 @@ from pedigree.pipelines.jobs.launcher import Handle, LocalLauncher, Status, proc
 from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.jobs.scratch_state import JOB, SPEC
 from pedigree.stages import __main__ as entry
-from pedigree.stages.job.job import Job, JobSpec, Preempted, read_done
+from pedigree.stages.job.failures import Preempted
+from pedigree.stages.job.job import Job
+from pedigree.stages.job.outcome import read_done
+from pedigree.stages.job.spec import JobSpec
 
 POLL_S = 0.01
 """A job takes milliseconds here, so it is looked at more often than every tenth of a second."""

@@ -85,7 +85,8 @@ import time
 from pathlib import Path
 
 from pedigree.data.records.records import load, save
-from pedigree.stages.job.job import StageError, only
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import only
 
 
 def project(job):

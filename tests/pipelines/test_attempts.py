@@ -26,7 +26,7 @@ from pedigree.pipelines.publish.export import export
 from pedigree.pipelines.run import ensure as ensure_module
 from pedigree.pipelines.run.ensure import ensure
 from pedigree.stages import __main__ as entry
-from pedigree.stages.job.job import read_done
+from pedigree.stages.job.outcome import read_done
 
 
 @pytest.fixture

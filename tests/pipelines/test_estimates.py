@@ -9,7 +9,8 @@ import pytest
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import Amount
-from pedigree.configs.judging.answers import Judge, PoolSampling, Sample, Window
+from pedigree.configs.judging.pools import PoolSampling, Sample, Window
+from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.execution import Machine, Numerics, Placement
 from pedigree.configs.language.kinds import kind_of
 from pedigree.configs.language.recipe import load_recipe

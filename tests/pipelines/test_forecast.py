@@ -13,7 +13,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.judging.asking import asks_endpoint
 from pedigree.configs.language.execution import Execution, Machine, Numerics
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.configs.rows.datasets import HubModel
+from pedigree.configs.rows.source_models import HubModel
 from pedigree.data.host.machine import settled
 from pedigree.pipelines.cli import plan as planning
 from pedigree.pipelines.cli.status_line import StatusLine, measured_by

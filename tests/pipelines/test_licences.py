@@ -11,7 +11,8 @@ from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.licenses import CONDITIONS, TABLE, conditions, licence
 from pedigree.configs.language.compile import compile_recipe
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.configs.rows.datasets import Hub, PrepareData, generators_of, licences_of
+from pedigree.configs.rows.datasets import PrepareData, generators_of, licences_of
+from pedigree.configs.rows.row_sources import Hub
 from pedigree.data.artifacts.artifacts import Record
 from pedigree.pipelines.lineage.ancestry import read_pedigree
 from pedigree.pipelines.publish.attribution import Origin, agreed, brought, combined, origins, rows_of, section

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.configs.rows import datasets
+from pedigree.configs.rows import row_sources, source_models
 from pedigree.pipelines.cli.recipes import STARTERS, Starter, new
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def test_the_sources_that_comments_name_are_valid(path):
     for source in sources:
         if source["type"] in {"hub", "files"}:
             of_model = source["type"] == "hub" and "split" not in source
-            TypeAdapter(datasets.HubModel if of_model else datasets.RowSource).validate_python(source)
+            TypeAdapter(source_models.HubModel if of_model else row_sources.RowSource).validate_python(source)
     assert {source["type"] for source in sources} & {"hub", "files"}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.pipelines.jobs.scratch_state import SPEC, read_spec, write_spec
-from pedigree.stages.job.job import JobSpec
+from pedigree.stages.job.spec import JobSpec
 
 EMPTY: dict[str, Any] = {"config": {}, "inputs": {}, "source_files": {}, "code": ""}
 ASKED = JobSpec(address="lab/sft", kind="sft", version=1, key="k", numerics=Numerics(), placement=Placement(), **EMPTY)

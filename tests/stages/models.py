@@ -27,7 +27,8 @@ from pedigree.data.host.faults import FAULTS
 from pedigree.data.records import records
 from pedigree.pipelines.jobs.processes import MARK, kill_all
 from pedigree.stages.__main__ import main as run_stage
-from pedigree.stages.job.job import GivenInput, Job, JobSpec
+from pedigree.stages.job.job import Job
+from pedigree.stages.job.spec import GivenInput, JobSpec
 from pedigree.stages.training.token_cache import Units
 
 TESTS = Path(__file__).parents[1]

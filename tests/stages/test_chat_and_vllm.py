@@ -13,7 +13,7 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import TemplateProcessing
 
-from pedigree.configs.rows.datasets import TEMPLATES, RandomLlama
+from pedigree.configs.rows.source_models import TEMPLATES, RandomLlama
 from pedigree.data.artifacts import assets
 from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.stages.source_model.run import adopt, gguf_tokenizer, random_llama, train_tokenizer

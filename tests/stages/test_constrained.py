@@ -8,7 +8,7 @@ import pytest
 from data_lab import parents_of, publish, rows_of, run_stage
 
 from pedigree.data.records import columns
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.pair import run as pair
 from pedigree.stages.verifiers import verify
 

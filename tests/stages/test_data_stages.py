@@ -22,7 +22,7 @@ from pedigree.data.contamination.decontamination import Comparison, Index
 from pedigree.data.records import columns, records
 from pedigree.stages.decontaminate import run as decontaminate
 from pedigree.stages.evaluate.run import split_of
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 SUITE = {
     "record": "item",

@@ -9,7 +9,7 @@ import torch
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.stages.core.batches import collate, document, plan_step
-from pedigree.stages.job.job import Preempted
+from pedigree.stages.job.failures import Preempted
 from pedigree.stages.training.feed import GlobalBatch, feed, prefetch
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from row_reading import read_rows
 
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.sources import row_files
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 WORDS = "a bird came down the walk he did not know i saw him bit an angle worm in halves and ate the fellow raw".split()
 ENGLISH = "I was looking for the book that you gave me last year, and found it"

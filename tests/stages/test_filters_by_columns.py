@@ -13,7 +13,7 @@ from row_reading import read_rows
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.sources import row_files
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.verifiers import sandbox
 
 RATES = ["0.95", "3/8", 0.5, None, "n/a"]

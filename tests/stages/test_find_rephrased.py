@@ -19,7 +19,7 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.data.records import columns, records, searching
 from pedigree.stages.find_rephrased import run as find_rephrased
 from pedigree.stages.find_rephrased.rephrasing import parse_same, same_task_question
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 PENCILS = "Noor bought 3 boxes with 12 pencils each and gave half of them to her sister. How many pencils does she have left?"
 REWORDED = "Her sister received one half of the pencils out of the three cartons of twelve that Noor purchased. How many remain for Noor?"

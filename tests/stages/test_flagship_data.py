@@ -20,8 +20,9 @@ from row_reading import load
 from pedigree.configs.base.hub_names import PIN_ME
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.configs.rows.datasets import Hub, PrepareData, hub_sources
+from pedigree.configs.rows.datasets import PrepareData, hub_sources
 from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.configs.rows.row_sources import Hub
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.sources.sources import Outside
 from pedigree.pipelines.run.pins import unpinned

@@ -10,7 +10,7 @@ from gguf import GGUFReader, GGUFWriter
 
 from pedigree.data.artifacts import assets
 from pedigree.data.chat.chat import Chat
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.source_model.run import PRE_TOKENIZERS, gguf_tokenizer
 
 FIRST, THEN = r"\p{N}", r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"

@@ -8,7 +8,8 @@ from waiting import deadline, until
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.data.store.fence import FENCE, OVERTAKEN, Fence
 from pedigree.stages import __main__ as job_process
-from pedigree.stages.job.job import Job, Preempted, read_curve
+from pedigree.stages.job.failures import Preempted
+from pedigree.stages.job.job import Job, read_curve
 
 
 def job(folder):

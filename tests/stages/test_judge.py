@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import columns, records
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.judge import run as judge
 
 

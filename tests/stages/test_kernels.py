@@ -14,7 +14,7 @@ from kernel_lab import TORCH, apart, compared, gradients, made, outputs, row
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Optimizer
 from pedigree.stages.core.batches import document
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.sft import run as sft
 from pedigree.stages.training import kernels
 from pedigree.stages.training.kernels import ACTIVATIONS, fuse, refuse

@@ -13,7 +13,7 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Lora, Optimizer
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.postconditions import unmet
 from pedigree.stages.preference_train import run as preference_train
 from pedigree.stages.rlvr import run as rlvr

@@ -8,7 +8,7 @@ from data_lab import parents_of, publish, rows_of, run_stage
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.records import columns, records
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 PROMPTS = [f"q{number}" for number in range(9)]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.postconditions import unmet
 from pedigree.stages.merge import run as merge
 

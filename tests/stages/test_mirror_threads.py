@@ -19,7 +19,8 @@ from pedigree.data.store import storage
 from pedigree.data.store.storage import ContentChanged, StoreError
 from pedigree.data.store.untrusted import RUN_BYTES
 from pedigree.stages.job import mirroring
-from pedigree.stages.job.job import Job, StageError
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Job
 from pedigree.stages.job.mirroring import Mirroring, open_mirror
 
 URL = "s3://bucket/runs"

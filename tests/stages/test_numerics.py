@@ -21,7 +21,7 @@ from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Conversations
 from pedigree.stages.core.batches import collate
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.preference_train import run as preference_train
 from pedigree.stages.sft import run as sft
 from pedigree.stages.training import attention

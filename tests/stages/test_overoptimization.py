@@ -5,7 +5,7 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 from row_reading import read_rows
 
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 
 def judgment(prompt, index, reward, verifier=None):

@@ -13,7 +13,7 @@ from sweeps import nightly_unless
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.job.job import NotFinite, StageError
+from pedigree.stages.job.failures import NotFinite, StageError
 from pedigree.stages.rlvr.run import make_learner
 from pedigree.stages.training.models import load_policy, load_reward_model
 from pedigree.stages.training.policy_update import (

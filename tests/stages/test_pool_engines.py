@@ -10,12 +10,12 @@ from models import a_job, dataset, publish, run
 from row_reading import read_rows
 from tiny_models import make, make_judge, make_policies, make_writer
 
-from pedigree.configs.judging.answers import Sample
 from pedigree.configs.judging.asking import ByPolicy
+from pedigree.configs.judging.pools import Sample
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records import records
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.sample.run import draws_of
 from pedigree.stages.sampling.asking import Bound, ask
 

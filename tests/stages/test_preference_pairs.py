@@ -10,10 +10,10 @@ from data_lab import publish, rows_of, run_stage
 from pydantic import ValidationError
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.judging.answers import Sample
 from pedigree.configs.judging.pairing import Pair
+from pedigree.configs.judging.pools import Sample
 from pedigree.data.records.answer_pool import noted
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.pair.pairing import preferences
 from pedigree.stages.pair.run import preference
 from pedigree.stages.sample.run import Tally, draws_of

@@ -12,7 +12,7 @@ from pedigree.data.artifacts.artifacts import Input
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.preference_train import run as preference_train
 from pedigree.stages.preference_train.run import (
     PreferenceExample,

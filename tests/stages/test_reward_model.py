@@ -14,7 +14,7 @@ from pedigree.configs.methods.training import BradleyTerry
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import columns, records
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.reward_model import run as reward_model
 from pedigree.stages.reward_model.run import add_gradient, init_head, labelled_batch
 from pedigree.stages.training.feed import feed

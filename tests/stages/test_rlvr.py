@@ -20,7 +20,7 @@ from pedigree.configs.methods.training import Reward
 from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.chat.chat import Chat
 from pedigree.pipelines.jobs.processes import processes_of
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.rlvr.run import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
 from pedigree.stages.sampling import sampler

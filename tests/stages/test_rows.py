@@ -9,7 +9,7 @@ from data_lab import publish
 
 from pedigree.data.chat.documents import pack
 from pedigree.stages.core.batches import Document
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.training_rows import fitting, gather, pairs
 
 

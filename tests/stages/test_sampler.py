@@ -20,7 +20,7 @@ from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.sampling.engine_processes import WarmEngines
 from pedigree.stages.sampling.fleet import open_engines, side_by_side
 from pedigree.stages.sampling.sampler import (

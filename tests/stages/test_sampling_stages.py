@@ -14,14 +14,14 @@ from models import a_job, alive, dataset, killed_at, publish, run
 from row_reading import read_rows
 from tiny_models import make, make_policies
 
-from pedigree.configs.judging.answers import Window
+from pedigree.configs.judging.pools import Window
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records import records
 from pedigree.stages.core.statistics import paired_difference
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.evaluate.run import comparisons
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.sample.run import window
 from pedigree.stages.sampling import chunks, continuous
 from pedigree.stages.sampling.continuous import _deal

@@ -18,7 +18,7 @@ from tiny_models import make_reward_model
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.records import records
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.judge import run as judge
 from pedigree.stages.sampling import rewards
 from pedigree.stages.select_rows import run as select_rows

@@ -10,7 +10,7 @@ from row_reading import read_rows
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Conversations
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.sft import run as sft
 
 SFT = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}

@@ -24,7 +24,8 @@ from pedigree.pipelines.quantities import reported
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.job import job as jobs
 from pedigree.stages.job.inputs import open_inputs
-from pedigree.stages.job.job import GivenInput, Inputs, Job, JobSpec
+from pedigree.stages.job.job import Inputs, Job
+from pedigree.stages.job.spec import GivenInput, JobSpec
 from pedigree.stages.judge import run as judge
 from pedigree.stages.overoptimization import run as overoptimization
 from pedigree.stages.sample import run as sample

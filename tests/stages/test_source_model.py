@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pedigree.data.chat.chat import Chat
 from pedigree.data.store.storage import StoreError
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 LLAMA = {
     "type": "random_llama",

@@ -12,7 +12,7 @@ from waiting import deadline
 
 from pedigree.configs.base.frozen import PortInput
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.judging.answers import Evaluate, evaluate_problem
+from pedigree.configs.judging.measuring import Evaluate, evaluate_problem
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.configs.rows.datasets import PrepareData
@@ -25,7 +25,7 @@ from pedigree.stages.evaluate import suite_scores
 from pedigree.stages.evaluate.pass_at_k import pass_at_k
 from pedigree.stages.evaluate.run import Suite, is_cut_off, refuse_unknown, sampling_of, seed_parts
 from pedigree.stages.evaluate.suite_scores import Draws, Task, cut, metrics_of, score_answer, score_choices, score_item, tabulate, task_hash
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.sampling.sampler import Generation, seed_of
 from pedigree.stages.verifiers import sandbox
 

@@ -13,7 +13,7 @@ from waiting import deadline
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.records import parents, records
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.synthesize import run as synthesize
 
 ONE_THREAD = Numerics(threads=1)

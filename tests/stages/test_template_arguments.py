@@ -13,7 +13,7 @@ from pedigree.data.chat.documents import Conversations, Pairs, SingleAnswers
 from pedigree.data.contamination.decontamination import Index
 from pedigree.data.sources.attributes import grouped
 from pedigree.data.sources.layouts import example_of
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr.run import usable_prompts
 from pedigree.stages.sample.run import Draw, ask, completion
 from pedigree.stages.sampling.chunks import Ask

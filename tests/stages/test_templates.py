@@ -10,9 +10,9 @@ from data_lab import run_stage
 from test_source_model import LLAMA, corpus, llama  # noqa: F401, fixtures
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pedigree.configs.rows.datasets import TEMPLATES, SourceModel
+from pedigree.configs.rows.source_models import TEMPLATES, SourceModel
 from pedigree.data.chat.chat import CONTROL, PROBE, Chat, ChatError, end_of_turn
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 SYSTEM = [{"role": "system", "content": "Be brief."}, *PROBE]
 TULU = (  # open-instruct's `tulu`: no new line after the last turn of the assistant

@@ -10,7 +10,7 @@ from row_reading import read_rows
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pedigree.configs.rows.datasets import TEMPLATES
+from pedigree.configs.rows.source_models import TEMPLATES
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.chat import encoding
 from pedigree.data.chat.chat import Chat

@@ -9,7 +9,7 @@ from test_source_model import corpus, llama  # noqa: F401, fixtures
 from test_template_arguments import prepared
 from test_templates import assistant, of_mistral, of_trl, sourced, text_of, user  # noqa: F401, a fixture among them
 
-from pedigree.configs.rows.datasets import TEMPLATES, SourceModel
+from pedigree.configs.rows.source_models import TEMPLATES, SourceModel
 from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.data.chat.documents import Conversations
 from pedigree.data.chat.tools import arguments_of, turns_of

@@ -8,7 +8,7 @@ from row_reading import read_rows
 
 from pedigree.data.records import columns
 from pedigree.pipelines.lineage import trace
-from pedigree.stages.job.job import StageError
+from pedigree.stages.job.failures import StageError
 
 QUESTIONS = {f"q{number}": f"What is {number} + {number + 30}?" for number in range(11, 23)}
 

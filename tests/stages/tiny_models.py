@@ -7,7 +7,7 @@ from pathlib import Path
 
 from models import publish
 
-from pedigree.configs.rows.datasets import TEMPLATES, RandomLlama
+from pedigree.configs.rows.source_models import TEMPLATES, RandomLlama
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.stages.source_model.run import adopt, random_llama, train_tokenizer
 

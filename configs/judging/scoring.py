@@ -1,134 +1,16 @@
-"""Configs of the stages in which models generate or score: sampling, judging, evaluation, selection. Stages that use judged answers:
-`configs/judging/pairing.py`, `configs/judging/keeping.py`."""
+"""Configs of the stages that score answers by verifiers, reward models and language models."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from pedigree.configs.base import kind
-from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many
+from pedigree.configs.base.frozen import Arrived, Dtype, Frozen
 from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, at_ports, generation, only
 from pedigree.configs.judging.asking import ByEndpoint, speaker_sampling_plan
+from pedigree.configs.judging.pools import Sample
 from pedigree.configs.judging.rating import Rating
-from pedigree.configs.methods.training import Sampling
-from pedigree.configs.rows.datasets import PrepareData
-from pedigree.configs.rows.suite_forms import Form
-
-
-class Window(Frozen):
-    """A slice of a prompt pool: rows [index * count, (index + 1) * count). Rounds use fresh prompts through different indices."""
-
-    count: int = Field(ge=1)
-    """Prompts per window."""
-    index: int = Field(default=0, ge=0)
-    """Number of the window, from 0."""
-
-
-class OnPolicy(Frozen):
-    """The policies of a pool that are to be trained, and the share of prompts that they answer."""
-
-    policies: Many[str] = Field(min_length=1)
-    """Labels at the input `policies`."""
-    share: float | None = Field(default=None, gt=0, le=1)
-    """Share of prompts answered by one of them along with `policies_per_prompt` - 1 others, chosen by hash of (seed, prompt id); the
-    remaining prompts are answered by other policies only. By default they are drawn like the others."""
-
-
-Temperature = Annotated[float, Field(ge=0)]
-
-
-class PoolSampling(Frozen):
-    """Sampling parameters of a policy's answers to a prompt."""
-
-    temperature: Temperature | Many[Temperature] = 1.0
-    """0 is greedy decoding. With a list, a policy's answers to a prompt cycle through the temperatures by index, and each row records its
-    own."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling threshold; 1 disables it."""
-    max_tokens: int = Field(ge=1)
-    """Maximum answer length in tokens."""
-
-    @field_validator("temperature")
-    @classmethod
-    def _check_temperature(cls, value: float | tuple[float, ...]) -> float | tuple[float, ...]:
-        if isinstance(value, tuple) and (len(value) < 2 or len(set(value)) < len(value)):
-            raise ValueError(f"temperature {list(value)} must list at least 2 distinct values, e.g. [0.6, 1.0], or be a single number")
-        return value
-
-    @property
-    def temperatures(self) -> tuple[float, ...]:
-        """In the order in which answers use them."""
-        return self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
-
-    @property
-    def first(self) -> Sampling:
-        """Sampling parameters of a policy's first answer to a prompt."""
-        return Sampling(temperature=self.temperatures[0], top_p=self.top_p, max_tokens=self.max_tokens)
-
-
-class Sample(Frozen):
-    """Samples answers to prompts from one or several policies: from all of them, or from some drawn per prompt."""
-
-    sampling: PoolSampling
-    """Sampling parameters."""
-    samples_per_prompt: int = Field(ge=1)
-    """Answers per prompt and policy; a multiple of the number of temperatures."""
-    prompts: Window
-    """The prompts to answer."""
-    policies_per_prompt: int | None = Field(default=None, ge=1)
-    """Number of policies that answer each prompt, drawn by hash of (seed, prompt id); all by default. Tülu 3 draws 4 of 22."""
-    on_policy: OnPolicy | None = None
-    """Marks the on-policy answers, through `judge` and up to the preferences from `pair`; the metrics contain their shares."""
-    chunk_size: Annotated[int, Field(ge=1)] | Literal["continuous"] = 64
-    """Requests submitted together: the unit of generation and resume, with results that are bit-identical after any interruption.
-    `continuous`: submit all requests and store each answer as it finishes, so that none waits for the longest answer of a chunk; an
-    interrupted run may then sample different tokens than an uninterrupted one, and is marked accordingly."""
-    dtype: Dtype = "bf16"
-    """Dtype for inference."""
-    seed: int = Field(default=0, ge=0)
-    """Sampling seed."""
-
-    @model_validator(mode="after")
-    def _check_samples(self) -> "Sample":
-        temperatures = self.sampling.temperatures
-        if self.samples_per_prompt % len(temperatures):
-            raise ValueError(
-                f"samples_per_prompt {self.samples_per_prompt} is not divisible by the {len(temperatures)} temperatures "
-                f"{', '.join(map(str, temperatures))}: make it a multiple of {len(temperatures)}, or change the temperatures"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_on_policy(self) -> "Sample":
-        if self.on_policy is not None and self.on_policy.share is not None and self.policies_per_prompt is None:
-            raise ValueError(
-                f"on_policy.share {self.on_policy.share} has no effect without policies_per_prompt, because all policies answer every "
-                "prompt: set policies_per_prompt, or remove the share"
-            )
-        return self
-
-
-def sample_problem(config: Sample, arrived: Arrived) -> str | None:
-    """Error message if the config does not fit this pool of policies, else None."""
-    pool = list(arrived.get("policies", {}))
-    own = config.on_policy.policies if config.on_policy else ()
-    unknown = [label for label in own if label not in pool]
-    if unknown:
-        return f"on_policy.policies names {', '.join(unknown)}, but the input policies has {', '.join(pool)}: use one of them"
-    count = config.policies_per_prompt
-    if count is None:
-        return None
-    if count > len(pool):
-        return f"policies_per_prompt is {count}, but the input policies has {len(pool)}: lower it, or add policies"
-    share = config.on_policy.share if config.on_policy else None
-    others, needed = len(pool) - len(set(own)), count if share != 1 else count - 1
-    if share is not None and others < needed:
-        return (
-            f"policies_per_prompt {count} with on_policy.share {share} needs {needed} policies that are not on_policy, but the input "
-            f"policies has {others}: add policies, or lower policies_per_prompt"
-        )
-    return None
 
 
 class Mean(Frozen):
@@ -252,61 +134,6 @@ def overoptimization_problem(config: Overoptimization, arrived: Arrived) -> str 
             if isinstance(given.config, Judge) and given.config.reward_weight == 0:
                 return f"{port} {label} contains no rewards, because its reward_weight is 0: raise it there, and add reward_models"
     return None
-
-
-class Evaluate(Frozen):
-    """Scores policies on suites, with one engine, item by item."""
-
-    sampling: Sampling | None = None
-    """Sampling parameters for suites without a form, which require it; forms define their own."""
-    max_tokens: int | None = Field(default=None, ge=1)
-    """Upper bound on the answer length of forms, in tokens: for rehearsals and small models. Part of the task's hash."""
-    max_unknown: float = Field(default=0.05, ge=0, lt=1)
-    """The stage fails if more than this share of a policy's answers on a task has an unknown score."""
-    chunk_size: int = Field(default=64, ge=1)
-    """Requests submitted together: the unit of generation and resume."""
-    resamples: int = Field(default=2000, ge=100)
-    """Bootstrap resamples of items for each 95 % interval."""
-    dtype: Dtype = "bf16"
-    """Dtype for inference."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of sampling and of the bootstrap."""
-
-    def sampling_of(self, form: Form | None) -> Sampling | None:
-        """Sampling parameters for a suite: those of its form, else of this evaluation; None if choices are compared."""
-        if form is None:
-            return self.sampling
-        if form.draw is None:
-            return None
-        longest = min(form.draw.max_tokens, self.max_tokens or form.draw.max_tokens)
-        return Sampling(temperature=form.draw.temperature, top_p=form.draw.top_p, max_tokens=longest)
-
-
-def evaluate_problem(config: Evaluate, arrived: Arrived) -> str | None:
-    """Error message if these suites do not fit the config, else None."""
-    made = {label: given.config for label, given in arrived.get("suites", {}).items() if isinstance(given.config, PrepareData)}
-    without = [label for label, suite in made.items() if suite.form is None]
-    if without and config.sampling is None:
-        return f"suite {without[0]} has no form, so the sampling parameters are undefined: set sampling"
-    if made and not without and config.sampling is not None:
-        return f"all suites have forms ({', '.join(made)}), which define the sampling parameters: remove sampling"
-    if made and len(without) == len(made) and config.max_tokens is not None:
-        return "max_tokens applies only to suites with a form, and there are none: set sampling.max_tokens instead"
-    return None
-
-
-class Select(Frozen):
-    """Selects the candidate with the highest development score; the earlier one in a tie."""
-
-    task: str | Many[str] | None = None
-    """One task, or a list of tasks whose mean decides; by default the mean over all tasks."""
-
-    @field_validator("task")
-    @classmethod
-    def _check_task(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
-            raise ValueError(f"task {list(value)} must name one task or several distinct ones: gsm8k, or [minerva_math, ifeval]")
-        return value
 
 
 SCORERS = {

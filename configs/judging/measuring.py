@@ -1,0 +1,63 @@
+"""Configs of the stages that measure policies and choose one."""
+
+from pydantic import Field, field_validator
+
+from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many
+from pedigree.configs.methods.training import Sampling
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.suite_forms import Form
+
+
+class Evaluate(Frozen):
+    """Scores policies on suites, with one engine, item by item."""
+
+    sampling: Sampling | None = None
+    """Sampling parameters for suites without a form, which require it; forms define their own."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Upper bound on the answer length of forms, in tokens: for rehearsals and small models. Part of the task's hash."""
+    max_unknown: float = Field(default=0.05, ge=0, lt=1)
+    """The stage fails if more than this share of a policy's answers on a task has an unknown score."""
+    chunk_size: int = Field(default=64, ge=1)
+    """Requests submitted together: the unit of generation and resume."""
+    resamples: int = Field(default=2000, ge=100)
+    """Bootstrap resamples of items for each 95 % interval."""
+    dtype: Dtype = "bf16"
+    """Dtype for inference."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of sampling and of the bootstrap."""
+
+    def sampling_of(self, form: Form | None) -> Sampling | None:
+        """Sampling parameters for a suite: those of its form, else of this evaluation; None if choices are compared."""
+        if form is None:
+            return self.sampling
+        if form.draw is None:
+            return None
+        longest = min(form.draw.max_tokens, self.max_tokens or form.draw.max_tokens)
+        return Sampling(temperature=form.draw.temperature, top_p=form.draw.top_p, max_tokens=longest)
+
+
+def evaluate_problem(config: Evaluate, arrived: Arrived) -> str | None:
+    """Error message if these suites do not fit the config, else None."""
+    made = {label: given.config for label, given in arrived.get("suites", {}).items() if isinstance(given.config, PrepareData)}
+    without = [label for label, suite in made.items() if suite.form is None]
+    if without and config.sampling is None:
+        return f"suite {without[0]} has no form, so the sampling parameters are undefined: set sampling"
+    if made and not without and config.sampling is not None:
+        return f"all suites have forms ({', '.join(made)}), which define the sampling parameters: remove sampling"
+    if made and len(without) == len(made) and config.max_tokens is not None:
+        return "max_tokens applies only to suites with a form, and there are none: set sampling.max_tokens instead"
+    return None
+
+
+class Select(Frozen):
+    """Selects the candidate with the highest development score; the earlier one in a tie."""
+
+    task: str | Many[str] | None = None
+    """One task, or a list of tasks whose mean decides; by default the mean over all tasks."""
+
+    @field_validator("task")
+    @classmethod
+    def _check_task(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
+            raise ValueError(f"task {list(value)} must name one task or several distinct ones: gsm8k, or [minerva_math, ifeval]")
+        return value

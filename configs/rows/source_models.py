@@ -1,0 +1,155 @@
+"""Config of the stage that imports a model."""
+
+import hashlib
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, computed_field, field_validator, model_validator
+
+from pedigree.configs.base.frozen import Dtype, Frozen
+from pedigree.configs.base.hub_names import Repository, Revision
+from pedigree.configs.base.packaged import ASSETS
+from pedigree.configs.base.paths import RelativePath
+from pedigree.configs.rows.row_sources import Licensed, known_asset
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+OWN = "own"
+"""The model's own chat template."""
+
+
+class PackagedModel(Frozen):
+    """A model that ships inside a registry package, converted to safetensors."""
+
+    type: Literal["packaged"]
+    asset: str
+    """Asset name, as in `configs/base/packaged.py`."""
+
+    @field_validator("asset")
+    @classmethod
+    def _check_asset(cls, value: str) -> str:
+        return known_asset(value, model=True)
+
+    @computed_field
+    @property
+    def sha256(self) -> str:
+        return ASSETS[self.asset].sha256
+
+
+class RandomLlama(Frozen):
+    """A Llama with random weights and a byte-level BPE tokenizer trained on the stage's `corpus` input."""
+
+    type: Literal["random_llama"]
+    layers: int = Field(ge=1)
+    """Number of layers."""
+    hidden: int = Field(ge=8)
+    """Hidden size; a multiple of `heads`."""
+    heads: int = Field(ge=1)
+    """Attention heads; a multiple of `kv_heads`."""
+    kv_heads: int = Field(ge=1)
+    """Key-value heads."""
+    ffn: int = Field(ge=8)
+    """Intermediate size of the MLP."""
+    vocabulary: int = Field(ge=300)
+    """Vocabulary size of the tokenizer."""
+    context: int = Field(ge=16)
+    """Maximum sequence length."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the weights."""
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> "RandomLlama":
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise ValueError(f"hidden {self.hidden} must be a multiple of heads {self.heads}, and heads of kv_heads {self.kv_heads}")
+        return self
+
+
+class FolderModel(Licensed):
+    """A Hugging Face model folder inside the project; its files are a dependency of the stage."""
+
+    type: Literal["folder"]
+    path: RelativePath
+    """Relative to the project root. Artifacts and exports of Pedigree are rejected: use the stage that made the model as an input, which
+    preserves its lineage."""
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, value: str) -> str:
+        if value.split("/")[0] == "artifacts":
+            raise ValueError(f"{value!r} is an artifact of this project: use the stage that made it, RECIPE/STAGE, as an input instead")
+        return value
+
+
+class HubModel(Licensed):
+    """A model on the Hugging Face Hub, pinned to a commit."""
+
+    type: Literal["hub"]
+    repo: Repository
+    """`OWNER/NAME`, or `NAME` alone."""
+    revision: Revision
+    """A full commit hash, because branches such as `main` move. `pin me` is a placeholder that `pedigree pin` replaces with the newest
+    commit."""
+
+
+class SourceModel(Frozen):
+    """Imports a model as a tracked artifact in safetensors, with a Pedigree chat template or its own."""
+
+    source: Annotated[PackagedModel | RandomLlama | FolderModel | HubModel, Field(discriminator="type")]
+    """Where the model comes from."""
+    chat_template: str = "chatml"
+    """Name of a file `configs/templates/NAME.jinja`, or `own` for the model's own template. It must mark assistant turns with `{%
+    generation %}`. End-of-turn tokens and related tokens are added to the tokenizer and embeddings if missing."""
+    template_arguments: dict[str, Any] = Field(default_factory=dict)
+    """Default template arguments for rows that do not set them, e.g. `{enable_thinking: false}`. They are written into the model's
+    template."""
+    add_bos: bool = False
+    """Start conversations with the tokenizer's BOS token if the template does not, as in OLMo 2's training."""
+    dtype: Dtype = "fp32"
+    """Dtype of the stored weights."""
+
+    @field_validator("chat_template")
+    @classmethod
+    def _check_template(cls, value: str) -> str:
+        names = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+        if value not in (OWN, *names):
+            raise ValueError(f"chat template {value!r} is not one of {[*names, OWN]}: add configs/templates/{value}.jinja")
+        return value
+
+    @field_validator("template_arguments")
+    @classmethod
+    def _check_arguments(cls, value: dict[str, Any]) -> dict[str, Any]:
+        strange = sorted(name for name, given in value.items() if not name.isidentifier() or not is_template_value(given))
+        if strange:
+            form = "an identifier with a string, number, boolean, list or mapping without nulls"
+            raise ValueError(f"template_arguments {', '.join(strange)}: each must be {form}")
+        if "tools" in value:
+            raise ValueError(
+                "template_arguments.tools has no effect, because templates receive each conversation's tools: put them in the rows"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _hash_template(self) -> "SourceModel":
+        """Hash the template at load time, so that edits during a run have no effect on it."""
+        _ = self.chat_template_sha256
+        return self
+
+    @computed_field
+    @cached_property
+    def chat_template_sha256(self) -> str | None:
+        """Hash of our template file; null for the model's own template, which is part of the source."""
+        if self.chat_template == OWN:
+            return None
+        return hashlib.sha256((TEMPLATES / f"{self.chat_template}.jinja").read_bytes()).hexdigest()
+
+
+def is_template_value(value: Any) -> bool:
+    """Whether a value can be written into a template; null cannot, because it marks an omitted argument."""
+    match value:
+        case dict():
+            return all(isinstance(name, str) and is_template_value(inner) for name, inner in value.items())
+        case list():
+            return all(map(is_template_value, value))
+        case _:
+            return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))

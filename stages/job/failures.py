@@ -1,0 +1,48 @@
+"""Why a stage fails, as an exception and as one word."""
+
+import errno
+import shutil
+from pathlib import Path
+
+from pedigree.configs.base.problems import PedigreeError
+
+FULL_BELOW_BYTES = 4 << 20
+
+
+class StageError(PedigreeError):
+    """A stage cannot deliver its output; a retry would fail the same way."""
+
+
+BUGS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""Exceptions that indicate a bug. Code that passes user input to a library which may raise one converts it to a `PedigreeError`."""
+
+
+class NotFinite(StageError):
+    """The loss is NaN or infinite; the same data and weights would give it again."""
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk of a folder is practically full."""
+    return shutil.disk_usage(folder).free < FULL_BELOW_BYTES
+
+
+def storage_cause(error: OSError) -> str:
+    """Classify a disk error as one word."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk_full"
+    return "not_writable" if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else "storage"
+
+
+class Preempted(BaseException):
+    """The job received a stop signal and can be resumed. A BaseException, so that no library's `except Exception` swallows it."""
