@@ -2,9 +2,9 @@
 
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,26 +104,15 @@ def run_graph(
 ) -> list[StageEnd]:
     """Make the selected stages (default: all) current; return how each ended, in the order of the graph.
 
-    If a stage fails, only its descendants are skipped. On Ctrl-C, running jobs are stopped and their checkpoints kept. `planned` is the
-    plan of the same stages, if it has just been made.
+    The only scheduling loop, observed or not (`pipelines/run/observer.py`). If a stage fails, only its descendants are skipped. On Ctrl-C,
+    running jobs are stopped and their checkpoints kept. `planned` is the plan of the same stages, if it has just been made.
     """
-    try:
-        ends = _scheduled(run, forced, plan(run, selection, forced, lenient=True) if planned is None else planned)
-    except BaseException as error:
-        _report(run.watch, RunEnded.by(error, run.keep_jobs))
-        raise
-    failed = [str(end) for end in ends if isinstance(end, StageFailed)]
-    _report(run.watch, RunEnded("failed", "; ".join(failed)) if failed else RunEnded("completed"))
-    return ends
-
-
-def _scheduled(run: RunContext, forced: Collection[str], planned: Collection[Plan]) -> list[StageEnd]:
-    """The only scheduling loop."""
-    progress = Progress({entry.node.address: entry for entry in planned}, run.watch)
-    for result in settled(planned):
-        progress.settle(result)
-    running: dict[Future[Result], Node] = {}
-    with ThreadPoolExecutor(max_workers=max(2, run.execution.slots), thread_name_prefix="stage") as pool:
+    with _reported(run) as ends, ThreadPoolExecutor(max(2, run.execution.slots), thread_name_prefix="stage") as pool:
+        planned = plan(run, selection, forced, lenient=True) if planned is None else planned
+        progress = Progress({entry.node.address: entry for entry in planned}, run.watch)
+        for result in settled(planned):
+            progress.settle(result)
+        running: dict[Future[Result], Node] = {}
         try:
             while True:
                 for entry in progress.ready():
@@ -142,7 +131,21 @@ def _scheduled(run: RunContext, forced: Collection[str], planned: Collection[Pla
         except BaseException:
             run.cancelled.set()
             raise
-    return [progress.ends[address] for address in progress.planned]
+        ends += [progress.ends[address] for address in progress.planned]
+    return ends
+
+
+@contextmanager
+def _reported(run: RunContext) -> Iterator[list[StageEnd]]:
+    """Report how a run ended: by the block's exception, or by the stages' ends, which the block adds to the list."""
+    ends: list[StageEnd] = []
+    try:
+        yield ends
+    except BaseException as error:
+        _report(run.watch, RunEnded.by(error, run.keep_jobs))
+        raise
+    failed = [str(end) for end in ends if isinstance(end, StageFailed)]
+    _report(run.watch, RunEnded("failed", "; ".join(failed)) if failed else RunEnded("completed"))
 
 
 def _end_of(run: RunContext, node: Node, future: "Future[Result]") -> Result | StageFailed:

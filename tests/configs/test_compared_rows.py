@@ -18,7 +18,7 @@ from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rehearsal.shrinking import rehearsed
 from pedigree.pipelines.estimate.amounts import amounts_of
-from pedigree.pipelines.run import pins, runs
+from pedigree.pipelines.run import checks, pins
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 40, seed: 1}"
 TRAIN = "global_batch: 4, max_length: 32, optimizer: {learning_rate: 1e-5}"
@@ -127,9 +127,9 @@ def test_the_vectors_and_the_engine_are_asked_for_before_anything_runs(tmp_path,
     monkeypatch.setattr(pins.assets, "path", missing)
     with pytest.raises(ConfigError, match="made/asked, made/last: wordllama-256 is not here"):
         pins.refuse_missing_assets(graph, graph.nodes)
-    monkeypatch.setattr(runs, "find_spec", lambda package: None if package == "vllm" else package)
+    monkeypatch.setattr(checks, "find_spec", lambda package: None if package == "vllm" else package)
     with pytest.raises(ConfigError, match="asked, scores: needs vllm, not installed"):
-        runs.refuse_missing_engines(graph, ["made/asked", "made/last", "made/scores"], Execution(slots=1))
+        checks.refuse_missing_engines(graph, ["made/asked", "made/last", "made/scores"], Execution(slots=1))
 
 
 def test_a_rehearsal_asks_a_made_endpoint_and_keeps_waivers_of_whole_suites(tmp_path):
