@@ -198,7 +198,20 @@ except StageFailed as error:
 """
 
 
-JOB_CODE = {"__init__", "__main__", "kind", "job", "inputs", "postconditions", "statistics", "updates", "ranks"}
+JOB_CODE = {
+    "__init__",
+    "__main__",
+    "kind",
+    "job",
+    "spec",
+    "outcome",
+    "failures",
+    "inputs",
+    "postconditions",
+    "statistics",
+    "updates",
+    "ranks",
+}
 """Modules of `stages` behind every job."""
 
 
