@@ -7,26 +7,26 @@ from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Execution, Numerics
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.pipelines.run import runs
+from pedigree.pipelines.run import checks, opening
 
 ON_A_GPU = Execution.model_validate({"slots": 1, "numerics": {"device": "cuda", "kernels": "liger"}})
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 
 
 def test_an_engine_that_is_not_installed_is_named_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(runs, "find_spec", lambda name: None if name == "vllm" else object())
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "vllm" else object())
     graph = load_recipe(RECIPES, "tiny")
-    runs.refuse_missing_engines(graph, ["tiny/chat", "tiny/sft"], Execution(slots=1))
+    checks.refuse_missing_engines(graph, ["tiny/chat", "tiny/sft"], Execution(slots=1))
     with pytest.raises(ConfigError, match=r"sample_0, rlvr: needs vllm, not installed: run `make setup`"):
-        runs.refuse_missing_engines(graph, ["tiny/sft", "tiny/sample_0", "tiny/rlvr"], Execution(slots=1))
+        checks.refuse_missing_engines(graph, ["tiny/sft", "tiny/sample_0", "tiny/rlvr"], Execution(slots=1))
 
 
 def test_kernels_that_are_not_installed_are_named_for_the_stages_that_compute(monkeypatch):
-    monkeypatch.setattr(runs, "find_spec", lambda name: None if name == "liger_kernel" else object())
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "liger_kernel" else object())
     graph, addresses = load_recipe(RECIPES, "tiny"), ["tiny/chat", "tiny/sample_0", "tiny/sft"]
-    runs.refuse_missing_engines(graph, addresses, Execution(slots=1))
+    checks.refuse_missing_engines(graph, addresses, Execution(slots=1))
     with pytest.raises(ConfigError, match=r"tiny: sft: needs liger_kernel, not installed: run `make setup`"):
-        runs.refuse_missing_engines(graph, addresses, ON_A_GPU)
+        checks.refuse_missing_engines(graph, addresses, ON_A_GPU)
 
 
 SPOKEN = """stages:
@@ -44,11 +44,11 @@ SPOKEN = """stages:
 
 
 def test_who_asks_a_server_needs_no_engine_and_a_policy_that_rates_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "find_spec", lambda name: None if name == "vllm" else object())
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "vllm" else object())
     (tmp_path / "made.yaml").write_text(SPOKEN)
     graph = load_recipe(tmp_path, "made")
     with pytest.raises(ConfigError, match=r"made: own, said, rated: needs vllm, not installed"):
-        runs.refuse_missing_engines(graph, list(graph.nodes), ON_A_GPU.model_copy(update={"numerics": Numerics()}))
+        checks.refuse_missing_engines(graph, list(graph.nodes), ON_A_GPU.model_copy(update={"numerics": Numerics()}))
 
 
 @pytest.mark.parametrize("kind", ["judge", "synthesize"])
@@ -59,10 +59,10 @@ def test_engines_that_nobody_opens_need_no_slots(tmp_path, kind):
     (tmp_path / "made.yaml").write_text(SPOKEN)
     (tmp_path / "wide.yaml").write_text(json.dumps(profile))
     with pytest.raises(ConfigError) as refused:
-        runs.profile_for(Project(tmp_path), load_recipe(tmp_path, "made"), str(tmp_path / "wide.yaml"))
-    opening = {"judge": "rated", "synthesize": "own"}[kind]
+        opening.profile_for(Project(tmp_path), load_recipe(tmp_path, "made"), str(tmp_path / "wide.yaml"))
+    opens = {"judge": "rated", "synthesize": "own"}[kind]
     problem = "engines 4, each with tensor_parallel 1 and threads 1, need 4 slots, but placement.slots is 1: raise it, or lower engines"
-    assert [problem.message for problem in refused.value.problems] == [f"stage {opening}: {problem}"]
+    assert [problem.message for problem in refused.value.problems] == [f"stage {opens}: {problem}"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_engines_that_do_not_fit_their_stage_are_a_problem_of_the_profile(tmp_pa
     (tmp_path / "odd.yaml").write_text(json.dumps(profile))
     graph = load_recipe(RECIPES, "tiny")
     with pytest.raises(ConfigError) as refused:
-        runs.profile_for(Project(tmp_path), graph, str(tmp_path / "odd.yaml"))
+        opening.profile_for(Project(tmp_path), graph, str(tmp_path / "odd.yaml"))
     told = [problem.message for problem in refused.value.problems]
     problem = "engines 4, each with tensor_parallel 1 and threads 2, need 8 slots, but placement.slots is 2: raise it, or lower engines"
     assert f"stage sample_0: {problem}" in told and not [one for one in told if one.startswith("stage sft")]
@@ -91,7 +91,7 @@ def test_numerics_of_a_kind_and_of_a_stage_that_exclude_each_other_are_told_in_w
     Execution.model_validate(profile)
     (tmp_path / "odd.yaml").write_text(json.dumps(profile))
     with pytest.raises(ConfigError) as refused:
-        runs.profile_for(Project(tmp_path), load_recipe(RECIPES, "demo"), str(tmp_path / "odd.yaml"))
+        opening.profile_for(Project(tmp_path), load_recipe(RECIPES, "demo"), str(tmp_path / "odd.yaml"))
     (told,) = [problem.message for problem in refused.value.problems if problem.message.startswith("stage reward:")]
     assert told == (
         "stage reward: kernels compiled requires unsharded weights, but zero_stage is 3: set zero_stage to 2 or less, or kernels "
@@ -102,10 +102,10 @@ def test_numerics_of_a_kind_and_of_a_stage_that_exclude_each_other_are_told_in_w
 def test_numerics_of_a_profile_that_exclude_each_other_are_told_in_words(tmp_path):
     (tmp_path / "odd.yaml").write_text(json.dumps({"slots": 4, "numerics": {"zero_stage": 3, "kernels": "compiled"}}))
     with pytest.raises(ConfigError, match=r"numerics: kernels compiled requires unsharded"):
-        runs.load_execution(Project(tmp_path), str(tmp_path / "odd.yaml"))
+        opening.load_execution(Project(tmp_path), str(tmp_path / "odd.yaml"))
 
 
 def test_every_engine_of_a_declaration_is_known():
     graph = load_recipe(RECIPES, "demo")
-    runs.refuse_missing_engines(graph, list(graph.nodes), Execution(slots=1))
-    assert {node.declaration.engine for node in graph.nodes.values()} == set(runs.ENGINES)
+    checks.refuse_missing_engines(graph, list(graph.nodes), Execution(slots=1))
+    assert {node.declaration.engine for node in graph.nodes.values()} == set(checks.ENGINES)

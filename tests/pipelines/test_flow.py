@@ -116,6 +116,9 @@ def show_progress_at_once(lab: Lab) -> None:
 
 
 def test_a_failed_stage_fails_the_flow_says_why_and_lets_the_others_finish(command, server):
+    stage = command.lab.code / "stages" / "prepare_data" / "run.py"
+    counting = '(job.evidence / "counts.json").write_text(json.dumps({"read": 9, "kept": 9}))'
+    stage.write_text(stage.read_text().replace("    hold(job)\n    return", f"    hold(job)\n    {counting}\n    return"))
     command.lab.knobs(raw={"fail": "these rows are bad"})
     text = command("run", "lab", code=1)
     assert "lab/raw failed (refused): these rows are bad" in text
@@ -363,7 +366,7 @@ def test_without_a_server_no_server_is_started_and_prefect_is_not_imported(tmp_p
     lines = (tmp_path / "imports").read_text().splitlines()
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines if line.startswith("import time:")}
     assert process.returncode == 0 and out.count("✓") == 4
-    assert "pipelines" in imported and not imported & {"prefect", "httpx", "sqlalchemy", "fastapi"}
+    assert "pedigree" in imported and not imported & {"prefect", "httpx", "sqlalchemy", "fastapi"}
     command.environment.pop("PYTHONPROFILEIMPORTTIME")
     text = command("run", "lab", "--prefect", "always", "--force", "cleaner", code=2)
     assert "no Prefect server is configured" in text and "prefect config set PREFECT_API_URL" in text

@@ -14,7 +14,7 @@ from pedigree.configs.language.recipe import load_recipe, recipe_names
 from pedigree.pipelines.cli.init import DVC_CONFIG, LINES, create
 from pedigree.pipelines.ledger.git import git_environment, run_git
 from pedigree.pipelines.ledger.lock_merge import DRIVER
-from pedigree.pipelines.run.runs import load_execution
+from pedigree.pipelines.run.opening import load_execution
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -60,16 +60,17 @@ def test_damaged_lineage_is_named(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_fingerprint_sees_code_and_no_comments(tmp_path: Path) -> None:
-    (tmp_path / "stages" / "count").mkdir(parents=True)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "rows.py").write_text('"""Rows."""\nONE = 1\n')
-    (tmp_path / "data" / "other.py").write_text("TWO = 2\n")
-    stage = tmp_path / "stages" / "count" / "run.py"
+    package = tmp_path / "pedigree"
+    (package / "stages" / "count").mkdir(parents=True)
+    (package / "data").mkdir()
+    (package / "data" / "rows.py").write_text('"""Rows."""\nONE = 1\n')
+    (package / "data" / "other.py").write_text("TWO = 2\n")
+    stage = package / "stages" / "count" / "run.py"
     stage.write_text("import json\nfrom pedigree.data.rows import ONE\n\ndef run():\n    return ONE\n")
     before = fingerprint("count", tmp_path)
     assert sorted(before["files"]) == ["data/rows.py", "stages/count/run.py"]
     stage.write_text('import json\nfrom pedigree.data.rows import ONE\n\n\ndef run():  # one\n    """One."""\n    return (ONE)\n')
     assert fingerprint("count", tmp_path) == before
-    (tmp_path / "data" / "rows.py").write_text("ONE = 2\n")
+    (package / "data" / "rows.py").write_text("ONE = 2\n")
     after = fingerprint("count", tmp_path)
     assert [name for name in after["files"] if after["files"][name] != before["files"][name]] == ["data/rows.py"]

@@ -184,7 +184,7 @@ def test_a_job_that_goes_on_elsewhere_has_the_same_choice_of_code(moved: Lab, ch
 def test_code_that_another_machine_has_sent_is_proved_before_it_runs(moved: Lab, tmp_path: Path) -> None:
     for sent in (tmp_path / "store").glob("*/code/*.json"):
         files = json.loads(sent.read_text())
-        sent.write_text(json.dumps(files | {STAGE: base64.b64encode(b"raise SystemExit('run by a stranger')").decode()}))
+        sent.write_text(json.dumps(files | {f"pedigree/{STAGE}": base64.b64encode(b"raise SystemExit('run by a stranger')").decode()}))
     end, _ = ended(moved, "keep")
     assert isinstance(end, StageFailed) and end.cause == "refused" and moved.runs() == []
     assert "of another machine, whose code is not available" in end.message and "is not the code" in end.message
