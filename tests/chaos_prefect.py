@@ -14,6 +14,9 @@ PREFECT = str(Path(sys.executable).parent / "prefect")
 START_S = 300.0
 
 
+MENDED = Path(__file__).parent / "prefect_server"
+
+
 class PrefectServer:
     """A server of one's own on loopback, its database on disk."""
 
@@ -24,7 +27,8 @@ class PrefectServer:
         self.url = f"http://127.0.0.1:{self.port}/api"
         folder.mkdir(parents=True, exist_ok=True)
         quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-        self._own = {**os.environ, **quiet, "PREFECT_HOME": str(folder), "PYTHONFAULTHANDLER": "1"}
+        path = os.pathsep.join(filter(None, [str(MENDED), os.environ.get("PYTHONPATH")]))
+        self._own = {**os.environ, **quiet, "PREFECT_HOME": str(folder), "PYTHONFAULTHANDLER": "1", "PYTHONPATH": path}
         self.log = folder / "server.log"
         self.environment = quiet | {"PREFECT_HOME": str(folder), "PREFECT_API_URL": self.url, "PEDIGREE_PREFECT": "auto"}
         """What a run needs in its environment to be shown here."""
