@@ -157,7 +157,7 @@ def test_data_stages_run_from_the_dependencies_alone_and_are_verified(user: Inst
     assert {stage["address"].partition("/")[2] for stage in plan["stages"] if stage["state"] == "up_to_date"} == set(DATA)
     user("pedigree", "verify")
     refused = user("pedigree", "run", "tiny", code=2)
-    assert f"needs torch, not installed: run `pip install 'pedigree[train,serve]=={DECLARED['version']}'`" in refused
+    assert "needs torch, not installed: run `pip install 'pedigree[train,serve] @ file://" in refused
 
 
 @pytest.mark.slow

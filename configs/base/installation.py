@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from importlib.metadata import Distribution, distributions
+from typing import Any
 
 
 @cache
@@ -17,10 +18,20 @@ def set_up(installed: str) -> str:
 
 
 def missing(extras: str) -> str:
-    """The command that installs the packages of these extras, for this version: another project has the same name on PyPI."""
-    version = next((found.version for found in distributions(name="pedigree")), "")
-    return set_up(f"pip install 'pedigree[{extras}]=={version}'")
+    """The command that installs the packages of these extras, for this version from where it came: PyPI's `pedigree` is another project."""
+    found = next(iter(distributions(name="pedigree")), None)
+    origin = _origin(found) if found else {}
+    place = origin.get("url")
+    if version := origin.get("vcs_info"):
+        place = f"{version['vcs']}+{place}@{version['commit_id']}"
+    where = f" @ {place}" if place else f"=={found.version}" if found else ""
+    return set_up(f"pip install 'pedigree[{extras}]{where}'")
+
+
+def _origin(found: Distribution) -> dict[str, Any]:
+    """Where pip found a distribution, if not in an index."""
+    return json.loads(found.read_text("direct_url.json") or "{}")
 
 
 def _is_editable(found: Distribution) -> bool:
-    return bool(json.loads(found.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"))
+    return bool(_origin(found).get("dir_info", {}).get("editable"))
