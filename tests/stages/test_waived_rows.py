@@ -145,7 +145,7 @@ def test_rows_in_other_words_are_reported_apart_and_removed_where_asked_for_and_
     assert manifest == ({"copy": "words", "alike": "embedded"} if remove else {"copy": "words"})
     stay = ["other"] + ["alike"] * (verdict != "removed") + ["copy"] * bool(waivers)
     assert [row["id"] for row in rows_of(made)] == stay
-    drops = [drop.detail for drop in trace._overlapping("r/clean", made, {"alike"})]
+    drops = [drop.detail for drop in trace._overlapping("r/clean", made, {"alike"}, [])]
     assert drops == [f"cosine {told['score']} with item {told['item']} of sums"] * (verdict == "removed")
     metrics = made.record.metrics
     assert metrics["paraphrases"]["sums"] == {"rows": 1, "items": 1, "rows_removed": int(verdict == "removed")}
