@@ -11,7 +11,7 @@ from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.compile import pipeline_file, source_file, write_compiled
-from pedigree.configs.language.execution import Execution, batch_problem, engines_problem, fitted, profile_path
+from pedigree.configs.language.execution import Execution, batch_problem, engines_problem, fitted, profile_names, profile_path
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
 from pedigree.data.host import machine
@@ -131,7 +131,11 @@ def load_execution(project: Project, name: str) -> Execution:
     Raises:
         ConfigError: every problem of the file.
     """
-    document = read_document(profile_path(project.executions, name))
+    path = profile_path(project.executions, name)
+    if not os.path.exists(path):  # `exists` also handles invalid file names
+        available = ", ".join(profile_names(project.executions))
+        raise ConfigError([Problem(path.name, None, f"there is no profile {path.stem!r}; available: {available}")])
+    document = read_document(path)
     try:
         return Execution.model_validate(fitted(document.value, machine.cores(), machine.memory()))
     except ValidationError as error:
