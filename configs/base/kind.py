@@ -4,7 +4,7 @@
 alone import.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,6 +58,8 @@ class Kind:
     """Ports whose rows reach a gradient: the decontamination gate guards them."""
     unchecked: bool = False
     """A model writes its rows, which may repeat a benchmark that was removed upstream: the decontamination gate starts over."""
+    sources: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None
+    """The sources outside the recipe in a recorded config; None for a kind that brings in nothing of its own."""
     subset_of: str | None = None
     """The port whose rows it passes on in their order, some of them left out."""
     removes_overlaps: bool = False

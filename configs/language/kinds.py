@@ -1,8 +1,9 @@
 """All kinds of stages, found by their folders: each package of `stages` with a module `kind`."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.kind import Family, Kind
@@ -47,6 +48,17 @@ def measures(kind: str, port: str) -> bool:
 def removes_overlaps(kind: str) -> bool:
     """Whether a kind leaves out rows that overlap with benchmark items; False for kinds that this version does not know."""
     return kind in KINDS and KINDS[kind].removes_overlaps
+
+
+def brings_in(kind: str) -> bool:
+    """Whether artifacts of a kind may come from outside the recipe; False for kinds that this version does not know."""
+    return kind in KINDS and KINDS[kind].sources is not None
+
+
+def sources_of(kind: str, config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The sources in a recorded config of a kind; none for kinds that this version does not know."""
+    sources = KINDS[kind].sources if kind in KINDS else None
+    return list(sources(config)) if sources else []
 
 
 def family_of(kind: str) -> Family:

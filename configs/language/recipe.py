@@ -560,7 +560,7 @@ class _Building:
             covers = [found[edge.source] for edge in node.edges if self.nodes[edge.source].output in rows]
             anew = node.declaration.unchecked or (isinstance(node.config, PrepareData) and node.config.brings_in)
             covers += [set()] if anew else []
-            checked = {edge.source for edge in node.edges if edge.port == "benchmarks"} if node.kind == "decontaminate" else set()
+            checked = {edge.source for edge in node.edges if edge.port == "benchmarks"} if node.declaration.removes_overlaps else set()
             found[node.address] = (set.intersection(*covers) if covers else set()) | checked
         return found
 

@@ -8,9 +8,11 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.licenses import CONDITIONS, UNKNOWN, conditions
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.base.project import Project
+from pedigree.configs.language.kinds import brings_in, sources_of
 from pedigree.configs.language.recipe import load_recipe, recipe_names
 from pedigree.configs.rows.datasets import generators_of, licences_of, title
 from pedigree.data.artifacts.artifacts import Record, Run
@@ -51,21 +53,22 @@ def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
         project: whose recipes are read; None: use only the records.
     """
     made = pedigree.material()
-    planted = {given.producer for found in made if _makes_rows(found.record) for given in found.record.inputs}
+    planted = {given.producer for found in made if makes_rows(found.record) for given in found.record.inputs}
     stated: dict[tuple[Part, str], _Stated] = {}
     for found in made:
         now = _stated_now(project, found) if project else _InRecipe({}, {})
         counts = rows_of(found.record)
-        for name in dict.fromkeys(filter(None, map(title, sources_of(found.record)))):
-            part: Part = "model" if found.record.kind == "source_model" else "data"
-            if part == "data" and not _makes_rows(found.record) and found.id not in planted:
+        sources = sources_of(found.record.kind, found.record.config)
+        for name in dict.fromkeys(filter(None, map(title, sources))):
+            part: Part = "model" if found.record.type in MODELS else "data"
+            if part == "data" and not makes_rows(found.record) and found.id not in planted:
                 part = "benchmark"
             entry = stated.setdefault((part, name), _Stated(set(), set(), []))
-            entry.licences.update(*(_recorded(source, found.run) for source in sources_of(found.record) if title(source) == name))
+            entry.licences.update(*(_recorded(source, found.run) for source in sources if title(source) == name))
             entry.licences.update(now.licences.get(name, ()))
             entry.generators.update(found.run.generators.get(name, ()), now.generators.get(name, ()))
             entry.rows.append(counts.get(name))
-        if not found.record.inputs and found.record.kind not in ("source_model", "prepare_data"):
+        if not found.record.inputs and not brings_in(found.record.kind):
             stated.setdefault(("data", found.address), _Stated(set(), set(), [None]))  # its sources are not recorded
     order = list(PARTS)
     return [
@@ -84,7 +87,7 @@ def origins_of_rows(pedigree: Pedigree, name: str, project: Project | None = Non
         name: the rows' `source`.
         project: see `origins`.
     """
-    titles = {title(source) for source in brought(sources_of(pedigree.record), name)}
+    titles = {title(source) for source in brought(sources_of(pedigree.record.kind, pedigree.record.config), name)}
     return [origin for origin in origins(pedigree, project) if origin.name in titles]
 
 
@@ -119,14 +122,15 @@ def rows_called(source: Mapping[str, Any]) -> str:
 def rows_of(record: Record) -> dict[str, int]:
     """Source title → row count, for sources that row names identify uniquely."""
     counted = record.metrics.get("sources")
-    if record.kind != "prepare_data" or not isinstance(counted, dict):
+    sources = sources_of(record.kind, record.config)
+    if not sources or not isinstance(counted, dict):
         return {}
-    if any(source.get("type") == "artifact" for source in record.config["sources"]):  # rows of other stages may carry the same names
+    if any(source.get("type") == "artifact" for source in sources):  # rows of other stages may carry the same names
         return {}
     found: dict[str, int] = {}
     unsure: set[str] = set()
     for name, rows in counted.items():
-        titles = {str(title(source)) for source in brought(record.config["sources"], str(name))}
+        titles = {str(title(source)) for source in brought(sources, str(name))}
         if len(titles) == 1 and isinstance(rows, int):
             found[min(titles)] = found.get(min(titles), 0) + rows
         else:
@@ -154,13 +158,6 @@ class _InRecipe:
 
     licences: Mapping[str, Sequence[str]]
     generators: Mapping[str, Sequence[str]]
-
-
-def sources_of(record: Record) -> list[dict[str, Any]]:
-    """External sources in a stage's config."""
-    if record.kind == "source_model":
-        return [record.config["source"]]
-    return list(record.config["sources"]) if record.kind == "prepare_data" else []
 
 
 def handed_on(found: Collection[Origin]) -> list[Origin]:
@@ -194,9 +191,9 @@ def _line(origin: Origin) -> str:
     return f"| {cell(origin.name)} | {PARTS[origin.part]} | {licences} | {_asks(origin)} | {rows} | {generators} |"
 
 
-def _makes_rows(record: Record) -> bool:
-    """Whether the stage prepares training rows rather than benchmark items."""
-    return record.kind == "prepare_data" and record.config.get("record") != "item"
+def makes_rows(record: Record) -> bool:
+    """Whether an artifact of rows, other than benchmark items, may come from outside the recipe."""
+    return brings_in(record.kind) and record.type not in (*MODELS, "item")
 
 
 def _recorded(source: Mapping[str, Any], run: Run) -> set[str]:
@@ -210,7 +207,7 @@ def _stated_now(project: Project, found: Pedigree) -> _InRecipe:
     """Licenses and generators stated for a stage's sources in its current recipe."""
     recipe, _, stage = found.address.partition("/")
     recipe = recipe.partition("+")[0]
-    if (found.record.inputs and found.record.kind != "prepare_data") or recipe not in recipe_names(project.recipes):
+    if (found.record.inputs and not brings_in(found.record.kind)) or recipe not in recipe_names(project.recipes):
         return _InRecipe({}, {})
     try:
         node = load_recipe(project.recipes, recipe).find(stage)

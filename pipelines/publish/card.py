@@ -6,12 +6,13 @@ from typing import Any
 import yaml
 
 from pedigree.configs.base.kind import MODELS
+from pedigree.configs.language.kinds import sources_of
 from pedigree.configs.rows.datasets import title
 from pedigree.data.artifacts.artifacts import Record
 from pedigree.pipelines.lineage.ancestry import Pedigree
 from pedigree.pipelines.lineage.evaluations import Evaluation
 from pedigree.pipelines.lineage.waivers import waived_of
-from pedigree.pipelines.publish.attribution import Origin, agreed, cell, combined, handed_on, section, sources_of
+from pedigree.pipelines.publish.attribution import Origin, agreed, cell, combined, handed_on, makes_rows, section
 
 CARD = "README.md"
 PIPELINE_TAGS = {"policy": "text-generation", "reward_model": "text-classification"}
@@ -75,7 +76,7 @@ def metadata(record: Record, ancestors: Sequence[Record], name: str, evaluations
     given: dict[str, Any] = {"tags": ["pedigree", record.kind.replace("_", "-")], **_licence(licences)}
     if record.type not in MODELS:
         return DatasetCardData(**given).to_yaml()
-    bases = _titles(found for found in ancestors if found.kind == "source_model")
+    bases = _titles(found for found in ancestors if found.type in MODELS)
     if bases:
         given |= {"base_model": bases if len(bases) > 1 else bases[0], "base_model_relation": "finetune"}
     return ModelCardData(
@@ -90,11 +91,11 @@ def metadata(record: Record, ancestors: Sequence[Record], name: str, evaluations
 
 def datasets_of(records: Iterable[Record]) -> list[str]:
     """Names of the training datasets; excludes procedural rows and benchmarks."""
-    return _titles(found for found in records if found.kind == "prepare_data" and found.config.get("record") != "item")
+    return _titles(filter(makes_rows, records))
 
 
 def _titles(records: Iterable[Record]) -> list[str]:
-    return sorted({named for record in records for source in sources_of(record) if (named := title(source))})
+    return sorted({named for record in records for source in sources_of(record.kind, record.config) if (named := title(source))})
 
 
 def _licence(licences: Sequence[Origin]) -> dict[str, str]:

@@ -168,6 +168,7 @@ KIND = Kind(
     output=lambda config, inputs: config.record,
     needs=needs_of,
     problem=inputs_problem,
+    sources=lambda config: config["sources"],
     rows=rows,
     row_tokens=row_tokens,
     shrink=shrink,

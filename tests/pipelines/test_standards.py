@@ -228,7 +228,7 @@ def test_the_card_names_data_and_scores(demo):
 def test_what_a_model_is_measured_on_is_no_data_set_of_it(demo):
     record = read_pedigree(demo.artifact("demo/conversations_raw")).record
     assert datasets_of([record]) == ["alpaca-en-demo"]
-    assert datasets_of([record.model_copy(update={"config": {**record.config, "record": "item"}})]) == []
+    assert datasets_of([record.model_copy(update={"type": "item"})]) == []
 
 
 def test_an_unknown_standard_names_those_there_are(pedigree):
