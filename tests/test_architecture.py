@@ -21,7 +21,8 @@ from docs.generate import meanings
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.language.compile import pipeline_file
 from pedigree.configs.language.kinds import KINDS
-from pedigree.configs.language.recipe import load_recipe, recipe_names
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.pipelines.ledger.dvc_private import READ_IN
 
 ROOT = Path(__file__).resolve().parents[1]

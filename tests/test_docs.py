@@ -34,7 +34,8 @@ from pedigree.configs.judging.asking import key_variable
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.kinds import KINDS
-from pedigree.configs.language.recipe import Reproduce, load_recipe, recipe_names
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.recipe_files import Reproduce, recipe_names
 from pedigree.configs.rehearsal.families import ModelFamily
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.decontamination import Decontaminate

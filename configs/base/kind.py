@@ -62,6 +62,8 @@ class Kind:
     """The sources outside the recipe in a recorded config; None for a kind that brings in nothing of its own."""
     subset_of: str | None = None
     """The port whose rows it passes on in their order, some of them left out."""
+    decontaminates: bool = False
+    """Its rows pass the decontamination gate for the items at its port `benchmarks`."""
     removes_overlaps: bool = False
     """Leaves out rows that overlap with benchmark items, and lists them in `evidence/manifest.jsonl`."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from pedigree.configs.base.document import Place
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.problems import UsageProblem
@@ -75,6 +76,10 @@ class Node:
                 port: [edge.label for edge in self.edges if edge.port == port] for port in sorted({edge.port for edge in self.edges})
             },
         }
+
+
+Complaint = tuple[Node, Place, str]
+"""A stage, the place of the fault in its body, and what is wrong."""
 
 
 @dataclass(frozen=True)

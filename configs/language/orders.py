@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from pedigree.configs.base.document import Place
-from pedigree.configs.language.graph import Node
+from pedigree.configs.language.graph import Complaint, Node
 from pedigree.configs.methods.training import Training
 from pedigree.configs.rows.datasets import PrepareData
 
 
-def complaints(nodes: Mapping[str, Node]) -> Iterator[tuple[Node, Place, str]]:
+def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
     """Ordered datasets whose every consumer in training shuffles them, with the field at fault. A stage that only drops rows preserves
     order.
 

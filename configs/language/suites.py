@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from pedigree.configs.base.document import Place
 from pedigree.configs.base.frozen import canonical_json
-from pedigree.configs.language.graph import Node
+from pedigree.configs.language.graph import Complaint, Node
 from pedigree.configs.rows.datasets import PrepareData, title
 from pedigree.configs.rows.decontamination import Waiver
 from pedigree.configs.rows.mixing import DRAWING
 from pedigree.configs.rows.row_sources import Hub
 
-Complaint = tuple[Node, Place, str]
 DRAWN = ("packaged", "files", "stored", "hub")
 """Source types with stored rows: two draws of them may contain the same rows."""
 DRAW = {"columns", "config", "config_as", *DRAWING, "generator", "licence", "max_bad_rows", "revision", "seed", "split", "split_as", "url"}

@@ -58,7 +58,7 @@ def init(
     Makes a git repository (unless the folder is in one), the settings of DVC and git, and configs/recipes with an example. Existing files
     are never replaced, so the command can be repeated, for example in a fresh clone of a project.
     """
-    from pedigree.configs.language.recipe import recipe_names
+    from pedigree.configs.language.recipe_files import recipe_names
 
     project, made = create(folder, recipe)
     echo(f"{project.root}: {'made ' + ', '.join(made) if made else 'complete, nothing to do'}")
@@ -85,7 +85,7 @@ def create(folder: Path, recipe: str | None = None) -> "tuple[Project, list[str]
     """
     from pedigree.configs.base.problems import UsageProblem
     from pedigree.configs.base.project import Project
-    from pedigree.configs.language.recipe import recipe_names
+    from pedigree.configs.language.recipe_files import recipe_names
     from pedigree.data.artifacts.artifacts import write_text
     from pedigree.pipelines.ledger.lock_merge import register
 

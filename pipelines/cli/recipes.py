@@ -18,7 +18,8 @@ STARTERS = Path(__file__).parents[2] / "configs" / "starters"
 def list_recipes() -> None:
     """List all recipes, including invalid ones with their problem."""
     from pedigree.configs.base.document import ConfigError
-    from pedigree.configs.language.recipe import load_recipe, recipe_names
+    from pedigree.configs.language.recipe import load_recipe
+    from pedigree.configs.language.recipe_files import recipe_names
 
     project, cells, broken = project_here(), [], []
     for name in recipe_names(project.recipes):
@@ -55,7 +56,7 @@ def new(
     It runs as it is, on packaged data and a small model; its comments state what to replace.
     """
     from pedigree.configs.base.problems import UsageProblem
-    from pedigree.configs.language.recipe import RECIPE_NAME
+    from pedigree.configs.language.recipe_files import RECIPE_NAME
 
     project = project_here()
     if not RECIPE_NAME.fullmatch(name):
@@ -109,7 +110,7 @@ def validate(
     """
     from pedigree.configs.base.document import ConfigError
     from pedigree.configs.base.problems import UsageProblem
-    from pedigree.configs.language.recipe import recipe_names
+    from pedigree.configs.language.recipe_files import recipe_names
     from pedigree.pipelines.cli.resolved import problems_of, profile_problems
     from pedigree.pipelines.quantities import counted
 
@@ -187,7 +188,7 @@ def variants(
     Shows the overrides, progress, size and age of each variant.
     """
     from pedigree.configs.base.problems import UsageProblem
-    from pedigree.configs.language.recipe import recipe_names
+    from pedigree.configs.language.recipe_files import recipe_names
     from pedigree.pipelines.cli import variants as made
     from pedigree.pipelines.quantities import duration, size
 

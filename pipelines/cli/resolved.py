@@ -7,7 +7,8 @@ from typing import Any
 from pedigree.configs.base.document import ConfigError, Problem, read_document
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.language.recipe import load_recipe, recipe_file, score_tolerance
+from pedigree.configs.language.recipe import load_recipe, recipe_file
+from pedigree.configs.language.recipe_files import score_tolerance
 from pedigree.pipelines.run.opening import load_execution, profile_for
 
 

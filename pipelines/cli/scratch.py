@@ -203,7 +203,8 @@ class _Resumable:
 def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
     """Load all recipes of the project and all compiled variants and external recipes; also return what cannot be read."""
     from pedigree.configs.base.document import ConfigError
-    from pedigree.configs.language.recipe import load_recipe, recipe_names
+    from pedigree.configs.language.recipe import load_recipe
+    from pedigree.configs.language.recipe_files import recipe_names
     from pedigree.pipelines.run.opening import compiled_request, open_run
 
     graphs, unreadable = [], []

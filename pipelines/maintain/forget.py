@@ -17,7 +17,8 @@ from pedigree.configs.base.wordings import wordings
 from pedigree.configs.language.compile import source_file
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.kinds import KINDS
-from pedigree.configs.language.recipe import load_recipe, recipe_names
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.filters import Filter, Ids, Spoken
 from pedigree.data.artifacts.artifacts import ArtifactError, Run, read_run

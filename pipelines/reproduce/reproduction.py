@@ -24,7 +24,7 @@ from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import profile_path
-from pedigree.configs.language.recipe import score_tolerance
+from pedigree.configs.language.recipe_files import score_tolerance
 from pedigree.data.artifacts import provenance
 from pedigree.data.artifacts.artifacts import (
     ArtifactError,

@@ -15,5 +15,6 @@ KIND = Kind(
     shrink=shrink_comparison,
     family="data",
     subset_of="data",
+    decontaminates=True,
     removes_overlaps=True,
 )

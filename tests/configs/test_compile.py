@@ -5,7 +5,8 @@ import pytest
 import yaml
 
 from pedigree.configs.language.compile import compile_recipe, overrides_of, write_compiled
-from pedigree.configs.language.recipe import load_recipe, load_recipes, recipe_names
+from pedigree.configs.language.recipe import load_recipe, load_recipes
+from pedigree.configs.language.recipe_files import recipe_names
 
 FIRST = """
 stages:

@@ -6,7 +6,8 @@ import pytest
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.language.graph import Graph
-from pedigree.configs.language.recipe import load_recipe, load_recipes, recipe_names, score_tolerance
+from pedigree.configs.language.recipe import load_recipe, load_recipes
+from pedigree.configs.language.recipe_files import recipe_names, score_tolerance
 from pedigree.configs.language.suites import looks
 from pedigree.configs.methods.training import PreferenceTrain, Sft
 

@@ -15,7 +15,8 @@ from pedigree.configs.base.shrink import Reduced, StandIns, model_repo, rehearse
 from pedigree.configs.judging.pools import Sample
 from pedigree.configs.language.execution import Execution, batch_problem, fitted
 from pedigree.configs.language.graph import Graph
-from pedigree.configs.language.recipe import load_recipe, load_recipes, recipe_names
+from pedigree.configs.language.recipe import load_recipe, load_recipes
+from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.configs.rehearsal.families import ModelFamily, families, family_of
 from pedigree.configs.rehearsal.shrinking import rehearsed, rehearsed_profile
 from pedigree.configs.rows.datasets import PrepareData

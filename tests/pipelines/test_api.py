@@ -13,7 +13,8 @@ import pedigree
 from pedigree import Project, Recipe, RunFailed, StageEnded
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.configs.language.recipe import load_recipe, recipe_names
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.configs.methods.training import Sft
 from pedigree.pipelines.jobs.events import RunEnded
 from pedigree.pipelines.run.runs import NotRun

@@ -10,7 +10,8 @@ from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import PACKAGED
 from pedigree.configs.language.execution import profile_path
-from pedigree.configs.language.recipe import load_recipe, recipe_names
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.pipelines.cli.init import DVC_CONFIG, LINES, create
 from pedigree.pipelines.ledger.git import git_environment, run_git
 from pedigree.pipelines.ledger.lock_merge import DRIVER

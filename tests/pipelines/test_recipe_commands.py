@@ -14,7 +14,8 @@ from running_lab import Lab
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.compile import yaml_text
-from pedigree.configs.language.recipe import load_recipe, recipe_names
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.pipelines.cli import main as cli
 from pedigree.pipelines.cli import variants as made
 from pedigree.pipelines.cli.resolved import resolved_recipe

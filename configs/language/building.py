@@ -1,0 +1,325 @@
+"""Build the graph of a recipe from its raw stages: configs, references, types, cycles, and the rules on whole graphs."""
+
+from collections.abc import Callable, Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from pedigree.configs.base.document import ConfigError, Place, Problem
+from pedigree.configs.base.frozen import Frozen, PortInput, digest
+from pedigree.configs.base.kind import MODELS, Kind, Port
+from pedigree.configs.base.naming import Model
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.language import gate, orders, suites
+from pedigree.configs.language.graph import Edge, Graph, Node, postorder
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.language.recipe_files import RecipeFile
+from pedigree.configs.rows.datasets import PrepareData
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+class Building:
+    """Turns raw stages into nodes, parents first, and collects all problems."""
+
+    def __init__(
+        self, load: Callable[[str], Graph], recipe: str, file: RecipeFile, shared: list[Graph], overrides: Mapping[str, Any]
+    ) -> None:
+        """
+        Args:
+            load: another recipe, by name.
+            shared: recipes whose equal stages are taken from them.
+            overrides: dotted paths and values; a variant has some.
+        """
+        self.load, self.recipe, self.file, self.overrides = load, recipe, file, overrides
+        self.known = {(node.name, node.spec): node for graph in shared for node in graph.nodes.values()}
+        self.foreign = {node.address: node for graph in shared for node in graph.nodes.values()}
+        self.nodes: dict[str, Node] = {}
+        self.built: dict[str, Node | None] = {}
+        self.problems = list(file.problems)
+
+    def graph(self) -> Graph:
+        before = len(self.problems)
+        for name in self._parents_first():
+            self.built[name] = self._build(name)
+        if len(self.problems) == before:
+            for node, place, message in (fault for check in (gate, suites, orders) for fault in check.complaints(self.nodes)):
+                self._complain_about(node, place, message)
+        models = self._models()
+        self._check_published()
+        if self.problems:
+            unique = list(dict.fromkeys(self.problems))
+            raise ConfigError(sorted(unique, key=lambda problem: (problem.file, problem.line or 0)))
+        return Graph(
+            recipe=self.recipe,
+            description=self.file.setting("description", ""),
+            execution=self.file.setting("execution", "cpu"),
+            nodes=self.nodes,
+            overrides=dict(self.overrides),
+            models=models,
+            written=tuple(self.file.stages),
+            published=self.file.published,
+        )
+
+    def _models(self) -> dict[str, Model]:
+        """The named models, each with the address of its stage."""
+        found: dict[str, Model] = {}
+        for name, (document, model) in self.file.models.items():
+            stage = self.file.groups.get(model.stage, model.stage)
+            node, problem = self.built.get(stage), None
+            if stage not in self.file.stages:
+                problem = f"there is no stage {model.stage!r}; available: {', '.join(self.file.stages)}"
+            elif node is not None and node.output not in MODELS:
+                problem = f"stage {stage} has output {node.output}: name a stage with output {_any_of(MODELS)}"
+            elif name.replace("-", "_") in self.file.stages.keys() - {stage}:
+                problem = f"the stage {name.replace('-', '_')} already has this name: choose another"
+            if problem:
+                self.problems.append(document.problem(("models", name), f"model {name}: {problem}"))
+            elif node is not None:
+                found[name] = model.model_copy(update={"stage": node.address})
+        return found
+
+    def _check_published(self) -> None:
+        """Check the stages and tasks named in the file's `published` block."""
+        document, published = self.file.document, self.file.published
+        if published is None or "published" not in document.value:
+            return
+        tasks = {node.config.task for node in self.nodes.values() if isinstance(node.config, PrepareData) and node.config.task}
+        named: list[tuple[Place, str]] = [(("published", "hardware", stage), stage) for stage in published.hardware]
+        for task, expected in published.scores.items():
+            if task not in tasks:
+                known = ", ".join(sorted(tasks))
+                message = f"published: no suite has the task {task!r}; available: {known}"
+                self.problems.append(document.problem(("published", "scores", task), message))
+            named += [(("published", "scores", task, "of", stage), stage) for stage in expected.of]
+        for place, stage in named:
+            if stage not in self.file.stages:
+                known = ", ".join(self.file.stages)
+                self.problems.append(document.problem(place, f"published: there is no stage {stage!r}; available: {known}"))
+
+    def _complain(self, name: str, place: Place, message: str) -> None:
+        self.problems.append(self.file.stages[name].problem(place, f"stage {name}: {message}"))
+
+    def _parents_first(self) -> list[str]:
+        """The stages in topological order, otherwise in file order. The first cycle is reported, and all cycles are broken."""
+        stages = self.file.stages
+        reads = {name: [source for source in self._references(name) if source in stages] for name in stages}
+        found = False
+        while True:
+            try:
+                TopologicalSorter(reads).prepare()
+                return postorder(stages, reads.__getitem__)
+            except CycleError as error:
+                cycle = error.args[1][::-1]
+            if not found:  # report only one: cycles usually overlap
+                self._complain(cycle[0], ("in",), f"stages form a cycle: {' -> '.join(cycle)}")
+            found = True
+            for name in cycle:
+                reads[name] = [source for source in reads[name] if source not in cycle]
+
+    def _references(self, name: str) -> list[str]:
+        """The stages that a stage references; groups of rounds by their last stage."""
+        given = self.file.stages[name].body.get("in")
+        ports = given.values() if isinstance(given, dict) else ()
+        named = [str(reference) for value in ports if value is not None for _, reference in _labeled(value)]
+        return [self.file.groups.get(reference, reference) for reference in named]
+
+    def _build(self, name: str) -> Node | None:
+        """The node of a stage whose parents are built; None if it has problems, which are collected."""
+        body = dict(self.file.stages[name].body)
+        kind = body.pop("kind", None)
+        declaration = KINDS.get(str(kind))
+        if declaration is None:
+            self._complain(name, ("kind",), f"kind {kind!r} is not one of {', '.join(KINDS)}")
+            return None
+        sources = self._sources(name, declaration, body.pop("in", None) or {})
+        config = self._config(name, declaration, body)
+        if sources is None or config is None:
+            return None
+        missing = declaration.needs(config) - {edge.port for edge, _ in sources}
+        for port_name in sorted(missing):
+            makes = _any_of(declaration.inputs[port_name].types)
+            self._complain(name, ("in",), f"this config requires input {port_name!r}: name a stage with output {makes}")
+        by_label: dict[str, dict[str, PortInput]] = {}
+        for edge, source in sources:
+            by_label.setdefault(edge.port, {})[edge.label] = PortInput(source.output, source.config)
+        problem = None if missing else declaration.problem(config, by_label)
+        if problem:
+            self._complain(name, ("in",), problem)
+        if missing or problem:
+            return None
+        spec = digest(
+            {
+                "kind": kind,
+                "version": declaration.version,
+                "config": config.model_dump(mode="json"),
+                # the order within a port matters: `evaluate` compares each policy with the preceding one
+                "inputs": sorted(([edge.port, edge.label, source.spec] for edge, source in sources), key=lambda given: given[0]),
+            }
+        )
+        shared = self.known.get((name, spec))
+        if shared is not None:
+            self._adopt(shared)
+            return shared
+        arrived: dict[str, list[str]] = {}
+        for edge, source in sources:
+            arrived.setdefault(edge.port, []).append(source.output)
+        node = Node(
+            recipe=self.recipe,
+            name=name,
+            kind=declaration.name,
+            config=config,
+            edges=tuple(edge for edge, _ in sources),
+            output=declaration.output(config, arrived),
+            files=_files(config),
+            spec=spec,
+        )
+        self.nodes[node.address] = node
+        return node
+
+    def _adopt(self, node: Node) -> None:
+        """Add a stage of another recipe, with all its ancestors, to this graph."""
+        for address in postorder([node.address], lambda address: () if address in self.nodes else self.foreign[address].parents):
+            self.nodes.setdefault(address, self.foreign[address])
+
+    def _sources(self, name: str, declaration: Kind, given: Any) -> list[tuple[Edge, Node]] | None:
+        """The stage's inputs, each with the node that makes it; None if one has a problem."""
+        ports, before = declaration.inputs, len(self.problems)
+        if not isinstance(given, dict):
+            self._complain(name, ("in",), f"`in` must map ports to stages; its ports are {', '.join(ports) or 'none'}")
+            return None
+        for port_name in given:
+            if port_name not in ports:
+                takes = ", ".join(ports) or "none"
+                self._complain(name, ("in", port_name), f"no input {port_name!r}; inputs of {declaration.name}: {takes}")
+        for port_name, port in ports.items():
+            if not port.optional and given.get(port_name) in (None, [], {}):
+                self._complain(name, ("in",), f"input {port_name!r} is missing: name a stage with output {_any_of(port.types)}")
+        found: list[tuple[Edge, Node]] = []
+        complete = True
+        for port_name in (port_name for port_name in given if port_name in ports and given[port_name] is not None):
+            arrived = self._at_port(name, port_name, ports[port_name], given[port_name])
+            complete = complete and arrived is not None
+            found.extend(arrived or [])
+        return found if complete and len(self.problems) == before else None
+
+    def _at_port(self, name: str, port_name: str, port: Port, value: Any) -> list[tuple[Edge, Node]] | None:
+        place: Place = ("in", port_name)
+        found: list[tuple[Edge, Node]] = []
+        complete = True
+        for label, reference in _labeled(value):
+            source = self._source(name, port_name, reference)
+            if source is None:
+                complete = False
+                continue
+            if source.output not in port.types:
+                self._complain(name, place, f"input {port_name!r} is {reference} of type {source.output}; it must be {_any_of(port.types)}")
+            found.append((Edge(port_name, label or source.name, source.address), source))
+        labels = [edge.label for edge, _ in found]
+        if len(labels) != len(set(labels)):
+            self._complain(name, place, f"input {port_name!r} has a duplicate label: {', '.join(labels)}")
+        if not port.many and len(labels) > 1:
+            self._complain(name, place, f"input {port_name!r} takes one stage, not {len(labels)}")
+        return found if complete else None
+
+    def _source(self, name: str, port_name: str, reference: Any) -> Node | None:
+        """The node that a reference names: a stage, a group of rounds, or RECIPE/STAGE."""
+        reference = self.file.groups.get(str(reference), str(reference))
+        if reference in self.file.stages:
+            return self.built.get(reference)  # not built if part of a cycle
+        if "/" in reference:
+            recipe, _, stage = reference.partition("/")
+            try:
+                other = self.load(recipe)
+                node = other.find(stage)
+            except UsageProblem as error:
+                self._complain(name, ("in", port_name), f"input {port_name!r}: {error.args[0]}")
+                return None
+            self.foreign.update(other.nodes)
+            self._adopt(node)
+            return node
+        known = ", ".join([*self.file.stages, *self.file.groups])
+        known += "; @ refers to rounds only inside their group" if "@" in reference else ""
+        self._complain(name, ("in", port_name), f"input {port_name!r} names {reference!r}, which does not exist; available: {known}")
+        return None
+
+    def _config(self, name: str, declaration: Kind, body: dict[str, Any]) -> Frozen | None:
+        try:
+            return declaration.config.model_validate(body)
+        except ValidationError as error:
+            details = error.errors()
+            for detail in details:
+                loc = detail["loc"]
+                if detail["type"] == "too_short" and any(other["loc"][: len(loc)] == loc != other["loc"] for other in details):
+                    continue  # pydantic also reports a list as too short if its items are invalid
+                place = tuple(part for part in detail["loc"] if part in _parts(body))
+                shown = ".".join(map(str, detail["loc"]))
+                has = f"; fields of {declaration.name}: {', '.join(declaration.config.model_fields)}" if len(detail["loc"]) == 1 else ""
+                self._complain(name, place, f"{shown}: {_message(detail, has)}" if shown else _message(detail, has))
+            return None
+
+    def _complain_about(self, node: Node, place: Place, message: str) -> None:
+        if node.recipe == self.recipe:
+            self._complain(node.name, place, message)
+        else:  # a stage of another recipe has no line in this file
+            self.problems.append(Problem(self.file.document.file, None, f"stage {node.address}: {message}"))
+
+
+def _message(detail: "ErrorDetails", has: str) -> str:
+    """Pydantic's error in terms of a recipe; `has` is appended for an unknown key."""
+    given = detail["input"]
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"unknown key{has}"
+        case "union_tag_invalid":
+            known = detail.get("ctx", {})
+            return f"type {known.get('tag')!r} is not one of {str(known.get('expected_tags')).replace(chr(39), '')}"
+        case "union_tag_not_found":
+            return "`type` is missing: write {type: ...}"
+        case "model_type" | "model_attributes_type" if isinstance(given, str):
+            return f"expected a mapping, not {given!r}: write {{type: {given}, ...}}, or its fields"
+        case "model_type" | "model_attributes_type":
+            return f"expected a mapping, not {given!r}: write its fields in braces, or remove it"
+    message = detail["msg"].removeprefix("Value error, ")
+    return message if detail["type"] == "missing" or isinstance(given, dict) else f"{message} (it is {given!r})"
+
+
+def _any_of(types: frozenset[str]) -> str:
+    return " or ".join(sorted(types))
+
+
+def _labeled(value: Any) -> list[tuple[str | None, Any]]:
+    if isinstance(value, dict):
+        return [(str(label), reference) for label, reference in value.items()]
+    if isinstance(value, list):
+        return [(None, reference) for reference in value]
+    return [(None, value)]
+
+
+def _files(config: Frozen) -> tuple[str, ...]:
+    """Project files referenced anywhere in a config (field `path` of `files`, `folder` and `program` sources)."""
+    found = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            if value.get("type") in ("files", "folder", "program"):
+                found.append(value["path"])
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner)
+
+    walk(config.model_dump(mode="json"))
+    return tuple(dict.fromkeys(found))
+
+
+def _parts(value: Any) -> set[str | int]:
+    """All keys and indices in a value: possible parts of a place in the file."""
+    if isinstance(value, dict):
+        return set(value).union(*(_parts(inner) for inner in value.values()))
+    if isinstance(value, list):
+        return set(range(len(value))).union(*(_parts(inner) for inner in value))
+    return set()

@@ -1,0 +1,261 @@
+"""Read recipe files: parents merged in, rounds unrolled, overrides applied; nothing of a stage's body is validated yet."""
+
+import copy
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+
+from pedigree.configs.base.document import ConfigError, Place, Problem, YamlDocument, read_document
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.naming import MODEL_NAME, Model
+from pedigree.configs.base.published import Published
+from pedigree.configs.language.rounds import is_stage, unroll
+
+RECIPE_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+T = TypeVar("T", bound=Frozen)
+RECIPE_KEYS = {"description", "execution", "extends", "models", "published", "reproduce", "stages"}
+
+
+class Reproduce(Frozen):
+    """Tolerances for reproduction where bits cannot agree, e.g. on another processor. Not part of any identity."""
+
+    score_tolerance: float = Field(ge=0, le=1)
+    """Maximum difference of a policy's mean score on a task between the recorded and the repeated evaluation."""
+
+
+@dataclass(frozen=True)
+class RawStage:
+    """A stage body after unrolling, before validation."""
+
+    body: dict[str, Any]
+    document: YamlDocument
+    place: Place
+
+    def problem(self, inner: Place, message: str) -> Problem:
+        return self.document.problem((*self.place, *inner), message)
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe's raw stages, with its parents' merged in and its rounds unrolled."""
+
+    document: YamlDocument
+    extends: str | None
+    stages: dict[str, RawStage]
+    groups: dict[str, str]
+    """Group of rounds → the last stage of its last round."""
+    models: dict[str, tuple[YamlDocument, Model]]
+    """Name → file that defines it, and model."""
+    published: Published | None
+    """Its own block, or that of the recipe that it extends."""
+    problems: tuple[Problem, ...]
+    """Problems outside the stages."""
+
+    def setting(self, key: str, default: str) -> str:
+        return str(self.document.value.get(key, default))
+
+
+def recipe_names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def read_recipe_file(folder: Path, path: Path, changes: Mapping[str, Any], below: tuple[str, ...] = ()) -> RecipeFile:
+    """Read a recipe file and those that it extends; `changes` (dotted paths) apply to groups before and to stages after unrolling.
+
+    Raises:
+        ConfigError: a file cannot be read, or a stage is missing, so that references to it would cause follow-up errors.
+    """
+    document = _recipe_document(folder, path, below)
+    problems = _faults_of_keys(path, document)
+    own = document.value.get("stages", {})
+    if not isinstance(own, dict) or not (own or document.value.get("extends")):
+        raise ConfigError([*problems, document.problem(("stages",), "`stages` must be a mapping with at least one stage")])
+    own = copy.deepcopy(own)
+    of_groups, of_stages = _split(changes, own)
+    for place, value in of_groups.items():
+        _set(own, place.split("."), value)
+
+    parent = _parent(folder, path, document, below, problems)
+    stages = dict(parent.stages) if parent else {}
+    missing = _remove(stages, own, document, parent)
+    unrolled, groups = _unroll(document, own, missing)
+    if missing:
+        raise ConfigError([*problems, *missing])
+    for name, raw in unrolled.items():
+        stages[name] = replace(raw, body=_merged(stages[name].body, raw.body)) if name in stages else raw
+    for place, value in of_stages.items():
+        _override(stages, path.stem, place, value, problems)
+
+    models, published = _models(document, problems), _published(document, problems)
+    if parent:
+        groups, models = parent.groups | groups, parent.models | models
+        published = published.over(parent.published) if published else parent.published
+    extends = document.value["extends"] if parent else None
+    return RecipeFile(document, extends, stages, groups, models, published, tuple(problems))
+
+
+def _recipe_document(folder: Path, path: Path, below: tuple[str, ...]) -> YamlDocument:
+    if path.stem in below:
+        cycle = " -> ".join([*below, path.stem])
+        raise ConfigError([Problem(path.name, None, f"recipes extend each other in a cycle: {cycle}")])
+    if not os.path.exists(path):  # `exists` also handles invalid file names
+        known = ", ".join(recipe_names(folder)) or "none"
+        raise ConfigError([Problem(path.name, None, f"there is no recipe {path.stem!r}; available: {known}")])
+    return read_document(path)
+
+
+def _faults_of_keys(path: Path, document: YamlDocument) -> list[Problem]:
+    problems: list[Problem] = []
+    if not RECIPE_NAME.fullmatch(path.stem):
+        problems.append(Problem(path.name, None, f"recipe name {path.stem!r} must match {RECIPE_NAME.pattern}"))
+    for key in set(document.value) - RECIPE_KEYS:
+        problems.append(document.problem((key,), f"unknown key {key!r}: a recipe has {', '.join(sorted(RECIPE_KEYS))}"))
+    _reproduce(document, problems)
+    return problems
+
+
+def _split(changes: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Overrides of groups of rounds, and those of stages."""
+    groups = {name for name, body in own.items() if isinstance(body, dict) and "rounds" in body}
+    of_groups = {place: value for place, value in changes.items() if place.split(".")[0] in groups}
+    return of_groups, {place: value for place, value in changes.items() if place not in of_groups}
+
+
+def _parent(folder: Path, path: Path, document: YamlDocument, below: tuple[str, ...], problems: list[Problem]) -> RecipeFile | None:
+    """The recipe that a file extends; its problems, and that of the name, are added."""
+    name = document.value.get("extends")
+    if name is None:
+        return None
+    if not (isinstance(name, str) and RECIPE_NAME.fullmatch(name)):  # never look outside the folder
+        problems.append(document.problem(("extends",), f"extends {name!r}: it must be the name of a recipe in {folder.name}/"))
+        return None
+    parent = read_recipe_file(folder, folder / f"{name}.yaml", {}, (*below, path.stem))
+    problems += parent.problems
+    return parent
+
+
+def _remove(stages: dict[str, RawStage], own: dict[str, Any], document: YamlDocument, parent: RecipeFile | None) -> list[Problem]:
+    """Remove the inherited stages that a file sets to null; problems with those that are not inherited."""
+    problems = []
+    for name in [name for name, body in own.items() if body is None]:
+        del own[name]
+        if stages.pop(name, None) is None:
+            what = f"{document.value['extends']} has {', '.join(stages)}" if parent else "this recipe extends no other"
+            problems.append(document.problem(("stages", name), f"stage {name} is null, which removes an inherited stage: {what}"))
+    return problems
+
+
+def _override(stages: dict[str, RawStage], recipe: str, place: str, value: Any, problems: list[Problem]) -> None:
+    name, *inner = place.split(".")
+    if name not in stages:
+        known = ", ".join(stages)
+        problems.append(Problem("--set", None, f"{place}: recipe {recipe} has no stage {name!r}: it has {known}"))
+        return
+    body = copy.deepcopy(stages[name].body)
+    _set(body, inner, value)
+    stages[name] = replace(stages[name], body=body)
+
+
+def score_tolerance(folder: Path, recipe: str) -> float | None:
+    """The score tolerance of a recipe (or of the recipe of a variant `RECIPE+HASH`), its own or inherited.
+
+    Raises:
+        ConfigError: the file cannot be read, or the value is invalid.
+    """
+    name: Any = recipe.partition("+")[0]
+    seen: set[str] = set()
+    while isinstance(name, str) and RECIPE_NAME.fullmatch(name) and name not in seen and (folder / f"{name}.yaml").exists():
+        seen.add(name)
+        document = read_document(folder / f"{name}.yaml")
+        problems: list[Problem] = []
+        found = _reproduce(document, problems)
+        if problems:
+            raise ConfigError(problems)
+        if found:
+            return found.score_tolerance
+        name = document.value.get("extends")
+    return None
+
+
+def _reproduce(document: YamlDocument, problems: list[Problem]) -> Reproduce | None:
+    return _validated(Reproduce, document, ("reproduce",), problems) if "reproduce" in document.value else None
+
+
+def _published(document: YamlDocument, problems: list[Problem]) -> Published | None:
+    return _validated(Published, document, ("published",), problems) if "published" in document.value else None
+
+
+def _models(document: YamlDocument, problems: list[Problem]) -> dict[str, tuple[YamlDocument, Model]]:
+    """The named models of a file, each with the file."""
+    given = document.value.get("models", {})
+    if not isinstance(given, dict):
+        problems.append(document.problem(("models",), "`models` must map names to stages: {NAME: {stage: STAGE}}"))
+        return {}
+    found = {}
+    for name in given:
+        if not isinstance(name, str) or not MODEL_NAME.fullmatch(name):
+            problems.append(document.problem(("models", name), f"model name {name!r} must match {MODEL_NAME.pattern}"))
+        elif model := _validated(Model, document, ("models", name), problems):
+            found[name] = (document, model)
+    return found
+
+
+def _validated(model: type[T], document: YamlDocument, place: tuple[str, ...], problems: list[Problem]) -> T | None:
+    """The value at a place in a file; problems are added."""
+    value: Any = document.value
+    for part in place:
+        value = value[part]
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        for detail in error.errors():
+            inner: Place = (*place, *detail["loc"])
+            problems.append(document.problem(inner, f"{'.'.join(map(str, inner))}: {detail['msg'].removeprefix('Value error, ')}"))
+        return None
+
+
+def _set(target: dict[str, Any], place: Sequence[str], value: Any) -> None:
+    for part in place[:-1]:
+        inner = target.get(part)
+        if not isinstance(inner, dict):
+            inner = target[part] = {}
+        target = inner
+    target[place[-1]] = value
+
+
+def _merged(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
+    """Merge a child's stage into the parent's: mappings merge, everything else replaces. A different `kind` or `type` replaces the parent's
+    mapping."""
+    if child.get("kind", parent.get("kind")) != parent.get("kind"):
+        return child
+    merged = dict(parent)
+    for key, value in child.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        tagged = both and value.get("type", merged[key].get("type")) != merged[key].get("type")
+        merged[key] = _merged(merged[key], value) if both and not tagged else value
+    return merged
+
+
+def _unroll(document: YamlDocument, stages: dict[str, Any], problems: list[Problem]) -> tuple[dict[str, RawStage], dict[str, str]]:
+    """Stages with all groups of rounds unrolled, and the stage that each group refers to."""
+    found: dict[str, RawStage] = {}
+    groups: dict[str, str] = {}
+    for name, body in stages.items():
+        place: Place = ("stages", name)
+        if not is_stage(document, place, body, problems):
+            continue
+        if "rounds" in body:
+            bodies = unroll(document, name, body, problems)
+            unrolled = {stage: RawStage(inner, document, (*place, "stages", template)) for stage, (template, inner) in bodies.items()}
+            groups |= {name: list(unrolled)[-1]} if unrolled else {}
+        else:
+            unrolled = {name: RawStage(body, document, place)}
+        for twice in sorted(unrolled.keys() & found.keys()):
+            problems.append(document.problem(place, f"two stages are named {twice}, one of them in a group of rounds: rename one"))
+        found |= unrolled
+    return found, groups
