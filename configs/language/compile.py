@@ -132,7 +132,7 @@ def _artifact(model: Model, path: str) -> dict[str, Any]:
 def _header(graph: Graph) -> str:
     file = graph.source if _is_path(graph.source) else f"configs/recipes/{graph.source}.yaml"
     changes = "".join(f" --set {shlex.quote(change)}" for change in overrides_of(graph))
-    return f"# RecipeFile by `pedigree compile {graph.source}{changes}` from {file}: edit the recipe, not this file.\n"
+    return f"# Written by `pedigree compile {graph.source}{changes}` from {file}: edit the recipe, not this file.\n"
 
 
 def _is_path(source: str) -> bool:
