@@ -12,9 +12,10 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -30,7 +31,7 @@ from pedigree.data.store.storage import ContentChanged, Missing, StoreError
 from pedigree.data.store.untrusted import RUN_BYTES, ArtifactError, Line, Sha256, described, inside, parse_json, parse_manifest, read_json
 
 MANIFEST = "manifest.json"
-STEP, SHA256 = re.compile(r"step-[0-9]{1,12}/"), re.compile(r"[0-9a-f]{64}")
+STEP, SHA256 = re.compile(r"(step-[0-9]{1,12})/(.+)"), re.compile(r"[0-9a-f]{64}")
 CLAIM_BYTES = 16 << 10
 TOKEN, ELSEWHERE = "mirror.json", "attempts-elsewhere.json"
 """Files in the scratch folder: token with which a later attempt keeps the lease; attempts on other machines."""
@@ -101,7 +102,7 @@ class Mirror:
 
     def checkpoints(self) -> list[str]:
         """Names of complete checkpoints, latest last."""
-        return _by_step(PurePosixPath(entry.name).parts[0] for entry in storage.entries(self.url) if _is_manifest(entry.name))
+        return [name for name, files in self._steps().items() if MANIFEST in files]
 
     def upload_checkpoint(self, folder: Path, go_on: Callable[[], bool]) -> int:
         """Upload a sealed checkpoint, its manifest last; returns its size in bytes.
@@ -111,21 +112,27 @@ class Mirror:
         """
         target, size = f"{self.url}/{folder.name}", 0
         storage.remove(f"{target}/{MANIFEST}")
-        for name in [*sorted(_files(folder)), MANIFEST]:
+        for file in sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path == folder / MANIFEST):
             if not go_on():
                 raise InterruptedError(f"{folder.name} is no longer needed")
-            storage.upload(folder / name, f"{target}/{name}")
-            size += (folder / name).stat().st_size
+            storage.upload(file, f"{target}/{file.relative_to(folder).as_posix()}")
+            size += file.stat().st_size
         return size
 
     def keep_latest(self, count: int) -> None:
         """Remove older checkpoints and unfinished uploads, but never the latest complete checkpoint."""
         complete = self.checkpoints()
-        if complete:
-            there = {PurePosixPath(entry.name).parts[0] for entry in storage.entries(self.url) if STEP.match(entry.name)}
-            for name in _by_step(there - set(complete[-count:])):
-                if _step(name) < _step(complete[-1]):
-                    self.discard(name)
+        for name in takewhile(lambda name: name != complete[-1], self._steps() if complete else ()):
+            if name not in complete[-count:]:
+                self.discard(name)
+
+    def _steps(self) -> dict[str, set[str]]:
+        """Checkpoint, complete or not → its files; latest last."""
+        found: dict[str, set[str]] = {}
+        for entry in storage.entries(self.url):
+            if part := STEP.fullmatch(entry.name):
+                found.setdefault(part[1], set()).add(part[2])
+        return dict(sorted(found.items(), key=lambda item: int(item[0].removeprefix("step-"))))
 
     def discard(self, name: str) -> None:
         """Remove a checkpoint, its manifest first."""
@@ -313,21 +320,3 @@ class Lease:
                 f"{place} is not a valid lease claim ({reason}): make sure that no job of this stage is running on any "
                 f"machine, remove {self.url}/lease and run the command again"
             ) from error
-
-
-def _files(folder: Path) -> Iterable[str]:
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return (name for name in names if name != MANIFEST)
-
-
-def _is_manifest(name: str) -> bool:
-    parts = PurePosixPath(name).parts
-    return len(parts) == 2 and STEP.fullmatch(f"{parts[0]}/") is not None and parts[1] == MANIFEST
-
-
-def _by_step(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=_step)
-
-
-def _step(name: str) -> int:
-    return int(name.removeprefix("step-"))

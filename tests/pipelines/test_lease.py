@@ -288,14 +288,14 @@ def test_who_has_not_looked_for_a_while_looks_before_it_goes_on(tmp_path: Path) 
 # --- signs of life ---------------------------------------------------------------------------------------------------
 
 
-def test_a_pulse_goes_on_where_the_disk_takes_no_new_file(tmp_path: Path, soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with Pulse(tmp_path / "x"):
-        before = heartbeat.sign(tmp_path / "x")
-        monkeypatch.setattr(os, "replace", full)
+def test_a_pulse_goes_on_where_the_disk_takes_no_new_file(tmp_path: Path, soon: None) -> None:
+    """It overwrites the blocks that it has, also with a text that has become shorter."""
+    words = iter(["long " * 20])
+    with Pulse(tmp_path / "x", extra=lambda: {"word": next(words, "")}):
+        file, before = (tmp_path / "x").stat().st_ino, heartbeat.sign(tmp_path / "x")
         until(lambda: heartbeat.sign(tmp_path / "x") != before)
+        assert (tmp_path / "x").stat().st_ino == file
+        until(lambda: [beat["word"] for beat in heartbeat.read_heartbeats(tmp_path / "x")] == [""])
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
