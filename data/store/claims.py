@@ -16,21 +16,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pedigree.data.store import storage
 from pedigree.data.store.durable import create
 
 _CLAIM, _OURS = (re.compile(rf"([0-9]{{6}}|[1-9][0-9]{{6,11}})\.{suffix}") for suffix in ("json", "(?:json|beat|released)"))
-
-
-class Store(Protocol):
-    """A place of claims."""
-
-    def names(self, *, fresh: bool = False) -> list[str]: ...
-    def create(self, name: str, data: bytes) -> bool: ...
-    def write(self, name: str, data: bytes) -> None: ...
-    def remove(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,7 @@ class Remote:
 class Claims:
     """The claims of one place."""
 
-    store: Store
+    store: Folder | Remote
 
     def top(self) -> tuple[int, bool]:
         """(highest number, 0 if there is none; whether it is held, i.e. not released)"""

@@ -12,17 +12,16 @@ For a local holder, the process table shows whether it is alive; for one elsewhe
 its heartbeat does. A claim in an unknown format counts as held elsewhere. Clocks of different machines are never compared.
 """
 
-import json
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.problems import PedigreeError
@@ -48,17 +47,20 @@ class LeaseLost(PedigreeError):
     """Another runner has taken over this lease: nothing more may be written."""
 
 
-@dataclass(frozen=True)
-class LeaseHolder:
-    """Who holds a lease, since when, and for what purpose."""
+def _process(raw: Any) -> Process | None:
+    return raw if isinstance(raw, Process) else Process.parse(raw)
+
+
+class LeaseHolder(Frozen):
+    """Who holds a lease, since when, and for what purpose: the content of a claim."""
 
     number: int
-    process: Process
-    since: float
+    process: Annotated[Process, BeforeValidator(_process)]
+    since: Annotated[float, Field(ge=0, le=1e11)]
     """For display: by the holder's clock."""
-    what: str
-    token: str
-    folder: str | None = None
+    what: Annotated[str, Field(max_length=1000)]
+    token: Line
+    folder: Annotated[str, Field(max_length=4096)] | None = None
     """Path of the lease folder as the holder sees it."""
 
     def holds(self, folder: Path) -> bool:
@@ -133,7 +135,9 @@ def lease(
         if not is_held or _is_gone(folder, highest, listener):
             number = highest + 1
             _HELD.add(token)  # before the claim becomes visible
-            if claims.take(number, json.dumps(asdict(LeaseHolder(number, Process.here(), time.time(), what, token, str(folder)))).encode()):
+            process = Process.here()
+            mine = LeaseHolder(number=number, process=process, since=time.time(), what=what[:1000], token=token, folder=str(folder))
+            if claims.take(number, mine.model_dump_json().encode()):
                 break
             continue
         other = _claim_of(folder, highest)
@@ -194,27 +198,13 @@ def _sign(folder: Path, number: int) -> tuple[object, ...]:
     return (number, *heartbeat.sign(folder / f"{number:06d}.beat"))
 
 
-class _ClaimFile(Frozen):
-    """The contents of a claim file."""
-
-    number: int
-    process: dict[str, Any]
-    since: Annotated[float, Field(ge=0, le=1e11)]
-    what: Annotated[str, Field(max_length=1000)]
-    token: Line
-    folder: Annotated[str, Field(max_length=4096)] | None = None
-
-
 def _claim_of(folder: Path, number: int) -> LeaseHolder | None:
     """The holder that claimed a number; None if unclaimed."""
     path = folder / f"{number:06d}.json"
     if not path.exists():
         return None
     try:
-        claim = _ClaimFile.model_validate(read_json(path, CLAIM_BYTES))
+        return LeaseHolder.model_validate(read_json(path, CLAIM_BYTES))
     except (ArtifactError, ValidationError):
-        claim = None
-    process = Process.parse(claim.process) if claim else None
-    if claim is None or process is None:
-        return LeaseHolder(number, _UNKNOWN, 0.0, f"{path.name}, a claim that is damaged or from another version of Pedigree", "")
-    return LeaseHolder(number, process, claim.since, claim.what, claim.token, claim.folder)
+        what = f"{path.name}, a claim that is damaged or from another version of Pedigree"
+        return LeaseHolder(number=number, process=_UNKNOWN, since=0.0, what=what, token="")
