@@ -96,7 +96,7 @@ class Launcher(Protocol):
     def submit(self, scratch: Path, numerics: Numerics, attempt: int, held: HeldSlots, fence: Fence | None = None) -> Handle:
         """Start the job described by `scratch/spec.json` on these slots, and write `scratch/job.json`.
 
-        The job writes only while `fence` belongs to the latest submission. On this machine, it inherits the lock of the slots.
+        The job writes only while `fence` belongs to the latest submission. On this machine, it inherits a lock on the slots.
         """
         ...
 
@@ -132,12 +132,12 @@ class LocalLauncher:
         if left:
             logging.getLogger(__name__).warning("%s; the fence keeps it from writing", described(left))
         command = _command(scratch, numerics)
-        with (scratch / "log.txt").open("ab") as log:
+        with (scratch / "log.txt").open("ab") as log, held.for_job() as lock:
             child = subprocess.Popen(
                 command,
                 cwd=self.project.root,
                 env=job_environment(scratch, numerics, self.project.code(read_mapping(scratch / SPEC)["code"]), held.names, fence),
-                pass_fds=[held.lock],
+                pass_fds=[lock],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,9 +1,9 @@
 """Slots: cores and GPUs of this machine, shared by all clones of all projects of one user.
 
-Slots are held by locked files, one per job, in the machine folder: below `/tmp` regardless of TMPDIR, or in PEDIGREE_SLOTS; in `cores/`
-and `gpus/`. The runner and its job share the lock, so the kernel frees the slots when both have ended. A profile's `slots` is the number
-that the machine has. If two clones disagree, each takes only slots in its own profile, and together they never hold more than the larger
-number. A GPU is held by name (as in CUDA_VISIBLE_DEVICES), so no two clones share one.
+Slots are held by locked files, one per job, in the machine folder: below `/tmp` regardless of TMPDIR, or in PEDIGREE_SLOTS; in `cores/` and
+`gpus/`. The runner and its job each hold a shared lock, so the kernel frees the slots when both have ended. A profile's `slots` is the
+number that the machine has. If two clones disagree, each takes only slots in its own profile, and together they never hold more than the
+larger number. A GPU is held by name (as in CUDA_VISIBLE_DEVICES), so no two clones share one.
 """
 
 import errno
@@ -87,7 +87,14 @@ class HeldSlots:
 
     names: list[str]
     lock: int
-    """Descriptor that holds them. A job that inherits it keeps them until its last such process ends."""
+    """The runner's descriptor that holds them."""
+
+    @contextmanager
+    def for_job(self) -> Iterator[int]:
+        """A descriptor of its own for a job, which keeps the slots until the last process that inherited it ends."""
+        with open(f"/proc/self/fd/{self.lock}", "r+") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH)
+            yield stream.fileno()
 
 
 @contextmanager
@@ -140,6 +147,7 @@ def slots(
     try:
         yield HeldSlots(names, lock)
     finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # also for processes that were forked from this one and still live
         os.close(lock)
         with suppress(FileNotFoundError), _exclusive(pool.folder):  # the folder was deleted: nothing is left to release
             if not _is_locked(path):

@@ -485,8 +485,8 @@ def test_slots_of_a_dead_orchestrator_belong_to_its_living_job(tmp_path: Path) -
     file = tmp_path / "job" / "job.json"
     code = f"""
 import os, subprocess; from pathlib import Path; from pedigree.pipelines.jobs.slots import Pool, slots
-with slots(Pool(Path({str(tmp_path / "pool")!r}), ("0", "1", "2")), 2, job=Path({str(file)!r})) as held:
-    print(subprocess.Popen(["sleep", "60"], pass_fds=[held.lock], stdout=subprocess.DEVNULL).pid, flush=True)
+with slots(Pool(Path({str(tmp_path / "pool")!r}), ("0", "1", "2")), 2, job=Path({str(file)!r})) as held, held.for_job() as lock:
+    print(subprocess.Popen(["sleep", "60"], pass_fds=[lock], stdout=subprocess.DEVNULL).pid, flush=True)
     os._exit(0)
 """
     job = int(subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
@@ -499,6 +499,14 @@ with slots(Pool(Path({str(tmp_path / "pool")!r}), ("0", "1", "2")), 2, job=Path(
         until(lambda: Process.of(job) is None)
         assert list(taken_slots(tmp_path / "pool").values()) == [["0", "1"]]  # kept for its next attempt
     assert taken_slots(tmp_path / "pool") == {}
+
+
+def test_a_process_that_was_forked_from_a_runner_keeps_no_slots(tmp_path: Path) -> None:
+    with slots(pool(tmp_path, 1), 1, job=tmp_path / "job.json") as held:
+        forked = subprocess.Popen(["sleep", "60"], pass_fds=[held.lock])
+    assert taken_slots(tmp_path) == {}
+    forked.kill()
+    forked.wait()
 
 
 def test_a_job_of_processes_holds_the_slots_of_its_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
