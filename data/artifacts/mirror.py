@@ -265,6 +265,8 @@ class Lease:
                     say(f"takes over from {holder.what}, which had no heartbeat for {holder.silence_s:.0f} s")
                 self.number = number + 1
                 if self._claims.take(self.number, mine):
+                    if holder is not None:
+                        storage.remove(self._pulse(holder.token))
                     break
                 continue
             if not seen:
