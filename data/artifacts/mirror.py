@@ -5,16 +5,17 @@ URL/KEY/chunks/NAME.SHA256.json  finished chunks of generation
 URL/KEY/attempts.json            attempts of the job so far
 URL/KEY/made.json                code that produced the newest state
 URL/KEY/code/SHA256.json         that code, once
-URL/KEY/lease/000001.json        writer; the highest number holds until `000001.released`, `beat-TOKEN` is its heartbeat
+URL/KEY/lease/000001.json        writer's claim (`data/store/claims.py`); `beat-TOKEN` is its heartbeat
 """
 
 import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -24,16 +25,19 @@ from pedigree.data.artifacts.artifacts import sha256_file, write_json
 from pedigree.data.artifacts.provenance import CODE_BYTES, packed, unpacked
 from pedigree.data.artifacts.run_record import PortableCode, parse_attempts
 from pedigree.data.store import storage
+from pedigree.data.store.claims import Claims, Remote
 from pedigree.data.store.heartbeat import Listener
 from pedigree.data.store.storage import ContentChanged, Missing, StoreError
 from pedigree.data.store.untrusted import RUN_BYTES, ArtifactError, Line, Sha256, described, inside, parse_json, parse_manifest, read_json
 
 MANIFEST = "manifest.json"
-STEP, SHA256, CLAIM = re.compile(r"step-[0-9]{1,12}/"), re.compile(r"[0-9a-f]{64}"), re.compile(r"([0-9]{6,12})\.json")
+STEP, SHA256 = re.compile(r"(step-[0-9]{1,12})/(.+)"), re.compile(r"[0-9a-f]{64}")
 CLAIM_BYTES = 16 << 10
 TOKEN, ELSEWHERE = "mirror.json", "attempts-elsewhere.json"
 """Files in the scratch folder: token with which a later attempt keeps the lease; attempts on other machines."""
 POLL_S = 0.5
+CLEARING_S = 60.0
+"""Heartbeat timeout of a command that removes a mirror."""
 SIGNS_OF_LIFE = 2
 """New heartbeats needed before a holder counts as alive: one may have been in flight when its machine died."""
 
@@ -98,7 +102,7 @@ class Mirror:
 
     def checkpoints(self) -> list[str]:
         """Names of complete checkpoints, latest last."""
-        return _by_step(PurePosixPath(entry.name).parts[0] for entry in storage.entries(self.url) if _is_manifest(entry.name))
+        return [name for name, files in self._steps().items() if MANIFEST in files]
 
     def upload_checkpoint(self, folder: Path, go_on: Callable[[], bool]) -> int:
         """Upload a sealed checkpoint, its manifest last; returns its size in bytes.
@@ -108,21 +112,27 @@ class Mirror:
         """
         target, size = f"{self.url}/{folder.name}", 0
         storage.remove(f"{target}/{MANIFEST}")
-        for name in [*sorted(_files(folder)), MANIFEST]:
+        for file in sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path == folder / MANIFEST):
             if not go_on():
                 raise InterruptedError(f"{folder.name} is no longer needed")
-            storage.upload(folder / name, f"{target}/{name}")
-            size += (folder / name).stat().st_size
+            storage.upload(file, f"{target}/{file.relative_to(folder).as_posix()}")
+            size += file.stat().st_size
         return size
 
     def keep_latest(self, count: int) -> None:
         """Remove older checkpoints and unfinished uploads, but never the latest complete checkpoint."""
         complete = self.checkpoints()
-        if complete:
-            there = {PurePosixPath(entry.name).parts[0] for entry in storage.entries(self.url) if STEP.match(entry.name)}
-            for name in _by_step(there - set(complete[-count:])):
-                if _step(name) < _step(complete[-1]):
-                    self.discard(name)
+        for name in takewhile(lambda name: name != complete[-1], self._steps() if complete else ()):
+            if name not in complete[-count:]:
+                self.discard(name)
+
+    def _steps(self) -> dict[str, set[str]]:
+        """Checkpoint, complete or not → its files; latest last."""
+        found: dict[str, set[str]] = {}
+        for entry in storage.entries(self.url):
+            if part := STEP.fullmatch(entry.name):
+                found.setdefault(part[1], set()).add(part[2])
+        return dict(sorted(found.items(), key=lambda item: int(item[0].removeprefix("step-"))))
 
     def discard(self, name: str) -> None:
         """Remove a checkpoint, its manifest first."""
@@ -210,37 +220,19 @@ class Mirror:
         """
         if not storage.entries(self.url):
             return True
-        lease = Lease(self.url, token or uuid.uuid4().hex, "", 0.0)
-        listener, first, top = Listener(), None, lease.top()
-        while top is not None and top.token != lease.token and listener.silent_s(top) <= top.allowed_s:
-            first = first or top
-            if top != first:
-                return False
-            time.sleep(min(POLL_S, top.allowed_s))
-            top = lease.top()
+        try:
+            Lease(self.url, token or uuid.uuid4().hex, "a command that removes what was mirrored", CLEARING_S).acquire(lambda text: None)
+        except LeaseTaken:
+            return False
         storage.remove(self.url)
         return True
 
 
-@dataclass(frozen=True)
-class RemoteHolder:
-    """Holder of a lease. A change of number or beat proves liveness."""
-
-    number: int
-    token: str
-    what: str
-    allowed_s: float
-    """Heartbeat timeout in seconds."""
-    beat: bytes
-
-
 @dataclass
 class Lease:
-    """The exclusive right to write to a mirror. Claims are numbered, created exclusively and never overwritten; the highest holds until
-    its `.released` object exists.
+    """The exclusive right to write to a mirror: numbered claims (`data/store/claims.py`), whose holder increments a counter.
 
-    Clocks of machines and store are not trusted: the holder increments a counter, and a waiter measures on its own clock how long that
-    has not changed (`data/store/heartbeat.py`).
+    A waiter measures on its own clock how long the counter has not changed (`data/store/heartbeat.py`).
     """
 
     url: str
@@ -254,117 +246,79 @@ class Lease:
     number: int = 0
     beats: int = 0
 
-    @property
-    def pulse(self) -> str:
-        return f"{self.url}/lease/beat-{self.token}"
-
     def acquire(self, say: Callable[[str], None], beat: Callable[[], None] = lambda: None) -> None:
         """Acquire the lease; if another job holds it, wait for its heartbeat timeout.
 
         Raises:
             LeaseTaken: the other job is alive.
         """
+        mine = Claim(token=self.token, what=self.what, silence_s=self.silence_s).model_dump_json().encode()
         listener, seen = Listener(), set[tuple[int, bytes]]()
         while True:
-            number, top = self._top()
-            silent = top is not None and listener.silent_s(top) > top.allowed_s
-            if top is not None and top.token == self.token:
+            number, holder = self._top()
+            sign = (number, self._beat_of(holder) if holder else b"")
+            if holder is not None and holder.token == self.token:
                 self.number = number
-                self.beat()
-                return
-            if top is None or silent:
-                if top is not None:
-                    say(f"takes over from {top.what}, which had no heartbeat for {top.allowed_s:.0f} s")
+                break
+            if holder is None or listener.silent_s(sign) > holder.silence_s:
+                if holder is not None:
+                    say(f"takes over from {holder.what}, which had no heartbeat for {holder.silence_s:.0f} s")
                 self.number = number + 1
-                if self._create():
-                    self.beat()
-                    self._tidy()
-                    return
+                if self._claims.take(self.number, mine):
+                    if holder is not None:
+                        storage.remove(self._pulse(holder.token))
+                    break
                 continue
             if not seen:
-                say(f"waits: {top.what} writes to {self.url}; takeover after {top.allowed_s:g} s without a heartbeat")
-            seen.add((top.number, top.beat))
+                say(f"waits: {holder.what} writes to {self.url}; takeover after {holder.silence_s:g} s without a heartbeat")
+            seen.add(sign)
             if len(seen) > SIGNS_OF_LIFE:
-                raise LeaseTaken(
-                    f"{top.what} is running the same stage. Wait for it, or cancel it there; it can be taken over once its heartbeat stops"
-                )
+                remedy = "Wait for it, or cancel it there; it can be taken over once its heartbeat stops"
+                raise LeaseTaken(f"{holder.what} is running the same stage. {remedy}")
             beat()
-            time.sleep(min(POLL_S, top.allowed_s))
-
-    def top(self) -> RemoteHolder | None:
-        """The current holder, if any."""
-        return self._top()[1]
+            time.sleep(min(POLL_S, holder.silence_s))
+        self.beat()
 
     def beat(self) -> None:
         self.beats += 1
-        storage.write(self.pulse, f"{self.beats} {uuid.uuid4().hex}".encode())  # differs from an earlier attempt's with the same token
+        storage.write(self._pulse(self.token), f"{self.beats} {uuid.uuid4().hex}".encode())  # differs from those of earlier attempts
 
     def still_ours(self) -> bool:
         """Write a heartbeat and check that no other job has taken over, or finished the stage and cleared the mirror."""
         self.beat()
-        top = self.top()
-        return top is not None and (top.number, top.token) == (self.number, self.token)
+        number, holder = self._top()
+        return holder is not None and (number, holder.token) == (self.number, self.token)
 
     def release(self) -> None:
-        storage.write(f"{self.url}/lease/{self.number:06d}.released", b"")
-        storage.remove(self.pulse)
+        self._claims.release(self.number)
+        storage.remove(self._pulse(self.token))
 
-    def _top(self) -> tuple[int, RemoteHolder | None]:
-        """(highest number ever claimed, its holder if not released)."""
-        sizes = {entry.name: entry.size for entry in storage.entries(f"{self.url}/lease")}
-        numbers = [int(found[1]) for found in map(CLAIM.fullmatch, sizes) if found]
-        number = max((number for number in numbers if f"{number:06d}.json" in sizes), default=0)
-        if number == 0 or f"{number:06d}.released" in sizes:
+    @property
+    def _claims(self) -> Claims:
+        return Claims(Remote(f"{self.url}/lease"))
+
+    def _pulse(self, token: str) -> str:
+        return f"{self.url}/lease/beat-{token}"
+
+    def _beat_of(self, holder: Claim) -> bytes:
+        try:
+            return storage.read(self._pulse(holder.token), CLAIM_BYTES)
+        except Missing:
+            return b""
+
+    def _top(self) -> tuple[int, Claim | None]:
+        """(highest number ever claimed, its holder if not released)"""
+        number, is_held = self._claims.top()
+        if not is_held:
             return number, None
+        place = f"{self.url}/lease/{number:06d}.json"
         try:
-            claim = self._claim(f"{number:06d}.json", sizes)
-            beat = self._read(f"beat-{claim.token}", sizes) if f"beat-{claim.token}" in sizes else b""
-        except Missing:  # cleared or released since the listing
+            return number, Claim.model_validate(parse_json(storage.read(place, CLAIM_BYTES), place, CLAIM_BYTES))
+        except Missing:  # cleared since the listing
             return self._top()
-        return number, RemoteHolder(number, claim.token, claim.what, claim.silence_s, beat)
-
-    def _claim(self, name: str, sizes: Mapping[str, int]) -> Claim:
-        try:
-            return Claim.model_validate(parse_json(self._read(name, sizes), name, CLAIM_BYTES))
-        except (ArtifactError, ValidationError) as error:
+        except (ArtifactError, ContentChanged, ValidationError) as error:
             reason = described(error) if isinstance(error, ValidationError) else error
             raise ContentChanged(
-                f"{self.url}/lease/{name} is not a valid lease claim ({reason}): make sure that no job of this stage is running on any "
+                f"{place} is not a valid lease claim ({reason}): make sure that no job of this stage is running on any "
                 f"machine, remove {self.url}/lease and run the command again"
             ) from error
-
-    def _read(self, name: str, sizes: Mapping[str, int]) -> bytes:
-        if sizes.get(name, 0) > CLAIM_BYTES:
-            raise ArtifactError(f"{name} has {sizes[name]} bytes, more than {CLAIM_BYTES}")
-        return storage.read(f"{self.url}/lease/{name}")
-
-    def _create(self) -> bool:
-        claim = Claim(token=self.token, what=self.what, silence_s=self.silence_s)
-        return storage.create(f"{self.url}/lease/{self.number:06d}.json", claim.model_dump_json().encode())
-
-    def _tidy(self) -> None:
-        """Remove objects of earlier holders, except for the previous claim: a concurrent listing may not show the new claim yet, and an
-        empty one would restart the numbering."""
-        for entry in storage.entries(f"{self.url}/lease"):
-            number = re.match(r"[0-9]{6,12}\.", entry.name)
-            earlier = number is not None and int(number[0][:-1]) < self.number - 1
-            if earlier or (entry.name.startswith("beat-") and entry.name != f"beat-{self.token}"):
-                storage.remove(f"{self.url}/lease/{entry.name}")
-
-
-def _files(folder: Path) -> Iterable[str]:
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return (name for name in names if name != MANIFEST)
-
-
-def _is_manifest(name: str) -> bool:
-    parts = PurePosixPath(name).parts
-    return len(parts) == 2 and STEP.fullmatch(f"{parts[0]}/") is not None and parts[1] == MANIFEST
-
-
-def _by_step(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=_step)
-
-
-def _step(name: str) -> int:
-    return int(name.removeprefix("step-"))

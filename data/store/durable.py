@@ -1,6 +1,7 @@
 """Durable writes and renames: a rename survives a power cut only if the renamed files and their folder are on disk."""
 
 import os
+import uuid
 from pathlib import Path
 
 
@@ -45,3 +46,25 @@ def rename(source: Path, target: Path) -> None:
     sync_folder(target.parent)
     if source.parent != target.parent:
         sync_folder(source.parent)
+
+
+def create(path: Path, data: bytes) -> bool:
+    """Durably create a file, which appears with all its content; False if it exists. Exactly one of several concurrent callers succeeds."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary.write_bytes(data)
+    sync_file(temporary)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        if temporary.stat().st_nlink != 2:  # NFS repeats a request whose response was lost: then the link is ours
+            return False
+    except OSError:  # no hard links here
+        try:
+            with path.open("xb") as stream:
+                stream.write(data)
+        except FileExistsError:
+            return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True

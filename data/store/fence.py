@@ -9,13 +9,12 @@ changed, so a stale writer cannot lower the highest.
 
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pedigree.data.store.claims import Folder
 from pedigree.data.store.heartbeat import BEAT_S
 
 FENCE = "PEDIGREE_FENCE"
@@ -98,20 +97,8 @@ class Fence:
         return Superseded(f"this is submission {'{}.{}'.format(*self._number)} of its job, and the latest is {later}")
 
 
-def fresh_names(folder: Path) -> list[str]:
-    """Uncached names in a folder: changing the folder first makes a network file system ask its server."""
-    look = folder / f".look-{os.getpid()}-{threading.get_ident()}"
-    with suppress(OSError):  # gone, full or read-only: list it anyway
-        look.touch()
-        look.unlink()
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 def _numbers(folder: Path) -> Iterator[tuple[int, int]]:
-    for name in fresh_names(folder):
+    for name in Folder(folder).names(fresh=True):
         found = _NAME.fullmatch(name)
         if found:
             yield int(found[1]), int(found[2])

@@ -20,6 +20,8 @@ BEAT_S = 2.0
 """Seconds between two beats."""
 SILENCE_S = 90.0
 """Timeout after which an owner counts as dead. Longer than NFS caches attributes (60 s)."""
+WIDTH = 512
+"""Bytes of a heartbeat file: a shorter beat must cover the one before."""
 LONGEST_GAP_S = 5.0
 """Most silence counted between two looks, so that time during which the listener itself was suspended does not count."""
 
@@ -60,22 +62,12 @@ class Pulse:
         fields: dict[str, Any] = {"beat": self._beats, "life": self._life, "seconds": round(time.monotonic() - self._began, 1)}
         with suppress(OSError):  # the beat counts without them
             fields |= self._extra()
-        text = json.dumps(fields).encode()
-        temporary = self.path.with_name(f".{self.path.name}.{self._life}")
-        try:
-            temporary.write_bytes(text)
-            os.replace(temporary, self.path)
-        except OSError:  # disk full or a transient error: any change of the file is a heartbeat
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            self._overwrite(text)
-
-    def _overwrite(self, text: bytes) -> None:
-        try:
-            with self.path.open("r+b") as stream:
-                stream.write(text)
-        except OSError:
-            return  # the next beat may succeed; continued silence only lets another process take over
+        with suppress(OSError):  # the next beat may succeed; continued silence only lets another process take over
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)  # in place: a full disk takes no new file
+            try:
+                os.write(file, json.dumps(fields).ljust(WIDTH).encode())
+            finally:
+                os.close(file)
 
 
 class Listener:

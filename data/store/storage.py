@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from pedigree.configs.base.installation import set_up
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.data.store.durable import replace
+from pedigree.data.store import durable
 
 PAUSES_S = (1.0, 5.0, 20.0)
 """Pauses before retries of transient errors; s3fs itself makes a few quick tries each time."""
@@ -153,7 +153,7 @@ def download(url: str, file: Path, sha256: str, beat: Callable[[], None] = lambd
         found = _patiently(url, stream)
         if found != sha256:
             raise ContentChanged(f"{url} has sha256 {found}, not {sha256}: it was changed or replaced; restore the original")
-        replace(temporary, file)
+        durable.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -336,15 +336,8 @@ class _Folder:
             temporary.write_bytes(data)
 
     def create(self, path: str, data: bytes) -> bool:
-        temporary = self._temporary(path)
-        temporary.write_bytes(data)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink()
-        return True
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return durable.create(Path(path), data)
 
     def upload(self, file: Path, path: str) -> None:
         with self._written(path) as temporary:
@@ -370,14 +363,11 @@ class _Folder:
 
     @contextmanager
     def _written(self, path: str) -> Iterator[Path]:
-        temporary = self._temporary(path)
-        try:
-            yield temporary
-            replace(temporary, Path(path))
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def _temporary(self, path: str) -> Path:
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        return file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+        temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+        try:
+            yield temporary
+            durable.replace(temporary, file)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -34,6 +34,7 @@ from pedigree.pipelines.jobs.scratch_state import (
     read_spec,
     write_spec,
 )
+from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.pipelines.quantities import reported
 from pedigree.stages.job.failures import is_full
 from pedigree.stages.job.job import PULSES, checkpoint_names
@@ -129,7 +130,7 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
 
 
 def run_job(
-    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, names: list[str], hold: HeldLease
+    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, held: HeldSlots, hold: HeldLease
 ) -> None:
     """Run the job until it succeeds; retry transient failures and record every attempt.
 
@@ -139,7 +140,7 @@ def run_job(
         scratch: its folder.
         handle: of a job that is already running.
         placement: its timeouts and retries.
-        names: of the slots that it takes.
+        held: the slots that it takes.
         hold: the lease of its key.
 
     Raises:
@@ -159,7 +160,7 @@ def run_job(
             spec = read_spec(scratch)
             attempts.append(_attempt(scratch, spec.code))
             write_json(history, attempts)
-            handle = run.jobs().submit(scratch, spec.numerics, len(attempts), names, fence)
+            handle = run.jobs().submit(scratch, spec.numerics, len(attempts), held, fence)
         run.watch(StageStarted(node.address, scratch, detail))
         failure = _wait(run, node, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
         if failure is None:

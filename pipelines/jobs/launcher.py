@@ -36,6 +36,7 @@ from pedigree.pipelines.jobs.processes import (
     works_in,
 )
 from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, memory_before, read_job, read_mapping
+from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.stages.job.outcome import read_done
 
 State = Literal["running", "succeeded", "failed", "lost", "unknown"]
@@ -92,10 +93,10 @@ class Status:
 class Launcher(Protocol):
     """What the orchestrator requires of a backend that runs jobs."""
 
-    def submit(self, scratch: Path, numerics: Numerics, attempt: int, names: Sequence[str], fence: Fence | None = None) -> Handle:
-        """Start the job described by `scratch/spec.json` on the slots with these names, and write `scratch/job.json`.
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, held: HeldSlots, fence: Fence | None = None) -> Handle:
+        """Start the job described by `scratch/spec.json` on these slots, and write `scratch/job.json`.
 
-        The job writes only while `fence` belongs to the latest submission.
+        The job writes only while `fence` belongs to the latest submission. On this machine, it inherits a lock on the slots.
         """
         ...
 
@@ -114,12 +115,6 @@ class Launcher(Protocol):
         ...
 
 
-def state_in(jobs: Launcher, scratch: Path) -> State | None:
-    """The launcher's state of the last job of a scratch folder; None if there is none."""
-    handle = jobs.find(scratch)
-    return jobs.poll(handle).state if handle else None
-
-
 class LocalLauncher:
     """Runs jobs as process groups on this machine; under torchrun for several ranks."""
 
@@ -132,16 +127,17 @@ class LocalLauncher:
         """First process of a job → all of its processes ever seen, since a process killed for lack of memory can no longer be listed."""
         self._looked = 0.0
 
-    def submit(self, scratch: Path, numerics: Numerics, attempt: int, names: Sequence[str], fence: Fence | None = None) -> Handle:
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, held: HeldSlots, fence: Fence | None = None) -> Handle:
         left = kill_all(scratch)  # children that outlived the previous attempt must not write alongside this one
         if left:
             logging.getLogger(__name__).warning("%s; the fence keeps it from writing", described(left))
         command = _command(scratch, numerics)
-        with (scratch / "log.txt").open("ab") as log:
+        with (scratch / "log.txt").open("ab") as log, held.for_job() as lock:
             child = subprocess.Popen(
                 command,
                 cwd=self.project.root,
-                env=job_environment(scratch, numerics, self.project.code(read_mapping(scratch / SPEC)["code"]), names, fence),
+                env=job_environment(scratch, numerics, self.project.code(read_mapping(scratch / SPEC)["code"]), held.names, fence),
+                pass_fds=[lock],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,7 +1,7 @@
 """Leases: one writer per stage, on any number of machines that share a file system.
 
-A lease is a folder of numbered claims. A claim is created exclusively and never overwritten; the highest number holds the lease. A
-release is a marker file. Numbers are never reused, so a holder that lost its lease unknowingly detects it by number (`Hold.check`).
+A lease is a folder of numbered claims (`data/store/claims.py`). A holder that lost its lease without noticing detects it by number
+(`HeldLease.check`).
 
     000007.json       the claim: process, start time, purpose
     000007.beat       its heartbeat (`data/store/heartbeat.py`)
@@ -12,33 +12,27 @@ For a local holder, the process table shows whether it is alive; for one elsewhe
 its heartbeat does. A claim in an unknown format counts as held elsewhere. Clocks of different machines are never compared.
 """
 
-import json
-import os
-import re
-import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.store import heartbeat
-from pedigree.data.store.durable import sync_folder
-from pedigree.data.store.fence import fresh_names
+from pedigree.data.store.claims import Claims, Folder
 from pedigree.data.store.heartbeat import Listener, Pulse
 from pedigree.data.store.untrusted import ArtifactError, Line, read_json
 from pedigree.pipelines.jobs.processes import Process, is_seen_at
 
 POLL_S = 0.2
 CLAIM_BYTES = 64 << 10
-_CLAIM, _OURS = re.compile(r"([0-9]{6,})\.json"), re.compile(r"([0-9]{6,})\.(?:json|beat|released)")
 _UNKNOWN = Process(0, 0, "unknown")
 """Process of an unreadable claim."""
 _HELD: set[str] = set()
@@ -53,17 +47,20 @@ class LeaseLost(PedigreeError):
     """Another runner has taken over this lease: nothing more may be written."""
 
 
-@dataclass(frozen=True)
-class LeaseHolder:
-    """Who holds a lease, since when, and for what purpose."""
+def _process(raw: Any) -> Process | None:
+    return raw if isinstance(raw, Process) else Process.parse(raw)
+
+
+class LeaseHolder(Frozen):
+    """Who holds a lease, since when, and for what purpose: the content of a claim."""
 
     number: int
-    process: Process
-    since: float
+    process: Annotated[Process, BeforeValidator(_process)]
+    since: Annotated[float, Field(ge=0, le=1e11)]
     """For display: by the holder's clock."""
-    what: str
-    token: str
-    folder: str | None = None
+    what: Annotated[str, Field(max_length=1000)]
+    token: Line
+    folder: Annotated[str, Field(max_length=4096)] | None = None
     """Path of the lease folder as the holder sees it."""
 
     def holds(self, folder: Path) -> bool:
@@ -97,7 +94,7 @@ class HeldLease:
         Raises:
             LeaseLost: a higher number exists, or the lease is gone.
         """
-        highest = _highest(fresh_names(self.folder))
+        highest = _claims(self.folder).highest()
         if highest != self.number:
             holder = _claim_of(self.folder, highest)
             by = f"process {holder.process.pid} ({holder.what}) has taken it over" if holder else "its folder is gone"
@@ -132,11 +129,15 @@ def lease(
         PedigreeError: a file exists where the lease's folder should be.
     """
     _make_folder(folder)
-    listener, seen, token = listener or Listener(), None, uuid.uuid4().hex
+    claims, listener, seen, token = _claims(folder), listener or Listener(), None, uuid.uuid4().hex
     while True:
-        highest = _highest(_names(folder))
-        if _is_over(folder, highest, listener):
-            if _claim(folder, LeaseHolder(highest + 1, Process.here(), time.time(), what, token, str(folder))):
+        highest, is_held = claims.top()
+        if not is_held or _is_gone(folder, highest, listener):
+            number = highest + 1
+            _HELD.add(token)  # before the claim becomes visible
+            process = Process.here()
+            mine = LeaseHolder(number=number, process=process, since=time.time(), what=what[:1000], token=token, folder=str(folder))
+            if claims.take(number, mine.model_dump_json().encode()):
                 break
             continue
         other = _claim_of(folder, highest)
@@ -145,25 +146,24 @@ def lease(
             waiting(other)
         beside()
         pause(cancelled, POLL_S)
-    number = highest + 1
     try:
         with Pulse(folder / f"{number:06d}.beat"):
             yield HeldLease(folder, number, seen is not None)
     finally:
         _HELD.discard(token)
         with suppress(OSError):  # a full disk or a deleted folder: the process table shows our end as well
-            (folder / f"{number:06d}.released").touch()
+            claims.release(number)
 
 
 def holder_of(folder: Path, listener: Listener | None = None) -> LeaseHolder | None:
     """The holder of a lease. One elsewhere counts until the listener has timed out, which a single look cannot decide."""
-    highest = _highest(_names(folder))
-    return None if _is_over(folder, highest, listener or Listener()) else _claim_of(folder, highest)
+    number, is_held = _claims(folder).top()
+    return _claim_of(folder, number) if is_held and not _is_gone(folder, number, listener or Listener()) else None
 
 
 def listen(folder: Path, listener: Listener) -> None:
     """Let a listener check the heartbeat of a lease's holder, if it is elsewhere."""
-    listener.silent_s(_sign(folder, _highest(_names(folder))))
+    listener.silent_s(_sign(folder, _claims(folder).top()[0]))
 
 
 def pause(cancelled: threading.Event | None, seconds: float) -> None:
@@ -182,21 +182,12 @@ def _make_folder(folder: Path) -> None:
         raise PedigreeError(f"{wrong} is a file, but leases need a folder there; remove it and run the command again") from error
 
 
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def _claims(folder: Path) -> Claims:
+    return Claims(Folder(folder))
 
 
-def _highest(names: Iterable[str]) -> int:
-    return max((int(found[1]) for name in names if (found := _CLAIM.fullmatch(name))), default=0)
-
-
-def _is_over(folder: Path, number: int, listener: Listener) -> bool:
-    """Whether the next number may be claimed."""
-    if number == 0 or (folder / f"{number:06d}.released").exists():
-        return True
+def _is_gone(folder: Path, number: int, listener: Listener) -> bool:
+    """Whether the holder that claimed a number is no longer alive."""
     holder = _claim_of(folder, number)
     if holder is not None and holder.process.is_local:
         return not holder.holds(folder)
@@ -207,66 +198,13 @@ def _sign(folder: Path, number: int) -> tuple[object, ...]:
     return (number, *heartbeat.sign(folder / f"{number:06d}.beat"))
 
 
-def _claim(folder: Path, mine: LeaseHolder) -> bool:
-    """Try to claim a number. The file appears atomically, and the listing afterwards shows that no higher number existed."""
-    target, temporary = folder / f"{mine.number:06d}.json", folder / f".{mine.token}"
-    _HELD.add(mine.token)  # before the claim becomes visible
-    with temporary.open("w") as stream:
-        stream.write(json.dumps(asdict(mine)))
-        stream.flush()
-        os.fsync(stream.fileno())
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        if temporary.stat().st_nlink != 2:  # NFS repeats a request whose response was lost: then the link is ours
-            return False
-    except OSError:  # no hard links here
-        try:
-            with target.open("x") as stream:
-                stream.write(temporary.read_text())
-        except FileExistsError:
-            return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(folder)
-    if _highest(fresh_names(folder)) != mine.number:  # a stale listing gave an outdated number
-        target.unlink(missing_ok=True)
-        return False
-    for path in folder.iterdir():
-        found = _OURS.fullmatch(path.name)
-        if found and int(found[1]) < mine.number - 1:
-            _remove(path)
-    return True
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except (IsADirectoryError, PermissionError):  # a folder: Linux and POSIX raise different errors
-        shutil.rmtree(path, ignore_errors=True)
-
-
-class _ClaimFile(Frozen):
-    """The contents of a claim file."""
-
-    number: int
-    process: dict[str, Any]
-    since: Annotated[float, Field(ge=0, le=1e11)]
-    what: Annotated[str, Field(max_length=1000)]
-    token: Line
-    folder: Annotated[str, Field(max_length=4096)] | None = None
-
-
 def _claim_of(folder: Path, number: int) -> LeaseHolder | None:
     """The holder that claimed a number; None if unclaimed."""
     path = folder / f"{number:06d}.json"
     if not path.exists():
         return None
     try:
-        claim = _ClaimFile.model_validate(read_json(path, CLAIM_BYTES))
+        return LeaseHolder.model_validate(read_json(path, CLAIM_BYTES))
     except (ArtifactError, ValidationError):
-        claim = None
-    process = Process.parse(claim.process) if claim else None
-    if claim is None or process is None:
-        return LeaseHolder(number, _UNKNOWN, 0.0, f"{path.name}, a claim that is damaged or from another version of Pedigree", "")
-    return LeaseHolder(number, process, claim.since, claim.what, claim.token, claim.folder)
+        what = f"{path.name}, a claim that is damaged or from another version of Pedigree"
+        return LeaseHolder(number=number, process=_UNKNOWN, since=0.0, what=what, token="")

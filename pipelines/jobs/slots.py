@@ -1,35 +1,30 @@
 """Slots: cores and GPUs of this machine, shared by all clones of all projects of one user.
 
-Slots are held by files, one per job, in the machine folder: below `/tmp` regardless of TMPDIR, or in PEDIGREE_SLOTS; in `cores/` and
-`gpus/`. A profile's `slots` is the number that the machine has. If two clones disagree, each takes only slots in its own profile, and
-together they never hold more than the larger number. A GPU is held by name (as in CUDA_VISIBLE_DEVICES), so no two clones share one.
+Slots are held by locked files, one per job, in the machine folder: below `/tmp` regardless of TMPDIR, or in PEDIGREE_SLOTS; in `cores/` and
+`gpus/`. The runner and its job each hold a shared lock, so the kernel frees the slots when both have ended. A profile's `slots` is the
+number that the machine has. If two clones disagree, each takes only slots in its own profile, and together they never hold more than the
+larger number. A GPU is held by name (as in CUDA_VISIBLE_DEVICES), so no two clones share one.
 """
 
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import threading
-import uuid
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, ValidationError
-
-from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
-from pedigree.data.artifacts.artifacts import write_json
-from pedigree.data.store import heartbeat
-from pedigree.data.store.heartbeat import Listener, Pulse
-from pedigree.pipelines.jobs.launcher import Launcher, state_in
+from pedigree.data.store.heartbeat import SILENCE_S
 from pedigree.pipelines.jobs.lease import pause
-from pedigree.pipelines.jobs.processes import Process
+from pedigree.pipelines.jobs.processes import Process, processes_of
 from pedigree.pipelines.jobs.scratch_state import read_mapping
-from pedigree.stages.job.job import PULSES
 
 FOLDER = "PEDIGREE_SLOTS"
 """Environment variable: folder that holds the machine's slots. Containers that share GPUs must share this folder, too."""
@@ -86,25 +81,38 @@ def _with_remedy(folder: Path) -> Iterator[None]:
         raise PedigreeError(f"{folder} cannot hold this machine's slots ({error.strerror}): {REMEDY}") from error
 
 
+@dataclass(frozen=True)
+class HeldSlots:
+    """Slots that a job takes."""
+
+    names: list[str]
+    lock: int
+    """The runner's descriptor that holds them."""
+
+    @contextmanager
+    def for_job(self) -> Iterator[int]:
+        """A descriptor of its own for a job, which keeps the slots until the last process that inherited it ends."""
+        with open(f"/proc/self/fd/{self.lock}", "r+") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH)
+            yield stream.fileno()
+
+
 @contextmanager
 def slots(
     pool: Pool,
     count: int,
     *,
-    jobs: Launcher,
     job: Path,
     waiting: Callable[[list[str]], None] = lambda holders: None,
     cancelled: threading.Event | None = None,
-) -> Iterator[list[str]]:
-    """Take `count` of a pool's slots for the block, waiting until they are free; yield their names.
+) -> Iterator[HeldSlots]:
+    """Take `count` of a pool's slots for the block, waiting until they are free.
 
-    A holder keeps its slots while its own process or the job of its `job.json` is alive: an orphaned job still uses its cores. Slots of the
-    same job, e.g. one that is re-attached to, are taken over.
+    Slots of the same job, e.g. one that is re-attached to, are shared with it.
 
     Args:
         pool: the slots to take from.
         count: how many.
-        jobs: launcher that is asked whether a job is alive.
         job: the job's `job.json`.
         waiting: called with the jobs that hold slots, whenever they change.
         cancelled: ends the wait.
@@ -118,16 +126,18 @@ def slots(
         (pool.folder / ".lock").touch()
     name = hashlib.sha256(str(job).encode()).hexdigest()[:32]
     path = pool.folder / f"{name}.json"
-    mine: dict[str, Any] = {"process": asdict(Process.here()), "job": str(job), "token": uuid.uuid4().hex}
-    listeners: dict[str, Listener] = {}
     seen: list[str] = []
     while True:
         with _exclusive(pool.folder):
-            taken = taken_slots(pool.folder, listeners, jobs)
+            taken = taken_slots(pool.folder)
             free = [slot for slot in pool.names if not any(slot in held for held in taken.values())]
             if name in taken or len(free) >= count:
-                mine["slots"] = taken.get(name, free[:count])
-                write_json(path, mine)
+                names = taken.get(name, free[:count])
+                lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_SH)  # shared: a job that is re-attached to holds it, too
+                entry = {"process": asdict(Process.here()), "job": str(job), "token": "", "slots": names}  # as earlier versions read it
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, json.dumps(entry).encode(), 0)
                 break
             holders = sorted(str(read_mapping(pool.folder / f"{entry}.json").get("job")) for entry in taken)
         if holders != seen:
@@ -135,31 +145,21 @@ def slots(
             waiting(seen)
         pause(cancelled, POLL_S)
     try:
-        with Pulse(pool.folder / f"{name}.beat"):
-            yield mine["slots"]
+        yield HeldSlots(names, lock)
     finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # also for processes that were forked from this one and still live
+        os.close(lock)
         with suppress(FileNotFoundError), _exclusive(pool.folder):  # the folder was deleted: nothing is left to release
-            if read_mapping(path) == mine:
-                if state_in(jobs, job.parent) == "running":  # the job was left running and is now the only holder of its slots
-                    write_json(path, mine | {"process": None})
-                else:
-                    path.unlink()
-                    (pool.folder / f"{name}.beat").unlink(missing_ok=True)
+            if not _is_locked(path):
+                path.unlink()
 
 
-def taken_slots(folder: Path, listeners: dict[str, Listener], jobs: Launcher) -> dict[str, list[str]]:
-    """Entry → its slots, for all live holders; dead entries are removed. An entry in an unknown format is alive while its heartbeat
-    continues, and holds the slots that it lists, if any. Call with the folder's lock held, or only to look.
-
-    Args:
-        folder: the pool's.
-        listeners: by entry; kept by the caller between looks.
-        jobs: launcher that is asked whether a job is alive.
-    """
+def taken_slots(folder: Path) -> dict[str, list[str]]:
+    """Entry → its slots, for all live holders; dead entries are removed. Call with the folder's lock held, or only to look."""
     taken = {}
     for path in sorted(folder.glob("[!.]*.json")):
         raw = read_mapping(path)
-        if _is_alive(path, raw, listeners.setdefault(path.stem, Listener()), jobs):
+        if _is_locked(path) or _is_kept_by_earlier_version(path, raw):
             taken[path.stem] = [str(name) for name in raw["slots"]] if isinstance(raw.get("slots"), list) else []
         else:
             path.unlink(missing_ok=True)
@@ -167,33 +167,22 @@ def taken_slots(folder: Path, listeners: dict[str, Listener], jobs: Launcher) ->
     return taken
 
 
-class _Entry(Frozen):
-    """The contents of an entry's file."""
+def _is_locked(path: Path) -> bool:
+    """Whether a process on this machine, in any container, has the entry's lock. The kernel releases it when that process ends."""
+    with path.open("r+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
-    process: dict[str, Any] | None
-    job: Annotated[str, Field(max_length=4096)]
-    token: str
-    slots: tuple[str, ...] = Field(strict=False)
 
-
-def _is_alive(path: Path, raw: Mapping[str, Any], listener: Listener, jobs: Launcher) -> bool:
-    try:
-        entry = _Entry.model_validate(raw)
-        known = entry.process is None or Process.parse(entry.process) is not None
-    except ValidationError:
-        entry, known = None, False
-    job = Path(entry.job) if entry else None
-    process = Process.parse(entry.process) if entry else None
-    if process is not None and process.alive:
-        return True
-    state = state_in(jobs, job.parent) if job else None
-    if state == "running":
-        return True
-    if known and state != "unknown" and (process is None or process.is_local):
-        return False
-    # from another container or version
-    signs = (heartbeat.sign(path.with_suffix(".beat")), heartbeat.sign(job.parent / PULSES) if job else ())
-    return listener.silent_s(signs) <= heartbeat.SILENCE_S
+def _is_kept_by_earlier_version(path: Path, raw: Mapping[str, Any]) -> bool:
+    """Before slots were locked, a runner rewrote a heartbeat next to its entry, and its job held the slots after it."""
+    with suppress(OSError):
+        if time.time() - path.with_suffix(".beat").stat().st_mtime < SILENCE_S:
+            return True
+    return any(processes_of(Path(str(raw.get("job"))).parent))
 
 
 @contextmanager

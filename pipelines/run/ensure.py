@@ -302,13 +302,13 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
         unfit = f"its cached result is unusable, and its job needs more memory than is available: {run.too_large[node.address]}"
         raise StageFailed(node.address, "refused", unfit)
     waited: list[str] = []
-    with _slots(run, node, need, numerics, placement, waited) as names:
+    with _slots(run, node, need, numerics, placement, waited) as held:
         if not alive:
             if waited:
                 _confirm(run, node, need)
             prepare(run, node, need, numerics, placement)
             _confirm(run, node, need)
-        run_job(run, node, scratch, handle, placement, names, alone.scratch)
+        run_job(run, node, scratch, handle, placement, held, alone.scratch)
     return ("attached" if alive else "ran"), _dependencies(scratch)
 
 
@@ -538,7 +538,7 @@ def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, p
         run.watch(StageWaiting(node.address, detail))
 
     job = run.project.scratch(need.key) / "job.json"
-    return slots(pool, placement.slots, jobs=run.jobs(), job=job, waiting=waiting, cancelled=run.cancelled)
+    return slots(pool, placement.slots, job=job, waiting=waiting, cancelled=run.cancelled)
 
 
 def _moved(node: Node, moved: list[str]) -> StageFailed:

@@ -12,7 +12,8 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pedigree.data.artifacts.artifacts import read_json, write_json, write_text
@@ -88,15 +89,12 @@ class Mirroring:
         token = token or uuid.uuid4().hex
         what = f"process {os.getpid()} on {platform.node() or 'an unnamed machine'}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
         lease = Lease(self.mirror.url, token, what, min(SILENCE_S, self.job.placement.heartbeat_timeout_s))
-        try:
-            lease.acquire(_say, lambda: self.job.progress(0, 0))
+        with self._or_local("with local files", self._known):  # the lease was ours, and nobody else could take it
+            try:
+                lease.acquire(_say, lambda: self.job.progress(0, 0))
+            except (LeaseTaken, ContentChanged) as error:
+                raise StageError(str(error)) from error
             self._exchange_attempts()
-        except (LeaseTaken, ContentChanged) as error:
-            raise StageError(str(error)) from error
-        except StoreError as error:
-            if not self._known:
-                raise
-            _say(f"store unavailable, continuing with local files: {error}")  # the lease was ours, and nobody else could take it
         write_json(self.job.folder / TOKEN, MirrorState(token=token).model_dump())
         return lease
 
@@ -106,39 +104,43 @@ class Mirroring:
             write_json(elsewhere, found)
         self.mirror.note_attempts(read_attempts(elsewhere) + read_attempts(here))
 
+    @contextmanager
+    def _or_local(self, continuing: str, has_local: bool) -> Iterator[None]:
+        """Continue without the store if it fails and this machine has work of its own."""
+        try:
+            yield
+        except StoreError as error:
+            if not has_local:
+                raise
+            _say(f"store unavailable, continuing {continuing}: {error}")
+
     def fetch_newer(self, than: str | None, folder: Path) -> str | None:
         """Download the newest sound checkpoint after `than`, with its curve; return its name.
 
         A damaged checkpoint is logged and removed, and the previous one is tried. If the store fails, local files are used.
         """
-        try:
-            return self._fetch_newer(than, folder)
-        except StoreError as error:
-            if than is None and not self._known:
-                raise
-            _say(f"store unavailable, continuing from {than or 'the beginning'}: {error}")
-            return None
-
-    def _fetch_newer(self, than: str | None, folder: Path) -> str | None:
-        for name in reversed(self.mirror.checkpoints()):
-            if than is not None and int(name[5:]) <= int(than[5:]):
-                return None
-            began, temporary = time.monotonic(), folder / f".{name}"
-            size = self._fetched(name, temporary)
-            if size is None:
+        with self._or_local(f"from {than or 'the beginning'}", than is not None or self._known):
+            for name in reversed(self.mirror.checkpoints()):
+                if than is not None and int(name[5:]) <= int(than[5:]):
+                    return None
+                began, temporary = time.monotonic(), folder / f".{name}"
+                size = self._fetched(name, temporary)
+                if size is not None:
+                    self._put_in_place(temporary, folder / name)
+                    _say(f"fetched {name} from {self.mirror.url}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s")
+                    return name
                 shutil.rmtree(temporary, ignore_errors=True)
                 self.mirror.discard(name)
-                continue
-            fault_point("checkpoint fetched")
-            curve = temporary / "curve.jsonl"
-            write_text(self.job.folder / "curve.jsonl", curve.read_text() if curve.exists() else "")
-            self.job.seal()
-            shutil.rmtree(folder / name, ignore_errors=True)
-            sync_tree(temporary)
-            rename(temporary, folder / name)
-            _say(f"fetched {name} from {self.mirror.url}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s")
-            return name
         return None
+
+    def _put_in_place(self, temporary: Path, checkpoint: Path) -> None:
+        fault_point("checkpoint fetched")
+        curve = temporary / "curve.jsonl"
+        write_text(self.job.folder / "curve.jsonl", curve.read_text() if curve.exists() else "")
+        self.job.seal()
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        sync_tree(temporary)
+        rename(temporary, checkpoint)
 
     def _fetched(self, name: str, target: Path) -> int | None:
         """Download a checkpoint and return its size in bytes; None if it did not match its manifest twice."""
@@ -156,30 +158,17 @@ class Mirroring:
         Raises:
             StoreError: the store fails, and this machine has no local work yet.
         """
-        try:
-            self._fetch_chunks(files)
-        except StoreError as error:
-            if not self._known:
-                raise
-            _say(f"store unavailable, continuing with local chunks: {error}")
+        with self._or_local("with local chunks", self._known):
+            self._fetch_chunks(files, self.mirror.chunks())
 
     def fetch_all_chunks(self, folder: Path) -> None:
-        """Download every chunk in the mirror into a folder.
+        """Download every chunk that is missing in a folder, as `fetch_chunks` does."""
+        with self._or_local("with local chunks", self._known):
+            there = self.mirror.chunks()
+            self._fetch_chunks([folder / f"{name}.json" for name in sorted(there) if not (folder / f"{name}.json").exists()], there)
 
-        Raises:
-            StoreError: the store fails, and this machine has no local work yet.
-        """
-        try:
-            names = self.mirror.chunks()
-        except StoreError as error:
-            if not self._known:
-                raise
-            _say(f"store unavailable, continuing with local files: {error}")
-            return
-        self.fetch_chunks([folder / f"{name}.json" for name in sorted(names) if not (folder / f"{name}.json").exists()])
-
-    def _fetch_chunks(self, files: Sequence[Path]) -> None:
-        there, fetched = self.mirror.chunks(), 0
+    def _fetch_chunks(self, files: Sequence[Path], there: Mapping[str, str]) -> None:
+        fetched = 0
         for file in dict.fromkeys(files):
             if file.stem in there:
                 self.job.progress(0, 0)

@@ -1,6 +1,8 @@
 """The door to object stores, against a real S3 server with faults before it, and against a folder."""
 
+import errno
 import hashlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ import pytest
 from faulty_store import KEYS, FaultyStore, s3_server, store_in_environment
 
 from pedigree.configs.base.stores import s3_object, store_url
-from pedigree.data.store import storage
+from pedigree.data.store import durable, storage
 from pedigree.data.store.storage import ContentChanged, StoreError
 
 pytestmark = pytest.mark.integration
@@ -173,3 +175,22 @@ def test_urls_say_where_and_never_with_which_keys():
     assert s3_object("s3://bucket/a/b.jsonl")
     with pytest.raises(ValueError, match="is not s3://BUCKET/KEY"):
         s3_object("s3://bucket")
+
+
+def test_one_of_many_creates_a_file_also_without_hard_links_and_where_a_request_is_repeated(tmp_path, monkeypatch):
+    link = os.link
+
+    def unknown(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    def repeated(*given: Path) -> None:
+        """As NFS does when the first response is lost."""
+        link(*given)
+        link(*given)
+
+    for number, made in enumerate((link, unknown, repeated)):
+        monkeypatch.setattr(os, "link", made)
+        file = tmp_path / f"{number}"
+        assert durable.create(file, b"mine") and not durable.create(file, b"other")
+        assert file.read_bytes() == b"mine"
+    assert len(list(tmp_path.iterdir())) == 3

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import module_from_spec, spec_from_file_location
@@ -66,7 +66,7 @@ class InProcessLauncher(LocalLauncher):
     _running: dict[str, _Running] = {}  # noqa: RUF012
     """By scratch folder, for all runs of this process: one finds the jobs of another."""
 
-    def submit(self, scratch: Path, numerics: Numerics, attempt: int, names: Sequence[str], fence: Fence | None = None) -> Handle:
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, held: slots.HeldSlots, fence: Fence | None = None) -> Handle:
         processes.kill_all(scratch)
         spec = JobSpec.model_validate(read_json(scratch / SPEC))
         job = ThreadJob.of(spec, scratch, fence=fence, root=self.project.root)

@@ -306,7 +306,7 @@ def test_a_source_file_that_is_edited_while_its_stage_waits_for_its_lease(lab: L
 def test_a_source_file_that_is_edited_while_its_stage_waits_for_slots(lab: Lab) -> None:
     """Nothing is prepared for the file as it was before the wait."""
     file_lab(lab)
-    others = slots(Pool.of(Numerics(), 2), 2, jobs=lab.run().jobs(), job=lab.root / "other" / "job.json")
+    others = slots(Pool.of(Numerics(), 2), 2, job=lab.root / "other" / "job.json")
     ends = edited_while_it_waits(lab, others, "two\n")
     assert made(ends)["raw"] == "ran" and text_of_raw(lab) == "two\n"
     assert not list(lab.root.glob(".pedigree/scratch/*"))

@@ -15,7 +15,7 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.launcher import LocalLauncher, job_environment
 from pedigree.pipelines.jobs.processes import Process, processes_of
-from pedigree.pipelines.jobs.slots import Pool
+from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.run.runs import run_graph
 
 
@@ -24,7 +24,7 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path, processes=True)
 
 
-def test_launcher_ends_a_group_that_ignores_sigterm(lab: Lab) -> None:
+def test_launcher_ends_a_group_that_ignores_sigterm(lab: Lab, tmp_path: Path) -> None:
     scratch = lab.root / ".pedigree" / "scratch" / "x"
     scratch.mkdir(parents=True)
     launcher = LocalLauncher(lab.project)
@@ -36,13 +36,14 @@ def test_launcher_ends_a_group_that_ignores_sigterm(lab: Lab) -> None:
     run = lab.run()
     numerics, _ = run.execution.of("prepare_data", "raw")
     (scratch / "spec.json").write_text('{"code": "none"}')
-    handle = launcher.submit(scratch, numerics, 1, ["0"])  # sweeps what an earlier attempt has left
+    with slots(Pool(tmp_path / "pool", ("0",)), 1, job=scratch / "job.json") as held:
+        handle = launcher.submit(scratch, numerics, 1, held)  # sweeps what an earlier attempt has left
     assert child.wait(deadline(30)) == -9
     until(lambda: launcher.poll(handle).state != "running")
     assert launcher.poll(handle).state == "failed"  # there is no such code
 
 
-def test_a_job_that_is_dying_runs_until_it_is_known_how_it_died(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_dying_runs_until_it_is_known_how_it_died(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first thread is gone and others are not: to `/proc` a zombie already, and no exit code yet."""
     code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[60]).start(); ctypes.CDLL(None).pthread_exit(None)"
     monkeypatch.setattr("pedigree.pipelines.jobs.launcher._command", lambda scratch, numerics: [sys.executable, "-c", code])
@@ -51,7 +52,8 @@ def test_a_job_that_is_dying_runs_until_it_is_known_how_it_died(lab: Lab, monkey
     (scratch / "spec.json").write_text('{"code": "none"}')
     launcher = LocalLauncher(lab.project)
     numerics, _ = lab.run().execution.of("prepare_data", "raw")
-    handle = launcher.submit(scratch, numerics, 1, ["0"])
+    with slots(Pool(tmp_path / "pool", ("0",)), 1, job=scratch / "job.json") as held:
+        handle = launcher.submit(scratch, numerics, 1, held)
     pid = handle.told["process"]["pid"]
     until(lambda: Process.of(pid) is None)
     assert launcher.poll(handle).state == "running"

@@ -26,7 +26,7 @@ from pedigree.data.store import heartbeat
 from pedigree.data.store.fence import Fence, Superseded
 from pedigree.data.store.heartbeat import Listener, Pulse
 from pedigree.pipelines.jobs import slots as machine
-from pedigree.pipelines.jobs.launcher import Handle, LocalLauncher, State, Status
+from pedigree.pipelines.jobs.launcher import LocalLauncher
 from pedigree.pipelines.jobs.lease import Cancelled, LeaseLost, holder_of, lease
 from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.jobs.slots import Pool, machine_folder, slots, taken_slots
@@ -288,14 +288,14 @@ def test_who_has_not_looked_for_a_while_looks_before_it_goes_on(tmp_path: Path) 
 # --- signs of life ---------------------------------------------------------------------------------------------------
 
 
-def test_a_pulse_goes_on_where_the_disk_takes_no_new_file(tmp_path: Path, soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with Pulse(tmp_path / "x"):
-        before = heartbeat.sign(tmp_path / "x")
-        monkeypatch.setattr(os, "replace", full)
+def test_a_pulse_goes_on_where_the_disk_takes_no_new_file(tmp_path: Path, soon: None) -> None:
+    """It overwrites the blocks that it has, also with a text that has become shorter."""
+    words = iter(["long " * 20])
+    with Pulse(tmp_path / "x", extra=lambda: {"word": next(words, "")}):
+        file, before = (tmp_path / "x").stat().st_ino, heartbeat.sign(tmp_path / "x")
         until(lambda: heartbeat.sign(tmp_path / "x") != before)
+        assert (tmp_path / "x").stat().st_ino == file
+        until(lambda: [beat["word"] for beat in heartbeat.read_heartbeats(tmp_path / "x")] == [""])
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
@@ -396,31 +396,29 @@ def test_a_lease_that_is_a_file_is_named_with_what_to_do(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("form", ["{}", '{"a": 1}', "[]", "", '{"slots": 3, "process": null, "job": 1, "token": "t"}'])
-def test_an_entry_that_nobody_keeps_alive_costs_nothing_in_the_end(tmp_path: Path, soon: None, form: str) -> None:
+def test_an_entry_that_nobody_keeps_alive_costs_nothing(tmp_path: Path, form: str) -> None:
     folder = tmp_path / "cores"
     folder.mkdir()
     (folder / "strange.json").write_text(form)
-    with slots(pool(folder, 1), 1, jobs=JOBS, job=tmp_path / "job" / "job.json") as names:
-        assert names == ["0"]
-    listeners: dict[str, Listener] = {}
-    until(lambda: taken_slots(folder, listeners, JOBS) == {} and not (folder / "strange.json").exists())
+    with slots(pool(folder, 1), 1, job=tmp_path / "job" / "job.json") as held:
+        assert held.names == ["0"] and not (folder / "strange.json").exists()
 
 
-def test_a_clone_of_another_version_keeps_its_slots_while_it_beats(tmp_path: Path, soon: None) -> None:
-    """Its process has a field that we do not know, so the process table cannot be asked."""
-    folder, job = tmp_path / "cores", tmp_path / "job" / "job.json"
+def test_slots_of_the_version_before_are_held_by_its_runner_and_by_the_job_that_outlives_it(tmp_path: Path, soon: None) -> None:
+    """It had a heartbeat next to its entry, and locked nothing."""
+    folder, scratch = tmp_path / "cores", tmp_path / "other"
     folder.mkdir()
-    told = {"process": asdict(Process.here()) | {"name": "x"}, "job": str(tmp_path / "other" / "job.json"), "token": "t", "slots": ["0"]}
-    (folder / "other.json").write_text(json.dumps(told))
-    listeners: dict[str, Listener] = {}
-    with Pulse(folder / "other.beat"):
-        with slots(pool(folder, 2), 1, jobs=JOBS, job=job) as names:
-            assert names == ["1"]
-        looked = time.monotonic()
-        while time.monotonic() - looked < 1.5 * heartbeat.SILENCE_S:
-            assert taken_slots(folder, listeners, JOBS) == {"other": ["0"]}
-            time.sleep(0.1)  # a listener is asked every second or so, not all the time
-    until(lambda: taken_slots(folder, listeners, JOBS) == {})
+    scratch.mkdir()
+    entry = {"process": asdict(Process.here()), "job": str(scratch / "job.json"), "token": "t", "slots": ["0"]}
+    (folder / "other.json").write_text(json.dumps(entry))
+    with Pulse(folder / "other.beat"), slots(pool(folder, 2), 1, job=tmp_path / "job" / "job.json") as held:
+        assert held.names == ["1"]
+    job = subprocess.Popen(["sleep", "60"], env={"PEDIGREE_JOB": str(scratch)})
+    os.utime(folder / "other.beat", (0, 0))
+    assert taken_slots(folder) == {"other": ["0"]}
+    job.kill()
+    job.wait()
+    assert taken_slots(folder) == {} and list(folder.glob("[!.]*")) == []
 
 
 def test_a_folder_that_cannot_hold_slots_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,12 +430,12 @@ def test_a_folder_that_cannot_hold_slots_is_named_with_what_to_do(tmp_path: Path
     monkeypatch.setenv("PEDIGREE_SLOTS", str(tmp_path / "x"))
     machine_folder()
     (tmp_path / "x" / "cores").touch()
-    with pytest.raises(PedigreeError, match="set PEDIGREE_SLOTS"), slots(Pool.of(Numerics(), 1), 1, jobs=JOBS, job=tmp_path / "job.json"):
+    with pytest.raises(PedigreeError, match="set PEDIGREE_SLOTS"), slots(Pool.of(Numerics(), 1), 1, job=tmp_path / "job.json"):
         pass
 
 
 def test_who_holds_slots_ends_well_when_their_folder_is_cleaned_away(tmp_path: Path) -> None:
-    with slots(pool(tmp_path / "cores", 1), 1, jobs=JOBS, job=tmp_path / "job.json"):
+    with slots(pool(tmp_path / "cores", 1), 1, job=tmp_path / "job.json"):
         shutil.rmtree(tmp_path / "cores")
 
 
@@ -463,7 +461,8 @@ def test_slots_are_never_oversold(tmp_path: Path) -> None:
 
     def work(name: str, count: int) -> None:
         nonlocal most, now
-        with slots(pool(tmp_path, 3), count, jobs=JOBS, job=tmp_path / "jobs" / name / "job.json") as names:
+        with slots(pool(tmp_path, 3), count, job=tmp_path / "jobs" / name / "job.json") as slot:
+            names = slot.names
             with guard:
                 assert len(names) == count and not held & set(names), "two holders of one slot"
                 held.update(names)
@@ -479,55 +478,47 @@ def test_slots_are_never_oversold(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == 3 and taken_slots(tmp_path, {}, JOBS) == {} and not list(tmp_path.glob("*.beat"))
+    assert most == 3 and taken_slots(tmp_path) == {} and not list(tmp_path.glob("*.json"))
 
 
 def test_slots_of_a_dead_orchestrator_belong_to_its_living_job(tmp_path: Path) -> None:
-    job = subprocess.Popen(["sleep", "60"])
-    process = Process.of(job.pid)
-    assert process
     file = tmp_path / "job" / "job.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(asdict(Handle("local", str(file.parent), 1, {"process": asdict(process)}))))
     code = f"""
-import os, sys; from pathlib import Path; from pedigree.pipelines.jobs.slots import Pool, slots
-from pedigree.configs.base.project import Project; from pedigree.pipelines.jobs.launcher import LocalLauncher
-JOBS = LocalLauncher(Project(Path()))
-with slots(Pool(Path({str(tmp_path / "pool")!r}), ("0", "1", "2")), 2, jobs=JOBS, job=Path({str(file)!r})): os._exit(0)
+import os, subprocess; from pathlib import Path; from pedigree.pipelines.jobs.slots import Pool, slots
+with slots(Pool(Path({str(tmp_path / "pool")!r}), ("0", "1", "2")), 2, job=Path({str(file)!r})) as held, held.for_job() as lock:
+    print(subprocess.Popen(["sleep", "60"], pass_fds=[lock], stdout=subprocess.DEVNULL).pid, flush=True)
+    os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-    assert list(taken_slots(tmp_path / "pool", {}, JOBS).values()) == [["0", "1"]]
-    with slots(pool(tmp_path / "pool", 3), 1, jobs=JOBS, job=tmp_path / "other" / "job.json") as names:
-        assert names == ["2"]
-    with slots(pool(tmp_path / "pool", 3), 2, jobs=JOBS, job=file) as names:  # who re-attaches takes them over
-        assert names == ["0", "1"]
-    assert taken_slots(tmp_path / "pool", {}, JOBS)
-    job.kill()
-    job.wait()
-    assert taken_slots(tmp_path / "pool", {}, JOBS) == {}
+    job = int(subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    assert list(taken_slots(tmp_path / "pool").values()) == [["0", "1"]]
+    with slots(pool(tmp_path / "pool", 3), 1, job=tmp_path / "other" / "job.json") as held:
+        assert held.names == ["2"]
+    with slots(pool(tmp_path / "pool", 3), 2, job=file) as held:
+        assert held.names == ["0", "1"]  # those of the job that is re-attached to
+        os.kill(job, signal.SIGKILL)
+        until(lambda: Process.of(job) is None)
+        assert list(taken_slots(tmp_path / "pool").values()) == [["0", "1"]]  # kept for its next attempt
+    assert taken_slots(tmp_path / "pool") == {}
 
 
-class Cluster(LocalLauncher):
-    """A launcher that finds its jobs again by a ticket."""
-
-    state: State = "running"
-
-    def find(self, scratch: Path) -> Handle | None:
-        return Handle("cluster", str(scratch), 1, {"ticket": 7})
-
-    def poll(self, handle: Handle) -> Status:
-        return Status(self.state)
+def test_a_process_that_was_forked_from_a_runner_keeps_no_slots(tmp_path: Path) -> None:
+    with slots(pool(tmp_path, 1), 1, job=tmp_path / "job.json") as held:
+        forked = subprocess.Popen(["sleep", "60"], pass_fds=[held.lock])
+    assert taken_slots(tmp_path) == {}
+    forked.kill()
+    forked.wait()
 
 
-def test_whether_a_job_lives_is_asked_of_its_launcher(tmp_path: Path, soon: None) -> None:
-    jobs, listeners = Cluster(Project(ROOT)), dict[str, Listener]()
-    with slots(pool(tmp_path / "pool", 2), 1, jobs=jobs, job=tmp_path / "job" / "job.json"):
-        pass
-    assert list(taken_slots(tmp_path / "pool", listeners, jobs).values()) == [["0"]]  # the job goes on
-    jobs.state = "unknown"
-    assert taken_slots(tmp_path / "pool", listeners, jobs)  # it may still beat
-    jobs.state = "lost"
-    assert taken_slots(tmp_path / "pool", listeners, jobs) == {}
+def test_a_job_of_processes_holds_the_slots_of_its_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pedigree.pipelines.jobs.launcher._command", lambda scratch, numerics: ["sleep", "60"])
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "spec.json").write_text('{"code": "none"}')
+    with slots(pool(tmp_path / "pool", 1), 1, job=scratch / "job.json") as held:
+        handle = JOBS.submit(scratch, Numerics(), 1, held)
+    assert list(taken_slots(tmp_path / "pool").values()) == [["0"]]
+    JOBS.cancel(handle)
+    assert taken_slots(tmp_path / "pool") == {}
 
 
 def test_two_clones_share_the_slots_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,18 +526,18 @@ def test_two_clones_share_the_slots_of_the_machine(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PEDIGREE_SLOTS", str(tmp_path / "machine"))
     cpu, small, seen = Numerics(), threading.Event(), []
     clones = [tmp_path / name / ".pedigree" / "scratch" / "key" / "job.json" for name in ("a", "b")]
-    with slots(Pool.of(cpu, 2), 2, jobs=JOBS, job=clones[0]):
+    with slots(Pool.of(cpu, 2), 2, job=clones[0]):
 
         def second() -> None:
-            with slots(Pool.of(cpu, 2), 1, jobs=JOBS, job=clones[1], waiting=seen.append):
+            with slots(Pool.of(cpu, 2), 1, job=clones[1], waiting=seen.append):
                 small.set()
 
         thread = threading.Thread(target=second)
         thread.start()
         until(lambda: seen)
         assert seen == [[str(clones[0])]] and not small.wait(0.5)
-        with slots(Pool.of(cpu, 4), 1, jobs=JOBS, job=tmp_path / "c" / "job.json") as names:  # this clone's profile knows of more cores
-            assert names == ["2"]
+        with slots(Pool.of(cpu, 4), 1, job=tmp_path / "c" / "job.json") as held:  # this clone's profile knows of more cores
+            assert held.names == ["2"]
     assert small.wait(deadline(5))
     thread.join()
 
@@ -555,12 +546,12 @@ def test_gpus_are_held_by_name_and_apart_from_cores(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PEDIGREE_SLOTS", str(tmp_path / "machine"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     cuda = Numerics(device="cuda")
-    cores = slots(Pool.of(Numerics(), 2), 2, jobs=JOBS, job=tmp_path / "b" / "job.json")
-    with slots(Pool.of(cuda, 2), 1, jobs=JOBS, job=tmp_path / "a" / "job.json") as names, cores:
-        assert names == ["2"]
+    cores = slots(Pool.of(Numerics(), 2), 2, job=tmp_path / "b" / "job.json")
+    with slots(Pool.of(cuda, 2), 1, job=tmp_path / "a" / "job.json") as held, cores:
+        assert held.names == ["2"]
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-        with slots(Pool.of(cuda, 4), 3, jobs=JOBS, job=tmp_path / "c" / "job.json") as others:
-            assert others == ["0", "1", "3"]
+        with slots(Pool.of(cuda, 4), 3, job=tmp_path / "c" / "job.json") as others:
+            assert others.names == ["0", "1", "3"]
 
 
 def test_the_machines_folder_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,21 +564,14 @@ def test_the_machines_folder_is_ours_alone(tmp_path: Path, monkeypatch: pytest.M
 
 
 @needs_elsewhere
-def test_a_container_on_the_same_machine_keeps_its_slots_while_it_beats(tmp_path: Path, soon: None) -> None:
+def test_a_container_on_the_same_machine_keeps_its_slots_until_it_ends(tmp_path: Path) -> None:
     code = f"""
-import time; from pathlib import Path; from pedigree.data.store import heartbeat; from pedigree.pipelines.jobs.slots import Pool, slots
-from pedigree.configs.base.project import Project; from pedigree.pipelines.jobs.launcher import LocalLauncher
-JOBS = LocalLauncher(Project(Path()))
-heartbeat.BEAT_S = 0.1
-with slots(Pool(Path({str(tmp_path)!r}), ("0",)), 1, jobs=JOBS, job=Path("/nowhere/job.json")): print(1, flush=True); time.sleep(60)
+import time; from pathlib import Path; from pedigree.pipelines.jobs.slots import Pool, slots
+with slots(Pool(Path({str(tmp_path)!r}), ("0",)), 1, job=Path("/nowhere/job.json")): print(1, flush=True); time.sleep(60)
 """
     other = python_elsewhere(code, ROOT, stdout=subprocess.PIPE)
     assert other.stdout and other.stdout.readline()
-    listeners: dict[str, Listener] = {}
-    looked = time.monotonic()
-    while time.monotonic() - looked < 2 * heartbeat.SILENCE_S:
-        assert taken_slots(tmp_path, listeners, JOBS)
-        time.sleep(0.1)  # a listener is asked every second or so, not all the time
+    assert list(taken_slots(tmp_path).values()) == [["0"]]
     other.kill()
     other.wait()
-    until(lambda: not taken_slots(tmp_path, listeners, JOBS))
+    until(lambda: not taken_slots(tmp_path))
