@@ -30,13 +30,9 @@ from pedigree.pipelines.cli.console import (
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from contextlib import AbstractContextManager
-
     from pedigree.configs.base.project import Project
     from pedigree.pipelines.jobs.context import RunContext
     from pedigree.pipelines.publish.commits import Commit
-    from pedigree.pipelines.run.observer import Audience
     from pedigree.pipelines.run.plans import Plan
     from pedigree.pipelines.run.runs import StageEnd
 
@@ -243,21 +239,13 @@ def _run_in_prefect(
 ) -> "list[StageEnd]":
     """Run the graph, and report to a Prefect server."""
     from pedigree.configs.base.problems import UsageProblem
-    from pedigree.pipelines.run.observer import HOW_TO_PREFECT, run_observed
+    from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT, run_observed
 
     if server is None:
         raise UsageProblem(f"--prefect always: no Prefect server is configured. {HOW_TO_PREFECT}")
     quiet_prefect()
 
-    def connect(addresses: "Collection[str]") -> "AbstractContextManager[Audience]":
-        from pedigree.data.host.process import uncollected
-
-        with uncollected():  # the import parses code at the same time as stage threads do
-            from pedigree.pipelines.flow import connected
-
-        return connected(context, addresses)
-
-    return run_observed(context, connect, chosen, forced, planned, server=server.rpartition("@")[2], required=required)
+    return run_observed(context, chosen, forced, planned, server=server.rpartition("@")[2], required=required)
 
 
 def failed(ends: "Sequence[StageEnd]") -> bool:
