@@ -1,15 +1,18 @@
-"""Schedule commands: deploy, serve, deployments, pause, resume. All need a Prefect server."""
+"""Schedule commands: deploy, serve, and `schedules` with list, pause, resume and remove. All need a Prefect server."""
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import (
@@ -92,8 +95,6 @@ def deploy(
 
     Scheduled runs behave like `pedigree run` with the same options.
     """
-    from pedigree.configs.base.problems import UsageProblem
-
     project = _with_server()
     if work_pool is None:
         remedy = "create one with `prefect work-pool create --type process POOL`"
@@ -205,7 +206,6 @@ def _with_server() -> "Project":
     Raises:
         UsageProblem: no server is configured.
     """
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT
 
     project = project_here()
@@ -226,8 +226,6 @@ def _deploy(
     pool: str | None = None,
 ) -> "tuple[Listed, list[str]]":
     """Deploy a recipe that is checked as in `pedigree run`; return the deployment, and notes for the user."""
-    from pathlib import Path
-
     from pedigree.configs.language.recipe import load_recipes
     from pedigree.pipelines.deployments import Terms, deploy, schedule_of
     from pedigree.pipelines.rehearsal.preparing import check
@@ -253,8 +251,6 @@ def _tags(deployed: "Listed") -> str:
 
 
 def _pool_and_slots(text: str | None) -> tuple[str | None, int | None]:
-    from pedigree.configs.base.problems import UsageProblem
-
     name, has, slots = (text or "").partition("=")
     if text is None:
         return None, None
@@ -268,8 +264,6 @@ def _work_off(project: "Project", pool: str, rest: Callable[[], object]) -> int:
 
     Call it in the main thread: the worker ends along with the thread that started it.
     """
-    import signal
-
     interrupt_on_sigterm()
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # `nohup` ignores it
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))

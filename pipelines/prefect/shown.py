@@ -185,9 +185,10 @@ class PrefectRun:
         """Send the newest log line (at most one per call, because Prefect stores each as a row) and update the progress bar."""
         stage = self._stages[address]
         assert view.folder is not None
-        lines, stage.offset = _new_lines(view.folder, stage.offset)
+        lines, offset = _new_lines(view.folder, stage.offset)
         if lines:
             self._log(stage, logging.INFO, lines[-1])
+        stage.offset = offset
         now = time.monotonic()
         if now - stage.bar_updated < ARTIFACT_INTERVAL_S:
             return
