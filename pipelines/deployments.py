@@ -1,23 +1,22 @@
 """Schedules: Prefect deployments of the flow `post_train`, each for one recipe or variant of a project."""
 
-import json
+import asyncio
 import re
+import signal
 import socket
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from uuid import UUID
 
 import httpx
 from prefect.automations import AutomationCore, EventTrigger
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, GlobalConcurrencyLimitCreate, WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterId,
@@ -48,7 +47,8 @@ from pedigree.configs.base.texts import command
 from pedigree.configs.language.execution import profile_names
 from pedigree.configs.language.graph import Graph
 from pedigree.data.artifacts.provenance import CODE_ROOT
-from pedigree.pipelines.flow import FELL, FLOW_NAME, REHEARSAL, TAG, commit_of, post_train, tags_of
+from pedigree.pipelines.flow import post_train
+from pedigree.pipelines.prefect.shown import FELL, FLOW_NAME, REHEARSAL, TAG, commit_of, tags_of
 from pedigree.pipelines.run.opening import Request
 
 ENTRYPOINT = "pedigree/pipelines/flow.py:post_train"
@@ -56,11 +56,11 @@ CALL_S = 30.0
 PAUSES = 3
 PAGE = 200
 """Maximum page size of the server."""
-T = TypeVar("T")
 AWAITS_SLOT = AwaitingConcurrencySlot().name
 Schedule = CronSchedule | IntervalSchedule | RRuleSchedule
 SILENCE = timedelta(minutes=10)
-"""A run without a heartbeat for this long is considered dead; the interval is three minutes (`PREFECT_FLOWS_HEARTBEAT_FREQUENCY`)."""
+"""Prefect marks a run without a heartbeat for this long as crashed, which frees its slot. The interval is three minutes
+(`PREFECT_FLOWS_HEARTBEAT_FREQUENCY`)."""
 ALIVE = "prefect.flow-run.heartbeat"
 ENDED = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", "AwaitingRetry")}
 ENDED_BADLY = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}
@@ -72,20 +72,6 @@ FORMS = {
 }
 SEARCH_S = 10
 """CPU seconds allowed to compute the next dates of a schedule, because the computation blocks Prefect's server."""
-SEARCH = """
-import asyncio, resource, time
-from prefect.server.schemas.actions import DeploymentScheduleCreate
-until = int(time.process_time()) + 1 + {limit}  # excludes the import, which can take many seconds
-resource.setrlimit(resource.RLIMIT_CPU, (until, until + 1))
-try:
-    made = DeploymentScheduleCreate.model_validate_json({made!r})  # adds a start date if the rule has none
-    dates = asyncio.run(made.schedule.get_dates(n=3))
-except Exception as error:  # the server would fail in the same way
-    print(error)
-else:
-    print("fires" if dates else "it matches no date")
-"""
-"""Computes the minimum number of dates that the server's scheduler requests, using the server's code; may raise or never end."""
 WHEN_BUSY = {"skip": ConcurrencyLimitStrategy.CANCEL_NEW, "wait": ConcurrencyLimitStrategy.ENQUEUE}
 QUIET = {"stream_output": False}
 """Job variables: without streaming, a flow run survives its worker, whose pipe would break. Prefect still gets the log."""
@@ -95,8 +81,8 @@ QUIET = {"stream_output": False}
 class Terms:
     """Settings of a deployment."""
 
-    pool: str
-    """Name of the work pool."""
+    pool: str | None = None
+    """Name of the work pool; None for that of `pedigree serve` on this machine."""
     schedule: Schedule | None = None
     """None if runs are started manually."""
     name: str | None = None
@@ -107,17 +93,6 @@ class Terms:
     """Number of slots of the GPU pool; None leaves it unchanged."""
     notify: str | None = None
     """Notification block (`TYPE/NAME`) for failures and score regressions."""
-    silence: timedelta = SILENCE
-    """Time without a heartbeat after which Prefect marks a run as crashed and frees its slot."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A run that has not started."""
-
-    name: str
-    id: UUID
-    when: datetime | None
 
 
 @dataclass(frozen=True)
@@ -176,13 +151,25 @@ def _schedule_problem(error: ValidationError, given: dict[str, str | None], opti
 
 
 def _why_never(schedule: Schedule) -> str:
-    """Return why a schedule would not fire on the server, or an empty string. Runs in a subprocess with a CPU limit."""
-    code = SEARCH.format(limit=SEARCH_S, made=json.dumps({"schedule": schedule.model_dump(mode="json")}))
-    done = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode < 0:  # killed by the CPU limit
-        return f"computing its next dates takes more than {SEARCH_S} s and would block Prefect's server"
-    lines = (done.stdout or done.stderr).strip().splitlines() or [f"computing its next dates failed with exit code {done.returncode}"]
-    return "" if lines[-1] == "fires" else lines[-1]
+    """Return why a schedule would not fire on the server, or an empty string. Use it only in the main thread.
+
+    The server's code computes as many dates as its scheduler requests at least, and for some rules it never ends.
+    """
+    from prefect.server.schemas.actions import DeploymentScheduleCreate as Stored  # adds a start date if the rule has none
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"computing its next dates takes more than {SEARCH_S} s and would block Prefect's server")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SEARCH_S)
+    try:
+        stored = Stored.model_validate({"schedule": schedule.model_dump(mode="json")}).schedule
+        return "" if asyncio.run(stored.get_dates(n=3)) else "it matches no date"
+    except Exception as error:  # boundary: the server would fail in the same way
+        return str(error)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _span(text: str) -> timedelta:
@@ -228,7 +215,7 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
     name = _checked_name(terms.name or name_of(graph, request))
     with _connected() as client:
         there = _deployed(client, project, name)
-        pool = _process_pool(client, terms.pool)
+        pool = _process_pool(client, terms.pool) if terms.pool else _own_pool(client, project)
         block = _block(client, terms.notify)
         if terms.gpu_pool:
             _set_gpu_pool(client, terms.gpu_pool, terms.gpu_slots)
@@ -249,7 +236,7 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
             work_pool_name=pool,
             job_variables=QUIET,
         )
-        _set_automations(client, deployment, name, block, terms.silence)
+        _set_automations(client, deployment, name, block)
         listed = _listed(client, client.read_deployment(deployment))
     notes = []
     if not listed.workers:
@@ -351,6 +338,17 @@ def _process_pool(client: SyncPrefectClient, name: str) -> str:
     return pool.name
 
 
+def _own_pool(client: SyncPrefectClient, project: Project) -> str:
+    """Return the work pool of `pedigree serve` for this project and machine; create it if needed."""
+    name = f"pedigree-serve-{digest([socket.gethostname(), str(project.root)])[:8]}"
+    try:
+        client.read_work_pool(name)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template, description=str(project.root)))
+    return name
+
+
 def _block(client: SyncPrefectClient, name: str | None) -> UUID | None:
     if name is None:
         return None
@@ -364,13 +362,7 @@ def _block(client: SyncPrefectClient, name: str | None) -> UUID | None:
 
 def _set_gpu_pool(client: SyncPrefectClient, name: str, slots: int | None) -> None:
     if slots is not None:
-        try:
-            limit = client.read_global_concurrency_limit_by_name(name)
-        except ObjectNotFound:
-            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=slots))
-            return
-        if limit.limit != slots:
-            client.upsert_global_concurrency_limit_by_name(name, slots)
+        client.upsert_global_concurrency_limit_by_name(name, slots)
         return
     try:
         client.read_global_concurrency_limit_by_name(name)
@@ -378,7 +370,7 @@ def _set_gpu_pool(client: SyncPrefectClient, name: str, slots: int | None) -> No
         raise UsageProblem(f"--gpu-pool {name}: no such pool; --gpu-pool {name}=N creates one with N slots") from error
 
 
-def _set_automations(client: SyncPrefectClient, deployment: UUID, name: str, block: UUID | None, silence: timedelta) -> None:
+def _set_automations(client: SyncPrefectClient, deployment: UUID, name: str, block: UUID | None) -> None:
     """Create the server-side automations of a deployment, which are deleted along with it.
 
     Without them, two kinds of runs would hold the deployment's only slot forever: runs that died with their worker (a reboot) if the server
@@ -388,7 +380,7 @@ def _set_automations(client: SyncPrefectClient, deployment: UUID, name: str, blo
     client.delete_resource_owned_automations(owner)
     related: dict[str, Any] = {"prefect.resource.role": "deployment", "prefect.resource.id": owner}
     ours: dict[str, Any] = {"match": {"prefect.resource.id": "prefect.flow-run.*"}, "match_related": related}
-    absent: dict[str, Any] = ours | {"posture": Posture.Proactive, "within": silence, "for_each": {"prefect.resource.id"}}
+    absent: dict[str, Any] = ours | {"posture": Posture.Proactive, "within": SILENCE, "for_each": {"prefect.resource.id"}}
     silent = EventTrigger(after={ALIVE}, expect={ALIVE, *ENDED}, **absent)
     stuck = EventTrigger(after={"prefect.flow-run.Pending"}, expect={"prefect.flow-run.Running", *ENDED}, **absent)
     found: dict[str, tuple[EventTrigger, Any]] = {
@@ -412,18 +404,6 @@ def _crashed(why: str) -> ChangeFlowRunState:
     return ChangeFlowRunState(name=None, force=False, state=StateType.CRASHED, message=why)
 
 
-def own_pool(project: Project) -> str:
-    """Return the work pool of `pedigree serve` for this project and machine; create it if needed."""
-    name = f"pedigree-serve-{digest([socket.gethostname(), str(project.root)])[:8]}"
-    with _connected() as client:
-        try:
-            client.read_work_pool(name)
-        except ObjectNotFound:
-            template = ProcessWorker.get_default_base_job_template()
-            client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=template, description=str(project.root)))
-    return name
-
-
 # --- managing deployments -----------------------------------------------------------------------------------------------
 
 
@@ -437,7 +417,7 @@ def deployments(project: Project) -> list[Listed]:
         return [_listed(client, deployment) for deployment in _of(client, project)]
 
 
-def pause(project: Project, name: str) -> list[Planned]:
+def pause(project: Project, name: str) -> list[FlowRun]:
     """Pause a deployment: delete its scheduled runs and cancel the queued ones. Runs in progress continue.
 
     Returns:
@@ -448,41 +428,33 @@ def pause(project: Project, name: str) -> list[Planned]:
         PedigreeError: the server is unreachable.
     """
 
-    def stop(client: SyncPrefectClient, deployment: UUID) -> list[Planned]:
+    with _deployment(project, name) as (client, deployment):
         planned: list[FlowRun] = []
         for _ in range(PAUSES):
             client.pause_deployment(deployment)  # deletes scheduled runs, but the scheduler may add more concurrently
-            found = _runs(client, client.read_deployment(deployment), (StateType.SCHEDULED,))
+            found = _runs(client, deployment, (StateType.SCHEDULED,))
             for run in found:
                 if _awaits_slot(run) and not run.run_count:
                     _cancel(client, run)
             planned = [run for run in found if not _awaits_slot(run) and not run.run_count]
             if not any(run.auto_scheduled for run in planned):
                 break
-        return [Planned(run.name, run.id, run.expected_start_time) for run in planned if not run.auto_scheduled]
-
-    return _change(project, name, stop)
+        return [run for run in planned if not run.auto_scheduled]
 
 
 def resume(project: Project, name: str) -> None:
     """Resume a deployment and reactivate its schedules, even if turned off in the dashboard. Raises as `pause`."""
-
-    def start(client: SyncPrefectClient, deployment: UUID) -> None:
+    with _deployment(project, name) as (client, deployment):
         client.resume_deployment(deployment)
         for one in client.read_deployment(deployment).schedules:
             client.update_deployment_schedule(deployment, one.id, active=True)
 
-    _change(project, name, start)
-
 
 def remove(project: Project, name: str) -> None:
     """Delete a deployment, its scheduled runs and its automations; artifacts and past runs are kept. Raises as `pause`."""
-
-    def forget(client: SyncPrefectClient, deployment: UUID) -> None:
+    with _deployment(project, name) as (client, deployment):
         client.delete_resource_owned_automations(f"prefect.deployment.{deployment}")
         client.delete_deployment(deployment)
-
-    _change(project, name, forget)
 
 
 def cancel_runs(project: Project, name: str) -> int:
@@ -494,7 +466,7 @@ def cancel_runs(project: Project, name: str) -> int:
     with _connected() as client:
         found = [deployment for deployment in _of(client, project) if _is_called(deployment, name)]
         types = (StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED)
-        runs = [run for deployment in found for run in _runs(client, deployment, types)]
+        runs = [run for deployment in found for run in _runs(client, deployment.id, types)]
         under_way = [run for run in runs if run.state_type != StateType.SCHEDULED or run.run_count or _awaits_slot(run)]
         return sum(_cancel(client, run) for run in under_way)  # the rest are only scheduled
 
@@ -521,13 +493,14 @@ def _is_called(deployment: DeploymentResponse, name: str) -> bool:
     return deployment.name == name or (f"recipe:{name}" in deployment.tags and not is_other)
 
 
-def _change(project: Project, name: str, change: Callable[[SyncPrefectClient, UUID], T]) -> T:
+@contextmanager
+def _deployment(project: Project, name: str) -> Iterator[tuple[SyncPrefectClient, UUID]]:
     with _connected() as client:
         known = {deployment.name: deployment.id for deployment in _of(client, project)}
         if name not in known:
             there = ", ".join(known) or "none"
             raise UsageProblem(f"{name} is not deployed for this project (deployed: {there}); deploy it with {command('deploy', name)}")
-        return change(client, known[name])
+        yield client, known[name]
 
 
 def _of(client: SyncPrefectClient, project: Project) -> list[DeploymentResponse]:
@@ -547,8 +520,8 @@ def _of(client: SyncPrefectClient, project: Project) -> list[DeploymentResponse]
 
 
 def _listed(client: SyncPrefectClient, deployment: DeploymentResponse) -> Listed:
-    planned = _runs(client, deployment, (StateType.SCHEDULED,), FlowRunSort.EXPECTED_START_TIME_ASC, limit=1)
-    past = _runs(client, deployment, tuple(set(StateType) - {StateType.SCHEDULED}), FlowRunSort.EXPECTED_START_TIME_DESC, limit=20)
+    planned = _runs(client, deployment.id, (StateType.SCHEDULED,), FlowRunSort.EXPECTED_START_TIME_ASC, limit=1)
+    past = _runs(client, deployment.id, tuple(set(StateType) - {StateType.SCHEDULED}), FlowRunSort.EXPECTED_START_TIME_DESC, limit=20)
     pool = deployment.work_pool_name or ""
     workers = client.read_workers_for_work_pool(pool) if pool else []
     state = next((run.state for run in past if run.run_count), None)  # skipped runs have no run count
@@ -567,13 +540,13 @@ def _listed(client: SyncPrefectClient, deployment: DeploymentResponse) -> Listed
 
 def _runs(
     client: SyncPrefectClient,
-    deployment: DeploymentResponse,
+    deployment: UUID,
     types: Sequence[StateType],
     sort: FlowRunSort = FlowRunSort.EXPECTED_START_TIME_ASC,
     limit: int = PAGE,
 ) -> list[FlowRun]:
     return client.read_flow_runs(
-        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])),
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types)))),
         sort=sort,
         limit=limit,

@@ -67,6 +67,7 @@ ROOMS = {
         "publish",
         "rehearsal",  # a recipe with made rows and tiny models
         "reproduce",
+        "prefect",  # what it shows of a run
         "flow",  # one recipe under Prefect
         "deployments",  # its schedules
         "cli",
@@ -91,7 +92,7 @@ DOORS = {
     "datasets": "data/sources/hub.py",
     "great_expectations": "data/expectations/validation.py",
     "dvc": {"pipelines/ledger/store.py", "pipelines/ledger/dvc_private.py"},  # the second for its private names
-    "prefect": {"pipelines/flow.py", "pipelines/deployments.py"},  # runs, and what starts them
+    "prefect": {"pipelines/prefect/shown.py", "pipelines/flow.py", "pipelines/deployments.py"},  # what runs show, runs, what starts them
     "s3fs": "data/store/storage.py",
     "huggingface_hub": "data/sources/hub.py",
     "huggingface_hub.repocard_data": "pipelines/publish/card.py",
@@ -306,7 +307,7 @@ OWN_FILES = {
     "pipelines/reproduce/rebuild.py": {"yaml.safe_load", "read_text"},  # the params.yaml that our own compiler has just written
     "pipelines/publish/report.py": {"read_text"},  # our style sheet
     "pipelines/publish/page.py": {"read_text"},  # the same
-    "pipelines/flow.py": {"json.loads", "read_text"},  # records of flow runs, signs of life and logs below .pedigree
+    "pipelines/prefect/record.py": {"json.loads", "read_text"},  # records of flow runs below .pedigree
     "pipelines/cli/progress.py": {"json.loads", "read_text"},  # signs of life of a job
     "pipelines/cli/looking.py": {"read_text"},  # logs of jobs
     "pipelines/cli/init.py": {"read_text"},  # packaged recipes, and files of the user, which it extends without parsing them
@@ -403,7 +404,7 @@ CAUGHT_WITHIN = {
     "pipelines/ledger/identity.py": {"InputReplaced"},
     "pipelines/jobs/lease.py": {"Cancelled", "LeaseLost"},
     "pipelines/jobs/preparation.py": {"InputsGone"},
-    "pipelines/run/observer.py": {"AudienceReset"},
+    "pipelines/prefect/record.py": {"FlowRunLost"},
 }
 """Exceptions that never leave a command: somebody in `pipelines` waits for them."""
 BUILT_IN = {"BaseException", "Exception", "KeyError", "LookupError", "OSError", "RuntimeError", "TypeError", "ValueError"}

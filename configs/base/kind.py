@@ -98,6 +98,10 @@ class Kind:
         """Whether its output is a model trained from the one at the port `policy`."""
         return bool(self.trains_on)
 
+    def opens_engines(self, config: Any) -> bool:
+        """Whether a stage starts as many engines as its placement specifies; one that also trains has a single engine."""
+        return self.sampling_plan(config) is not None and not self.trains
+
 
 def gives(artifact_type: ArtifactType) -> Callable[[Any, Mapping[str, list[str]]], str]:
     return lambda config, inputs: artifact_type

@@ -121,44 +121,36 @@ def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str,
     placement = execution.placement.model_dump(mode="json", exclude_defaults=True)
     numerics |= {"threads": execution.numerics.threads}  # changed even if it is the default
     placement |= {setting: getattr(execution.placement, setting) for setting in PLACEMENT}
-    found: dict[str, Any] = {
-        "slots": max(RANKS, min(cores, MOST_SLOTS)),
-        "numerics": _on_cpu(numerics, name, changes),
-        "placement": _placed(placement, name, changes) | PLACEMENT,
-    }
-    for part, overrides in (("kinds", execution.kinds), ("stages", execution.stages)):
-        found[part] = {}
-        for key, override in overrides.items():
-            where = f"{name}: {key}"
-            found[part][key] = {
-                "numerics": _on_cpu(override.get("numerics", {}), where, changes),
-                "placement": _placed(override.get("placement", {}), where, changes),
-            }
+    found: dict[str, Any] = {"slots": max(RANKS, min(cores, MOST_SLOTS))}
+    found |= _on_cpu({"numerics": numerics, "placement": placement}, name, changes)
+    found["placement"] |= PLACEMENT
+    for part in ("kinds", "stages"):
+        overrides = getattr(execution, part)
+        found[part] = {key: _on_cpu(override, f"{name}: {key}", changes) for key, override in overrides.items()}
     for kind, declaration in KINDS.items():
-        ranks = (found["numerics"] | found["kinds"].get(kind, {}).get("numerics", {})).get("world_size", 1)
         if declaration.engine.startswith("deepspeed"):  # one core per rank; other jobs have one process
-            found["kinds"].setdefault(kind, {}).setdefault("placement", {})["slots"] = ranks
+            override = found["kinds"].setdefault(kind, {"numerics": {}, "placement": {}})
+            override["placement"]["slots"] = (found["numerics"] | override["numerics"]).get("world_size", 1)
     for override in found["stages"].values():
         if "world_size" in override["numerics"]:
             override["placement"]["slots"] = override["numerics"]["world_size"]
-    for part in ("kinds", "stages"):
-        found[part] = {key: {inner: given for inner, given in one.items() if given} for key, one in found[part].items()}
-    for part in ("kinds", "stages"):
-        found[part] = {key: one for key, one in found[part].items() if one}
-    return yaml_text({part: value for part, value in found.items() if value}), changes
+    return yaml_text(_filled(found)), changes
 
 
-def _on_cpu(given: Mapping[str, Any], where: str, changes: list[Reduced]) -> dict[str, Any]:
-    made = dict(given)
+def _on_cpu(given: Mapping[str, Any], where: str, changes: list[Reduced]) -> dict[str, dict[str, Any]]:
+    numerics, placement = dict(given.get("numerics", {})), given.get("placement", {})
     for setting, rule in NUMERICS.items():
-        if setting in made and rule(made[setting]) != made[setting]:
-            changes.append(Reduced(where, setting, made[setting], rule(made[setting]), "machine"))
-            made[setting] = rule(made[setting])
-    return made
-
-
-def _placed(given: Mapping[str, Any], where: str, changes: list[Reduced]) -> dict[str, Any]:
+        if setting in numerics and rule(numerics[setting]) != numerics[setting]:
+            changes.append(Reduced(where, setting, numerics[setting], rule(numerics[setting]), "machine"))
+            numerics[setting] = rule(numerics[setting])
     for setting, value in PLACEMENT.items():
-        if given.get(setting, value) != value:
-            changes.append(Reduced(where, setting, given[setting], value, "machine"))
-    return {setting: value for setting, value in given.items() if setting not in (*PLACEMENT, *OF_MACHINE)}
+        if placement.get(setting, value) != value:
+            changes.append(Reduced(where, setting, placement[setting], value, "machine"))
+    kept = {setting: value for setting, value in placement.items() if setting not in (*PLACEMENT, *OF_MACHINE)}
+    return {"numerics": numerics, "placement": kept}
+
+
+def _filled(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without empty sections."""
+    inner = {name: _filled(value) if isinstance(value, dict) else value for name, value in given.items()}
+    return {name: value for name, value in inner.items() if value != {}}

@@ -92,6 +92,11 @@ class HubModel(Licensed):
     commit."""
 
 
+def named(source: PackagedModel | RandomLlama | FolderModel | HubModel) -> str | None:
+    """The repository, asset or folder of a source; None if it is made by a rule."""
+    return next((str(getattr(source, place)) for place in ("repo", "path", "asset") if hasattr(source, place)), None)
+
+
 class SourceModel(Frozen):
     """Imports a model as a tracked artifact in safetensors, with a Pedigree chat template or its own."""
 

@@ -20,7 +20,6 @@ from pedigree.pipelines.lineage.waivers import Split
 from pedigree.pipelines.publish.commits import Commit
 from pedigree.pipelines.publish.report import report_path, scores_of, waived_in
 from pedigree.pipelines.rehearsal.preparing import Rehearsal
-from pedigree.pipelines.rehearsal.proof import Proof
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.runs import NotRun, StageEnd
 
@@ -108,12 +107,12 @@ def _split(split: Split) -> dict[str, Any]:
 
 
 def rehearse_document(
-    run: RunContext, rehearsal: Rehearsal, ends: Sequence[StageEnd] | None, proof: Proof, seconds: float
+    run: RunContext, rehearsal: Rehearsal, ends: Sequence[StageEnd] | None, proof: dict[str, Any], seconds: float
 ) -> dict[str, Any]:
     """`pedigree rehearse --json`: the `run` document of the rehearsal, plus what it checked."""
     about = {"recipe": rehearsal.real.recipe, "source": rehearsal.real.source, "overrides": overrides_of(rehearsal.real)}
     where = {"project": rehearsal.project.root.as_posix(), "profile": rehearsal.profile}
-    return run_document(run, ends, seconds, None) | {"command": "rehearse"} | about | where | {"proved": proof.document()}
+    return run_document(run, ends, seconds, None) | {"command": "rehearse"} | about | where | {"proved": proof}
 
 
 def trace_document(found: "Trace", origins: "Mapping[tuple[str, str], Sequence[Origin]]") -> dict[str, Any]:

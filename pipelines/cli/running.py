@@ -30,14 +30,9 @@ from pedigree.pipelines.cli.console import (
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from contextlib import AbstractContextManager
-
     from pedigree.configs.base.project import Project
     from pedigree.pipelines.jobs.context import RunContext
     from pedigree.pipelines.publish.commits import Commit
-    from pedigree.pipelines.run.observer import Audience
-    from pedigree.pipelines.run.plans import Plan
     from pedigree.pipelines.run.runs import StageEnd
 
 commands = typer.Typer()
@@ -125,6 +120,7 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
     from pedigree.pipelines.cli.plan import beforehand, rows_of, time_text, with_jobs
     from pedigree.pipelines.cli.progress import Display, watching
     from pedigree.pipelines.cli.status_line import StatusLine, measured_by
+    from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT, run_observed
     from pedigree.pipelines.run.checks import all_done, checked_plan
     from pedigree.pipelines.run.runs import run_graph, settled
 
@@ -144,11 +140,14 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
     interrupt_on_sigterm()
     try:
         with Display(board):
-            server = None if prefect == "never" else prefect_server()
-            if server is None and prefect != "always":
-                ends = run_graph(context, chosen, forced, planned)
+            server, required = None if prefect == "never" else prefect_server(), prefect == "always"
+            if server is not None:
+                quiet_prefect()
+                ends = run_observed(context, chosen, forced, planned, server=server.rpartition("@")[2], required=required)
+            elif required:
+                raise UsageProblem(f"--prefect always: no Prefect server is configured. {HOW_TO_PREFECT}")
             else:
-                ends = _run_in_prefect(context, chosen, forced, planned, server, required=prefect == "always")
+                ends = run_graph(context, chosen, forced, planned)
     except KeyboardInterrupt:
         _say_interrupted(context)
         return None
@@ -231,33 +230,9 @@ def stage(address: str) -> None:
 
 
 def _refuse_with_pull(others: object) -> None:
-    from pedigree.configs.base.problems import UsageProblem
-
     if others:
         options = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
         raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {options}")
-
-
-def _run_in_prefect(
-    context: "RunContext", chosen: frozenset[str], forced: frozenset[str], planned: "list[Plan]", server: str | None, required: bool
-) -> "list[StageEnd]":
-    """Run the graph, and report to a Prefect server."""
-    from pedigree.configs.base.problems import UsageProblem
-    from pedigree.pipelines.run.observer import HOW_TO_PREFECT, run_observed
-
-    if server is None:
-        raise UsageProblem(f"--prefect always: no Prefect server is configured. {HOW_TO_PREFECT}")
-    quiet_prefect()
-
-    def connect(addresses: "Collection[str]") -> "AbstractContextManager[Audience]":
-        from pedigree.data.host.process import uncollected
-
-        with uncollected():  # the import parses code at the same time as stage threads do
-            from pedigree.pipelines.flow import connected
-
-        return connected(context, addresses)
-
-    return run_observed(context, connect, chosen, forced, planned, server=server.rpartition("@")[2], required=required)
 
 
 def failed(ends: "Sequence[StageEnd]") -> bool:

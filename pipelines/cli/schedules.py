@@ -1,15 +1,18 @@
-"""Schedule commands: deploy, serve, deployments, pause, resume. All need a Prefect server."""
+"""Schedule commands: deploy, serve, and `schedules` with list, pause, resume and remove. All need a Prefect server."""
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import (
@@ -29,7 +32,6 @@ from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
 if TYPE_CHECKING:
     from pedigree.configs.base.project import Project
-    from pedigree.configs.language.graph import Graph
     from pedigree.pipelines.deployments import Listed
     from pedigree.pipelines.run.opening import Request
 
@@ -93,15 +95,15 @@ def deploy(
 
     Scheduled runs behave like `pedigree run` with the same options.
     """
-    from pedigree.configs.base.problems import UsageProblem
-
     project = _with_server()
     if work_pool is None:
         remedy = "create one with `prefect work-pool create --type process POOL`"
         raise UsageProblem(f"--work-pool is required: {remedy}, or use {command('serve', recipe)}, which needs none")
-    graph, request = _wanted(project, recipe, overrides, execution, start, until, force, rehearse)
-    _deploy(project, graph, request, {"pool": work_pool, "name": name, "when_busy": when_busy, "notify": notify}, gpu_pool,
-            (cron, interval, rrule, timezone))  # fmt: skip
+    wanted = replace(requested(recipe, overrides, execution, None, start, until, force), rehearse=rehearse)
+    deployed, notes = _deploy(project, wanted, (cron, interval, rrule, timezone), gpu_pool, name, when_busy, notify, pool=work_pool)
+    echo(f"deployed {deployed.name}: {deployed.schedule}, on work pool {deployed.pool}; {_tags(deployed)}")
+    for note in notes:
+        echo(f"note: {note}", file=sys.stderr)
 
 
 @commands.command()
@@ -126,18 +128,17 @@ def serve(
 
     Needs no separate worker. On exit, the schedule is paused; running jobs continue, and the next run re-attaches to them.
     """
-    from pedigree.pipelines.deployments import own_pool, resume
     from pedigree.pipelines.deployments import pause as rest
+    from pedigree.pipelines.deployments import resume
 
     project = _with_server()
-    graph, request = _wanted(project, recipe, overrides, execution, start, until, force, rehearse)
-    pool = own_pool(project)
-    deployed = _deploy(project, graph, request, {"pool": pool, "name": name, "when_busy": when_busy, "notify": notify}, gpu_pool,
-                       (cron, interval, rrule, timezone), quiet=True)  # fmt: skip
+    wanted = replace(requested(recipe, overrides, execution, None, start, until, force), rehearse=rehearse)
+    deployed, _ = _deploy(project, wanted, (cron, interval, rrule, timezone), gpu_pool, name, when_busy, notify)
+    echo(f"deployed {deployed.name}: {deployed.schedule}; {_tags(deployed)}")
     if deployed.paused:
         resume(project, deployed.name)
     echo(f"Serving {deployed.name} until Ctrl-C.", flush=True)
-    code = _work_off(project, pool, lambda: rest(project, deployed.name))
+    code = _work_off(project, deployed.pool, lambda: rest(project, deployed.name))
     rest(project, deployed.name)
     with contextlib.suppress(OSError):  # the terminal may be gone
         echo(f"The schedule of {deployed.name} is paused; {command('serve', recipe)} resumes it.", flush=True)
@@ -168,7 +169,7 @@ def pause(name: Deployed) -> None:
     planned = deployments.pause(_with_server(), name)
     echo(f"{name} is paused; {command('schedules', 'resume', name)} resumes its schedule")
     for run in planned:
-        when = f" at {run.when.astimezone():%Y-%m-%d %H:%M:%S %Z}" if run.when else ""
+        when = f" at {run.expected_start_time.astimezone():%Y-%m-%d %H:%M:%S %Z}" if run.expected_start_time else ""
         remedy = f"`prefect flow-run cancel {run.id}` cancels it"
         echo(f"note: {run.name} was planned manually and will still start{when}; {remedy}", file=sys.stderr)
 
@@ -205,8 +206,7 @@ def _with_server() -> "Project":
     Raises:
         UsageProblem: no server is configured.
     """
-    from pedigree.configs.base.problems import UsageProblem
-    from pedigree.pipelines.run.observer import HOW_TO_PREFECT
+    from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT
 
     project = project_here()
     if prefect_server() is None:
@@ -215,67 +215,42 @@ def _with_server() -> "Project":
     return project
 
 
-def _wanted(
+def _deploy(
     project: "Project",
-    recipe: str,
-    overrides: list[str] | None,
-    execution: str | None,
-    start: list[str] | None,
-    until: list[str] | None,
-    force: list[str] | None,
-    rehearse: bool,
-) -> "tuple[Graph, Request]":
-    """Return the recipe, checked as in `pedigree run`, and the request with absolute paths, which are valid in any folder."""
-    from pathlib import Path
-
+    request: "Request",
+    when: tuple[str | None, str | None, str | None, str | None],
+    gpu_pool: str | None,
+    name: str | None,
+    when_busy: Literal["skip", "wait"],
+    notify: str | None,
+    pool: str | None = None,
+) -> "tuple[Listed, list[str]]":
+    """Deploy a recipe that is checked as in `pedigree run`; return the deployment, and notes for the user."""
     from pedigree.configs.language.recipe import load_recipes
+    from pedigree.pipelines.deployments import Terms, deploy, schedule_of
     from pedigree.pipelines.rehearsal.preparing import check
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.pins import refuse_unpinned
     from pedigree.pipelines.run.plans import selection
 
-    def absolute(name: str) -> str:
-        return str(Path(name).resolve()) if _is_path(name) else name
-
-    recipe, execution = absolute(recipe), absolute(execution) if execution else None
-    request = replace(requested(recipe, overrides, execution, None, start, until, force), rehearse=rehearse)
+    paths = {part: str(Path(text).resolve()) for part in ("recipe", "profile")
+             if (text := getattr(request, part)) and text.endswith((".yaml", ".yml"))}  # fmt: skip
+    request = replace(request, **paths)  # runs start in another folder
     run = open_run(project, request, looking=True)
     chosen, _ = selection(run, request)
-    if rehearse:
-        check(project, load_recipes(project.recipes, recipe, request.overrides))
+    if request.rehearse:
+        check(project, load_recipes(project.recipes, request.recipe, request.overrides))
     else:
         refuse_unpinned(run.graph, chosen)
-    return run.graph, request
-
-
-def _is_path(name: str) -> bool:
-    """Whether a recipe or profile is a path."""
-    return name.endswith((".yaml", ".yml"))
-
-
-def _deploy(
-    project: "Project",
-    graph: "Graph",
-    request: "Request",
-    terms: dict[str, Any],
-    gpu_pool: str | None,
-    when: tuple[str | None, str | None, str | None, str | None],
-    quiet: bool = False,
-) -> "Listed":
-    from pedigree.pipelines.deployments import Terms, deploy, schedule_of
-
     gpu_name, slots = _pool_and_slots(gpu_pool)
-    deployed, notes = deploy(project, graph, request, Terms(schedule=schedule_of(*when), gpu_pool=gpu_name, gpu_slots=slots, **terms))
-    where = f", on work pool {deployed.pool}" if not quiet else ""
-    echo(f"deployed {deployed.name}: {deployed.schedule}{where}; {', '.join(tag for tag in deployed.tags if ':' in tag)}")
-    for note in [] if quiet else notes:
-        echo(f"note: {note}", file=sys.stderr)
-    return deployed
+    return deploy(project, run.graph, request, Terms(pool, schedule_of(*when), name, when_busy, gpu_name, slots, notify))
+
+
+def _tags(deployed: "Listed") -> str:
+    return ", ".join(tag for tag in deployed.tags if ":" in tag)
 
 
 def _pool_and_slots(text: str | None) -> tuple[str | None, int | None]:
-    from pedigree.configs.base.problems import UsageProblem
-
     name, has, slots = (text or "").partition("=")
     if text is None:
         return None, None
@@ -289,8 +264,6 @@ def _work_off(project: "Project", pool: str, rest: Callable[[], object]) -> int:
 
     Call it in the main thread: the worker ends along with the thread that started it.
     """
-    import signal
-
     interrupt_on_sigterm()
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # `nohup` ignores it
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))

@@ -19,13 +19,12 @@ from pedigree.data.host.machine import settled
 from pedigree.data.store.untrusted import ArtifactError
 from pedigree.pipelines.estimate import work
 from pedigree.pipelines.estimate.amounts import amounts_of
-from pedigree.pipelines.estimate.facts import Unknown, facts_of
+from pedigree.pipelines.estimate.facts import facts_of
 from pedigree.pipelines.estimate.fit import FitProblem, Trial, misfit
 from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pedigree.pipelines.estimate.memory import SIZES
 from pedigree.pipelines.estimate.needs import Facts, Needs, engine_dtype, trained_parameters
 from pedigree.pipelines.estimate.rates import Rates, known
-from pedigree.pipelines.estimate.sampling_plan import engines_of, opens_engines
 from pedigree.pipelines.lineage.ancestry import opened
 
 START_S = 60.0
@@ -94,7 +93,7 @@ class Estimates:
     rates: Callable[[], Rates | None] = known
     """Rates of this machine's cores, for CPU stages that have not run. `measured` takes seconds if no measurement is cached."""
     _made: dict[str, Estimate] = field(default_factory=dict)
-    _known: dict[str, tuple[Amounts, Facts | Unknown | None]] = field(default_factory=dict)
+    _known: dict[str, tuple[Amounts, Facts | str | None]] = field(default_factory=dict)
 
     def of(self, node: Node) -> Estimate:
         """Estimate under the profile; a finished stage takes as long as its last run."""
@@ -109,11 +108,12 @@ class Estimates:
 
     def under(self, node: Node, numerics: Numerics, placement: Placement, new: bool = False) -> Estimate:
         """Estimate under other settings; `new` ignores the stage's own last run."""
-        setting = Setting(numerics, engines_of(node.config, placement.engines), hardware_of(numerics.device, self.execution.machine))
+        engines = placement.engines if node.declaration.opens_engines(node.config) else 1
+        setting = Setting(numerics, engines, hardware_of(numerics.device, self.execution.machine))
         amounts, facts = self._facts(node)
         time = self._time(node, setting, new)
         if not isinstance(facts, Facts):
-            return Estimate(node, setting.hardware, amounts, None, None, facts.why if facts else "", time)
+            return Estimate(node, setting.hardware, amounts, None, None, facts or "", time)
         hardware, artifact = setting.hardware, artifact_bytes(facts)
         if facts.imported and hardware.device == "cuda":  # it uses only host memory
             return Estimate(node, hardware, amounts, facts, None, time=time, artifact=artifact)
@@ -126,7 +126,7 @@ class Estimates:
             misfit=misfit(trial),
         )  # fmt: skip
 
-    def _facts(self, node: Node) -> tuple[Amounts, Facts | Unknown | None]:
+    def _facts(self, node: Node) -> tuple[Amounts, Facts | str | None]:
         if node.address not in self._known:
             amounts = amounts_of(self.project, self.graph, node)
             self._known[node.address] = amounts, facts_of(self.project, self.graph, node, amounts)
@@ -245,7 +245,7 @@ class Past:
             return False
         if any(self.run.numerics.get(name) != getattr(setting.numerics, name) for name in DECIDE_SPEED):
             return False
-        engines = self.run.placement.get("engines", 1) if opens_engines(self.node.config) else 1
+        engines = self.run.placement.get("engines", 1) if self.node.declaration.opens_engines(self.node.config) else 1
         if engines != setting.engines:
             return False
         if hardware.device == "cuda":

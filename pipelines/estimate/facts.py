@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import Amounts
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.rows.source_models import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
+from pedigree.configs.rows.source_models import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel, named
 from pedigree.data.sources.hub import FOLDER
 from pedigree.data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
 from pedigree.pipelines.estimate.needs import Facts
@@ -19,15 +19,8 @@ from pedigree.pipelines.estimate.shapes import PACKAGED, Shape, known_shape, sha
 from pedigree.pipelines.lineage.ancestry import opened
 
 
-@dataclass(frozen=True)
-class Unknown:
-    """Why a stage's memory cannot be estimated."""
-
-    why: str
-
-
-def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts) -> Facts | Unknown | None:
-    """Facts of one stage; None if it uses no model."""
+def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts) -> Facts | str | None:
+    """Facts of one stage, or why its memory cannot be estimated; None if it uses no model."""
     kind, config = node.declaration, node.config
     training, scoring, sampling = kind.training_plan(config), kind.scoring_plan(config), amounts.plan or kind.sampling_plan(config)
     beside = [port for port in ("reference", "value") if training and getattr(training, port)]
@@ -36,7 +29,7 @@ def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts) -> Fa
     for port, source in _models(graph, node, ports):
         shape = shape_of(project, graph, source)
         if shape is None:
-            return Unknown(f"the shape of {_origin(graph, source)} is unknown until it is downloaded or built")
+            return f"the shape of {_origin(graph, source)} is unknown until it is downloaded or built"
         largest[port] = max(largest.get(port, shape), shape, key=lambda shape: shape.parameters)
     if not largest:
         return None
@@ -87,7 +80,7 @@ def shape_of(project: Project, graph: Graph, node: Node) -> Shape | None:
         shape = _read(artifact.payload / "config.json")
         if shape is not None:
             counted = artifact.record.metrics.get("parameters")
-            return shape.counted(counted) if isinstance(counted, int) and counted > 0 else shape
+            return replace(shape, stated=counted) if isinstance(counted, int) and counted > 0 else shape
     if isinstance(node.config, SourceModel):
         return _of_source(project, node.config)
     above = _above(graph, node)
@@ -133,5 +126,4 @@ def _origin(graph: Graph, node: Node) -> str:
         if above is None:
             return node.name
         node = above
-    source = node.config.source
-    return str(getattr(source, "repo", None) or getattr(source, "path", None) or getattr(source, "asset", None) or node.name)
+    return named(node.config.source) or node.name

@@ -187,12 +187,8 @@ def layer_activations(shape: Shape, numerics: Numerics, size: int) -> int:
     twice = 4 * queries if numerics.device == "cpu" and size == 2 else 0
     attention = size * (2 * queries + 2 * keys) + 4 * shape.heads + twice
     branches = 3 if fused else 4
-    if shape.experts:
-        width = shape.experts_per_token * shape.expert_ffn + shape.shared_ffn
-        routed = shape.experts_per_token * 2 * size * hidden + 8 * shape.experts
-    else:
-        width, routed = shape.ffn, 0
-    return shape.norms * norm + qk_norms + attention + branches * size * width + routed
+    routed = shape.experts_per_token * 2 * size * hidden + 8 * shape.experts  # none in a dense model
+    return shape.norms * norm + qk_norms + attention + branches * size * shape.width + routed
 
 
 def activations(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int:
@@ -205,8 +201,7 @@ def activations(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int
 
 def working(shape: Shape, size: int, tokens: int) -> int:
     """Gradients of the current layer in the backward pass; a forward pass alone needs the same for intermediate values."""
-    width = shape.experts_per_token * shape.expert_ffn + shape.shared_ffn if shape.experts else shape.ffn
-    return tokens * size * (3 * width + 2 * shape.hidden)
+    return tokens * size * (3 * shape.width + 2 * shape.hidden)
 
 
 def logits(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int:

@@ -4,7 +4,7 @@ Symbols: L layers, H hidden size, A heads, K key-value heads, D head size, F MLP
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 QkNorm = Literal["none", "head", "all"]
@@ -93,6 +93,11 @@ class Shape:
         return self.embedding + self._body(self.experts_per_token)
 
     @property
+    def width(self) -> int:
+        """Width of the MLPs through which a token passes."""
+        return self.experts_per_token * self.expert_ffn + self.shared_ffn if self.experts else self.ffn
+
+    @property
     def largest(self) -> int:
         """Parameters of the largest single weight."""
         return max(self.embedding, self.hidden * max(self.ffn, self.heads * self.head_dim))
@@ -104,10 +109,6 @@ class Shape:
         width = self.shared_ffn if self.experts else self.ffn  # fused experts get no adapters
         mlp = 3 * (self.hidden + width) if width else 0
         return rank * self.layers * (attention + mlp)
-
-    def counted(self, parameters: int) -> "Shape":
-        """The same shape with a parameter count from a record."""
-        return replace(self, stated=parameters)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What happens in a run, as one stream of events, and the state of a stage that its events add up to.
 
 Every event is made where it happens and passed to `RunContext.watch`. Consumers are functions of an event: the terminal's board, the status
-line, Prefect (`pipelines/run/observer.py`), and the callback of `pedigree.run`.
+line, Prefect (`pipelines/prefect/observer.py`), and the callback of `pedigree.run`.
 """
 
 from collections.abc import Callable, Mapping

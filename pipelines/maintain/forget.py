@@ -23,7 +23,6 @@ from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.filters import Filter, Ids, Spoken
 from pedigree.data.artifacts.artifacts import ArtifactError, Run, read_run
 from pedigree.data.store.untrusted import read_source
-from pedigree.pipelines.estimate.sampling_plan import opens_engines, sampling_plan_of
 from pedigree.pipelines.lineage.named_models import Named, named_models, versions
 from pedigree.pipelines.lineage.trace import Trace
 
@@ -179,9 +178,10 @@ def _gpus(node: Node, run: Run) -> int:
     """GPUs of its job: those of its training ranks, or of all its engines if these are more."""
     counts = run.numerics.get("world_size"), run.numerics.get("tensor_parallel"), run.placement.get("engines")
     ranks, of_engine, engines = (found if isinstance(found, int) else 1 for found in counts)
-    if sampling_plan_of(node.config) is None:
+    kind = node.declaration
+    if kind.sampling_plan(node.config) is None:
         return ranks
-    return max(ranks, of_engine * (engines if opens_engines(node.config) else 1))
+    return max(ranks, of_engine * (engines if kind.opens_engines(node.config) else 1))
 
 
 def _changes(holding: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> tuple[Change, ...]:

@@ -1,6 +1,6 @@
 """Detect score regressions since the previous run."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,6 @@ class Fall:
     def __str__(self) -> str:
         was = f"{self.before:.3f} (interval from {self.before_low:.3f})"
         return f"{self.policy} on {self.task}: {self.mean:.3f}, previously {was}"
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[Fall]:

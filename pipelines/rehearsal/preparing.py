@@ -26,7 +26,7 @@ from pedigree.configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan
 from pedigree.configs.rehearsal.shrinking import FILE_ROWS, rehearsed, rehearsed_profile
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints, Files, Hub, RowProgram, Stored
-from pedigree.configs.rows.source_models import OWN, TEMPLATES, FolderModel, HubModel, PackagedModel, SourceModel
+from pedigree.configs.rows.source_models import OWN, TEMPLATES, SourceModel, named
 from pedigree.data.artifacts.artifacts import write_bytes, write_text
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.host import machine
@@ -57,11 +57,8 @@ A model that may start reinforcement learning must give some correct answers. A 
 A judge reads many long questions, and its answers need not depend on them.
 """
 
-ProgressCallback = Callable[[str], None]
-
-
-def nobody(words: str) -> None:
-    """Ignore progress messages."""
+Tell = Callable[[str], None]
+"""Called with progress messages."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def check(real: Project, graphs: Sequence[Graph]) -> None:
     known = families([folder / "models" for folder in folders])
     for graph in graphs:
         for node in graph.own:
-            for source in _sources(node):
+            for _, source in _sources(node):
                 problem = _missing(real.root, node, source, folders, known)
                 if problem:
                     problems.append(Problem(graph.recipe, None, f"stage {node.name}: {problem}"))
@@ -111,7 +108,7 @@ def check(real: Project, graphs: Sequence[Graph]) -> None:
 
 
 def prepare(
-    real: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None, tell: ProgressCallback = nobody
+    real: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None, tell: Tell = lambda words: None
 ) -> Rehearsal:
     """Prepare a rehearsal, reusing existing files.
 
@@ -152,11 +149,7 @@ def create_project(project: Project) -> None:
 # --- external sources --------------------------------------------------------------------------------------------------
 
 
-def _sources(node: Node) -> list[Any]:
-    return [source for _, source in _placed_sources(node)]
-
-
-def _placed_sources(node: Node) -> Iterator[tuple[str, Any]]:
+def _sources(node: Node) -> Iterator[tuple[str, Any]]:
     """(field path, source) of each external source of a stage."""
     if isinstance(node.config, PrepareData):
         yield from ((f"sources.{number}", source) for number, source in enumerate(node.config.sources))
@@ -186,15 +179,7 @@ def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known
 
 def _family_name(source: Any) -> str:
     """Name by which a model's family is looked up."""
-    match source:
-        case HubModel():
-            return source.repo
-        case PackagedModel():
-            return source.asset
-        case FolderModel():
-            return source.path
-        case _:
-            return source.type
+    return named(source) or source.type
 
 
 def _repo(node: Node) -> str:
@@ -203,13 +188,13 @@ def _repo(node: Node) -> str:
     return model_repo(node.address, node.config.source)
 
 
-def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: ProgressCallback) -> tuple[StandIns, Path]:
+def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell) -> tuple[StandIns, Path]:
     """Replacements for the external sources of these recipes, and the mirror that holds them."""
     folders = rehearsal_hub.places(real.root)
     nodes = {node.address: node for graph in graphs for node in graph.own}
     repositories, files = {}, {}
     for node in nodes.values():
-        for source in _sources(node):
+        for _, source in _sources(node):
             if isinstance(source, Hub):
                 repositories[f"datasets/{source.repo}"] = rehearsal_hub.data_set(source.repo, folders)
             elif isinstance(source, Stored):
@@ -245,7 +230,7 @@ def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
     return family.model_copy(update=sizes)
 
 
-def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: ProgressCallback) -> dict[str, Path]:
+def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell) -> dict[str, Path]:
     """Path in the mirror → folder of a tiny model, for each model that the recipes import."""
     texts, dialogues = rehearsal_hub.texts_and_dialogues(folders, _ruled(nodes.values()))
     brought = [node for node in nodes.values() if isinstance(node.config, SourceModel)]
@@ -268,11 +253,7 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Progr
             write_text(file, plans[of[name]])
             places += [str(file), str(folder)]
         paths = os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {
-            "PYTHONPATH": paths,
-            "PYTHONSAFEPATH": "1",
-            "OMP_NUM_THREADS": "1",
-        }  # ignore the current folder
+        environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}  # ignore the current folder
         words = [sys.executable, "-m", "pedigree.stages.training.made_models", *places]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -314,7 +295,7 @@ def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dic
 
 def _lay_files(real: Project, project: Project, node: Node) -> Iterator[Reduced]:
     """Copy the project's own files, truncated to a few rows; yields a change for each truncated source."""
-    for place, source in _placed_sources(node):
+    for place, source in _sources(node):
         if isinstance(source, Files | RowProgram) and _cut(real.root / source.path, project.root / source.path):
             yield Reduced(node.address, f"{place}.path", source.path, f"the first {FILE_ROWS} rows of {source.path}", "data")
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pedigree.configs.base.kind import MODELS
@@ -30,56 +29,30 @@ UNPROVED: dict[Reason, str] = {
 ALWAYS = "model quality: the scores of a rehearsal are meaningless"
 
 
-@dataclass(frozen=True)
-class Proof:
-    """Results of a rehearsal, from its completed stages."""
+def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> dict[str, Any]:
+    """Collect the results of a rehearsal's stages; failed stages are omitted.
 
-    rows: tuple[dict[str, Any], ...]
-    """Datasets: `stage`, `read`, `kept`, `refused` (reason → rows)."""
-    removed: tuple[dict[str, Any], ...]
-    """Decontamination: `stage`, `rows`, `by` (suite → rows)."""
-    models: tuple[dict[str, Any], ...]
-    """`stage`, `template` (its hash), `added_tokens` of external models."""
-    training: tuple[dict[str, Any], ...]
-    """`stage`, `steps`, `ranks`, `zero_stage`, `tokens`."""
-    verifiers: Mapping[str, Mapping[str, int]]
-    """Name → counts of `right`, `wrong`, and `unknown` answers in RLVR and suites."""
-    suites: tuple[dict[str, Any], ...]
-    """`task`, `hash`, `items`, `split`."""
-    changes: tuple[Reduced, ...]
-
-    def unproved(self) -> dict[str, list[Reduced]]:
-        """Unproved statement → the changes that cause it."""
-        found: dict[str, list[Reduced]] = {}
-        for change in self.changes:
-            found.setdefault(UNPROVED[change.reason], []).append(change)
-        return found | {ALWAYS: []}
-
-    def document(self) -> dict[str, Any]:
-        """The proof as JSON values."""
-        unproved = [{"what": what, "changes": [change._asdict() for change in changes]} for what, changes in self.unproved().items()]
-        return {
-            "rows": list(self.rows), "decontamination": list(self.removed), "models": list(self.models), "training": list(self.training),
-            "verifiers": dict(self.verifiers), "suites": list(self.suites), "not_proved": unproved,
-        }  # fmt: skip
-
-
-def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> Proof:
-    """Collect the results of a rehearsal's stages; failed stages are omitted."""
+    Returns:
+        JSON values. `rows`, `decontamination`, `models` and `training` have an entry per stage, `suites` one per task. `verifiers`: name →
+        counts of `right`, `wrong`, and `unknown` answers in RLVR and suites. `not_proved`: statements, each with the changes that cause it.
+    """
     made = [(node, artifact) for node in graph.nodes.values() if (artifact := opened(project, node)) is not None]
     verifiers: dict[str, Counter[str]] = {}
     for node, artifact in made:
         for name, outcome in _verified(project, graph, node, artifact):
             verifiers.setdefault(name, Counter())[outcome] += 1
-    return Proof(
-        rows=tuple(_rows(graph, node, artifact) for node, artifact in made if isinstance(node.config, PrepareData)),
-        removed=tuple(_removed(graph, node, artifact) for node, artifact in made if node.declaration.removes_overlaps),
-        models=tuple(_model(graph, node, artifact) for node, artifact in made if node.output in MODELS),
-        training=tuple(_trained(graph, node, artifact) for node, artifact in made if node.declaration.trains),
-        verifiers={name: dict(counts) for name, counts in sorted(verifiers.items())},
-        suites=tuple(suite for node, artifact in made if node.output == "scores" for suite in _suites(artifact)),
-        changes=tuple(changes),
-    )
+    unproved: dict[str, list[dict[str, Any]]] = {}
+    for change in changes:
+        unproved.setdefault(UNPROVED[change.reason], []).append(change._asdict())
+    return {
+        "rows": [_rows(graph, node, artifact) for node, artifact in made if isinstance(node.config, PrepareData)],
+        "decontamination": [_removed(graph, node, artifact) for node, artifact in made if node.declaration.removes_overlaps],
+        "models": [_model(graph, node, artifact) for node, artifact in made if node.output in MODELS],
+        "training": [_trained(graph, node, artifact) for node, artifact in made if node.declaration.trains],
+        "verifiers": {name: dict(counts) for name, counts in sorted(verifiers.items())},
+        "suites": [suite for node, artifact in made if node.output == "scores" for suite in _suites(artifact)],
+        "not_proved": [{"what": what, "changes": caused} for what, caused in (unproved | {ALWAYS: []}).items()],
+    }
 
 
 def _rows(graph: Graph, node: Node, artifact: Artifact) -> dict[str, Any]:
@@ -172,15 +145,15 @@ def _rows_in(artifact: Artifact, name: str) -> list[dict[str, Any]]:
         return []
 
 
-def sentences(proof: Proof) -> Iterator[str]:
+def sentences(proof: Mapping[str, Any]) -> Iterator[str]:
     """The proof as lines of text."""
     yield "Proved:"
     yield from (f"  {line}" for line in _proved_lines(proof))
     yield "Not proved:"
-    for what, changes in proof.unproved().items():
-        fields = Counter(change.setting.rpartition(".")[2] for change in changes)
+    for one in proof["not_proved"]:
+        fields = Counter(change["setting"].rpartition(".")[2] for change in one["changes"])
         shown = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in fields.items())
-        yield f"  {what}" + (f"; changed: {shown}" if shown else "")
+        yield f"  {one['what']}" + (f"; changed: {shown}" if shown else "")
 
 
 def _models_line(models: Sequence[Mapping[str, Any]]) -> str:
@@ -190,21 +163,21 @@ def _models_line(models: Sequence[Mapping[str, Any]]) -> str:
     return f"models: {len(models)} with {same} ({', '.join(templates)})" + (f"; tokens added: {', '.join(added)}" if added else "")
 
 
-def _proved_lines(proof: Proof) -> Iterator[str]:
+def _proved_lines(proof: Mapping[str, Any]) -> Iterator[str]:
     refused = Counter[str]()
-    for one in proof.rows:
+    for one in proof["rows"]:
         refused.update(one["refused"])
-    read, kept = sum(one["read"] for one in proof.rows), sum(one["kept"] for one in proof.rows)
-    yield f"rows: {len(proof.rows)} datasets, {read} rows read, {kept} kept, {sum(refused.values())} rejected"
+    read, kept = sum(one["read"] for one in proof["rows"]), sum(one["kept"] for one in proof["rows"])
+    yield f"rows: {len(proof['rows'])} datasets, {read} rows read, {kept} kept, {sum(refused.values())} rejected"
     yield from (f"  {count} rejected: {reason}" for reason, count in refused.most_common())
-    for one in proof.removed:
+    for one in proof["decontamination"]:
         by = ", ".join(f"{count} by {suite}" for suite, count in one["by"].items())
         yield f"decontamination: {one['stage']} against {one['suites']} suites, {one['rows']} rows removed" + (f" ({by})" if by else "")
-    if proof.models:
-        yield _models_line(proof.models)
-    for one in proof.training:
+    if proof["models"]:
+        yield _models_line(proof["models"])
+    for one in proof["training"]:
         yield f"training: {one['stage']} ({one['kind']}), {one['steps']} steps on {one['ranks']} ranks at ZeRO stage {one['zero_stage']}"
-    for name, counts in proof.verifiers.items():
+    for name, counts in proof["verifiers"].items():
         yield f"verifier {name}: " + ", ".join(f"{counts.get(outcome, 0)} {outcome}" for outcome in ("right", "wrong", "unknown"))
-    for one in proof.suites:
+    for one in proof["suites"]:
         yield f"suite {one['task']} ({one['split']}): {one['items']} items, task {str(one['hash'])[:12]}"

@@ -9,7 +9,6 @@ from pedigree.configs.base.texts import command
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.pipelines.estimate.estimates import refusals
-from pedigree.pipelines.estimate.sampling_plan import sampling_plan_of
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
@@ -50,7 +49,7 @@ KERNELS = {"liger": "liger_kernel"}
 
 def _packages(node: Node, kernels: str) -> Iterable[str]:
     """Packages that its job imports: vLLM only if a policy of the recipe rates or writes rather than a server."""
-    engine, speaks = node.declaration.engine, sampling_plan_of(node.config) is not None
+    engine, speaks = node.declaration.engine, node.declaration.sampling_plan(node.config) is not None
     if engine == "vllm" and not speaks:
         return ()
     own = (KERNELS[kernels],) if kernels in KERNELS and engine not in ("none", "vllm") else ()

@@ -16,7 +16,6 @@ from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
 from pedigree.data.host import machine
 from pedigree.data.store.untrusted import RESTORE, ArtifactError, read_source
-from pedigree.pipelines.estimate.sampling_plan import opens_engines
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import Watch, unwatched
 from pedigree.pipelines.ledger.ledger import Ledger
@@ -122,7 +121,9 @@ def _profile_problem(execution: Execution, node: Node) -> str | None:
         return error.errors()[0]["msg"].removeprefix("Value error, ")
     except ValueError as error:
         return f"{error}".removeprefix(f"{node.name}: ")
-    return (engines_problem(numerics, placement) if opens_engines(node.config) else None) or batch_problem(node.config, numerics)
+    return (engines_problem(numerics, placement) if node.declaration.opens_engines(node.config) else None) or batch_problem(
+        node.config, numerics
+    )
 
 
 def load_execution(project: Project, name: str) -> Execution:

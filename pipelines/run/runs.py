@@ -104,8 +104,8 @@ def run_graph(
 ) -> list[StageEnd]:
     """Make the selected stages (default: all) current; return how each ended, in the order of the graph.
 
-    The only scheduling loop, observed or not (`pipelines/run/observer.py`). If a stage fails, only its descendants are skipped. On Ctrl-C,
-    running jobs are stopped and their checkpoints kept. `planned` is the plan of the same stages, if it has just been made.
+    The only scheduling loop, observed (`pipelines/prefect/observer.py`) or not. If a stage fails, only its descendants are skipped. On
+    Ctrl-C, running jobs are stopped and their checkpoints kept. `planned` is the plan of the same stages, if it has just been made.
     """
     with _reported(run) as ends, ThreadPoolExecutor(max(2, run.execution.slots), thread_name_prefix="stage") as pool:
         planned = plan(run, selection, forced, lenient=True) if planned is None else planned

@@ -10,7 +10,7 @@ import pytest
 from handmade import CONTENT, everything, project_at
 
 from pedigree.configs.base.project import Project
-from pedigree.pipelines.flow import PrefectRun
+from pedigree.pipelines.prefect.shown import PrefectRun
 from pedigree.pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
 
 

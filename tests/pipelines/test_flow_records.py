@@ -16,12 +16,11 @@ from waiting import deadline, until
 
 from pedigree.configs.base.project import Project
 from pedigree.data.store import heartbeat
-from pedigree.pipelines import flow
-from pedigree.pipelines.flow import FlowRecord, connected
 from pedigree.pipelines.jobs.events import RunEnded, unwatched
 from pedigree.pipelines.jobs.processes import Process
-from pedigree.pipelines.run import observer
-from pedigree.pipelines.run.observer import Observer
+from pedigree.pipelines.prefect import observer, shown
+from pedigree.pipelines.prefect.observer import Observer
+from pedigree.pipelines.prefect.record import FlowRecord
 
 ROOT = Path(__file__).parents[2]
 RUNNER = """
@@ -30,7 +29,7 @@ from pathlib import Path
 from uuid import UUID
 from pedigree.configs.base.project import Project
 from pedigree.data.store import heartbeat
-from pedigree.pipelines.flow import FlowRecord
+from pedigree.pipelines.prefect.record import FlowRecord
 heartbeat.BEAT_S = 0.2
 record = FlowRecord(Project(Path(PROJECT)), NAME, UUID(NAME))
 record.write()
@@ -70,11 +69,11 @@ class Server:
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     """The server. Silence is over after two seconds, and everything is looked at often."""
     server = Server()
-    monkeypatch.setattr(flow, "get_client", lambda *_, **__: nullcontext(server))
+    monkeypatch.setattr(shown, "get_client", lambda *_, **__: nullcontext(server))
     monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(2.0))
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.2)
     monkeypatch.setattr(observer, "TICK_S", 0.1)
-    monkeypatch.setattr(observer, "SWEEP_S", 0.2)
+    monkeypatch.setattr(observer, "POLL_S", 0.2)
     return server
 
 
@@ -83,7 +82,7 @@ def observed(project: Project) -> Iterator[None]:
     """A run that goes on and has nothing to tell but of others."""
     graph = SimpleNamespace(recipe="quiet", source=None, overrides={}, nodes={})
     run: Any = SimpleNamespace(project=project, graph=graph, watch=unwatched, keep_jobs=False, cancelled=threading.Event())
-    with Observer(run, [], lambda addresses: connected(run, addresses)) as watching:
+    with Observer(run, []) as watching:
         watching.wait_for_answer()
         yield
         run.watch(RunEnded("completed"))

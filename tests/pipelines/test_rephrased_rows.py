@@ -104,5 +104,5 @@ def test_the_card_of_a_model_names_what_was_waived(made):
 def test_a_rehearsal_has_a_verdict_on_every_question_and_tells_what_went(made):
     said = answer(same_task_question("Which gas do plants take up?", "What do plants breathe?"))
     assert parse_same(said) is False
-    found = {one["stage"]: one for one in proof_of(*made, []).removed}
+    found = {one["stage"]: one for one in proof_of(*made, [])["decontamination"]}
     assert (found["clean"]["rows"], found["clean"]["by"]) == (1, {"suite": 1}) and "corpus" in found

@@ -1,7 +1,6 @@
 """What options of `deploy` say of times and parameters, before a server is asked."""
 
 import re
-from typing import Any
 
 import pytest
 
@@ -10,21 +9,16 @@ from pedigree.pipelines import deployments
 from pedigree.pipelines.deployments import describe, schedule_of
 
 
-def nightly(*given: str) -> Any:
-    """Each is searched for its dates by a process that imports Prefect's server."""
-    return pytest.param(*given, marks=pytest.mark.nightly)
-
-
 @pytest.mark.parametrize(
     ("option", "text"),
     [
         ("cron", "0 3 31 2 *"),
-        nightly("rrule", "FREQ=DAILY;UNTIL=20200101"),
-        nightly("rrule", "EXRULE:FREQ=DAILY"),
+        ("rrule", "FREQ=DAILY;UNTIL=20200101"),
+        ("rrule", "EXRULE:FREQ=DAILY"),
         ("rrule", "FREQ=DAILY;INTERVAL=0"),
         ("rrule", "FREQ=MINUTELY;interval=00;BYHOUR=3"),
-        nightly("rrule", "FREQ=MINUTELY;INTERVAL=0_0"),
-        nightly("rrule", "FREQ=DAILY;INTERVAL=-1"),
+        ("rrule", "FREQ=MINUTELY;INTERVAL=0_0"),
+        ("rrule", "FREQ=DAILY;INTERVAL=-1"),
         ("interval", "9000000d"),  # once, and then Prefect's calendar has ended
     ],
 )
@@ -34,7 +28,6 @@ def test_a_schedule_that_never_fires_is_refused(option: str, text: str) -> None:
         schedule_of(given["cron"], given["interval"], given["rrule"], None)
 
 
-@pytest.mark.slow
 def test_a_rule_whose_next_date_is_not_found_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """No second holds two: Prefect would look at each to the year 9999, which takes days, and do nothing else meanwhile."""
     monkeypatch.setattr(deployments, "SEARCH_S", 1)
@@ -45,10 +38,10 @@ def test_a_rule_whose_next_date_is_not_found_in_time_is_refused(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("option", "text", "words"),
     [
-        nightly("cron", "0 3 29 2 *", "cron 0 3 29 2 * (Europe/Berlin)"),  # years away
-        nightly("interval", "36500d", "every 36500 d"),
+        ("cron", "0 3 29 2 *", "cron 0 3 29 2 * (Europe/Berlin)"),  # years away
+        ("interval", "36500d", "every 36500 d"),
         ("rrule", "FREQ=MINUTELY", "rrule FREQ=MINUTELY (Europe/Berlin)"),
-        nightly("rrule", "FREQ=WEEKLY;INTERVAL=02;BYDAY=MO", "rrule FREQ=WEEKLY;INTERVAL=02;BYDAY=MO (Europe/Berlin)"),
+        ("rrule", "FREQ=WEEKLY;INTERVAL=02;BYDAY=MO", "rrule FREQ=WEEKLY;INTERVAL=02;BYDAY=MO (Europe/Berlin)"),
     ],
 )
 def test_a_schedule_that_fires_however_seldom_or_often_is_taken(option: str, text: str, words: str) -> None:

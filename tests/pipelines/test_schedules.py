@@ -30,7 +30,8 @@ from waiting import deadline, until
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.deployments import Terms, cancel_runs, deploy, deployments, remove
-from pedigree.pipelines.flow import _undisturbed, connected
+from pedigree.pipelines.flow import _undisturbed
+from pedigree.pipelines.prefect.shown import connected
 from pedigree.pipelines.publish.regressions import Fall
 from pedigree.pipelines.run.opening import Request, open_run
 
@@ -373,10 +374,13 @@ def test_a_schedule_that_the_dashboard_switched_off_is_paused_until_it_is_resume
 
 
 @pytest.mark.nightly
-def test_a_run_that_dies_in_silence_is_taken_for_crashed_and_frees_its_slot(lab: Deployed, server: Server) -> None:
+def test_a_run_that_dies_in_silence_is_taken_for_crashed_and_frees_its_slot(
+    lab: Deployed, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody is left to say that it died: its worker died with it."""
     server.post("work_pools/", {"name": "nobody", "type": "process"})
-    lab.deploy_here("nobody", silence=timedelta(seconds=10))
+    monkeypatch.setattr("pedigree.pipelines.deployments.SILENCE", timedelta(seconds=10))
+    lab.deploy_here("nobody")
     run, deployment = lab.start_run(), lab.deployment
     for state in ("PENDING", "RUNNING"):
         assert server.post(f"flow_runs/{run}/set_state", {"state": {"type": state}})["status"] == "ACCEPT"

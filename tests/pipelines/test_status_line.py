@@ -22,8 +22,8 @@ from pedigree.pipelines.jobs import context
 from pedigree.pipelines.jobs.events import StageBusy
 from pedigree.pipelines.ledger import objects, store
 from pedigree.pipelines.lineage.verify import verify_project
+from pedigree.pipelines.prefect.observer import Observer
 from pedigree.pipelines.publish.export import export
-from pedigree.pipelines.run.observer import Observer
 from pedigree.pipelines.run.plans import plan
 from pedigree.pipelines.run.runs import run_graph, settled
 
@@ -140,8 +140,8 @@ def test_the_first_look_of_a_run_is_told_and_leaves_no_stage_hashing(lab: Lab, m
 
 @pytest.mark.parametrize("state", ["hashing", "restoring"])
 def test_what_changes_all_the_time_is_kept_and_told_to_prefect_at_most_once(lab: Lab, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
-    run, nobody, kept = lab.run(), Any, list[int]()
-    observer = Observer(run, list(run.graph.nodes), nobody)
+    run, kept = lab.run(), list[int]()
+    observer = Observer(run, list(run.graph.nodes))
     monkeypatch.setattr(observer, "_keep", lambda: kept.append(1))
     for done in range(100):
         run.watch(StageBusy("lab/clean", state, f"{done} of 100 MB"))  # pyright: ignore[reportArgumentType]

@@ -7,14 +7,16 @@ call that fails or hangs is retried later with the state at that time. A cancell
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Collection
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.host.process import uncollected
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import (
     Notice,
@@ -26,119 +28,73 @@ from pedigree.pipelines.jobs.events import (
     StageView,
     StageWaiting,
 )
+from pedigree.pipelines.prefect.record import FlowRunLost
 from pedigree.pipelines.run.plans import Plan
 from pedigree.pipelines.run.runs import StageEnd, run_graph
+
+if TYPE_CHECKING:
+    from pedigree.pipelines.prefect.shown import PrefectRun
 
 HOW_TO_PREFECT = "Run `prefect server start`, then `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
 TICK_S = 1.0
 """Interval between looks at logs and progress."""
-CANCEL_POLL_S = 5.0
-SWEEP_S = 3.0
-"""Interval between sweeps of other runs, whose heartbeats are followed where they run on other machines."""
+POLL_S = 3.0
+"""Interval between looks for a cancellation, and for other runs that have died: heartbeats of those on other machines are followed."""
 AWAY_S = 5.0
-"""Pause before retrying an unavailable audience."""
+"""Pause before retrying a server that does not answer."""
 AWAY_AFTER = 2
 """Consecutive failures before the user is notified: a busy server rejects a call now and then."""
 END_S, END_ATTEMPTS = 15.0, 2
 """Seconds and attempts that a finished run waits for its end to be reported."""
 NOTES = 1000
-"""Notes buffered while the audience is unavailable; older ones are dropped."""
-
-
-Note = tuple[datetime, str, str]
-"""Time, address and text of a line for the log of a stage: why it waits, or is retried."""
-
-
-class AudienceReset(Exception):
-    """The audience has lost its record of this run; everything must be reported again from the beginning."""
-
-
-Connect = Callable[[Collection[str]], AbstractContextManager["Audience"]]
-"""Opens a connection to an audience for the stages with these addresses."""
-
-
-class Audience(Protocol):
-    """Receives a run's progress. Any call but `keep` may raise any exception and may block; every call can be repeated."""
-
-    def begin(self) -> None:
-        """Register the run, once."""
-        ...
-
-    def keep(self, views: dict[str, StageView], end: RunEnded | None) -> None:
-        """Immediately record on this machine what must survive this process: the folders of live jobs, and the end."""
-        ...
-
-    def update(self, address: str, view: StageView) -> None:
-        """Report a stage's new state."""
-        ...
-
-    def note(self, when: datetime, address: str, text: str) -> None: ...
-
-    def follow(self, address: str, view: StageView) -> None:
-        """Forward the log and progress of a live job."""
-        ...
-
-    def cancelling(self) -> bool:
-        """Whether the audience requests cancellation of the run.
-
-        Raises:
-            AudienceReset: the audience has no record of this run.
-        """
-        ...
-
-    def sweep(self) -> None:
-        """Report the end of other runs that can no longer do so themselves."""
-        ...
-
-    def end(self, end: RunEnded) -> None: ...
+"""Notes buffered while the server does not answer; older ones are dropped."""
 
 
 def run_observed(
     run: RunContext,
-    connect: Connect,
     selection: Collection[str] | None = None,
     forced: Collection[str] = (),
     planned: Collection[Plan] | None = None,
     *,
+    flow_run_id: UUID | None = None,
     server: str = "",
     required: bool = False,
 ) -> list[StageEnd]:
-    """`run_graph`, with progress reported to an audience.
+    """`run_graph`, with progress reported to Prefect.
 
     Args:
-        run: the run. It notes when the audience goes away or comes back.
-        connect: opens the audience; called and used in the observer's thread, and called again after a failure.
+        run: the run. It notes when the server goes away or comes back.
         selection: addresses of the stages; all when None.
         forced: addresses of stages that run even if current.
         planned: as for `run_graph`.
-        server: the audience's address, for these notes.
-        required: refuse to start before the audience answers.
+        flow_run_id: a flow run that Prefect started and will end itself; None creates one.
+        server: the server's address, for these notes.
+        required: refuse to start before the server answers.
 
     Raises:
-        PedigreeError: an audience is required and does not answer.
+        PedigreeError: a server is required and does not answer.
     """
     chosen = [address for address in run.graph.nodes if selection is None or address in selection]
-    with Observer(run, chosen, connect, server) as observer:
+    with Observer(run, chosen, flow_run_id, server) as observer:
         if required:
             observer.wait_for_answer()
         return run_graph(run, selection, forced, planned)
 
 
 class Observer:
-    """Relays a run to its audience for the duration of the block, which ends with the run's last event."""
+    """Reports a run to Prefect for the duration of the block, which ends with the run's last event."""
 
-    def __init__(self, run: RunContext, addresses: Collection[str], connect: Connect, server: str = "") -> None:
-        self.run, self._connect, self._at = run, connect, f" ({server})" if server else ""
+    def __init__(self, run: RunContext, addresses: Collection[str], flow_run_id: UUID | None = None, server: str = "") -> None:
+        self.run, self._flow_run_id, self._at = run, flow_run_id, f" ({server})" if server else ""
         self._watch, run.watch = run.watch, self._on_event
         self.cancelled = False
-        """Whether the audience has canceled the run."""
-        self._audience: Audience | None = None
-        self._away, self._failures = "", 0
+        """Whether the run was canceled in Prefect."""
+        self._shown: PrefectRun | None = None
+        self._away, self._failures, self._polled = "", 0, time.monotonic()
         self._views = {address: StageView() for address in addresses}
-        self._reported: dict[str, StageView] = {}
-        self._notes: deque[Note] = deque(maxlen=NOTES)
+        self._notes: deque[tuple[datetime, str, str]] = deque(maxlen=NOTES)
+        """Time, address and text of lines for the log of a stage: why it waits, or is retried."""
         self._end: RunEnded | None = None
-        self._asked = self._swept = time.monotonic()
         self._changing, self._due, self._answered = threading.Lock(), threading.Event(), threading.Event()
         self._ending, self._over = threading.Event(), threading.Event()
         self._end_reported = False
@@ -154,7 +110,7 @@ class Observer:
         self.run.watch = self._watch
 
     def wait_for_answer(self) -> None:
-        """Wait until the run is registered with the audience.
+        """Wait until the run is registered with Prefect.
 
         Raises:
             PedigreeError: registration failed.
@@ -194,9 +150,9 @@ class Observer:
         self._due.set()
 
     def _keep(self) -> None:
-        if self._audience is not None:
+        if self._shown is not None:
             with suppress(OSError):  # the job itself reports a full disk
-                self._audience.keep(self._views, self._end)
+                self._shown.keep(self._views, self._end)
 
     def _close(self, end: RunEnded) -> None:
         with self._changing:
@@ -212,7 +168,7 @@ class Observer:
         with suppress(BaseException):  # a dead worker leaves a broken pipe, which rich turns into SystemExit
             self.run.ledger.notice(f"{text}{self._at}", urgent=True)
 
-    # --- the audience's side: its own thread ---------------------------------------------------------------------------
+    # --- Prefect's side: its own thread --------------------------------------------------------------------------------
 
     def _loop(self) -> None:
         attempts = 0
@@ -222,12 +178,11 @@ class Observer:
                 self._due.clear()
                 attempts += self._ending.is_set()
                 try:
-                    self._round(self._audience or self._find(connection))
-                except AudienceReset:
+                    self._round(self._shown or self._connect(connection))
+                except FlowRunLost:
                     connection.close()
-                    self._audience = None
-                    self._reported.clear()
-                except Exception as error:  # boundary: no failure of the audience may stop the run
+                    self._shown = None
+                except Exception as error:  # boundary: no failure of Prefect may stop the run
                     self._lose(error)
                     if attempts >= END_ATTEMPTS:
                         self._over.set()
@@ -236,12 +191,15 @@ class Observer:
                 else:
                     self._find_again()
 
-    def _find(self, connection: ExitStack) -> Audience:
-        audience = connection.enter_context(self._connect(list(self._views)))
+    def _connect(self, connection: ExitStack) -> "PrefectRun":
+        with uncollected():  # the import parses code at the same time as stage threads do
+            from pedigree.pipelines.prefect.shown import connected
+
+        shown = connection.enter_context(connected(self.run, list(self._views), self._flow_run_id))
         with self._changing:
-            self._audience = audience
+            self._shown = shown
             self._keep()
-        return audience
+        return shown
 
     def _find_again(self) -> None:
         self._failures = 0
@@ -259,30 +217,26 @@ class Observer:
             self._say(f"Prefect does not answer ({self._away}); the run continues without it")
         self._answered.set()
 
-    def _round(self, audience: Audience) -> None:
+    def _round(self, shown: "PrefectRun") -> None:
         """Check for cancellation and report everything that has changed."""
         end = self._end  # read before the states, so that the states reported below are final
-        audience.begin()
-        if self._failures or time.monotonic() - self._asked > CANCEL_POLL_S:  # an audience that failed may have lost the run
-            self._asked = time.monotonic()
-            if audience.cancelling() and not self.run.cancelled.is_set() and end is None:
+        shown.begin()
+        if self._failures or time.monotonic() - self._polled > POLL_S:  # a server that failed may have lost the run
+            self._polled = time.monotonic()
+            if shown.cancelling() and not self.run.cancelled.is_set() and end is None:
                 self.cancelled, self.run.keep_jobs = True, False
                 self.run.cancelled.set()
+            shown.sweep()
         with self._changing:
             views = dict(self._views)
         while self._notes:
-            audience.note(*self._notes[0])
+            shown.note(*self._notes[0])
             self._notes.popleft()
         for address, view in views.items():
-            if self._reported.get(address, StageView()) != view:
-                audience.update(address, view)
-                self._reported[address] = view
+            shown.update(address, view)
             if view.live:
-                audience.follow(address, view)
+                shown.follow(address, view)
         if end is not None:
-            audience.end(end)
+            shown.end(end)
             self._end_reported = True
             self._over.set()
-        elif time.monotonic() - self._swept > SWEEP_S:
-            self._swept = time.monotonic()
-            audience.sweep()
