@@ -14,7 +14,8 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Edge, Graph, Node
 from pedigree.data.artifacts.artifacts import ArtifactError, Input, KnownHashes, Record, stage_key
 from pedigree.data.store.hashing import Beat, silent
-from pedigree.pipelines.ledger.ledger import Ledger, RemoteError
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.transfers import RemoteError
 
 HASHES = KnownHashes()
 """Cache for project files, whose hashes are needed for every descendant stage."""

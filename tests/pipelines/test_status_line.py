@@ -20,7 +20,7 @@ from pedigree.pipelines.cli.progress import Board, Display, Row
 from pedigree.pipelines.cli.status_line import StatusLine
 from pedigree.pipelines.jobs import context
 from pedigree.pipelines.jobs.events import StageBusy
-from pedigree.pipelines.ledger import objects, store
+from pedigree.pipelines.ledger import cache
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.publish.export import export
 from pedigree.pipelines.run.observer import Observer
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 @pytest.fixture
 def lab(made: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The same at another place, where DVC knows no file yet and little is much."""
-    for module in (context, objects, store):
+    for module in (context, cache):
         monkeypatch.setattr(module, "LONG_BYTES", LONG)
     monkeypatch.setattr(hashing, "PIECE_BYTES", 1 << 20)
     copy = object.__new__(Lab)
@@ -90,7 +90,7 @@ def test_a_moved_project_is_hashed_by_us_who_tell_of_it_and_not_once_more_by_dvc
 
 
 def test_a_file_that_is_replaced_while_it_is_hashed_is_not_taken_for_the_old_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    noise, real = lab.root / "artifacts/lab/clean/payload/noise", objects.md5_of
+    noise, real = lab.root / "artifacts/lab/clean/payload/noise", cache.md5_of
 
     def replaced(path: Path, *given: Any) -> str | None:
         found = real(path, *given)
@@ -98,7 +98,7 @@ def test_a_file_that_is_replaced_while_it_is_hashed_is_not_taken_for_the_old_one
             noise.write_bytes(bytes(NOISE))
         return found
 
-    monkeypatch.setattr(objects, "md5_of", replaced)
+    monkeypatch.setattr(cache, "md5_of", replaced)
     run = lab.run()
     assert "output payload changed" in run.ledger.reasons(run.graph.find("clean"))
 
