@@ -289,9 +289,10 @@ class Ledger:
     def _asked(self, node: Node, dependencies: Dependencies) -> dict[str, Any]:
         """The stage's entry in `dvc.lock`, as DVC writes it, without the hashes of its outputs."""
         compiled = compiled_stage(node)
+        deps = [dependencies[path] for path in sorted(compiled.get("deps", ()))]
         entry = {
             "cmd": compiled["cmd"],
-            "deps": [dependencies[path] for path in sorted(compiled.get("deps", ()))],
+            "deps": [{name: dep[name] for name in ("path", "hash", "md5", "size", "nfiles", "isexec") if name in dep} for dep in deps],
             "params": {path: {node.name: node.identity()} for param in compiled["params"] for path in param},
             "outs": [{"path": path} for path in sorted(compiled["outs"])],
         }

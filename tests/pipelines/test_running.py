@@ -283,7 +283,9 @@ def test_forced_stage_runs_again_with_the_same_content(built: Lab) -> None:
 
 
 @pytest.mark.parametrize("part", ["cmd", "deps", "params", "outs", None])
-def test_an_entry_of_the_lock_that_is_not_true_is_written_again_without_a_run(finished: Lab, part: str | None) -> None:
+def test_an_entry_of_the_lock_that_is_not_true_is_written_again_without_a_run(
+    finished: Lab, part: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after an edit, a merge or the checkout of another branch; and what is written is to the byte what DVC writes."""
     path, runs = finished.root / "artifacts/lab/dvc.lock", finished.runs()
     before = path.read_bytes()
@@ -302,7 +304,8 @@ def test_an_entry_of_the_lock_that_is_not_true_is_written_again_without_a_run(fi
     assert finished.runs() == runs and status(finished) == CLEAN
     ours = path.read_bytes()
     assert yaml.safe_load(ours) == yaml.safe_load(before)
-    with closing(Repo(str(finished.root))) as repo:
+    monkeypatch.chdir(finished.root)  # as DVC requires
+    with closing(Repo()) as repo:
         repo.commit(force=True)
     assert path.read_bytes() == ours
 
