@@ -20,7 +20,7 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class LedgerError(PedigreeError):
-    """DVC refuses: a damaged `dvc.lock`, a malformed `dvc.yaml` somewhere, an output that git tracks."""
+    """A damaged `dvc.lock`, an output that git tracks, a missing object, or an error of DVC."""
 
 
 class RemoteError(LedgerError):

@@ -1,6 +1,6 @@
 """Make one stage current. `pedigree run`, the Prefect flow and `dvc repro` all end here.
 
-1. Ask DVC, and compare the stage's key, to decide whether the stage is stale.
+1. Compare the stage's key, its entry in `dvc.lock` and its files, to decide whether the stage is stale.
 2. Acquire the stage's lease; compute its identity then, and again after every wait.
 3. Restore it from the run cache or the remote, verified against its record.
 4. Look for its job: re-attach to a live one, take the result of one that finished unwatched, otherwise submit a new one with private
