@@ -353,6 +353,8 @@ class LockOut(_Known):
     path: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain_text)]
     """Relative to the lock file, as in DVC; callers must check the joined path."""
     md5: ObjectId | None = None
+    size: int | None = None
+    nfiles: int | None = None
     files: tuple[_Member, ...] = Field(default=(), strict=False)
 
     @property
@@ -365,12 +367,18 @@ class LockEntry(_Known):
 
     cmd: str | list[str] = ""
     deps: tuple[LockOut, ...] = Field(default=(), strict=False)
+    params: dict[str, dict[str, Any]] = Field(default={})
     outs: tuple[LockOut, ...] = Field(default=(), strict=False)
 
     @property
     def objects(self) -> dict[str, str]:
         """Output name → object."""
         return {out.part: out.md5 for out in self.outs if out.md5}
+
+    @property
+    def size(self) -> int:
+        """Bytes of its outputs, as far as they are recorded."""
+        return sum(out.size or 0 for out in self.outs)
 
 
 _LISTING = TypeAdapter(list[_Member])

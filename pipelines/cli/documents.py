@@ -15,7 +15,7 @@ from pedigree.pipelines.cli.status import StageStatus
 from pedigree.pipelines.estimate.estimates import document_of
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.live import LiveJob
-from pedigree.pipelines.ledger.store import LedgerError
+from pedigree.pipelines.ledger.transfers import LedgerError
 from pedigree.pipelines.lineage.waivers import Split
 from pedigree.pipelines.publish.commits import Commit
 from pedigree.pipelines.publish.report import report_path, scores_of, waived_in

@@ -2,13 +2,15 @@
 
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, load_record
+from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, parse_record
 from pedigree.data.store.durable import rename, sync_tree
-from pedigree.data.store.untrusted import inside
+from pedigree.data.store.untrusted import RECORD_BYTES, LockEntry, inside
 from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.lock_files import read_run_entry
+from pedigree.pipelines.ledger.transfers import RemoteError
 
 
 def bring(ledger: Ledger, address: str, target: Path, *, identifier: str | None = None, parts: Collection[str] = PARTS) -> bool:
@@ -24,7 +26,7 @@ def bring(ledger: Ledger, address: str, target: Path, *, identifier: str | None 
     Returns:
         False, and no folder, if neither place has it complete and undamaged.
     """
-    for entry in ledger.entries(address, history=identifier is not None):
+    for entry in _entries(ledger, address, history=identifier is not None):
         outs = entry.objects
         if identifier is not None and _identifier(ledger, outs) != identifier:
             continue
@@ -33,12 +35,28 @@ def bring(ledger: Ledger, address: str, target: Path, *, identifier: str | None 
     return False
 
 
+def _entries(ledger: Ledger, address: str, *, history: bool) -> Iterator[LockEntry]:
+    """A stage's entries in `dvc.lock`, and with `history` in the run cache; the most likely first."""
+    if recorded := ledger.locks.entry(address):
+        yield recorded
+    seen: set[Path] = set()
+    for _ in range(2 if history else 0):
+        files = ledger.locks.past_files()
+        for path in sorted(files - seen):
+            entry = read_run_entry(path)
+            if entry and entry.cmd == f"pedigree stage {address}":
+                yield entry
+        seen |= files
+        if not ledger.fetch_past():
+            return
+
+
 def _identifier(ledger: Ledger, outs: Mapping[str, str]) -> str | None:
     """Id of the artifact whose `record.json` is among these objects."""
-    path = ledger.store.object(outs["record.json"]) if "record.json" in outs else None
     try:
-        return load_record(path).id if path else None
-    except ArtifactError:
+        data = ledger.remote.read(outs["record.json"], RECORD_BYTES) if "record.json" in outs else None
+        return None if data is None else parse_record(data, "record.json").id
+    except (ArtifactError, RemoteError):
         return None
 
 
@@ -48,25 +66,21 @@ def copy_objects(ledger: Ledger, parts: Mapping[str, str], target: Path) -> bool
     Raises:
         ArtifactError: a list of files names a path outside; nothing is left of what was copied.
     """
+    if not ledger.remote.provide(parts.values()):
+        return False
     building = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
         for name, oid in parts.items():
-            path = ledger.store.object(oid)
-            if path is None:
-                return False
-            members = [(name, oid)]
+            members = {name: oid}
             if oid.endswith(".dir"):
                 (building / name).mkdir()
-                members = [(f"{name}/{place}", md5) for place, md5 in ledger.store.listing(oid).items()]
-            for place, member in members:
-                source = ledger.store.object(member)
-                if source is None:
-                    return False
+                members = {f"{name}/{place}": md5 for place, md5 in ledger.cache.listing(oid).items()}
+            for place, member in members.items():
                 copy = inside(building, place)
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, copy, follow_symlinks=False)
+                shutil.copyfile(ledger.cache.path(member), copy, follow_symlinks=False)
         sync_tree(building)
         rename(building, target)
         return True

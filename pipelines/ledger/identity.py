@@ -1,8 +1,8 @@
 """Compare, by key, what a stage would be made from now with what its existing artifact was made from.
 
-DVC compares file hashes; if a recipe changes during a run, they can agree and still be wrong. The key of a stage covers everything that
-defines its result, so it decides: the key in the record is compared with the key under the recipe as this run loaded it, for the stage
-and all its ancestors.
+The key of a stage covers everything that defines its result, so it decides: the key in the record is compared with the key under the
+recipe as this run loaded it, for the stage and all its ancestors. File hashes alone can agree and still be wrong if a recipe changes
+during a run.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,8 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Edge, Graph, Node
 from pedigree.data.artifacts.artifacts import ArtifactError, Input, KnownHashes, Record, stage_key
 from pedigree.data.store.hashing import Beat, silent
-from pedigree.pipelines.ledger.ledger import Ledger, RemoteError
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.transfers import RemoteError
 
 HASHES = KnownHashes()
 """Cache for project files, whose hashes are needed for every descendant stage."""
@@ -56,7 +57,7 @@ class Identities:
     def standing(self, node: Node, beat: Beat = silent) -> tuple[list[str], bool]:
         """Why a stage must run, as short sentences, and whether its files are only in the remote.
 
-        Without a reason it is up to date, both for DVC and by its key. `beat` reports the hashing of large files.
+        Without a reason it is up to date: by its entry in `dvc.lock`, its files and its key. `beat` reports the hashing of large files.
 
         Raises:
             RemoteError: undecidable, because something is missing here and the remote does not provide it.

@@ -1,15 +1,25 @@
-"""Read DVC files that a branch or a remote may have supplied: lock files and run cache entries."""
+"""Results of stages as DVC records them: entries of `dvc.lock`, of the present, and of the run cache, of the past.
 
-import fcntl
+Both may come from a branch or a remote, so they are untrusted.
+"""
+
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pedigree.data.store.untrusted import LOCK_BYTES, ArtifactError, open_plain, parse_entry, parse_yaml, read_plain
+from pedigree.configs.language.compile import pipeline_file
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.durable import replace
+from pedigree.data.store.untrusted import LOCK_BYTES, ArtifactError, LockEntry, parse_entry, parse_lock, parse_yaml, read_plain
+from pedigree.pipelines.ledger.dvc_private import run_cache_names
+from pedigree.pipelines.ledger.repository import Repository
+from pedigree.pipelines.ledger.transfers import LedgerError
 
+Entry = Mapping[str, Any]
+"""An entry as DVC stores it: `cmd`, `deps`, `params`, `outs`."""
 RUN_ENTRY = re.compile(r"runs/[0-9a-f]{2}/[0-9a-f]{64}/[0-9a-f]{64}")
 """Path of a run cache entry, in the cache and in the remote."""
 
@@ -23,30 +33,98 @@ def read_lock(path: Path) -> str:
     return read_plain(path, LOCK_BYTES).decode(errors="replace") if os.path.lexists(path) else ""
 
 
-def read_run_entry(path: Path) -> Mapping[str, Any] | None:
+def read_run_entry(path: Path) -> LockEntry | None:
     """A run cache entry that DVC would accept; None for anything else, such as a partial entry left by a kill."""
     try:
-        value = parse_yaml(read_plain(path, LOCK_BYTES).decode(), path.name)
-        parse_entry(value, path.name)
+        return parse_entry(parse_yaml(read_plain(path, LOCK_BYTES).decode(), path.name), path.name)
     except (ArtifactError, UnicodeDecodeError):
         return None
-    return value if isinstance(value, dict) else None
 
 
-@contextmanager
-def shared(lock: Path) -> Iterator[None]:
-    """Hold DVC's repository lock as one of many readers, once no writer holds it. Writes nothing, not even the lock file.
+class LockFiles:
+    """The `dvc.lock` files and the run cache of a project."""
 
-    Without a lock file, nothing has been written yet. Where it cannot be locked (`core.hardlink_lock`, some network disks), readers run
-    unprotected: Pedigree replaces `dvc.lock` by rename, but DVC's own commands truncate it first.
-    """
-    with ExitStack() as stack:
-        with suppress(OSError, ArtifactError):
-            fcntl.flock(stack.enter_context(open_plain(lock)), fcntl.LOCK_SH)
-        yield
+    def __init__(self, repository: Repository) -> None:
+        self.repository, self.project = repository, repository.project
+        self._read: dict[Path, tuple[tuple[int, int, int] | None, Mapping[str, LockEntry]]] = {}
+
+    def entry(self, address: str) -> LockEntry | None:
+        """The entry of a stage in `dvc.lock`.
+
+        Raises:
+            LedgerError: the file is damaged or forged. DVC would follow aliases without limit, and take a hash that is a path for an object
+                of its cache, find it damaged, and delete the file.
+        """
+        path, name = self._place(address)
+        with self.repository.reading():
+            state = _state_of(path)
+            if path not in self._read or self._read[path][0] != state:
+                try:
+                    found = parse_lock(read_lock(path), path.relative_to(self.project.root).as_posix())
+                except ArtifactError as error:
+                    raise LedgerError(f"{error}: restore it from git, or delete it") from error
+                self._read[path] = (state, found)
+            return self._read[path][1].get(name)
+
+    def write(self, address: str, entry: Entry) -> None:
+        """Write a stage's entry into the run cache, and into `dvc.lock` by rename; the caller holds the lock.
+
+        DVC's own dump truncates the file first, so a kill would leave it truncated.
+        """
+        past = self._past(entry)
+        if not past.exists():
+            past.parent.mkdir(parents=True, exist_ok=True)
+            replace(_dumped(past.parent.parent / f".{past.name}", entry), past)
+        path, name = self._place(address)
+        lock: dict[str, Any] = parse_yaml(read_lock(path), path.name) or {"schema": "2.0"}
+        before = lock.get("stages") or {}
+        if before.get(name) != entry:
+            temporary = _dumped(path.with_name(f".{path.name}"), {**lock, "stages": before | {name: entry}})
+            fault_point("lock written")
+            replace(temporary, path)
+            fault_point("lock replaced")
+
+    def past(self, entry: Entry) -> list[LockEntry]:
+        """Run cache entries with the command, dependencies, parameters and output paths of an entry; the newest first.
+
+        DVC's own lookup considers only the newest, even if its objects are damaged, and works only inside the repository's folder.
+        """
+        folder = self.past_folder(entry)
+        paths = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True) if folder.is_dir() else []
+        return list(filter(None, map(read_run_entry, paths)))
+
+    def past_folder(self, entry: Entry) -> Path:
+        """Where the run cache stores entries with the inputs of this one."""
+        return self._past(entry).parent
+
+    def past_files(self) -> set[Path]:
+        """All entries of the local run cache."""
+        return {path for path in self.runs.rglob("*") if path.is_file() and not path.name.startswith(".")} if self.runs.is_dir() else set()
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the run cache."""
+        return Path(self.repository.repo.stage_cache.cache_dir)
+
+    def _past(self, entry: Entry) -> Path:
+        key, name = run_cache_names(entry)
+        return self.runs / key[:2] / key / name
+
+    def _place(self, address: str) -> tuple[Path, str]:
+        """The `dvc.lock` of a stage, and its name there."""
+        recipe, _, name = address.partition("/")
+        return (self.project.root / pipeline_file(recipe)).with_suffix(".lock"), name
 
 
-def state_of(path: Path) -> tuple[int, int, int] | None:
+def _dumped(path: Path, value: Any) -> Path:
+    from dvc.utils.serialize import dump_yaml
+
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    dump_yaml(str(temporary), value)
+    return temporary
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
     """File metadata that changes whenever the file does; None if there is no file."""
     try:
         found = path.stat()

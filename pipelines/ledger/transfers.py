@@ -4,12 +4,10 @@ import hashlib
 import logging
 import re
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from fsspec.callbacks import Callback
@@ -22,7 +20,7 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class LedgerError(PedigreeError):
-    """DVC refuses: a damaged `dvc.lock`, a malformed `dvc.yaml` somewhere, an output that git tracks."""
+    """A damaged `dvc.lock`, an output that git tracks, a missing object, or an error of DVC."""
 
 
 class RemoteError(LedgerError):
@@ -131,43 +129,25 @@ class RemoteObjects:
     def open(self, md5: str) -> BinaryIO:
         return self.odb.fs.open(self.odb.oid_to_path(md5), "rb")
 
-
-class TemporaryObjects:
-    """Objects fetched in read-only mode: in a temporary folder, for the lifetime of this instance."""
-
-    def __init__(self) -> None:
-        self._folder: TemporaryDirectory[str] | None = None
-        self._mutex = threading.Lock()
-
-    def fetch(self, remote: RemoteObjects, md5: str, limit: int | None) -> Path:
-        """Fetch an object into a file and verify it. Errors of the remote's library are left to the caller.
-
-        Args:
-            remote: the remote that holds it.
-            md5: its name.
-            limit: maximum number of bytes.
+    def fetch(self, md5: str, limit: int | None) -> BinaryIO:
+        """The verified bytes of an object, in a temporary file. Errors of the remote's library are left to the caller.
 
         Raises:
-            RemoteError: it has more bytes, or bytes that do not match its name.
+            RemoteError: it has more bytes than `limit`, or bytes that do not match its name.
         """
-        with self._mutex:
-            self._folder = self._folder or TemporaryDirectory(prefix="pedigree-looking-")
-        place, found, size = Path(self._folder.name) / md5, hashlib.md5(usedforsecurity=False), 0
-        if place.exists():
-            return place
-        half = place.with_name(f"{md5}.{uuid.uuid4().hex}")
-        with remote.open(md5) as stream, half.open("wb") as held:
+        found, size, held = hashlib.md5(usedforsecurity=False), 0, TemporaryFile()
+        with self.open(md5) as stream:
             while piece := stream.read(PIECE_BYTES):
                 found.update(piece)
                 size += len(piece)
                 if limit is not None and size > limit:
-                    raise RemoteError(f"object {md5} of the remote {remote.name!r} is too large (> {limit} bytes) to be a Pedigree file")
+                    raise RemoteError(f"object {md5} of the remote {self.name!r} is too large (> {limit} bytes) to be a Pedigree file")
                 held.write(piece)
         if found.hexdigest() != md5.removesuffix(".dir"):
             remedy = "`pedigree verify` lists all such objects"
-            raise RemoteError(f"object {md5} of the remote {remote.name!r} does not match its hash: {remedy}")
-        half.rename(place)
-        return place
+            raise RemoteError(f"object {md5} of the remote {self.name!r} does not match its hash: {remedy}")
+        held.seek(0)
+        return held
 
 
 @contextmanager

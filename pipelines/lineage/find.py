@@ -15,7 +15,9 @@ from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, parse_record
 from pedigree.data.store.untrusted import LINEAGE_BYTES, LIST_BYTES, RECORD_BYTES, RUN_BYTES, parse_json, parse_listing
 from pedigree.pipelines.ledger.by_id import copy_objects
-from pedigree.pipelines.ledger.ledger import Ledger, LedgerError, Recorded
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.recorded import Recorded, recorded_at
+from pedigree.pipelines.ledger.transfers import LedgerError
 from pedigree.pipelines.lineage.ancestry import Pedigree, find_artifact, pedigree_of, published, read_pedigree
 from pedigree.pipelines.lineage.named_models import find_named, named_models, revision_of
 
@@ -114,7 +116,7 @@ def bring_committed(ledger: Ledger, name: str, target: Path, parts: Collection[s
 
 def _recorded_at(ledger: Ledger, stage: str, revision: str) -> tuple[str, dict[str, Recorded]]:
     """Address of a stage or model at a revision, and the recorded parts of its artifact."""
-    recorded = ledger.recorded_at(revision)
+    recorded = recorded_at(ledger.project, revision)
     addresses = sorted({entry.address for entry in recorded})
     chosen = [address for address in addresses if stage in (address, address.partition("/")[2])]
     if stage in chosen:

@@ -37,9 +37,10 @@ from pedigree.data.artifacts.artifacts import (
     without_places,
 )
 from pedigree.data.store.untrusted import LIST_BYTES, MIB, NotPlain, inside, open_plain, parse_listing, plain_files, read_plain
-from pedigree.pipelines.ledger.ledger import Ledger, Recorded
-from pedigree.pipelines.ledger.objects import md5_of_bytes, plain
-from pedigree.pipelines.ledger.store import Store
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.objects import md5_of_bytes
+from pedigree.pipelines.ledger.recorded import Recorded, recorded
+from pedigree.pipelines.ledger.remote import Remote
 from pedigree.pipelines.lineage.ancestry import parents_first
 from pedigree.pipelines.quantities import size
 
@@ -131,10 +132,10 @@ def verify_project(
     """
     verdict = Verification(report=report)
     with closing(Ledger(project, looking=True)) as ledger:
-        recorded = ledger.recorded()
+        entries = recorded(project)
         if addresses is None:
             there = {path.parent.relative_to(project.artifacts).as_posix() for path in project.artifacts.glob("*/*/record.json")}
-            chosen = {entry.address for entry in recorded} | there
+            chosen = {entry.address for entry in entries} | there
         else:
             chosen = set(addresses)
         checks: list[Check] = [check for folder in folders for check in _folder_checks(folder, folder.name, verdict)]
@@ -143,14 +144,14 @@ def verify_project(
                 checks += _folder_checks(project.artifact(address), address, verdict)
                 checks.append(_parameters_check(ledger, address))
         owners: dict[str, str] = {}
-        for entry in recorded:
+        for entry in entries:
             if entry.address in chosen:
                 owners.setdefault(entry.md5, entry.address)
                 if entry.part != "payload" and project.artifact(entry.address).is_dir():  # the payload is checked by sha256
-                    checks.append(_lock_check(entry, ledger.store.cache_path(entry.md5)))
-        checks += _cache_checks(ledger.store.cache_path, owners)
+                    checks.append(_lock_check(entry, ledger.cache.path(entry.md5)))
+        checks += _cache_checks(ledger.cache.path, owners)
         if remote:
-            checks += _remote_checks(ledger.store, owners)
+            checks += _remote_checks(ledger.remote, owners)
         return _run(checks, verdict)
 
 
@@ -343,7 +344,7 @@ def _parameters_check(ledger: Ledger, address: str) -> Check:
     """Check a stage's parameters in `dvc.lock` against its record."""
     recipe, _, name = address.partition("/")
     file = pipeline_file(recipe).removesuffix(".yaml") + ".lock"
-    entry = plain(ledger.store.lock_entry(ledger.project.root / pipeline_file(recipe), name) or {})
+    entry = ledger.locks.entry(address)
 
     def check(verdict: Verification) -> list[Discrepancy]:
         try:
@@ -352,7 +353,7 @@ def _parameters_check(ledger: Ledger, address: str) -> Check:
             return []  # reported by other checks
         if record_problems(record):
             return []  # reported by other checks
-        named = [without_places(values[name]) for values in entry.get("params", {}).values() if name in values]
+        named = [without_places(values[name]) for values in (entry.params if entry else {}).values() if name in values]
         made = {"kind": record.kind, "version": record.version, "config": without_places(record.config)}
         if all({field: values.get(field) for field in made} == made for values in named):
             return []
@@ -414,20 +415,20 @@ def _cache_checks(place: Callable[[str], Path], owners: dict[str, str]) -> Itera
         )
 
 
-def _remote_checks(store: Store, owners: dict[str, str]) -> list[Check]:
+def _remote_checks(remote: Remote, owners: dict[str, str]) -> list[Check]:
     """Check the objects in the remote; an unreachable remote is reported once."""
-    name = store.remote_name()
+    name = remote.name
     if name is None:
         return []
-    if refusal := store.refusal():
+    if refusal := remote.refusal():
         return [lambda verdict: [Discrepancy(f"remote {name}", "cannot be read", f"{refusal}; or skip it with --no-remote")]]
     try:
-        remote = store.remote(name)
+        there = remote.objects()
 
         def read(md5: str) -> bytes | None:
-            if not remote.exists(md5):
-                return _read_bytes(store.cache_path(md5))
-            with remote.open(md5) as stream:
+            if not there.exists(md5):
+                return _read_bytes(remote.cache.path(md5))
+            with there.open(md5) as stream:
                 return stream.read()
 
         objects = _objects(owners, read)
@@ -438,7 +439,7 @@ def _remote_checks(store: Store, owners: dict[str, str]) -> list[Check]:
     remedy = "delete it there and `dvc push` a valid copy"
     return [
         _object_check(
-            partial(remote.open, md5), partial(remote.exists, md5), md5, f"remote object {name}/{md5} of {owner}", remedy, away=True
+            partial(there.open, md5), partial(there.exists, md5), md5, f"remote object {name}/{md5} of {owner}", remedy, away=True
         )
         for md5, owner in objects
     ]

@@ -8,11 +8,11 @@ If any lineage is damaged or missing, nothing is deleted, because its needs are 
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,7 +21,18 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import shown
 from pedigree.data.artifacts.artifacts import ArtifactError, Record, Run, open_artifact, parse_lineage, parse_record, read_lineage
 from pedigree.data.host.faults import fault_point
-from pedigree.data.store.untrusted import LIST_BYTES, Address, ObjectId, described, parse_json, parse_listing, parse_yaml, read_plain
+from pedigree.data.store.untrusted import (
+    LIST_BYTES,
+    Address,
+    LockEntry,
+    described,
+    parse_entry,
+    parse_json,
+    parse_listing,
+    parse_lock,
+    parse_yaml,
+    read_plain,
+)
 from pedigree.pipelines.jobs.code import unused
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.liveness import Signs
@@ -30,24 +41,28 @@ from pedigree.pipelines.ledger.git import git
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.lock_files import read_lock, read_run_entry
 from pedigree.pipelines.ledger.objects import md5_of_bytes
-from pedigree.pipelines.ledger.store import RemoteError, Store
+from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.stages.job.job import TOKENS
 
 KEEP_PLACE = "add --workspace, which keeps only what the working tree references"
 LIST_AGAIN = "`pedigree verify` names the stage; rebuild it with `pedigree run`, or delete the branch or tag that references it"
-_ADDRESS, _OBJECT_ID = TypeAdapter(Address), TypeAdapter(ObjectId)
+_ADDRESS = TypeAdapter(Address)
 
 
 @dataclass(frozen=True)
 class PastOutput:
-    """Recorded outputs of a stage: an entry of a `dvc.lock` or of the run cache, or the outputs of a `.dvc` file."""
+    """Recorded outputs: an entry of a `dvc.lock` or of the run cache, or the outputs of a `.dvc` file."""
 
     where: str
     """For messages: the file, and the commit that contains it."""
     owner: str
     """`RECIPE/STAGE`, or the file that references it."""
-    parts: dict[str, str]
-    """Name of the output → md5."""
+    entry: LockEntry
+
+    @property
+    def objects(self) -> set[str]:
+        """All objects that it references; the files of a folder only if they are not in a list."""
+        return {md5 for out in self.entry.outs for md5 in (out.md5, *(file.md5 for file in out.files)) if md5}
 
 
 @dataclass
@@ -96,17 +111,17 @@ def collect(
     signs = Signs(project)
     if delete:
         _refuse_company(signs, listening)
-    with closing(Ledger(project).store) as store:
-        if delete and not store.cache_path("0" * 32).resolve().is_relative_to(project.root):
+    with closing(Ledger(project)) as ledger:
+        if delete and not ledger.cache.path("0" * 32).resolve().is_relative_to(project.root):
             remedy = "nothing is deleted. If no other project needs it, use `dvc gc`"
             raise UsageProblem(f"the cache is outside this project (cache.dir), and other projects may use it: {remedy}")
-        with store.locked():
-            sweep = _Survey(project, store).sweep(workspace, remote)
+        with ledger.repository.locked():
+            sweep = _Survey(project, ledger).sweep(workspace, remote)
             sweep.snapshots = unused(project)
             sweep.tokens = _unread_tokens(project)
             if delete:
                 _refuse_company(signs, listening)
-                _delete(store, sweep, remote)
+                _delete(ledger, sweep, remote)
     return sweep
 
 
@@ -128,8 +143,8 @@ def _refuse_company(signs: Signs, listening: Callable[[], None]) -> None:
 class _Survey:
     """A survey of everything that is recorded."""
 
-    def __init__(self, project: Project, store: Store) -> None:
-        self.project, self.store = project, store
+    def __init__(self, project: Project, ledger: Ledger) -> None:
+        self.project, self.cache, self.remote, self.locks = project, ledger.cache, ledger.remote, ledger.locks
         self.contents: dict[str, str] = {}
         """Id → content, of every kept artifact and its ancestors."""
         self.held: set[str] = set()
@@ -138,12 +153,12 @@ class _Survey:
 
     def sweep(self, workspace: bool, remote: bool) -> Sweep:
         if remote:
-            self.store.fetch_run_cache()
+            self.remote.fetch_past()
         for entry in self._roots(workspace):
             self._keep(entry)
         for artifact in sorted(self.project.artifacts.glob("*/*/record.json")):
             self._keep_folder(artifact.parent)
-        runs = {path: _run_cache_entry(path) for path in sorted(self.store.run_cache_files())}
+        runs = {path: _run_cache_entry(path) for path in sorted(self.locks.past_files())}
         made = {path: self._record(entry) for path, entry in runs.items() if entry is not None}
         self.held |= {record.id for record in made.values() if isinstance(record, Record)}
         lost = {content for identifier, content in self.contents.items() if identifier not in self.held}
@@ -152,16 +167,15 @@ class _Survey:
             # an equal payload suffices if the artifact itself is lost
             wanted = record == "unknown" or (isinstance(record, Record) and (record.id in self.contents or record.content in lost))
             if entry is not None and wanted:
-                self.objects |= set(entry.parts.values())
+                self.objects |= entry.objects
         found = Sweep(artifacts=len(self.contents))
-        gone = {path: entry for path, entry in runs.items() if entry is None or not set(entry.parts.values()) <= self.objects}
+        gone = {path: entry for path, entry in runs.items() if entry is None or not entry.objects <= self.objects}
         found.kept = self.objects | {member for oid in self.objects if oid.endswith(".dir") for member in self._members(oid)}
         found.entries, found.owners = list(gone), self._owners(filter(None, gone.values()))
-        found.objects = {oid: path.stat().st_size for oid, path in self.store.cached_objects().items() if oid not in found.kept}
+        found.objects = {oid: path.stat().st_size for oid, path in self.cache.objects().items() if oid not in found.kept}
         if remote:
-            objects, entries = self.store.remote_files()
-            base = Path(self.store.repo.stage_cache.cache_dir)
-            unwanted = {path.relative_to(base).as_posix() for path in gone}
+            objects, entries = self.remote.files()
+            unwanted = {path.relative_to(self.locks.runs).as_posix() for path in gone}
             found.remote_objects = {oid: size for oid, size in objects.items() if oid not in found.kept}
             found.remote_entries = sorted(entries.keys() & unwanted)
         return found
@@ -209,13 +223,14 @@ class _Survey:
         return list(dict.fromkeys(found))
 
     def _keep(self, entry: PastOutput) -> None:
-        self.objects |= set(entry.parts.values())
-        if "lineage.json" not in entry.parts or "record.json" not in entry.parts:
+        self.objects |= entry.objects
+        parts = entry.entry.objects
+        if "lineage.json" not in parts or "record.json" not in parts:
             return  # a user's own stage
         place = self.project.artifact(entry.owner)
         try:
-            record = parse_record(self._bytes(entry.parts["record.json"], place / "record.json"), "record.json")
-            raw = parse_json(self._bytes(entry.parts["lineage.json"], place / "lineage.json"), "lineage.json")
+            record = parse_record(self._bytes(parts["record.json"], place / "record.json"), "record.json")
+            raw = parse_json(self._bytes(parts["lineage.json"], place / "lineage.json"), "lineage.json")
             lineage = parse_lineage(raw, "lineage.json")
         except (ArtifactError, RemoteError, ValueError, OSError) as error:
             remedy = f"Run `pedigree pull`, delete the branch or tag that references it, or {KEEP_PLACE}"
@@ -239,10 +254,10 @@ class _Survey:
 
     def _record(self, entry: PastOutput) -> Record | Literal["unknown"] | None:
         """The record of a run cache entry; None if it is lost or not an artifact's, so that nothing could be restored from it."""
-        if "record.json" not in entry.parts:
+        if "record.json" not in entry.entry.objects:
             return None
         try:
-            return parse_record(self._bytes(entry.parts["record.json"]), "record.json")
+            return parse_record(self._bytes(entry.entry.objects["record.json"]), "record.json")
         except RemoteError:  # the remote may have it, but cannot be reached
             return "unknown"
         except (ArtifactError, ValueError, OSError):
@@ -251,11 +266,11 @@ class _Survey:
     def _owners(self, entries: Iterable[PastOutput]) -> dict[str, str]:
         owners: dict[str, str] = {}
         for entry in entries:
-            owners |= dict.fromkeys(entry.parts.values(), entry.owner)
-            for oid in entry.parts.values():
+            owners |= dict.fromkeys(entry.objects, entry.owner)
+            for oid in entry.objects:
                 try:
-                    owners |= dict.fromkeys(self.store.listing(oid).values() if oid.endswith(".dir") else (), entry.owner)
-                except ArtifactError:  # deleted anyway
+                    owners |= dict.fromkeys(self.cache.listing(oid).values() if oid.endswith(".dir") else (), entry.owner)
+                except (ArtifactError, FileNotFoundError):  # deleted anyway
                     continue
         return owners
 
@@ -264,20 +279,16 @@ class _Survey:
     def _bytes(self, oid: str, place: Path | None = None) -> bytes:
         """The verified bytes of an object from the cache, the file that it was checked out to, or the remote."""
         damaged = False
-        for path in filter(None, (self.store.cache_path(oid), place)):
+        for path in filter(None, (self.cache.path(oid), place)):
             if path.is_file():
                 data = read_plain(path, LIST_BYTES)
                 if md5_of_bytes(data) == oid.removesuffix(".dir"):
                     return data
                 damaged = damaged or path != place  # the file in place may be another object
-        name = self.store.remote_name()
-        if name is not None:
-            refusal = self.store.refusal()
-            if refusal:
-                raise RemoteError(refusal)
-            remote = self.store.remote(name)
-            if remote.exists(oid):
-                with remote.open(oid) as stream:
+        if self.remote.name is not None:
+            self.remote.require("ask")
+            if self.remote.objects().exists(oid):
+                with self.remote.objects().open(oid) as stream:
                     data = stream.read(LIST_BYTES + 1)
                 if md5_of_bytes(data) == oid.removesuffix(".dir"):
                     return data
@@ -307,20 +318,20 @@ def _unread_tokens(project: Project) -> dict[Path, int]:
     return {path: path.stat().st_size for path in sorted(project.tokens.glob("*")) if path.name not in read}
 
 
-def _delete(store: Store, sweep: Sweep, remote: bool) -> None:
+def _delete(ledger: Ledger, sweep: Sweep, remote: bool) -> None:
     """Delete references before their objects, so that a kill in between leaves no dangling references."""
     for path in sweep.entries:
         path.unlink(missing_ok=True)
     fault_point("gc entries deleted")
     for oid in sorted(sweep.objects, key=lambda oid: (not oid.endswith(".dir"), oid)):
-        store.cache_path(oid).unlink(missing_ok=True)
+        ledger.cache.path(oid).unlink(missing_ok=True)
         fault_point("gc object deleted")
     for path in sweep.snapshots:
         shutil.rmtree(path)
     for path in sweep.tokens:
         path.unlink(missing_ok=True)
     if remote:
-        store.delete_remote(sweep.remote_objects, sweep.remote_entries)
+        ledger.remote.delete(sweep.remote_objects, sweep.remote_entries)
 
 
 def _entries(text: str, name: str, where: str) -> Iterator[PastOutput]:
@@ -330,10 +341,13 @@ def _entries(text: str, name: str, where: str) -> Iterator[PastOutput]:
         UsageProblem: it cannot be read.
     """
     try:
-        value = parse_yaml(text, "it") or {}
-        stages = (value.get("stages") or {}) if PurePosixPath(name).name == "dvc.lock" else {"": value}
-        yield from [_entry(stage, name, f"{name}{where}") for stage in stages.values()]
-    except (ArtifactError, ValidationError, AttributeError, KeyError, TypeError) as error:
+        if PurePosixPath(name).name == "dvc.lock":
+            found = parse_lock(text, "it").values()
+        else:  # its dependencies may be URLs
+            value = parse_yaml(text, "it") or {}
+            found = [parse_entry({"outs": value.get("outs") or []}, "it")]
+        yield from [_past(entry, name, f"{name}{where}") for entry in found]
+    except (ArtifactError, ValidationError, AttributeError) as error:
         raise _unread(name, where, described(error) if isinstance(error, ValidationError) else str(error)) from error
 
 
@@ -345,26 +359,16 @@ def _unread(name: str, where: str, problem: str) -> UsageProblem:
     )
 
 
-def _entry(stage: Mapping[str, Any], name: str, where: str) -> PastOutput:
-    command = str(stage.get("cmd", ""))
+def _past(entry: LockEntry, name: str, where: str) -> PastOutput:
+    command = str(entry.cmd)
     owner = _ADDRESS.validate_python(command.removeprefix("pedigree stage ")) if command.startswith("pedigree stage ") else name
-    return PastOutput(where, owner, _parts(stage.get("outs") or []))
-
-
-def _parts(outs: Iterable[dict[str, Any]]) -> dict[str, str]:
-    found = {}
-    for out in outs:
-        name = PurePosixPath(str(out["path"])).name
-        if "md5" in out:
-            found[name if name not in found else str(out["path"])] = _OBJECT_ID.validate_python(out["md5"])
-        listed = [file for file in out.get("files") or [] if "md5" in file]
-        found |= {f"{out['path']}/{file['relpath']}": _OBJECT_ID.validate_python(file["md5"]) for file in listed}
-    return found
+    return PastOutput(where, owner, entry)
 
 
 def _run_cache_entry(path: Path) -> PastOutput | None:
     """None for an invalid entry, e.g. a partial one left by a kill."""
+    entry = read_run_entry(path)
     try:
-        return _entry(read_run_entry(path) or {}, path.name, "the run cache")
-    except (ValidationError, AttributeError, KeyError, TypeError):
+        return entry and _past(entry, path.name, "the run cache")
+    except ValidationError:
         return None

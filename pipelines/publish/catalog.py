@@ -11,6 +11,7 @@ from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import ArtifactError, Record, load_record, open_artifact
 from pedigree.pipelines.jobs.events import Watch, unwatched
 from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.recorded import recorded
 from pedigree.pipelines.lineage.evaluations import evaluations_of
 from pedigree.pipelines.lineage.named_models import Named, named_models, versions
 from pedigree.pipelines.lineage.waivers import touched
@@ -70,14 +71,14 @@ def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:
         return {entry.node.address: "stale" if entry.reasons else "current" for entry in planned}
 
     with closing(Ledger(project, looking=True)) as ledger:
-        recorded = {(entry.address, entry.part): entry.md5 for entry in ledger.recorded()}
-        return [_row(project, ledger, model, recorded, standing) for model in named_models(project)]
+        parts = {(entry.address, entry.part): entry.md5 for entry in recorded(project)}
+        return [_row(project, ledger, model, parts, standing) for model in named_models(project)]
 
 
 def _row(
-    project: Project, ledger: Ledger, model: Named, recorded: dict[tuple[str, str], str], standing: Callable[[str], dict[str, State]]
+    project: Project, ledger: Ledger, model: Named, parts: dict[tuple[str, str], str], standing: Callable[[str], dict[str, State]]
 ) -> NamedModel:
-    md5 = recorded.get((model.address, "record.json"))
+    md5 = parts.get((model.address, "record.json"))
     try:
         record = open_artifact(project.artifact(model.address)).record
         state: State = standing(model.recipe).get(model.address, "no recipe")
@@ -95,6 +96,6 @@ def _row(
 def _cached(ledger: Ledger, md5: str | None) -> Record | None:
     """Load a record from the local cache only; a listing must not query the remote."""
     try:
-        return load_record(ledger.store.cache_path(md5)) if md5 else None
+        return load_record(ledger.cache.path(md5)) if md5 else None
     except ArtifactError:
         return None

@@ -292,7 +292,7 @@ class _Attempt:
         if self.request.here:
             return provenance.CODE_ROOT
         self.tell(f"code: {code}")
-        return codetree.check_out(code, self.work / "code" / code.folder, self.ledger.store.get)
+        return codetree.check_out(code, self.work / "code" / code.folder, self.ledger.remote.get)
 
     def _restore(self, intent: Intent) -> bool:
         """Copy the recorded artifact from the project, the cache, or the remote into the new project.
@@ -451,7 +451,7 @@ def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, 
                 if file is None:
                     yield commit, "not in a clone here"
                 else:
-                    yield commit, "sent" if ledger.store.put(file, codetree.bundle_name(commit)) else "there already"
+                    yield commit, "sent" if ledger.remote.put(file, codetree.bundle_name(commit)) else "there already"
 
 
 def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subject:

@@ -15,8 +15,9 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import shown
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.pipelines.ledger.git import git, is_work_tree, run_git
-from pedigree.pipelines.ledger.ledger import Ledger, Recorded
-from pedigree.pipelines.ledger.store import LedgerError
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.recorded import Recorded, recorded, recorded_at
+from pedigree.pipelines.ledger.transfers import LedgerError
 from pedigree.pipelines.reproduce.rebuild import RebuiltStage
 from pedigree.pipelines.reproduce.work_tree import RecordedCode, has, obstacle
 
@@ -35,9 +36,9 @@ def is_own(ledger: Ledger, records: Mapping[str, str]) -> bool:
         ledger: of the project.
         records: record.json, run.json, and lineage.json → md5 of the bytes read.
     """
-    if _names(ledger.recorded(), records):
+    if _names(recorded(ledger.project), records):
         return True
-    return any(_names(recorded, records) for recorded in _history(ledger, records["run.json"]))
+    return any(_names(entries, records) for entries in _history(ledger, records["run.json"]))
 
 
 def review(members: Sequence[RebuiltStage], *, here: bool, show_patch: bool) -> str:
@@ -67,7 +68,7 @@ def _history(ledger: Ledger, md5: str) -> Iterator[list[Recorded]]:
     for commit in islice(found, MOST_COMMITS):
         for revision in (commit, f"{commit}^"):
             try:
-                yield ledger.recorded_at(revision)
+                yield recorded_at(ledger.project, revision)
             except LedgerError:  # no parent commit, or a damaged file
                 continue
 

@@ -1,6 +1,6 @@
 """Make one stage current. `pedigree run`, the Prefect flow and `dvc repro` all end here.
 
-1. Ask DVC, and compare the stage's key, to decide whether the stage is stale.
+1. Compare the stage's key, its entry in `dvc.lock` and its files, to decide whether the stage is stale.
 2. Acquire the stage's lease; compute its identity then, and again after every wait.
 3. Restore it from the run cache or the remote, verified against its record.
 4. Look for its job: re-attach to a live one, take the result of one that finished unwatched, otherwise submit a new one with private
@@ -64,8 +64,7 @@ from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs
 from pedigree.pipelines.ledger.ledger import is_complete
 from pedigree.pipelines.ledger.objects import files_of
-from pedigree.pipelines.ledger.store import LedgerError, RemoteError
-from pedigree.pipelines.ledger.transfers import TransferProgress
+from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError, TransferProgress
 from pedigree.pipelines.lineage.inheritance import write_origin
 from pedigree.stages.job.failures import storage_cause
 from pedigree.stages.job.job import PULSES, read_curve

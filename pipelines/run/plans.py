@@ -12,7 +12,7 @@ from pedigree.data.store.untrusted import ArtifactError
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import StageDue
 from pedigree.pipelines.ledger.identity import Identities
-from pedigree.pipelines.ledger.store import RemoteError
+from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.run.opening import Request
 
 

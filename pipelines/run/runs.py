@@ -186,7 +186,7 @@ def pull(run: RunContext, selection: Collection[str] | None = None) -> list[Stag
     Raises:
         RemoteError: there is no remote, or it cannot be used.
     """
-    run.ledger.store.require_remote("pull from")
+    run.ledger.remote.require("pull from")
     run.fetch, run.make = True, False
     return run_graph(run, selection)
 
@@ -198,13 +198,13 @@ def push(run: RunContext) -> tuple[int, int]:
         RemoteError: there is no remote, it cannot be used, or not everything arrived.
     """
     with closing(run.ledger):
-        run.ledger.store.require_remote("push to")
+        run.ledger.remote.require("push to")
         objects = 0
         for node in run.graph.nodes.values():
             sent = run.ledger.push(node, run.transferring(node.address, "sending"))
             run.watch(StageEnded(node.address, "sent", f"{sent} objects were new there" if sent else "nothing new"))
             objects += sent
-        return objects, run.ledger.store.send_run_cache()
+        return objects, run.ledger.remote.send_past()
 
 
 def _recompile(graph: Graph) -> str:

@@ -82,7 +82,7 @@ def test_every_error_that_people_meet_carries_its_exit_code():
     from pedigree.configs.base.document import ConfigError
     from pedigree.data.artifacts.artifacts import ArtifactError
     from pedigree.pipelines.jobs.context import StageFailed
-    from pedigree.pipelines.ledger.store import LedgerError, RemoteError
+    from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError
 
     wrong = (ConfigError, UsageProblem)
     failed = (ArtifactError, LedgerError, RemoteError, StageFailed)

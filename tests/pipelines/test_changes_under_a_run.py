@@ -73,13 +73,13 @@ def stale(lab: Lab) -> dict[str, tuple[str, ...]]:
 def no_mixture(lab: Lab) -> None:
     """Every record's key is that of its own config and inputs, every input is the content of an ancestor in its lineage, and the
     ledger names no other parameters than the record."""
-    from pedigree.pipelines.ledger.store import Store
+    from pedigree.pipelines.ledger.ledger import Ledger
 
     assert not verify_project(lab.project).problems
     for record in lab.root.glob("artifacts/lab/*/record.json"):
         name = record.parent.name
-        entry: Any = Store(lab.project).lock_entry(lab.root / "artifacts/lab/dvc.yaml", name)
-        assert entry["params"]["params.yaml"][name]["config"] == json.loads(record.read_text())["config"]
+        entry: Any = Ledger(lab.project).locks.entry(f"lab/{name}")
+        assert entry.params["params.yaml"][name]["config"] == json.loads(record.read_text())["config"]
 
 
 def test_a_recipe_edited_under_a_run_is_not_what_its_results_are_recorded_under(lab: Lab) -> None:

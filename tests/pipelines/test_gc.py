@@ -73,7 +73,7 @@ def held(lab: Lab, stage: str, identifier: str) -> bool:
 
 
 def objects(lab: Lab) -> set[str]:
-    return set(Ledger(lab.project).store.cached_objects())
+    return set(Ledger(lab.project).cache.objects())
 
 
 def sweep_up(lab: Lab, **options: bool) -> None:
@@ -149,11 +149,11 @@ def test_where_an_ancestor_is_lost_an_equal_payload_is_kept_in_its_place(lab: La
         run(lab, only=stage)
     shutil.rmtree(variant)
     lab.shell(f"{COMMIT} half")
-    store = Ledger(lab.project).store
-    for path in store.run_cache_files():
+    ledger = Ledger(lab.project)
+    for path in ledger.locks.past_files():
         entry = yaml.safe_load(path.read_text())
         (md5,) = [out["md5"] for out in entry["outs"] if out["path"].endswith("record.json")]
-        if read_record(read_json(store.cache_path(md5)), "record.json").id in (old["raw"], old["clean"]):
+        if read_record(read_json(ledger.cache.path(md5)), "record.json").id in (old["raw"], old["clean"]):
             path.unlink()
     sweep_up(lab)
     assert not held(lab, "clean", old["clean"]) and bring(
@@ -195,7 +195,7 @@ def test_a_lineage_that_is_damaged_or_lost_means_that_nothing_is_deleted(lab: La
     lab.shell(f"{COMMIT} six && git tag old HEAD~1")
     lock = yaml.safe_load(lab.shell("git show old:artifacts/lab/dvc.lock").stdout)
     (md5,) = [out["md5"] for out in lock["stages"]["cleaner"]["outs"] if out["path"].endswith(name)]
-    path = Ledger(lab.project).store.cache_path(md5)
+    path = Ledger(lab.project).cache.path(md5)
     path.chmod(0o644)
     for damage, said in ((lambda: path.write_bytes(b"x"), "damaged"), (path.unlink, "nowhere")):
         damage()
@@ -286,11 +286,11 @@ def test_after_the_remote_is_swept_a_fresh_clone_restores_all_that_is_kept(lab: 
     stray = tmp_path / "store/files/md5/ab" / ("c" * 30)
     stray.parent.mkdir(parents=True, exist_ok=True)
     stray.write_text("of nobody")
-    there = Ledger(lab.project).store.remote_files()
+    there = Ledger(lab.project).remote.files()
     listed = collect(lab.project, remote=True)
     assert stray.exists() and f"ab{'c' * 30}" in listed.remote_objects and listed.remote_entries
     sweep_up(lab, remote=True)
-    left = Ledger(lab.project).store.remote_files()
+    left = Ledger(lab.project).remote.files()
     assert left[0].keys() == there[0].keys() - listed.remote_objects.keys() and not stray.exists()
     assert left[1].keys() == there[1].keys() - set(listed.remote_entries)
     assert verify_project(lab.project).problems == []
@@ -320,10 +320,10 @@ def test_a_bucket_is_swept_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
         push(run_with_rows(lab, 5))
         push(run_with_rows(lab, 6))
         lab.shell(f"{COMMIT} six")
-        there, listed = Ledger(lab.project).store.remote_files(), collect(lab.project, remote=True)
+        there, listed = Ledger(lab.project).remote.files(), collect(lab.project, remote=True)
         assert sum(listed.remote_objects.values()) == sum(there[0][oid] for oid in listed.remote_objects) > 0
         sweep_up(lab, remote=True)
-        left = Ledger(lab.project).store.remote_files()
+        left = Ledger(lab.project).remote.files()
         assert left[0].keys() == there[0].keys() - listed.remote_objects.keys() and left[1].keys() < there[1].keys()
         assert verify_project(lab.project).unpushed == 0
 

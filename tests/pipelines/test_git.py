@@ -12,6 +12,7 @@ from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.pipelines.ledger.git import run_git
 from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.recorded import recorded_at
 from pedigree.pipelines.lineage.named_models import named_models, versions
 from pedigree.pipelines.maintain.gc import collect
 from pedigree.pipelines.publish.commits import check_commit
@@ -58,7 +59,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 def test_a_hook_of_another_repository_does_not_lead_git_there(project: Project) -> None:
     ledger = Ledger(project)
-    assert [entry.part for entry in ledger.recorded_at("HEAD")] == ["lineage.json", "record.json", "run.json"]
+    assert [entry.part for entry in recorded_at(project, "HEAD")] == ["lineage.json", "record.json", "run.json"]
     assert is_own(ledger, {"record.json": f"{MD5}0", "run.json": f"{MD5}1", "lineage.json": f"{MD5}2"})
     (model,) = named_models(project, "HEAD")
     assert versions(project, model) == ["v1.0.0"]

@@ -28,7 +28,6 @@ from pedigree.data.store.storage import ContentChanged
 from pedigree.pipelines.cli.main import main
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.objects import remove
-from pedigree.pipelines.ledger.store import Store
 from pedigree.pipelines.reproduce.rebuild import members_of, profile, recipe, write_project
 from pedigree.pipelines.reproduce.trust import is_own
 from pedigree.pipelines.reproduce.work_tree import RecordedCode, check_out
@@ -59,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ledger = Ledger(project)
     ledger.commit(graph.nodes["lab/raw"])
     ledger.push(graph.nodes["lab/raw"])
-    ledger.store.send_run_cache()
+    ledger.remote.send_past()
     (top / "canary" / "deep").mkdir(parents=True)
     (top / "canary" / "diary.jsonl").write_text(SECRET)
     return top
@@ -366,11 +365,11 @@ def test_a_project_vouches_for_what_it_made_and_for_no_other_run_of_it(place: Pl
 
 def test_an_object_of_no_name_is_never_looked_for(place: Place) -> None:
     """A hash that is a path was joined to the cache's folder, found to be damaged, and deleted."""
-    store = Store(Project(place.root))
+    remote = Ledger(Project(place.root)).remote
     outside = snapshot(place.canary)
     for oid in ("../../../../canary/diary.jsonl", "..", "", "/etc/passwd", "0" * 31, "0" * 32 + ".dirt", "A" * 32):
         with pytest.raises(Exception, match="not a DVC object name"):
-            store.object(oid)
+            remote.provide([oid])
     assert snapshot(place.canary) == outside
 
 

@@ -7,6 +7,7 @@ import pytest
 from running_lab import Lab
 
 from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.pipelines.ledger.recorded import recorded_at
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree, walk
 from pedigree.pipelines.lineage.difference import compare
 from pedigree.pipelines.lineage.find import find_pedigree
@@ -74,7 +75,7 @@ def test_an_ancestor_that_was_replaced_is_known_by_its_id(lab: Lab) -> None:
     target.mkdir(parents=True)
     before = find_pedigree(lab.project, "lab/cleaner@first")
     ledger = lab.run().ledger
-    for entry in ledger.recorded_at("first"):
+    for entry in recorded_at(lab.project, "first"):
         if entry.address == "lab/cleaner" and entry.part.endswith(".json"):
             with ledger.open_object(entry.md5) as stream:
                 (target / entry.part).write_bytes(stream.read())
@@ -92,8 +93,8 @@ def test_an_ancestor_that_was_replaced_is_known_by_its_id(lab: Lab) -> None:
 
 def test_a_cache_that_lacks_it_or_is_damaged_says_so(lab: Lab, tmp_path: Path) -> None:
     ledger = lab.run().ledger
-    entry = next(e for e in ledger.recorded_at("first") if (e.address, e.part) == ("lab/raw", "record.json"))
-    place = ledger.store.cache_path(entry.md5)
+    entry = next(e for e in recorded_at(lab.project, "first") if (e.address, e.part) == ("lab/raw", "record.json"))
+    place = ledger.cache.path(entry.md5)
     whole = place.read_bytes()
     try:
         place.chmod(0o644)

@@ -14,7 +14,7 @@ from pedigree.data.artifacts.artifacts import parse_record
 from pedigree.data.store.untrusted import ArtifactError
 from pedigree.pipelines.ledger.identity import Identities
 from pedigree.pipelines.ledger.ledger import Ledger
-from pedigree.pipelines.ledger.store import dvc_errors
+from pedigree.pipelines.ledger.repository import dvc_errors
 from pedigree.pipelines.lineage.ancestry import find_artifact, parents_first
 from pedigree.pipelines.reproduce.reproduction import ReproductionRequest, reproduce
 from pedigree.pipelines.reproduce.trust import _patch_lines

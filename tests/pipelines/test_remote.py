@@ -22,7 +22,8 @@ from running_lab import Lab
 
 from pedigree.pipelines.cli.plan import rows_of
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
-from pedigree.pipelines.ledger.store import RemoteError, Store
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.opening import Request, open_run
@@ -205,17 +206,17 @@ def test_a_push_cut_in_the_middle_is_gone_on_with(lab: Lab, store: FaultyStore, 
 
 @pytest.mark.usefixtures("impatient")
 def test_of_an_upload_in_parts_nothing_is_there_before_all_is(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
-    big, back, ours = tmp_path / "big", tmp_path / "back", Store(lab.project)
+    big, back, ours = tmp_path / "big", tmp_path / "back", Ledger(lab.project).remote
     with big.open("wb") as stream:
         stream.truncate(101 << 20)  # s3fs sends more than 100 MiB in parts
     store.cut_uploads(1000, matching="partNumber=2")
     with pytest.raises(RemoteError, match="cannot be used"):
         ours.put(big, "some/big")
     store.forget()
-    assert not Store(lab.project).get("some/big", back) and not back.exists()
+    assert not Ledger(lab.project).remote.get("some/big", back) and not back.exists()
     store.cut_uploads(1, matching="partNumber=2")
-    assert Store(lab.project).put(big, "some/big") and store.pending == 0
-    assert Store(lab.project).get("some/big", back) and filecmp.cmp(big, back, shallow=False)
+    assert Ledger(lab.project).remote.put(big, "some/big") and store.pending == 0
+    assert Ledger(lab.project).remote.get("some/big", back) and filecmp.cmp(big, back, shallow=False)
 
 
 @pytest.mark.usefixtures("impatient")

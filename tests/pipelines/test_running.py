@@ -7,12 +7,13 @@ import re
 import shutil
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from dvc.repo import Repo
 from running_lab import CLEAN, PROFILE, RANKS, Lab, outcomes, read, status
 from waiting import deadline, until
 
@@ -26,9 +27,10 @@ from pedigree.pipelines.jobs import launcher
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.events import RunEnded, RunEvent, StageBusy, StageDue, StageEnded, StageProgressed, StageStarted
 from pedigree.pipelines.jobs.preparation import InputsGone
-from pedigree.pipelines.ledger import ledger, store
-from pedigree.pipelines.ledger.store import RemoteError, Store
-from pedigree.pipelines.ledger.transfers import RemoteObjects
+from pedigree.pipelines.ledger import ledger, lock_files
+from pedigree.pipelines.ledger.cache import Cache
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.transfers import RemoteError, RemoteObjects
 from pedigree.pipelines.run import ensure as ensure_module
 from pedigree.pipelines.run.checks import checked_plan
 from pedigree.pipelines.run.ensure import Result, ensure, identify, log_file, run_under_dvc
@@ -182,18 +184,16 @@ def test_deleted_cache_rebuilds_the_same_content(finished: Lab) -> None:
 def test_two_stages_never_add_to_the_cache_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """DVC tries a reflink first, which truncates the object of that name: equal files of two stages, e.g. the empty `lineage.json`
     of two sources that end together, would be lost in one commit while the other puts them into place."""
-    from dvc.output import Output
+    adding, most, add = [0], [0], Cache.add
 
-    adding, most, commit = [0], [0], Output.commit
-
-    def slow(output: Output, *args: Any, **options: Any) -> None:
+    def slow(*given: Any) -> None:
         adding[0] += 1
         most[0] = max(most[0], adding[0])
         time.sleep(0.05)  # time for another stage to come along
-        commit(output, *args, **options)
+        add(*given)
         adding[0] -= 1
 
-    monkeypatch.setattr(Output, "commit", slow)
+    monkeypatch.setattr(Cache, "add", slow)
     outcomes(lab)
     assert most == [1]
 
@@ -282,6 +282,34 @@ def test_forced_stage_runs_again_with_the_same_content(built: Lab) -> None:
     assert built.contents() == before and len(built.runs()) == runs + 1 and status(built) == CLEAN
 
 
+@pytest.mark.parametrize("part", ["cmd", "deps", "params", "outs", None])
+def test_an_entry_of_the_lock_that_is_not_true_is_written_again_without_a_run(
+    finished: Lab, part: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an edit, a merge or the checkout of another branch; and what is written is to the byte what DVC writes."""
+    path, runs = finished.root / "artifacts/lab/dvc.lock", finished.runs()
+    before = path.read_bytes()
+    lock = yaml.safe_load(before)
+    match part:
+        case "cmd":
+            lock["stages"]["clean"]["cmd"] += " "
+        case "params":
+            lock["stages"]["clean"]["params"]["params.yaml"]["clean"]["version"] += 1
+        case "deps" | "outs":
+            lock["stages"]["clean"][part][0]["md5"] = f"{'0' * 32}{'.dir' * lock['stages']['clean'][part][0]['md5'].endswith('.dir')}"
+        case None:
+            del lock["stages"]["clean"]
+    path.write_text(yaml.safe_dump(lock, sort_keys=False))
+    assert outcomes(finished) == {"suite": "unchanged", "raw": "unchanged", "clean": "restored", "cleaner": "unchanged"}
+    assert finished.runs() == runs and status(finished) == CLEAN
+    ours = path.read_bytes()
+    assert yaml.safe_load(ours) == yaml.safe_load(before)
+    monkeypatch.chdir(finished.root)  # as DVC requires
+    with closing(Repo()) as repo:
+        repo.commit(force=True)
+    assert path.read_bytes() == ours
+
+
 def test_half_by_dvc_and_half_by_us_is_one_clean_state(lab: Lab) -> None:
     run = lab.run()
     done = lab.shell("dvc repro artifacts/lab/dvc.yaml:clean")
@@ -364,7 +392,7 @@ def test_a_job_runs_once_wherever_its_runner_dies(lab: Lab, monkeypatch: pytest.
             died.append(name)
             raise Died(name)
 
-    for module in (artifacts, launcher, ensure_module, ledger, store):
+    for module in (artifacts, launcher, ensure_module, ledger, lock_files):
         monkeypatch.setattr(module, "fault_point", dies)
     outcome = None
     while outcome is None:
@@ -382,17 +410,17 @@ def test_a_job_runs_once_wherever_its_runner_dies(lab: Lab, monkeypatch: pytest.
 
 def test_recording_a_result_touches_none_of_its_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """DVC would remove them to put links there: who is killed or reads in between finds an artifact without a record."""
-    real, before = Store.commit_outputs, dict[Path, tuple[int, int]]()
+    real, before = Cache.add, dict[Path, tuple[int, int]]()
 
     def looks() -> dict[Path, tuple[int, int]]:
         files = (path for path in (lab.root / "artifacts/lab/raw").rglob("*") if path.is_file())
         return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
-    def commit(*given: Any) -> None:
+    def add(*given: Any) -> None:
         before.update(looks())
         real(*given)
 
-    monkeypatch.setattr(Store, "commit_outputs", commit)
+    monkeypatch.setattr(Cache, "add", add)
     run = lab.run()
     assert ensure(run, run.graph.find("raw")).outcome == "ran"
     assert before and looks() == before
@@ -400,6 +428,15 @@ def test_recording_a_result_touches_none_of_its_files(lab: Lab, monkeypatch: pyt
         (lab.root / "artifacts/lab" / name).unlink()
     lab.shell("dvc checkout")
     assert looks() == {}
+
+
+def test_an_output_that_git_tracks_is_not_recorded(finished: Lab) -> None:
+    finished.shell("git add -f artifacts/lab/raw/payload")
+    run = finished.run()
+    with pytest.raises(StageFailed, match="git tracks artifacts/lab/raw/payload, which DVC stores: run `git rm -r --cached"):
+        ensure(run, run.graph.find("raw"), force=True)
+    finished.shell("git rm -q -r --cached artifacts/lab/raw/payload")
+    assert ensure(run, run.graph.find("raw")).outcome == "restored" and status(finished) == CLEAN
 
 
 def plan_reasons(lab: Lab) -> list[str]:
@@ -518,7 +555,7 @@ def test_a_remote_that_does_not_give_a_record_is_no_reason_to_make_anything_agai
     (reason,) = plan(open_run(away.project, Request("lab"), looking=True), {"lab/suite"})[0].reasons
     assert re.match(r"cannot determine whether it is up to date: the remote 'store' .* 503 Slow Down", reason), reason
     run = away.run()
-    monkeypatch.setattr(type(run.ledger.store.repo.cloud), "transfer", busy)
+    monkeypatch.setattr(type(run.ledger.repository.repo.cloud), "transfer", busy)
     away.forget_runs()
     end = run_graph(run)[0]
     assert isinstance(end, StageFailed) and "503 Slow Down" in end.message and "--force suite" in end.message
@@ -527,13 +564,13 @@ def test_a_remote_that_does_not_give_a_record_is_no_reason_to_make_anything_agai
 
 @pytest.mark.parametrize("bytes_there", [b"{}", b"["])
 def test_a_damaged_record_of_the_remote_is_named(away: Lab, tmp_path: Path, bytes_there: bytes) -> None:
-    store = Store(away.project, looking=True)
+    remote = Ledger(away.project, looking=True).remote
     md5 = hashlib.md5(b"as it was", usedforsecurity=False).hexdigest()
     (tmp_path / "remote/files/md5" / md5[:2]).mkdir(exist_ok=True)
     (tmp_path / "remote/files/md5" / md5[:2] / md5[2:]).write_bytes(bytes_there)
     with pytest.raises(RemoteError, match=f"object {md5} of the remote 'store' does not match its hash"):
-        store.read(md5, 1000)
-    assert store.read("0" * 32, 1000) is None
+        remote.read(md5, 1000)
+    assert remote.read("0" * 32, 1000) is None
 
 
 def test_an_object_that_claims_to_be_a_record_and_is_huge_is_not_fetched(away: Lab, tmp_path: Path) -> None:
@@ -541,10 +578,10 @@ def test_an_object_that_claims_to_be_a_record_and_is_huge_is_not_fetched(away: L
     md5 = hashlib.md5(large, usedforsecurity=False).hexdigest()
     (tmp_path / "remote/files/md5" / md5[:2]).mkdir(exist_ok=True)
     (tmp_path / "remote/files/md5" / md5[:2] / md5[2:]).write_bytes(large)
-    store = Store(away.project, looking=True)
+    remote = Ledger(away.project, looking=True).remote
     with pytest.raises(RemoteError, match="is too large \(> 1000 bytes\)"):
-        store.read(md5, 1000)
-    assert store.read(md5, 1 << 20) == large and not (away.root / ".dvc/cache").exists()
+        remote.read(md5, 1000)
+    assert remote.read(md5, 1 << 20) == large and not (away.root / ".dvc/cache").exists()
 
 
 def test_no_op_loads_no_heavy_library(built: Lab) -> None:

@@ -20,7 +20,7 @@ from pedigree.pipelines.cli.progress import Board, Display, Row
 from pedigree.pipelines.cli.status_line import StatusLine
 from pedigree.pipelines.jobs import context
 from pedigree.pipelines.jobs.events import StageBusy
-from pedigree.pipelines.ledger import objects, store
+from pedigree.pipelines.ledger import cache
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.prefect.observer import Observer
 from pedigree.pipelines.publish.export import export
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 @pytest.fixture
 def lab(made: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The same at another place, where DVC knows no file yet and little is much."""
-    for module in (context, objects, store):
+    for module in (context, cache):
         monkeypatch.setattr(module, "LONG_BYTES", LONG)
     monkeypatch.setattr(hashing, "PIECE_BYTES", 1 << 20)
     copy = object.__new__(Lab)
@@ -83,14 +83,14 @@ def test_a_moved_project_is_hashed_by_us_who_tell_of_it_and_not_once_more_by_dvc
     assert all(not row.reasons for row in plan(run))
     (address,) = {address for address, state, _ in told if state == "hashing"}
     shown = [detail for _, state, detail in told if state == "hashing"]
-    assert address == "lab/clean" and len(shown) >= 5 and shown[-1] == "5.3 MB of 5.3 MB"
+    assert address == "lab/clean" and len(shown) >= 5 and shown[-1] == "5.2 MB of 5.2 MB"
     assert by_dvc and not [path for path in by_dvc if path.endswith("noise")]  # DVC hashes what is small
     told.clear()
     assert all(not row.reasons for row in plan(run)) and told == []
 
 
 def test_a_file_that_is_replaced_while_it_is_hashed_is_not_taken_for_the_old_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    noise, real = lab.root / "artifacts/lab/clean/payload/noise", objects.md5_of
+    noise, real = lab.root / "artifacts/lab/clean/payload/noise", cache.md5_of
 
     def replaced(path: Path, *given: Any) -> str | None:
         found = real(path, *given)
@@ -98,7 +98,7 @@ def test_a_file_that_is_replaced_while_it_is_hashed_is_not_taken_for_the_old_one
             noise.write_bytes(bytes(NOISE))
         return found
 
-    monkeypatch.setattr(objects, "md5_of", replaced)
+    monkeypatch.setattr(cache, "md5_of", replaced)
     run = lab.run()
     assert "output payload changed" in run.ledger.reasons(run.graph.find("clean"))
 
@@ -130,7 +130,7 @@ def test_the_first_look_of_a_run_is_told_and_leaves_no_stage_hashing(lab: Lab, m
     monkeypatch.chdir(lab.root)
     result = CliRunner().invoke(app, ["run", "lab"])
     assert result.exit_code == 0 and "4 stages up to date" in result.output
-    assert told[-1] == "lab/clean: hashing 5.3 MB of 5.3 MB"
+    assert told[-1] == "lab/clean: hashing 5.2 MB of 5.2 MB"
     lab.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 6")
     (lab.root / "artifacts/lab/clean/payload/noise").touch()
     seen, run = told_of(lab)

@@ -17,8 +17,8 @@ from running_lab import Lab
 from pedigree.data.artifacts.artifacts import content_hash, entries_of, survey, write_json
 from pedigree.data.store import hashing
 from pedigree.pipelines.jobs import attempts, context
-from pedigree.pipelines.ledger import store
 from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.objects import md5_of
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.maintain.gc import collect
 from pedigree.pipelines.run.ensure import Result
@@ -39,7 +39,7 @@ def test_a_payload_is_read_by_its_job_and_by_nobody_else(tmp_path: Path, monkeyp
     assert all(isinstance(end, Result) for end in run_graph(lab.run()))
     assert "lab/raw/record.json" in read and not [path for path in read if "/payload" in path]
     lock = yaml.safe_load((lab.root / "artifacts/lab/dvc.lock").read_text())["stages"]["raw"]["outs"]
-    (listed,) = json.loads((Ledger(lab.project).store.cache_path(next(o["md5"] for o in lock if "payload" in o["path"]))).read_text())
+    (listed,) = json.loads((Ledger(lab.project).cache.path(next(o["md5"] for o in lock if "payload" in o["path"]))).read_text())
     rows = (lab.root / "artifacts/lab/raw/payload/rows.jsonl").read_bytes()
     assert listed == {"md5": hashlib.md5(rows, usedforsecurity=False).hexdigest(), "relpath": "rows.jsonl"}
 
@@ -82,7 +82,7 @@ def test_hashing_what_comes_back_is_shown_piece_by_piece(tmp_path: Path, monkeyp
     if how == "adopted":
         (lab.root / "artifacts/lab/dvc.lock").unlink()
         shutil.rmtree(lab.root / ".dvc/cache/runs", ignore_errors=True)
-        shutil.rmtree(Ledger(lab.project).store.repo.stage_cache.cache_dir, ignore_errors=True)
+        shutil.rmtree(Ledger(lab.project).locks.runs, ignore_errors=True)
     else:
         shutil.rmtree(lab.root / "artifacts/lab/raw")
     shown: list[str] = []
@@ -98,7 +98,7 @@ def test_a_damaged_object_is_looked_for_with_a_sign_of_every_piece(tmp_path: Pat
     monkeypatch.setattr(hashing, "PIECE_BYTES", 4 << 10)
     (tmp_path / "object").write_bytes(b"x" * (10 << 10))
     told: list[int] = []
-    assert store.md5_of(tmp_path / "object", told.append) == hashlib.md5(b"x" * (10 << 10), usedforsecurity=False).hexdigest()
+    assert md5_of(tmp_path / "object", told.append) == hashlib.md5(b"x" * (10 << 10), usedforsecurity=False).hexdigest()
     assert told == [4096, 4096, 2048]
 
 
