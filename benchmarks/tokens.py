@@ -4,7 +4,7 @@ Conversations of the packaged demonstration data, drawn again and again with oth
 
 - each row alone, as it was done before (`Chat.training`), its ids in Python's tuples;
 - `tokenizer(list)` of the rendered conversations: their ids alone, without which of them are trained;
-- ours: `data/chat/tokenizing.py` in one process, then in one for each core, and a file of tokens that is opened again.
+- ours: `stages/training/token_cache.py` in one process, then in one for each core, and a file of tokens that is opened again.
 
 Times are of the processor (of child processes too, `os.times`), but for opening and for all cores, which are by the clock.
 
@@ -26,7 +26,6 @@ from benchmarks.report import Reading, Watch, write
 from benchmarks.workloads import packaged
 
 ROUNDS = 3
-KEY = "0" * 64
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
@@ -60,16 +59,17 @@ def measure(count: int, folder: Path) -> None:
     from pedigree.configs.rows.source_models import TEMPLATES
     from pedigree.data.artifacts import assets
     from pedigree.data.chat.chat import Chat
-    from pedigree.data.chat.documents import Conversations
+    from pedigree.data.chat.documents import Conversations, schema, tokenized
     from pedigree.data.chat.token_files import TokenFile, written
-    from pedigree.data.chat.tokenizing import packed
+    from pedigree.data.host.parallel import mapped
     from pedigree.stages.source_model.run import gguf_tokenizer
+    from pedigree.stages.training.token_cache import CHUNK_ROWS
 
     tokenizer = gguf_tokenizer(assets.path("smollm2-135m-instruct"))
     tokenizer.chat_template = (TEMPLATES / "chatml.jinja").read_text()
     tokenizer.save_pretrained(folder / "tokenizer")
-    chat, rows, how, dtype = Chat(folder / "tokenizer"), rows_of(count), Conversations("assistant"), np.dtype("<u2")
-    cores, path, made = len(os.sched_getaffinity(0)), folder / "x.tokens", []
+    chat, rows, how = Chat(folder / "tokenizer"), rows_of(count), Conversations("assistant")
+    form, cores, path, made = schema(chat.highest_id), len(os.sched_getaffinity(0)), folder / "x.arrow", []
 
     def before() -> None:
         made[:] = [chat.training(row["messages"]) for row in rows]
@@ -78,9 +78,10 @@ def measure(count: int, folder: Path) -> None:
         chat.tokenizer([row["rendered"] for row in rendered], add_special_tokens=False)
 
     def ours(processes: int) -> None:
-        with written(path, KEY, len(rows), 1, dtype, "benchmark") as file:
-            for _, some in packed(rows, chat, how, dtype, True, processes):
-                file.append(some)
+        chunks = (rows[begin : begin + CHUNK_ROWS] for begin in range(0, len(rows), CHUNK_ROWS))
+        with written(path, folder / "unfinished", form) as file:
+            for some in mapped(lambda chunk: tokenized(chunk, how, chat, form), chunks, processes):
+                file.write_batch(some)
 
     rendered = [{"rendered": "".join(piece for piece, _ in chat._pieces(row["messages"], ask=False))} for row in rows]
     watch, taken = Watch(), {name: [] for name in ("before", "alone", "one", "cores", "opening")}
@@ -92,7 +93,7 @@ def measure(count: int, folder: Path) -> None:
         ours(cores)
         taken["cores"].append(time.perf_counter() - began)
         began = time.perf_counter()
-        file = TokenFile(path, KEY, len(rows), 1)
+        file = TokenFile(path)
         taken["opening"].append(time.perf_counter() - began)
     tokens = int(file.lengths_D.sum())
     for number, (ids, mask) in enumerate(made):
@@ -115,7 +116,7 @@ def measure(count: int, folder: Path) -> None:
             {"text": f"a file of {size:.2f} bytes a token"},
         ),
     ]  # fmt: skip
-    write("tokens", readings, ("tokenizers", "transformers", "jinja2", "regex"), watch.read())
+    write("tokens", readings, ("tokenizers", "transformers", "jinja2", "pyarrow"), watch.read())
 
 
 def main() -> None:

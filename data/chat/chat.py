@@ -13,7 +13,7 @@ Templates receive calls and tools in OpenAI's form (`data/chat/tools.py`), as in
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -229,6 +229,20 @@ class Chat:
         """The tokens of a bare text; `plain`: treat control tokens in it as plain characters."""
         split = {"split_special_tokens": True} if plain else {}
         return list(self.tokenizer(text, add_special_tokens=False, **split)["input_ids"])
+
+    def bulk_ids(self, pieces: Iterable[Piece]) -> dict[Piece, list[int]]:
+        """`text_ids` of many pieces, by one call of the tokenizer."""
+        distinct = dict.fromkeys(pieces)
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:  # a tokenizer in Python
+            return {piece: self.text_ids(piece.text, piece.plain) for piece in distinct}
+        found: dict[Piece, list[int]] = {}
+        for plain in (False, True):
+            some = [piece for piece in distinct if piece.plain == plain]
+            backend.encode_special_tokens = plain  # transformers sets it before each of its own calls
+            encodings = backend.encode_batch_fast([piece.text for piece in some], add_special_tokens=False)
+            found |= {piece: encoding.ids for piece, encoding in zip(some, encodings, strict=True)}
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""

@@ -1,19 +1,18 @@
-"""Training documents: the pieces of a row's one or two documents, and their tokens packed as in a token file.
+"""Training documents: the pieces of a row's one or two documents, and their tokens as in a token file.
 
 This module does not need torch, so tokenizing processes start without it.
 """
 
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from pedigree.configs.methods.training import Lists, TrainOn
 from pedigree.data.chat.chat import Chat, Piece
-from pedigree.data.chat.encoding import Encoder, Ids
 
 Row = Mapping[str, Any]
 
@@ -31,10 +30,6 @@ class Documents(ABC):
         Raises:
             ChatError: the row cannot be trained on.
         """
-
-    def characters(self, row: Row) -> int:
-        """Estimate of the tokenizing cost."""
-        return sum(len(message["content"]) for message in row["messages"])
 
     @property
     def key(self) -> list[Any]:
@@ -64,9 +59,6 @@ class Pairs(Documents):
         arguments = row.get("template_arguments")
         return tuple(chat.answered(row["messages"], text, ended=ended, arguments=arguments) for text, ended in texts)
 
-    def characters(self, row: Row) -> int:
-        return 2 * super().characters(row) + len(row["chosen"]) + len(row["rejected"])
-
 
 @dataclass(frozen=True)
 class SingleAnswers(Documents):
@@ -78,63 +70,32 @@ class SingleAnswers(Documents):
     def pieces(self, chat: Chat, row: Row) -> tuple[list[Piece], ...]:
         return (chat.answered(row["messages"], row["text"], ended=row["ended"], arguments=row.get("template_arguments")),)
 
-    def characters(self, row: Row) -> int:
-        return super().characters(row) + len(row["text"])
+
+def schema(most: int) -> pa.Schema:
+    """Columns of tokenized documents: their token ids up to `most`, training mask (`np.packbits`), and number of trained tokens, except
+    the first token."""
+    ids = pa.uint16() if most < 1 << 16 else pa.uint32()
+    return pa.schema({"ids": pa.list_(ids), "trained_bits": pa.binary(), "num_trained": pa.uint32()})
 
 
-class Packed(NamedTuple):
-    """Concatenated documents."""
-
-    data: bytes
-    """For each document: its ids, its training mask as bits (`np.packbits`), and zero padding to a whole number of ids."""
-    index_D3: np.ndarray
-    """uint32: number of tokens; of trained tokens, except the first token; CRC-32 of the document's data."""
-
-
-def record_bytes(lengths: np.ndarray, item_bytes: int) -> np.ndarray:
-    """Bytes of documents with these numbers of tokens."""
-    return (lengths * item_bytes + (lengths + 7) // 8 + item_bytes - 1) // item_bytes * item_bytes
-
-
-def pack(documents: Sequence[tuple[np.ndarray, np.ndarray]]) -> Packed:
-    """Pack documents (ids, trained), each of shape (T,)."""
-    data, index_D3 = bytearray(), np.zeros((len(documents), 3), dtype=np.uint32)
-    for number, (ids, trained) in enumerate(documents):
-        begun = len(data)
-        data += ids.tobytes() + np.packbits(trained).tobytes()
-        data += bytes(-len(data) % ids.itemsize)
-        index_D3[number] = len(ids), np.count_nonzero(trained[1:]), zlib.crc32(memoryview(data)[begun:])
-    return Packed(bytes(data), index_D3)
-
-
-def tokenised(rows: Sequence[Row], documents: Documents, encoder: Encoder) -> Packed:
+def tokenized(rows: Sequence[Row], documents: Documents, chat: Chat, form: pa.Schema) -> pa.RecordBatch:
     """Tokenize the documents of rows, in order.
 
     Tokens after the last trained one are dropped, because they have no effect. A document without trained tokens stays whole.
 
     Raises:
         ChatError: a row cannot be trained on; reports the first such row.
-        EncodingMismatch: the encoder's fast path gives different ids.
     """
-    drafts = [draft for row in rows for draft in documents.pieces(encoder.chat, row)]
-    ids = encoder.encode((piece.text, piece.plain) for draft in drafts for piece in draft)
-    encoder.prove((piece.text, piece.plain) for piece in drafts[-1])
-    return pack([_joined(draft, ids, encoder.end_of_turn) for draft in drafts])
+    drafts = [draft for row in rows for draft in documents.pieces(chat, row)]
+    ids_of = chat.bulk_ids(piece for draft in drafts for piece in draft)
+    return pa.RecordBatch.from_pylist([_joined(draft, ids_of, chat.eos_id) for draft in drafts], form)
 
 
-def _joined(draft: list[Piece], ids_of: Mapping[tuple[str, bool], Ids], end_of_turn: Ids) -> tuple[Ids, np.ndarray]:
-    """(ids, trained) of one document."""
-    parts: list[Ids] = []
-    stretches: list[tuple[int, int]] = []
-    length = 0
+def _joined(draft: Sequence[Piece], ids_of: Mapping[Piece, Sequence[int]], end_of_turn: int) -> dict[str, Any]:
+    ids: list[int] = []
+    trained: list[bool] = []
     for piece in draft:
-        begun = length
-        parts += [ids_of[piece.text, piece.plain], end_of_turn][: 1 + piece.ends]
-        length += len(ids_of[piece.text, piece.plain]) + piece.ends
-        if piece.trained and length > begun:
-            stretches.append((begun, length))
-    end = stretches[-1][1] if stretches else length
-    trained = np.zeros(end, dtype=np.bool_)
-    for begin, after in stretches:
-        trained[begin:after] = True
-    return np.concatenate(parts)[:end], trained
+        ids += [*ids_of[piece], end_of_turn] if piece.ends else ids_of[piece]
+        trained += [piece.trained] * (len(ids) - len(trained))
+    end = len(trained) - trained[::-1].index(True) if True in trained else len(trained)
+    return {"ids": ids[:end], "trained_bits": np.packbits(trained[:end]).tobytes(), "num_trained": sum(trained[1:end])}

@@ -26,7 +26,6 @@ from pedigree.configs.rows.expectations import facts_named, texts_named
 from pedigree.configs.rows.filters import Ids, base_id, columns_named
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints, DataSource, Files, Hub, Packaged, RowProgram, StageRows, Stored
 from pedigree.data.artifacts.artifacts import write_json, write_rows
-from pedigree.data.chat.encoding import EncodingMismatch
 from pedigree.data.expectations import row_facts, row_statistics
 from pedigree.data.expectations.results import Verdict, recorded, refuse, warnings
 from pedigree.data.expectations.validation import examine
@@ -64,34 +63,10 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         ChatError: the model for token counts has a template or tokenizer that cannot be used for training.
         PedigreeError: malformed rows, fewer rows than a mixture requires, or rows that violate an expectation; the message shows them.
     """
-    marks = list(job.marks)
-    try:
-        return prepared(config, inputs, job, counter_of(config, inputs, job, fast=True))
-    except EncodingMismatch as error:
-        print(f"fast token counting disagrees with the tokenizer ({error}): recounting all rows with the tokenizer", flush=True)
-    job.marks[:] = marks
-    return prepared(config, inputs, job, counter_of(config, inputs, job, fast=False))
-
-
-def counter_of(config: PrepareData, inputs: Inputs, job: Job, fast: bool) -> TokenCounter | None:
-    """Create the token counter; None without a `tokenizer` input.
-
-    Raises:
-        ChatError: the model's template or tokenizer cannot be used for training.
-    """
     model = only_or_none(inputs, TOKENIZER)
-    counter = TokenCounter(model.payload, config.record, fast) if model else None
+    counter = TokenCounter(model.payload, config.record) if model else None
     if counter and counter.reads_the_clock:
         job.marks.append("tokens were counted with the date of that day, which the chat template may write into each row")
-    return counter
-
-
-def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounter | None) -> dict[str, Any]:
-    """Run the stage with the given token counter.
-
-    Raises:
-        EncodingMismatch: fast token counting disagrees with the tokenizer.
-    """
     suites: list[Any] = [item for suite in inputs.get("leak_from", {}).values() for item in records.load(suite)]
     outside = Outside(
         suites=suites, files=job.source_files, artifacts=inputs.get(ROWS, {}), beat=lambda: job.progress(0, 0), mark=job.marks.append,

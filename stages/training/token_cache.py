@@ -29,26 +29,29 @@ import numpy as np
 from pedigree.configs.base.frozen import digest
 from pedigree.data.artifacts.artifacts import Artifact, sha256_file, write_json
 from pedigree.data.chat.chat import Chat
-from pedigree.data.chat.documents import Documents, Row
-from pedigree.data.chat.encoding import EncodingMismatch
-from pedigree.data.chat.token_files import SUFFIX, TokenFile, written
-from pedigree.data.chat.tokenizing import WORTH_WORDS, packed, processes_for
+from pedigree.data.chat.documents import Documents, Row, schema, tokenized
+from pedigree.data.chat.token_files import SUFFIX, UNFINISHED, TokenFile, written
+from pedigree.data.host.parallel import mapped
 from pedigree.data.store.untrusted import ArtifactError
 from pedigree.stages.core.batches import Document, Unit
 from pedigree.stages.job.job import TOKENS, Job
 
 POLL_S = 0.1
-TELL_S = 1.0
-"""Interval of progress updates to waiting processes, in seconds."""
-TOLD_BYTES = 48
+PROGRESS_BYTES = 48
 MOST_TRIES = 10
 """Attempts, because a file may be damaged or just deleted, or the process writing it may die."""
 DOING = "tokenizing"
-LIBRARIES = ("transformers", "tokenizers", "jinja2", "regex")
+CHUNK_ROWS = 32
+"""Rows that a process tokenizes together. Bounds its memory: while it encodes, a token takes about 100 bytes."""
+ROWS_OF_A_PROCESS = 1000
+"""Rows per process; fewer are tokenized before another process has started."""
+MOST_PROCESSES = 16
+"""Maximum processes; more would wait for the process that hands out rows."""
+LIBRARIES = ("transformers", "tokenizers", "jinja2")
 CODE = (
-    "data/chat/chat.py", "data/records/columns.py", "data/chat/documents.py", "data/chat/encoding.py", "data/records/messages.py",
-    "data/records/records.py", "data/records/sequences.py", "data/chat/token_files.py", "data/chat/tokenizing.py", "data/chat/tools.py",
-    "stages/training/training_rows.py", "stages/training/token_cache.py",
+    "data/chat/chat.py", "data/records/columns.py", "data/chat/documents.py", "data/records/messages.py", "data/records/records.py",
+    "data/records/sequences.py", "data/chat/token_files.py", "data/chat/tools.py", "stages/training/training_rows.py",
+    "stages/training/token_cache.py",
 )  # fmt: skip
 """Our files that determine which rows are used and how they are converted."""
 NOT_OF_TOKENIZERS = re.compile(r".*\.(safetensors|safetensors\.index\.json|bin|gguf|md)|(config|generation_config|reward_stats)\.json")
@@ -97,12 +100,7 @@ class Units(Sequence[Unit]):
         return Units(self._file, self._per_row, self._rows[rows], max_length)
 
     def _document(self, number: int) -> Document:
-        try:
-            ids, bits = self._file.document(number)
-        except ArtifactError as error:
-            self._file.path.unlink(missing_ok=True)  # the next attempt rebuilds it
-            raise OSError(errno.EIO, f"{self._file.path}: {error}, and was deleted") from error
-        doc = Document(ids, bits, int(self._file.trained_D[number]))
+        doc = Document(*self._file.document(number), int(self._file.trained_D[number]))
         return doc if self._max_length is None else doc.cut(self._max_length)
 
 
@@ -126,14 +124,13 @@ def units_of(rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, po
     if job.rank == 0:
         write_json(job.folder / TOKENS, {"file": path.name})
     for _ in range(MOST_TRIES):
-        file = _opened(path, key, len(rows), documents.per_row)
+        file = _opened(path)
         if file is not None:
             return Units(file, documents.per_row)
         folder.mkdir(parents=True, exist_ok=True)
         with _turn(folder, key, job) as turn:
             if turn is not None and not path.exists():
-                _make(path, key, rows, documents, chat, turn)
-                turn.over()
+                _write(path, rows, documents, chat, job, *turn)
     raise OSError(errno.EIO, f"{path} was written but could not be read, {MOST_TRIES} times: check the disk")
 
 
@@ -158,10 +155,10 @@ def _code() -> dict[str, str]:
     return {name: sha256_file(root / name) for name in CODE}
 
 
-def _opened(path: Path, key: str, rows: int, per_row: int) -> TokenFile | None:
+def _opened(path: Path) -> TokenFile | None:
     """Open the file; None if it does not exist, or if it was damaged and therefore deleted."""
     try:
-        return TokenFile(path, key, rows, per_row)
+        return TokenFile(path)
     except FileNotFoundError:
         return None
     except ArtifactError as error:
@@ -170,82 +167,66 @@ def _opened(path: Path, key: str, rows: int, per_row: int) -> TokenFile | None:
         return None
 
 
-def _make(path: Path, key: str, rows: Sequence[Row], documents: Documents, chat: Chat, turn: "BuildLock") -> None:
-    """Write a file, falling back to the tokenizer if fast tokenization gives different ids."""
-    dtype = np.dtype("<u2" if chat.highest_id < 1 << 16 else "<u4")
-    for fast in (len(rows) >= WORTH_WORDS, False):
-        turn.report(0, len(rows))
-        done = 0
-        try:
-            with written(path, key, len(rows), documents.per_row, dtype, turn.name) as file:
-                for count, some in packed(rows, chat, documents, dtype, fast, processes_for(len(rows))):
-                    file.append(some)
-                    done += count
-                    turn.report(done, len(rows))
-            return
-        except EncodingMismatch as error:
-            print(f"fast tokenization disagrees with the tokenizer in {chat.folder} ({error}): using only the tokenizer", flush=True)
+def _write(path: Path, rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, lock: int, prefix: str) -> None:
+    """Tokenize rows, in several processes if there are many. The bytes do not depend on their number.
+
+    Args:
+        path, rows, documents, chat, job: see `units_of`.
+        lock: see `_turn`; receives the progress, for waiting processes.
+        prefix: of unfinished files.
+    """
+
+    def report(done: int) -> None:
+        job.doing(DOING, done, len(rows), "rows")
+        os.pwrite(lock, f"{done} {len(rows)}".ljust(PROGRESS_BYTES).encode(), 0)
+
+    for left in path.parent.glob(f"{prefix}*{UNFINISHED}"):  # of killed writers
+        left.unlink(missing_ok=True)
+    form, done = schema(chat.highest_id), 0
+    chunks = (list(rows[begin : begin + CHUNK_ROWS]) for begin in range(0, len(rows), CHUNK_ROWS))
+    report(0)
+    with written(path, path.with_name(f"{prefix}{uuid.uuid4().hex}{UNFINISHED}"), form) as file:
+        for batch in mapped(lambda chunk: tokenized(chunk, documents, chat, form), chunks, processes_for(len(rows))):
+            file.write_batch(batch)
+            done += len(batch) // documents.per_row
+            report(done)
 
 
-class BuildLock:
-    """The lock for writing a file, held by one process of a machine."""
-
-    def __init__(self, name: str, path: Path, lock: int, job: Job) -> None:
-        """
-        Args:
-            name: unique among living processes that write this file.
-            path: the lock file.
-            lock: its file descriptor.
-            job: this process's job.
-        """
-        self.name, self._path, self._lock, self._job, self._told = name, path, lock, job, float("-inf")
-
-    def report(self, done: int, of: int) -> None:
-        """Report progress, also to waiting processes."""
-        self._job.doing(DOING, done, of, "rows")
-        if time.monotonic() - self._told >= TELL_S:
-            self._told = time.monotonic()
-            os.pwrite(self._lock, f"{done} {of}".ljust(TOLD_BYTES).encode(), 0)
-
-    def over(self) -> None:
-        """Remove the lock file once the token file exists; waiting processes have the lock file open."""
-        self._path.unlink(missing_ok=True)
+def processes_for(rows: int) -> int:
+    """Number of processes for this many rows; 1 means this process alone."""
+    return max(1, min(rows // ROWS_OF_A_PROCESS, len(os.sched_getaffinity(0)), MOST_PROCESSES))
 
 
 @contextmanager
-def _turn(folder: Path, key: str, job: Job) -> Iterator[BuildLock | None]:
-    """Acquire the lock for writing a file. None after waiting for another process: then the file exists, or its writer died."""
+def _turn(folder: Path, key: str, job: Job) -> Iterator[tuple[int, str] | None]:
+    """Acquire the lock for writing a file: (descriptor, prefix of names that no other living process writes). None after waiting for
+    another process: then the file exists, or its writer died."""
     host = re.sub(r"\W", "-", socket.gethostname())
     path = folder / f".{key}.{host}.lock"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     with os.fdopen(lock):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            name = host
         except BlockingIOError:
-            name = None
-        except OSError:  # a file system without locks: two processes write equal files
-            name = uuid.uuid4().hex
-        if name is None:
             _wait(lock, job)
             yield None
-        else:
-            yield BuildLock(name, path, lock, job)
+            return
+        except OSError:  # a file system without locks: two processes write equal files
+            host = uuid.uuid4().hex
+        yield lock, f".{key}.{host}."
+        path.unlink(missing_ok=True)  # waiting processes have it open
 
 
 def _wait(lock: int, job: Job) -> None:
     """Wait for another process while it lives, and forward its progress; a process that hangs does not count as progress."""
     last = b""
     while True:
-        current = os.pread(lock, TOLD_BYTES, 0)
+        current = os.pread(lock, PROGRESS_BYTES, 0)
         if current != last:
             last = current
             done, of = map(int, current.split())
             job.doing(DOING, done, of, "rows")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(POLL_S)
-        else:
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            return

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from waiting import deadline
 
 from pedigree.configs.language.execution import Numerics, Placement
@@ -20,8 +21,7 @@ from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
 from pedigree.data.artifacts.provenance import code_files, code_sha256
 from pedigree.data.chat.chat import Chat
-from pedigree.data.chat.documents import Documents, Packed, tokenised
-from pedigree.data.chat.encoding import Encoder
+from pedigree.data.chat.documents import Documents, schema, tokenized
 from pedigree.data.chat.token_files import TokenFile, written
 from pedigree.data.host.faults import FAULTS
 from pedigree.data.records import records
@@ -95,17 +95,23 @@ def tiny_policy(folder: Path, seed: int = 0, hidden: int = 32) -> Artifact:
 
 def units(rows: Sequence[Any], documents: Documents, chat: Chat) -> Units:
     """What rows become, through a file of tokens."""
-    return packed_units(tokenised(rows, documents, Encoder(chat, np.dtype("<u2"), fast=False)), documents.per_row)
+    return units_of_batch(tokenized(rows, documents, chat, schema(chat.highest_id)), documents.per_row)
 
 
-def packed_units(packed: Packed, per_row: int) -> Units:
+def units_of_batch(batch: pa.RecordBatch, per_row: int) -> Units:
     """The units of a file with these documents; it lives as long as they do."""
-    rows = len(packed.index_D3) // per_row
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "some.tokens"
-        with written(path, "0" * 64, rows, per_row, np.dtype("<u2"), "test") as file:
-            file.append(packed)
-        return Units(TokenFile(path, "0" * 64, rows, per_row), per_row)
+        path = Path(folder) / "some.arrow"
+        with written(path, Path(folder) / "some.unfinished", batch.schema) as file:
+            file.write_batch(batch)
+        return Units(TokenFile(path), per_row)
+
+
+def batch_of(documents: Sequence[tuple[Sequence[int], Sequence[bool]]], form: pa.Schema) -> pa.RecordBatch:
+    """Documents (ids, trained), as in a file of tokens."""
+    return pa.RecordBatch.from_pylist(
+        [{"ids": ids, "trained_bits": np.packbits(trained).tobytes(), "num_trained": sum(trained[1:])} for ids, trained in documents], form
+    )
 
 
 def curve(job: Job) -> list[dict[str, Any]]:

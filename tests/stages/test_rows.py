@@ -7,7 +7,7 @@ import models
 import pytest
 from data_lab import publish
 
-from pedigree.data.chat.documents import pack
+from pedigree.data.chat.documents import schema
 from pedigree.stages.core.batches import Document
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.training_rows import fitting, gather, pairs
@@ -57,8 +57,8 @@ SHORT = Document.of((1, 2), (False, True))
 
 def fitted(tmp_path, too_long):
     job, given = models.a_job(tmp_path), {"long": (LONG, SHORT), "late": (SHORT, LATE), "short": (SHORT, SHORT)}
-    packed = pack([(doc.ids.astype("<u2"), doc.trained) for unit in given.values() for doc in unit])
-    rows, kept = fitting([{"id": name, "source": "s"} for name in given], models.packed_units(packed, 2), 4, job, too_long)
+    documents = models.batch_of([(doc.ids, doc.trained.tolist()) for unit in given.values() for doc in unit], schema(5))
+    rows, kept = fitting([{"id": name, "source": "s"} for name in given], models.units_of_batch(documents, 2), 4, job, too_long)
     return [row["id"] for row in rows], kept, json.loads((job.evidence / "counts.json").read_text())
 
 

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from pedigree.configs.rows.source_models import TEMPLATES
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
-from pedigree.data.chat import encoding
 from pedigree.data.chat.chat import Chat
 from pedigree.data.filters.token_counts import TokenCounter
 from pedigree.data.sources import row_files
@@ -48,17 +47,17 @@ def test_a_conversation_counts_up_to_its_last_trained_token(chat: Chat):
     cut = [*turns[:-1], said("assistant", "It is bec", finish_reason="length")]
     for messages in (turns[1:3], turns, cut):
         ids, trained = chat.training(messages)
-        (count,) = TokenCounter(chat.folder, "conversation", fast=True).counts([{"messages": messages}])
+        (count,) = TokenCounter(chat.folder, "conversation").counts([{"messages": messages}])
         assert count == max(place for place, one in enumerate(trained) if one) + 1 <= len(ids)
 
 
 def test_a_preference_counts_its_longest_answer_with_the_prompt_and_a_prompt_up_to_where_it_is_answered(chat: Chat):
     asked = [said("user", "What is it?")]
     answers = [{"text": "This.", "score": 1.0}, {"text": LONG, "score": None}, {"text": "Th", "score": None, "finish_reason": "length"}]
-    (count,) = TokenCounter(chat.folder, "preference", fast=True).counts([{"messages": asked, "answers": answers}])
+    (count,) = TokenCounter(chat.folder, "preference").counts([{"messages": asked, "answers": answers}])
     prompt, answer = chat.answer(asked, LONG)
     assert count == len(prompt) + len(answer)
-    assert TokenCounter(chat.folder, "prompt", fast=True).counts([{"messages": asked}]) == [len(chat.prompt(asked))]
+    assert TokenCounter(chat.folder, "prompt").counts([{"messages": asked}]) == [len(chat.prompt(asked))]
 
 
 def row(asked: str, answer: str) -> dict[str, Any]:
@@ -123,15 +122,11 @@ def test_statistics_are_in_tokens_where_a_tokenizer_is_given_and_say_how_many_ro
     assert first["sum"] + second["sum"] == sum(counts) and (first["refused"], second["refused"]) == (1, 0)
 
 
-def test_neither_processes_nor_blocks_nor_the_way_of_counting_change_a_byte(given, policy, tmp_path, monkeypatch):
+def test_neither_processes_nor_blocks_change_a_byte(given, policy, tmp_path, monkeypatch):
     filters = [{"type": "tokens", "min": 40, "max": 70}, {"type": "exact_duplicates"}]
     whole = made(tmp_path / "whole", given, policy, filters)
-    with monkeypatch.context() as patch:
-        patch.setattr(row_files, "BLOCK_BYTES", 700)
-        cut = made(tmp_path / "cut", given, policy, filters, threads=3)
-    monkeypatch.setattr(encoding._Words, "ids", lambda self, text, plain: b"\1\0\0\0")  # words are not cut as they seemed to be
-    slow = made(tmp_path / "slow", given, policy, filters)
-    for other in (cut, slow):
-        assert other.record.content == whole.record.content
-        for file in whole.evidence.iterdir():
-            assert (other.evidence / file.name).read_bytes() == file.read_bytes(), file.name
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", 700)
+    cut = made(tmp_path / "cut", given, policy, filters, threads=3)
+    assert cut.record.content == whole.record.content
+    for file in whole.evidence.iterdir():
+        assert (cut.evidence / file.name).read_bytes() == file.read_bytes(), file.name

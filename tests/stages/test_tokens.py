@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 from waiting import deadline, until
 
-from pedigree.data.chat import encoding, tokenizing
 from pedigree.data.chat.chat import Chat, ChatError
-from pedigree.data.chat.documents import Conversations, pack
+from pedigree.data.chat.documents import Conversations, schema
 from pedigree.data.chat.token_files import TokenFile, written
 from pedigree.data.host.faults import FAULTS
 from pedigree.data.store.untrusted import ArtifactError
@@ -45,13 +44,13 @@ def chat(policy):
 @pytest.fixture
 def counted(monkeypatch):
     """Rows that were tokenised, in this process."""
-    found, real = [], tokenizing.tokenised
+    found, real = [], token_cache.tokenized
 
     def count(rows, *args):
         found.extend(row["id"] for row in rows)
         return real(rows, *args)
 
-    monkeypatch.setattr(tokenizing, "tokenised", count)
+    monkeypatch.setattr(token_cache, "tokenized", count)
     return found
 
 
@@ -101,25 +100,21 @@ def test_ids_are_views_into_the_map_and_cannot_be_written(tmp_path, chat, policy
     assert doc.ids.dtype == np.uint16 and not doc.ids.flags.owndata and not doc.ids.flags.writeable
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("<u2", 2.2), ("<u4", 4.2)])
-def test_a_token_takes_two_bytes_and_a_bit_or_four(tmp_path, dtype, most):
+@pytest.mark.parametrize(("highest", "most"), [((1 << 16) - 1, 2.2), (1 << 18, 4.2)])
+def test_a_token_takes_two_bytes_and_a_bit_or_four(tmp_path, highest, most):
     draw = random.Random(0)
-    lengths = [draw.randrange(1, 838) for _ in range(500)]
-    highest = 1 << (16 if dtype == "<u2" else 18)
-    given = [
-        (np.array([draw.randrange(highest) for _ in range(n)], dtype=dtype), np.array([draw.random() < 0.5 for _ in range(n)]))
-        for n in lengths
-    ]
-    path = tmp_path / "x.tokens"
-    with written(path, KEY, 500, 1, np.dtype(dtype), "w") as file:
-        for start in range(0, 500, 7):
-            file.append(pack(given[start : start + 7]))
+    lengths = [draw.randrange(1, 838) for _ in range(512)]
+    given = [([draw.randrange(highest + 1) for _ in range(n)], [draw.random() < 0.5 for _ in range(n)]) for n in lengths]
+    path, form, size = tmp_path / "x.arrow", schema(highest), token_cache.CHUNK_ROWS
+    with written(path, tmp_path / "x.unfinished", form) as file:
+        for start in range(0, 512, size):
+            file.write_batch(models.batch_of(given[start : start + size], form))
     assert path.stat().st_size / sum(lengths) <= most
-    opened = TokenFile(path, KEY, 500, 1)
+    opened = TokenFile(path)
     for number, (ids, trained) in enumerate(given):
         found, bits = opened.document(number)
-        assert np.array_equal(found, ids) and np.array_equal(np.unpackbits(bits, count=len(ids)).astype(bool), trained)
-        assert opened.trained_D[number] == trained[1:].sum()
+        assert (found.tolist(), np.unpackbits(bits, count=len(ids)).astype(bool).tolist()) == (ids, trained)
+        assert opened.trained_D[number] == sum(trained[1:])
 
 
 def test_a_large_vocabulary_takes_four_bytes(tmp_path, chat, policy, data, monkeypatch):
@@ -136,7 +131,7 @@ def test_a_resume_another_job_and_another_max_length_tokenise_nothing(tmp_path, 
     counted.clear()
     again = read(sharing(tmp_path / "b", tmp_path / "shared", rank=1), chat, policy, data)
     assert counted == [] and numbers(again) == numbers(first)
-    assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".tokens"]
+    assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".arrow"]
 
 
 class Tomorrow(date):
@@ -209,7 +204,7 @@ def imported_by(name: str, seen: set[str]) -> set[str]:
 def test_all_code_that_decides_what_rows_become_is_in_the_key():
     """Where a file is not, a mend of it changes nothing: the old tokens are found, and trained on."""
     files: set[str] = set()
-    for name in ("chat", "documents", "encoding"):
+    for name in ("chat", "documents"):
         imported_by(f"data/chat/{name}.py", files)
     assert {"data/chat/tools.py", "data/records/messages.py", "data/records/columns.py"} < files
     assert files - set(token_cache.CODE) == set(DECIDES_NOTHING)
@@ -221,7 +216,7 @@ def test_a_row_that_cannot_be_trained_on_ends_the_job_and_leaves_no_file(tmp_pat
         rows[number] = {**rows[number], "messages": [{"role": "user", "content": f"<|im_end|> {number}"}]}
     with pytest.raises(ChatError, match=r"spells out the control token '<\|im_end\|>' .*70"):
         read(sharing(tmp_path / "job", tmp_path / "shared"), chat, policy, data, rows=rows)
-    assert not list((tmp_path / "shared").glob("*.tokens")) and not list((tmp_path / "shared").glob("*.unfinished"))
+    assert not list((tmp_path / "shared").glob("*.arrow")) and not list((tmp_path / "shared").glob("*.unfinished"))
 
 
 def test_a_job_says_which_file_it_reads_and_how_far_it_is(tmp_path, chat, policy, data, monkeypatch):
@@ -229,7 +224,7 @@ def test_a_job_says_which_file_it_reads_and_how_far_it_is(tmp_path, chat, policy
     monkeypatch.setattr(Job, "doing", lambda job, what, done=0, of=0, unit="": told.append((what, done, of, unit)))
     job = sharing(tmp_path / "job", tmp_path / "shared")
     read(job, chat, policy, data)
-    assert told == [("tokenizing", done, 200, "rows") for done in (0, 200)]
+    assert told == [("tokenizing", done, 200, "rows") for done in (*range(0, 200, token_cache.CHUNK_ROWS), 200)]
     (path,) = (tmp_path / "shared").iterdir()
     assert json.loads((job.folder / "tokens.json").read_text()) == {"file": path.name}
     told.clear()
@@ -237,60 +232,37 @@ def test_a_job_says_which_file_it_reads_and_how_far_it_is(tmp_path, chat, policy
     assert told == []
 
 
-def test_long_rows_come_in_smaller_chunks():
-    row = {"messages": [{"role": "user", "content": "x" * (tokenizing.CHUNK_CHARACTERS // 2)}]}
-    sizes = [len(chunk) for chunk in tokenizing.chunks([row] * 5 + [{"messages": []}] * 300, Conversations("all"))]
-    assert sizes == [2, 2, 256, 45]
-
-
 # --- whole or not at all -----------------------------------------------------------------------------------------------
 
 
 def whole(tmp_path) -> Path:
-    path = tmp_path / f"{KEY}.tokens"
-    given = [(np.arange(number + 3, dtype="<u2"), np.arange(number + 3) > 1) for number in range(20)]
-    with written(path, KEY, 10, 2, np.dtype("<u2"), "w") as file:
-        file.append(pack(given))
+    path, form = tmp_path / "whole.arrow", schema(300)
+    with written(path, tmp_path / "whole.unfinished", form) as file:
+        file.write_batch(models.batch_of([(range(size), [False] + [True] * (size - 1)) for size in range(3, 23)], form))
     return path
 
 
-def test_every_damage_is_noticed_when_the_file_or_the_document_is_opened(tmp_path):
-    """One bit anywhere; bits that nobody reads do no harm."""
+def test_every_damage_is_noticed_when_the_file_is_opened(tmp_path):
+    """One bit anywhere, a file that was cut or has grown."""
     path = whole(tmp_path)
     sound = path.read_bytes()
-    silent = []
-    for place in range(len(sound)):
-        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
-        try:
-            opened = TokenFile(path, KEY, 10, 2)
-            for number in range(20):
-                opened.document(number)
-            silent.append(place)
-        except ArtifactError:
-            continue
-    assert silent == list(range(80, 96)), "only the header's own padding"
-
-
-@pytest.mark.parametrize("size", [0, 50, 96, 300, -1])
-def test_a_file_that_was_cut_or_has_grown_is_no_file(tmp_path, size):
-    path = whole(tmp_path)
-    data = path.read_bytes()
-    path.write_bytes(data[:size] if size >= 0 else data + b"\0")
-    with pytest.raises(ArtifactError):
-        TokenFile(path, KEY, 10, 2)
+    damaged = [sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :] for place in range(len(sound))]
+    for data in (*damaged, *(sound[:size] for size in (0, 3, 4, 300, -1)), sound + b"\0"):
+        path.write_bytes(data)
+        with pytest.raises(ArtifactError):
+            TokenFile(path)
 
 
 def test_another_file_under_the_name_is_not_taken(tmp_path):
     path = whole(tmp_path)
-    for key, rows, per_row in (("cd" * 32, 10, 2), (KEY, 11, 2), (KEY, 20, 1)):
-        with pytest.raises(ArtifactError, match="documents for each of 10 rows"):
-            TokenFile(path, key, rows, per_row)
-    link = tmp_path / "link.tokens"
+    link = tmp_path / "link.arrow"
     link.symlink_to(path)
     with pytest.raises(ArtifactError, match="links are not followed"):
-        TokenFile(link, KEY, 10, 2)
+        TokenFile(link)
+    with pytest.raises(ArtifactError, match="another file"):
+        TokenFile(path.rename(tmp_path / "other.arrow"))
     with pytest.raises(FileNotFoundError):
-        TokenFile(tmp_path / "none", KEY, 10, 2)
+        TokenFile(tmp_path / "none")
 
 
 def test_a_damaged_file_is_made_again_and_one_that_is_deleted_too(tmp_path, chat, policy, data, counted):
@@ -305,19 +277,6 @@ def test_a_damaged_file_is_made_again_and_one_that_is_deleted_too(tmp_path, chat
     assert numbers(units) == expected, "who has it open keeps it"
     read(sharing(tmp_path / "c", tmp_path / "shared"), chat, policy, data)
     assert path.read_bytes() == sound
-
-
-def test_a_document_that_a_disk_has_changed_fails_the_attempt_and_is_made_again_by_the_next(tmp_path, chat, policy, data, counted):
-    expected = numbers(read(sharing(tmp_path / "a", tmp_path / "shared"), chat, policy, data))
-    (path,) = (tmp_path / "shared").iterdir()
-    with path.open("r+b") as stream:
-        stream.seek(-3, os.SEEK_END)
-        stream.write(b"\xff")
-    units = read(sharing(tmp_path / "b", tmp_path / "shared"), chat, policy, data)
-    assert numbers(units[:10]) == expected[:10]
-    with pytest.raises(OSError, match="document 199 is damaged, and was deleted"):
-        units[199]
-    assert numbers(read(sharing(tmp_path / "c", tmp_path / "shared"), chat, policy, data)) == expected
 
 
 # --- several processes -------------------------------------------------------------------------------------------------
@@ -382,16 +341,17 @@ def maker(forked, tmp_path, policy, data):
 
 
 def _make(pipe, folder, policy, data, name, stop, rank):
-    real, made = tokenizing.tokenised, []
+    real, made = token_cache.tokenized, []
 
     def slowly(rows, *args):
+        first = not made
         made.extend(rows)
-        if stop:
+        if stop and first:
             pipe.send("making")
             pipe.recv()
         return real(rows, *args)
 
-    tokenizing.tokenised = slowly
+    token_cache.tokenized = slowly
     units = read(sharing(folder / name, folder / "shared", rank), Chat(policy.payload), policy, data)
     pipe.send((len(made), sum(len(doc) for unit in units for doc in unit)))
 
@@ -429,7 +389,7 @@ def test_where_the_maker_dies_the_one_who_waits_takes_its_place_and_what_it_left
         first.kill()
     rows, length = second.said()
     assert rows == 200 and length > 200
-    assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".tokens"]
+    assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".arrow"]
 
 
 def test_one_that_hangs_is_not_taken_for_work(tmp_path, maker, monkeypatch):
@@ -444,15 +404,6 @@ def test_one_that_hangs_is_not_taken_for_work(tmp_path, maker, monkeypatch):
     assert (tmp_path / "b" / "progress.json").read_text() == before
 
 
-def test_files_of_dead_writers_go_and_those_of_living_ones_of_other_machines_stay(tmp_path):
-    old, young, own = (tmp_path / f".{name}.unfinished" for name in ("k.other.1", "k.other.2", f"{KEY}.w.1"))
-    for path in (old, young, own):
-        path.write_bytes(b"x")
-    os.utime(old, (time.time() - 7200, time.time() - 7200))
-    whole(tmp_path)
-    assert not old.exists() and young.exists() and not own.exists()
-
-
 def test_without_locks_two_makers_do_not_disturb_each_other(tmp_path, chat, policy, data, monkeypatch):
     """As on a file system that knows none, or on two machines: both make it, and it is whole at each moment."""
 
@@ -460,14 +411,15 @@ def test_without_locks_two_makers_do_not_disturb_each_other(tmp_path, chat, poli
         raise OSError(38, "no locks here")
 
     monkeypatch.setattr(token_cache.fcntl, "flock", refuse)
-    both, one, results, real = threading.Barrier(2), threading.Lock(), [], tokenizing.tokenised
+    monkeypatch.setattr(token_cache, "CHUNK_ROWS", 200)
+    both, one, results, real = threading.Barrier(2), threading.Lock(), [], token_cache.tokenized
 
     def together(*args):
         both.wait(timeout=deadline(60))
         with one:  # Jinja renders for one thread at a time
             return real(*args)
 
-    monkeypatch.setattr(tokenizing, "tokenised", together)
+    monkeypatch.setattr(token_cache, "tokenized", together)
 
     def make(name):
         results.append(numbers(read(sharing(tmp_path / name, tmp_path / "shared"), chat, policy, data)))
@@ -478,7 +430,7 @@ def test_without_locks_two_makers_do_not_disturb_each_other(tmp_path, chat, poli
     for thread in threads:
         thread.join()
     assert len(results) == 2 and results[0] == results[1]
-    assert len(list((tmp_path / "shared").glob("*.tokens"))) == 1 and not list((tmp_path / "shared").glob("*.unfinished"))
+    assert len(list((tmp_path / "shared").glob("*.arrow"))) == 1 and not list((tmp_path / "shared").glob("*.unfinished"))
 
 
 # --- several cores -----------------------------------------------------------------------------------------------------
@@ -495,69 +447,16 @@ def test_the_bytes_do_not_depend_on_how_many_processes_there_are(tmp_path, chat,
     assert made[1] == made[2] == made[3]
 
 
-def test_each_process_works_and_none_is_left(chat, monkeypatch, tmp_path):
-    pids, real = tmp_path / "pids", tokenizing.tokenised
-
-    def noted(*args):
-        with pids.open("a") as stream:
-            stream.write(f"{os.getpid()}\n")
-        return real(*args)
-
-    monkeypatch.setattr(tokenizing, "tokenised", noted)
-    rows = models.arithmetic(3000)
-    counts = [count for count, _ in tokenizing.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, 2)]
-    assert sum(counts) == 3000 and len(counts) == 12
-    workers = set(map(int, pids.read_text().split()))
-    assert len(workers) == 2 and os.getpid() not in workers
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
-
-
 def test_few_rows_start_no_process():
-    assert [tokenizing.processes_for(rows) for rows in (0, 1, 1999)] == [1, 1, 1]
-    assert tokenizing.processes_for(10**6) == min(len(os.sched_getaffinity(0)), 16)
-
-
-def test_no_more_than_a_few_chunks_are_read_ahead(chat):
-    taken = []
-    rows = (taken.append(row) or row for row in models.arithmetic(5000))
-    made = tokenizing.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, 2)
-    next(made)
-    assert len(taken) <= 6 * tokenizing.CHUNK_ROWS
-    made.close()
+    assert [token_cache.processes_for(rows) for rows in (0, 1, 1999)] == [1, 1, 1]
+    assert token_cache.processes_for(10**6) == min(len(os.sched_getaffinity(0)), 16)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_first_bad_row_is_told_by_however_many_processes(chat, processes):
-    rows = models.arithmetic(2000)
-    for number in (300, 700, 1900):
+def test_the_first_bad_row_is_told_by_however_many_processes(tmp_path, chat, policy, processes, monkeypatch):
+    monkeypatch.setattr(token_cache, "processes_for", lambda _: processes)
+    rows = models.arithmetic(500)
+    for number in (100, 140, 480):
         rows[number] = {**rows[number], "messages": [{"role": "user", "content": f"<|im_end|> {number}"}]}
-    with pytest.raises(ChatError, match="300"):
-        list(tokenizing.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, processes))
-
-
-def test_processes_die_with_the_one_that_started_them(policy, monkeypatch, forked):
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-
-    def noted(*args):
-        theirs.send(os.getpid())  # less than a pipe takes at once, so that two processes may write
-        threading.Event().wait()
-
-    def work():
-        list(tokenizing.packed(models.arithmetic(3000), Chat(policy.payload), ASSISTANT, np.dtype("<u2"), True, 2))
-
-    monkeypatch.setattr(tokenizing, "tokenised", noted)
-    process = forked(work)
-    workers = [ours.recv() for _ in range(2) if ours.poll(deadline(60))]
-    assert len(set(workers)) == 2 and all(models.alive(pid) for pid in workers)
-    process.kill()
-    process.join()
-    until(lambda: not any(models.alive(pid) for pid in workers))
-
-
-def test_where_the_fast_way_turns_out_wrong_all_rows_are_made_by_the_tokenizer(tmp_path, chat, policy, data, monkeypatch, capsys):
-    expected = numbers(read(models.a_job(tmp_path / "a"), chat, policy, data))
-    real = encoding._Words.ids
-    monkeypatch.setattr(encoding._Words, "ids", lambda self, text, plain: b"\7\0" + real(self, text, plain))
-    assert numbers(read(models.a_job(tmp_path / "b"), chat, policy, data)) == expected
-    assert "using only the tokenizer" in capsys.readouterr().out
-    assert not list((tmp_path / "b" / "tokens").glob("*.unfinished"))
+    with pytest.raises(ChatError, match="100"):
+        read(models.a_job(tmp_path), chat, policy, rows=rows)
