@@ -110,7 +110,7 @@ def read(artifact: Artifact, by: str | Value | None) -> AnswerPool:
     same: dict[str, str] = {}
     said = [noted(place, row, by, same) for place, row in enumerate(records.stream(artifact.payload))]
     records.check_ids(one.id for one in said)
-    return AnswerPool(said, lying(artifact, [one.asked + one.length for one in said]), records.RECORDS[artifact.type])
+    return AnswerPool(said, Scattered.of(artifact, [one.asked + one.length for one in said]), records.RECORDS[artifact.type])
 
 
 def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict[str, str]) -> AnswerFacts:
@@ -137,16 +137,4 @@ def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict
         + sum(map(len, records.texts_within(row.get("template_arguments")))),
         value=row[by] if isinstance(by, str) else by(row) if by else None,
         rewards=() if None in rewards else rewards,
-    )
-
-
-def lying(artifact: Artifact, sizes: Sequence[int]) -> Scattered:
-    """An artifact's rows by position; `sizes` are their sizes, see `records.bulk_of`."""
-    files = [artifact.payload / name for name in records.row_files(path.name for path in artifact.payload.iterdir())]
-    counts = [records.count(file) for file in files]
-    return Scattered(
-        files=files,
-        file=np.repeat(np.arange(len(files)), counts),
-        line=np.concatenate([np.arange(count) for count in counts]),
-        sizes=np.asarray(sizes, np.int64),
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.host.parallel import mapped
 from pedigree.data.records import columns, records
 
@@ -28,6 +29,14 @@ class Scattered:
     """Index of each row in its file."""
     sizes: Numbers
     """Size of each row (`records.bulk_of`), by which files are cut."""
+
+    @classmethod
+    def of(cls, artifact: Artifact, sizes: Sequence[int]) -> "Scattered":
+        """An artifact's rows; `sizes` is the size of each, see `records.bulk_of`."""
+        files = records.files(artifact.payload)
+        counts = [records.count(file) for file in files]
+        lines = np.concatenate([np.arange(count) for count in counts])
+        return cls(files, np.repeat(np.arange(len(files)), counts), lines, np.asarray(sizes, np.int64))
 
     def concat(self, other: "Scattered") -> "Scattered":
         """These rows followed by others of the same type."""

@@ -20,8 +20,9 @@ import numpy as np
 from pedigree.configs.judging.constraining import Constrain, ConstraintRules, load_constraints
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.expectations.output import blocks
-from pedigree.data.records import answer_pool, columns, parents, records
+from pedigree.data.records import columns, parents, records
 from pedigree.data.records.records import Prompt
+from pedigree.data.records.scattered import Scattered
 from pedigree.stages.core.constraining import PART, constrained
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
@@ -88,7 +89,7 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 def write(pool: Artifact, found: FirstPass, config: Constrain, rules: ConstraintRules, job: Job) -> dict[str, Any]:
     """Write the payload; return the verdict of the expectations."""
-    lying = answer_pool.lying(pool, found.sizes)
+    lying = Scattered.of(pool, found.sizes)
     places = np.array([place for place, _ in found.kept], np.int64)
     sizes = [size for _, size in found.kept]
 

@@ -154,7 +154,7 @@ def test_blocks_of_parquet_are_cut_by_bytes_and_each_travels_alone(tmp_path, mon
     assert [row for _, row in whole] == [*rows, *rows] and whole[-1][0] == "x.parquet[199]"
     monkeypatch.setattr(row_files, "BLOCK_BYTES", 10_000)
     blocks = list(row_files.blocks(tmp_path / "x.parquet"))
-    assert [one for block in blocks for one in block.rows()] == whole
+    assert [one for block in blocks for one in block()] == whole
     assert max(len(pickle.dumps(block)) for block in blocks) < 12_000 and len(blocks) < 100
     monkeypatch.setattr(row_files, "BLOCK_BYTES", 1000)  # less than a row
     assert list(row_files.read(tmp_path / "x.parquet")) == whole
@@ -166,10 +166,10 @@ def test_blocks_of_rows_that_were_read_elsewhere_are_cut_by_bytes(monkeypatch):
     ]
     monkeypatch.setattr(row_files, "BLOCK_BYTES", 10_000)
     blocks = list(row_files.in_blocks(iter(rows)))
-    assert [one for block in blocks for one in block.rows()] == rows
+    assert [one for block in blocks for one in block()] == rows
     assert max(len(pickle.dumps(block)) for block in blocks) < 20_000 and len(blocks) < 50
     monkeypatch.setattr(row_files, "BLOCK_ROWS", 2)
-    assert max(len(list(block.rows())) for block in row_files.in_blocks(iter(rows))) == 2
+    assert max(len(list(block())) for block in row_files.in_blocks(iter(rows))) == 2
     assert list(row_files.in_blocks(iter([]))) == []
 
 
