@@ -146,7 +146,7 @@ class RowIndex:
         places = places.copy()
         places[again] = len(self) + np.arange(len(again))
         index = _numbered(self.index.take(pa.array(everything)), "order", self.seed)
-        return replace(self, index=index, facts=[_moved(facts, everything) for facts in self.facts]), places
+        return replace(self, index=index, facts=[facts[everything] for facts in self.facts]), places
 
     def table(self, places: Numbers) -> pa.Table:
         """The rows at these positions, in that order."""
@@ -232,7 +232,7 @@ class DatasetBuilder:
             "line": pa.array(range(len(rows)), pa.int32()),
             "order": _keys(self.seed, ids),
             "draw": _keys(source.portion.seed, ids),
-            **dict(row_statistics.noted(rows, counts)),
+            **row_statistics.noted(rows, counts),
         }
         for name, column in noted.items():
             index = index.append_column(name, column)
@@ -257,15 +257,14 @@ class DatasetBuilder:
                 if when == "before_filters":
                     ranked = _sorted(part["draw"], places)
                     places = shares.drawn(taken.source.name, portion, ranked, part["source"].take(pa.array(ranked)), USABLE)
-            parts.append(part.take(pa.array(places)))
+                    part = part.take(pa.array(places))
+            parts.append(part)
             drawn.append(start + places)
             start += taken.rows
         index, places = pa.concat_tables(parts).combine_chunks(), np.concatenate(drawn)
         return RowIndex(
             index=_numbered(index, "order", self.seed),
-            facts=[
-                _moved(filtering.joined([draft.facts[number] for draft in drafts], sizes), places) for number in range(len(self.filters))
-            ],
+            facts=[np.concatenate(noted)[places] for noted in zip(*(draft.facts for draft in drafts), strict=True)],
             files=[draft.path for draft in drafts],
             seed=self.seed,
             read=len(index),
@@ -298,10 +297,3 @@ def _numbered(index: pa.Table, key: str, seed: int) -> pa.Table:
         column = call_function("replace_with_mask", [index[old].combine_chunks(), pa.array(ranks > 0), new])
         index = index.set_column(index.schema.get_field_index(name), name, column)
     return index
-
-
-def _moved(facts: Facts, places: Numbers) -> Facts:
-    """The facts of the rows at these positions, reindexed from 0."""
-    if not isinstance(facts, dict):
-        return facts[places]
-    return {new: facts[old] for new, old in enumerate(places.tolist()) if old in facts}
