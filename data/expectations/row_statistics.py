@@ -1,6 +1,6 @@
 """Statistics of each source's rows: turns, roles, lengths and languages, from a few numbers per row."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,15 @@ TOKENS = "tokens"
 """Column of the index with token counts; null for rows that the chat template rejects."""
 
 
-def noted(rows: Sequence[Row], counts: Sequence[Counted] | None = None) -> Iterator[tuple[str, pa.Array]]:
-    """Yield (column, values): turns of each role per row, counting the answers of a preference as one assistant turn, and tokens, if
-    counted."""
+def noted(rows: Sequence[Row], counts: Sequence[Counted] | None = None) -> dict[str, pa.Array]:
+    """Column → values: turns of each role per row, counting the answers of a preference as one assistant turn, and tokens, if counted."""
     turns = [roles_of(row["messages"]) for row in rows]
     for row, found in zip(rows, turns, strict=True):
         found["assistant"] += bool(row.get("answers"))
-    for role, name in TURNS_OF.items():
-        yield name, pa.array([found[role] for found in turns], pa.int32())
+    columns = {name: pa.array([found[role] for found in turns], pa.int32()) for role, name in TURNS_OF.items()}
     if counts is not None:
-        yield TOKENS, pa.array([count if isinstance(count, int) else None for count in counts], pa.int64())
+        columns[TOKENS] = pa.array([count if isinstance(count, int) else None for count in counts], pa.int64())
+    return columns
 
 
 def summary(index: pa.Table, languages: NDArray[np.bytes_] | None, places: Numbers) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from pedigree.configs.rows.filters import ExactDuplicates, Filter, Ids, Language, Licences, NearDuplicates, Tokens, Values
 from pedigree.data.filters import row_filters, row_values
-from pedigree.data.filters.row_filters import Counted, Row, Seen
+from pedigree.data.filters.row_filters import Counted, Row
 from pedigree.data.filters.row_values import ColumnValues
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
 """128-bit hash for comparing rows; 2⁴⁰ different ones have no collision by chance."""
-Facts = Seen | NDArray[Any]
-"""A filter's evidence by position of the row; or one value per row: the `KEY` shared by equal rows, MinHash bands, or a language."""
+Facts = NDArray[Any]
+"""What a filter notes, one value per row: evidence against it or None, the `KEY` shared by equal rows, MinHash bands, or a language."""
 Places = NDArray[np.int64]
 Read = Callable[[Places], Sequence[Row]]
 """Reads the rows at given positions."""
@@ -69,24 +69,9 @@ def _facts(one: Filter, rows: Sequence[Row], beside: RowContext) -> Facts:
             return row_filters.language_codes(one, rows)
         case Ids(ids=ids):
             named = frozenset(ids)
-            return {place: row["id"] for place, row in enumerate(rows) if row["id"] in named}
+            return row_filters.noted(row["id"] if row["id"] in named else None for row in rows)
         case _:
             return row_filters.evidence_of(one, rows)
-
-
-def joined(facts: Sequence[Facts], sizes: Sequence[int]) -> Facts:
-    """Concatenate one filter's facts about consecutive parts of the rows.
-
-    Args:
-        facts: facts of each part.
-        sizes: number of rows of each part.
-    """
-    starts = np.cumsum([0, *sizes]).tolist()
-    lines = [part for part in facts if not isinstance(part, dict)]
-    if lines:
-        return np.concatenate(lines)
-    parts = [part for part in facts if isinstance(part, dict)]
-    return {start + place: seen for start, part in zip(starts, parts, strict=False) for place, seen in part.items()}
 
 
 def decide(filters: Sequence[Filter], facts: Sequence[Facts], ids: Sequence[str], read: Read, workers: int = 1) -> dict[int, Drop]:
@@ -101,17 +86,13 @@ def decide(filters: Sequence[Filter], facts: Sequence[Facts], ids: Sequence[str]
     """
     drops: dict[int, Drop] = {}
     for one, noted in zip(filters, facts, strict=True):
-        if isinstance(noted, dict):
-            seen = {place: evidence for place, evidence in noted.items() if place not in drops}
-        else:
-            left = np.setdiff1d(np.arange(len(noted)), np.fromiter(drops, np.int64, len(drops)))
-            seen = _judged(one, noted[left], left, ids, read, workers)
-        drops |= {place: Drop(one.type, evidence) for place, evidence in seen.items()}
+        left = np.setdiff1d(np.arange(len(noted)), np.fromiter(drops, np.int64, len(drops)))
+        drops |= {place: Drop(one.type, evidence) for place, evidence in _judged(one, noted[left], left, ids, read, workers).items()}
     return drops
 
 
-def _judged(one: Filter, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> Seen:
-    """Evidence against rows at these positions, for filters with one value per row."""
+def _judged(one: Filter, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> dict[int, str]:
+    """Evidence against rows, by position; `lines` are the facts about the rows at `places`."""
     match one:
         case NearDuplicates():
             return _near(one, lines, places, ids, read, workers)
@@ -122,11 +103,13 @@ def _judged(one: Filter, lines: NDArray[Any], places: Places, ids: Sequence[str]
                 for place, code in zip(places.tolist(), lines.astype(str).tolist(), strict=True)
                 if code not in stays
             }
-        case _:
+        case ExactDuplicates():
             return {place: f"same text as {ids[first]}" for place, first in _repeated(lines, places).items()}
+        case _:
+            return {place: evidence for place, evidence in zip(places.tolist(), lines.tolist(), strict=True) if evidence is not None}
 
 
-def _near(one: NearDuplicates, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> Seen:
+def _near(one: NearDuplicates, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> dict[int, str]:
     from pedigree.data.filters import near_duplicates
 
     compare = near_duplicates.comparing(lambda numbers: [row_filters.folded(row) for row in read(places[numbers])], one.shingle, workers)
@@ -175,5 +158,4 @@ def unknown_ids(filters: Sequence[Filter], facts: Sequence[Facts]) -> list[str]:
         facts: each filter's facts about all rows, see `look`.
     """
     named = {name for one in filters if isinstance(one, Ids) for name in one.ids}
-    noted = [seen for one, seen in zip(filters, facts, strict=True) if isinstance(one, Ids) and isinstance(seen, dict)]
-    return sorted(named.difference(*(seen.values() for seen in noted)))
+    return sorted(named.difference(*(noted.tolist() for one, noted in zip(filters, facts, strict=True) if isinstance(one, Ids))))

@@ -37,8 +37,6 @@ from pedigree.data.records.messages import CALL, RESULT, roles_of
 from pedigree.data.records.records import texts_within
 
 Row = dict[str, Any]
-Seen = dict[int, str]
-"""Position of a row → evidence against it."""
 Counted = int | str
 """Number of a row's tokens in training, or why the chat template rejects it."""
 
@@ -60,8 +58,8 @@ _visible = re.compile(rf"[^\s{INVISIBLE}]")
 _paragraph = re.compile(r"\n\s*\n")
 
 
-def evidence_of(one: RowFilter, rows: Sequence[Row]) -> Seen:
-    """Evidence against rows.
+def evidence_of(one: RowFilter, rows: Sequence[Row]) -> NDArray[np.object_]:
+    """Evidence against each row, or None.
 
     Raises:
         PedigreeError: a regular expression takes too long for a row.
@@ -71,9 +69,8 @@ def evidence_of(one: RowFilter, rows: Sequence[Row]) -> Seen:
     return noted(patience.each(lambda row: look(one, row), rows, lambda row: f"{named} in row {row.get('id')}"))
 
 
-def noted(found: Iterable[str | None]) -> Seen:
-    """Evidence by position, for rows that have some."""
-    return {place: evidence for place, evidence in enumerate(found) if evidence is not None}
+def noted(found: Iterable[str | None]) -> NDArray[np.object_]:
+    return np.array([*found], np.object_)
 
 
 # --- the texts of a row ------------------------------------------------------------------------------------------------

@@ -7,12 +7,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-import numpy as np
-import pyarrow as pa
-
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.data.records import columns, records
-from pedigree.data.records.scattered import Numbers, Scattered
+from pedigree.data.records import records
+from pedigree.data.records.scattered import Lookup, Scattered
 
 WORDS = (
     "id", "source", "messages", "template_arguments", "text", "finish_reason", "win_rate", "policy", "policy_content", "on_policy",
@@ -71,26 +68,9 @@ class AnswerPool:
         moved = [one._replace(place=len(self.facts) + one.place) for one in other.facts]
         return replace(self, facts=[*self.facts, *moved], lying=self.lying.concat(other.lying))
 
-    def read(self, chosen: Iterable[AnswerFacts]) -> "Words":
-        """Read the `WORDS` fields of chosen answers, each file once."""
-        places = np.unique([one.place for one in chosen])
-        return Words(places, self.lying.table(places, WORDS), self.record)
-
-
-@dataclass(frozen=True)
-class Words:
-    """`WORDS` of answers, in columns."""
-
-    places: Numbers
-    """Position of each row, sorted."""
-    table: pa.Table
-    record: type
-
-    def rows(self, chosen: Iterable[AnswerFacts]) -> dict[int, dict[str, Any]]:
-        """Position → row, for some of them."""
-        places = np.unique([one.place for one in chosen])
-        table = self.table.take(pa.array(np.searchsorted(self.places, places)))
-        return dict(zip(places.tolist(), columns.to_rows(table, self.record), strict=True))
+    def read(self, places: Iterable[int]) -> Lookup:
+        """Read the `WORDS` of answers, see `Scattered.lookup`."""
+        return self.lying.lookup(places, self.record, WORDS)
 
 
 Value = Callable[[Mapping[str, Any]], float | None]
@@ -110,7 +90,7 @@ def read(artifact: Artifact, by: str | Value | None) -> AnswerPool:
     same: dict[str, str] = {}
     said = [noted(place, row, by, same) for place, row in enumerate(records.stream(artifact.payload))]
     records.check_ids(one.id for one in said)
-    return AnswerPool(said, lying(artifact, [one.asked + one.length for one in said]), records.RECORDS[artifact.type])
+    return AnswerPool(said, Scattered.of(artifact, [one.asked + one.length for one in said]), records.RECORDS[artifact.type])
 
 
 def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict[str, str]) -> AnswerFacts:
@@ -137,16 +117,4 @@ def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict
         + sum(map(len, records.texts_within(row.get("template_arguments")))),
         value=row[by] if isinstance(by, str) else by(row) if by else None,
         rewards=() if None in rewards else rewards,
-    )
-
-
-def lying(artifact: Artifact, sizes: Sequence[int]) -> Scattered:
-    """An artifact's rows by position; `sizes` are their sizes, see `records.bulk_of`."""
-    files = [artifact.payload / name for name in records.row_files(path.name for path in artifact.payload.iterdir())]
-    counts = [records.count(file) for file in files]
-    return Scattered(
-        files=files,
-        file=np.repeat(np.arange(len(files)), counts),
-        line=np.concatenate([np.arange(count) for count in counts]),
-        sizes=np.asarray(sizes, np.int64),
     )

@@ -278,20 +278,14 @@ def type_of(table: pa.Table) -> str:
 
 
 def groups(source: Path) -> list[int]:
-    """Number of rows of each row group."""
-    with _explained(source.name):
-        found = parquet.read_metadata(source)
-        return [found.row_group(number).num_rows for number in range(found.num_row_groups)]
-
-
-def count(source: Path | BinaryIO, name: str) -> int:
-    """Number of rows in a file's metadata.
+    """Number of rows of each row group, from the file's metadata.
 
     Raises:
         ArtifactError: it is not Parquet.
     """
-    with _explained(name):
-        return parquet.read_metadata(source).num_rows
+    with _explained(source.name):
+        found = parquet.read_metadata(source)
+        return [found.row_group(number).num_rows for number in range(found.num_row_groups)]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, NotRequired, TypedDict
 
 from pedigree.configs.base.frozen import canonical_json
 from pedigree.configs.base.problems import PedigreeError
@@ -303,6 +303,18 @@ def row_files(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if ROW_FILE.fullmatch(name))
 
 
+def files(payload: Path) -> list[Path]:
+    """A payload's row files, in order.
+
+    Raises:
+        ArtifactError: there are none.
+    """
+    found = [payload / name for name in row_files(path.name for path in payload.iterdir())]
+    if not found:
+        raise ArtifactError(f"{payload} holds no rows; {RESTORE}")
+    return found
+
+
 def file_name(number: int) -> str:
     return f"rows-{number:05d}.parquet"
 
@@ -348,7 +360,7 @@ def count(file: Path) -> int:
             return sum(1 for _ in stream)
     from pedigree.data.records import columns
 
-    return columns.count(file, file.name)
+    return sum(columns.groups(file))
 
 
 def stream(payload: Path, fields: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -357,17 +369,36 @@ def stream(payload: Path, fields: Sequence[str] | None = None) -> Iterator[dict[
     Raises:
         ArtifactError: there are no rows, or they cannot be read.
     """
-    files = row_files(path.name for path in payload.iterdir())
-    if not files:
-        raise ArtifactError(f"{payload} holds no rows; {RESTORE}")
-    for name in files:
-        with (payload / name).open("rb") as file:
-            yield from rows_in(file, name, fields)
+    for path in files(payload):
+        with path.open("rb") as file:
+            yield from rows_in(file, path.name, fields)
 
 
 def load(artifact: Artifact) -> list[dict[str, Any]]:
     """Load all rows of a data artifact into memory."""
     return list(stream(artifact.payload))
+
+
+class RowGroup(NamedTuple):
+    """One row group of an artifact."""
+
+    file: Path
+    number: int
+    """Its place in the file."""
+    rows: int
+
+    def read(self) -> list[dict[str, Any]]:
+        """Its rows."""
+        from pedigree.data.records import columns
+
+        return _rows(columns.read_group(self.file, self.number), self.file.name)
+
+
+def groups(artifact: Artifact) -> list[RowGroup]:
+    """All row groups of a data artifact in columns."""
+    from pedigree.data.records import columns
+
+    return [RowGroup(file, *group) for file in files(artifact.payload) for group in enumerate(columns.groups(file))]
 
 
 def opened(artifact: Artifact) -> Sequence[dict[str, Any]]:
@@ -376,25 +407,10 @@ def opened(artifact: Artifact) -> Sequence[dict[str, Any]]:
     Raises:
         ArtifactError: there are no rows, or they cannot be read.
     """
-    files = [artifact.payload / name for name in row_files(path.name for path in artifact.payload.iterdir())]
-    return InGroups(files) if files and all(file.suffix == ".parquet" for file in files) else load(artifact)
-
-
-class InGroups(InParts[dict[str, Any]]):
-    """The rows of files as a lazy sequence; each row group is a part."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        from pedigree.data.records import columns
-
-        found = [(file, number, rows) for file in files for number, rows in enumerate(columns.groups(file))]
-        self._groups = [(file, number) for file, number, _ in found]
-        super().__init__(rows for *_, rows in found)
-
-    def _read(self, part: int) -> list[dict[str, Any]]:
-        from pedigree.data.records import columns
-
-        file, number = self._groups[part]
-        return _rows(columns.read_group(file, number), file.name)
+    if any(file.suffix == ".jsonl" for file in files(artifact.payload)):
+        return load(artifact)
+    parts = groups(artifact)
+    return InParts([part.rows for part in parts], lambda number: parts[number].read())
 
 
 def save(out: Path, artifact_type: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -409,11 +425,11 @@ def save(out: Path, artifact_type: str, rows: Iterable[Mapping[str, Any]]) -> No
         return
     from pedigree.data.records import columns
 
-    files = 0
+    number = 0
     for table, sizes in columns.in_files(rows, RECORDS[artifact_type], bulk_of):
-        columns.write(payload / file_name(files), table, sizes)
-        files += 1
-    remove_others(payload, files)
+        columns.write(payload / file_name(number), table, sizes)
+        number += 1
+    remove_others(payload, number)
 
 
 def remove_others(payload: Path, files: int) -> None:

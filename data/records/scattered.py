@@ -1,7 +1,7 @@
 """Rows addressed by position across many files: read in any order, rewritten by several processes."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.host.parallel import mapped
 from pedigree.data.records import columns, records
 
 Numbers = NDArray[np.integer[Any]]
+Lookup = Callable[[Iterable[int]], dict[int, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,14 @@ class Scattered:
     """Index of each row in its file."""
     sizes: Numbers
     """Size of each row (`records.bulk_of`), by which files are cut."""
+
+    @classmethod
+    def of(cls, artifact: Artifact, sizes: Sequence[int]) -> "Scattered":
+        """An artifact's rows; `sizes` is the size of each, see `records.bulk_of`."""
+        files = records.files(artifact.payload)
+        counts = [records.count(file) for file in files]
+        lines = np.concatenate([np.arange(count) for count in counts])
+        return cls(files, np.repeat(np.arange(len(files)), counts), lines, np.asarray(sizes, np.int64))
 
     def concat(self, other: "Scattered") -> "Scattered":
         """These rows followed by others of the same type."""
@@ -47,6 +57,18 @@ class Scattered:
         parts = np.split(self.line[places][by_file], starts[1:])
         found = [_read(self.files[file], fields).take(pa.array(lines)) for file, lines in zip(files.tolist(), parts, strict=True)]
         return pa.concat_tables(found).combine_chunks().take(pa.array(inverse))
+
+    def lookup(self, places: Iterable[int], record: type, fields: Sequence[str] | None = None) -> Lookup:
+        """Read the rows at these positions, each file once, and keep them in columns; the result gives some of them as position → row."""
+        held = np.unique(np.fromiter(places, np.int64))
+        table = self.table(held, fields)
+
+        def rows(places: Iterable[int]) -> dict[int, dict[str, Any]]:
+            wanted = np.unique(np.fromiter(places, np.int64))
+            found = columns.to_rows(table.take(pa.array(np.searchsorted(held, wanted))), record)
+            return dict(zip(wanted.tolist(), found, strict=True))
+
+        return rows
 
     def write(
         self, payload: Path, places: Numbers, workers: int, change: Callable[[pa.Table, Numbers], pa.Table] = lambda rows, places: rows

@@ -1,9 +1,8 @@
 """Lazy sequences, for rows that do not fit into memory."""
 
-from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, Protocol, TypeVar, overload
 
 T = TypeVar("T")
@@ -39,16 +38,20 @@ class Mapped(Sequence[T]):
         return map(self._make, self._items)
 
 
-class _OfParts(Sequence[T]):
-    """Concatenation of parts."""
+class InParts(Sequence[T]):
+    """Concatenation of parts that are read whole; the last accessed part stays in memory.
 
-    def __init__(self, lengths: Iterable[int]) -> None:
-        """Args: number of items per part."""
-        self._ends = list(accumulate(lengths))
+    In-order access reads each part once. Safe to share between threads.
+    """
 
-    @abstractmethod
-    def _part(self, number: int) -> Sequence[T]:
-        """The items of a part."""
+    def __init__(self, lengths: Iterable[int], read: Callable[[int], Sequence[T]]) -> None:
+        """
+        Args:
+            lengths: number of items per part.
+            read: returns the items of a part.
+        """
+        self._ends, self._read = list(accumulate(lengths)), read
+        self._held: tuple[int, Sequence[T]] = (-1, ())
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -61,46 +64,17 @@ class _OfParts(Sequence[T]):
         if isinstance(place, slice):
             return [self[number] for number in range(len(self))[place]]
         number = range(len(self))[place]
-        part = bisect_right(self._ends, number)
-        return self._part(part)[number - self._ends[part]]  # a negative index, from the part's end
-
-    def __iter__(self) -> Iterator[T]:
-        return chain.from_iterable(map(self._part, range(len(self._ends))))
-
-
-class Chained(_OfParts[T]):
-    """Concatenation of sequences."""
-
-    def __init__(self, parts: Sequence[Sequence[T]]) -> None:
-        super().__init__(map(len, parts))
-        self._parts = parts
-
-    def _part(self, number: int) -> Sequence[T]:
-        return self._parts[number]
-
-
-class InParts(_OfParts[T]):
-    """Concatenation of parts that are read whole; the last accessed part stays in memory.
-
-    In-order access reads each part once. Safe to share between threads.
-    """
-
-    def __init__(self, lengths: Iterable[int]) -> None:
-        """Args: number of items per part."""
-        super().__init__(lengths)
-        self._held: tuple[int, Sequence[T]] = (-1, ())
-
-    @abstractmethod
-    def _read(self, part: int) -> Sequence[T]:
-        """The items of a part."""
-
-    def _part(self, number: int) -> Sequence[T]:
-        held = self._held
-        if held[0] != number:
-            held = self._held = (number, self._read(number))
-        return held[1]
+        part, held = bisect_right(self._ends, number), self._held
+        if held[0] != part:
+            held = self._held = (part, self._read(part))
+        return held[1][number - self._ends[part]]  # a negative index, from the part's end
 
     def __iter__(self) -> Iterator[T]:
         """Holds one part in memory at a time, and none afterwards."""
         for part in range(len(self._ends)):
             yield from self._read(part)
+
+
+def chained(parts: Sequence[Sequence[T]]) -> Sequence[T]:
+    """Concatenation of sequences."""
+    return InParts(map(len, parts), parts.__getitem__)

@@ -4,17 +4,16 @@ The parent selects by an index of a few hundred bytes per row. Rows are in memor
 depend on the number of processes or the block size.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pyarrow.compute import call_function
 
 from pedigree.configs.base.frozen import digest
@@ -24,13 +23,13 @@ from pedigree.configs.rows.row_sources import RecordType
 from pedigree.data.expectations import row_facts, row_statistics
 from pedigree.data.expectations.validation import facts_of
 from pedigree.data.filters import filtering
-from pedigree.data.filters.filtering import KEY, Facts, RowContext
+from pedigree.data.filters.filtering import Facts, RowContext
 from pedigree.data.filters.token_counts import TokenCounter
 from pedigree.data.host.parallel import mapped
 from pedigree.data.records import columns, records
 from pedigree.data.records.scattered import Numbers, Scattered
 from pedigree.data.sources import shares
-from pedigree.data.sources.row_files import Block, RowBlock
+from pedigree.data.sources.row_files import Block, writable
 from pedigree.data.sources.sources import USABLE, BadRow, OpenSource
 
 ORDERED_BY = {"length": ["size"], "turns": [row_statistics.TURNS_OF["user"], row_statistics.TURNS_OF["assistant"]]}
@@ -38,23 +37,23 @@ ORDERED_BY = {"length": ["size"], "turns": [row_statistics.TURNS_OF["user"], row
 KEPT = "rows that the filters keep"
 FEW = 4
 """Number of blocks up to which one process is used."""
-PLACES = ".places"
+PLACE = "place"
+"""Column of a draft: where each row was read."""
+KEY = pa.binary(16)
 
 
 class BlockIndex(NamedTuple):
     """The index of one block."""
 
     index: pa.Table
-    """One line per row: id (equal rows share it), source, sizes, facts for expectations, and statistics."""
-    keys: tuple[NDArray[np.void], ...]
-    """Hash keys of the rows for the two seeds."""
+    """One line per row: a part of `RowIndex.index`."""
     facts: list[Facts]
     """One per filter."""
     columns: frozenset[str]
     """Further columns, requested by filters, that some row has."""
     bad: list[BadRow]
     path: Path
-    """The rows' file; a file with suffix `PLACES` has the place of each."""
+    """The rows' file."""
 
 
 @dataclass
@@ -78,20 +77,15 @@ class RowIndex:
     """Index of all drafted rows of all sources: position → row."""
 
     index: pa.Table
-    """See `BlockIndex`; ids are unique."""
-    order: NDArray[np.void]
-    """Sort keys that shuffle the rows."""
+    """One line per row: `id`, and `base`, the id that equal rows share; `source`, and `number`, the place of its source in the recipe;
+    `size` and `bulk`; `file` and `line` of its draft; hashes for sorting, `order` to shuffle and `draw` to draw; facts for expectations;
+    statistics."""
     facts: list[Facts]
     """One per filter."""
-    sources: NDArray[np.int16]
-    """Source number of each row."""
-    rows: Scattered
+    files: Sequence[Path]
+    """The drafts."""
     seed: int
     """Seed of `order`."""
-    draws: NDArray[np.void]
-    """Sort keys that put a source's rows into draw order."""
-    bases: pa.ChunkedArray
-    """Ids before deduplication by number."""
     read: int
     """Number of rows that were read; later rows are repeats."""
 
@@ -102,9 +96,18 @@ class RowIndex:
     def ids(self) -> pa.ChunkedArray:
         return self.index["id"]
 
+    @cached_property
+    def sources(self) -> Numbers:
+        """Source number of each row."""
+        return np.asarray(self.index["number"])
+
+    @cached_property
+    def rows(self) -> Scattered:
+        return Scattered(self.files, *(np.asarray(self.index[name]) for name in ("file", "line", "bulk")))
+
     def shuffled(self, places: Numbers) -> Numbers:
         """These positions, shuffled by hash of seed and id."""
-        return _sorted(self.order, places)
+        return _sorted(self.index["order"], places)
 
     def ordered(self, places: Numbers, order: Order) -> Numbers:
         """These positions in an order; ties are shuffled."""
@@ -129,7 +132,7 @@ class RowIndex:
         found = []
         for number, part in enumerate(taken):
             mine = kept[self.sources[kept] == number]
-            ranked = mine if part.source.portion.takes_all else _sorted(self.draws, mine)
+            ranked = mine if part.source.portion.takes_all else _sorted(self.index["draw"], mine)
             sources = self.index["source"].take(pa.array(ranked))
             found.append(shares.drawn(part.source.name, part.source.portion, ranked, sources, KEPT))
         return np.concatenate(found)
@@ -139,25 +142,11 @@ class RowIndex:
         again = np.flatnonzero(shares.ranks(places))
         if not len(again):
             return self, places
-        more = places[again]
-        ids, _ = _numbered(pa.chunked_array([*self.bases.chunks, *self.bases.take(pa.array(more)).chunks]))
-        everything = np.concatenate([np.arange(len(self)), more])
-        index = self.index.take(pa.array(everything))
-        order = np.concatenate([self.order, _keys(self.seed, ids.slice(len(self)).to_pylist())])
+        everything = np.concatenate([np.arange(len(self)), places[again]])
         places = places.copy()
         places[again] = len(self) + np.arange(len(again))
-        rows = replace(self.rows, file=self.rows.file[everything], line=self.rows.line[everything], sizes=self.rows.sizes[everything])
-        laid = replace(
-            self,
-            index=index.set_column(index.schema.get_field_index("id"), "id", ids),
-            order=order,
-            facts=[_moved(facts, everything) for facts in self.facts],
-            sources=self.sources[everything],
-            rows=rows,
-            draws=self.draws[everything],
-            bases=self.bases.take(pa.array(everything)),
-        )
-        return laid, places
+        index = _numbered(self.index.take(pa.array(everything)), "order", self.seed)
+        return replace(self, index=index, facts=[facts[everything] for facts in self.facts]), places
 
     def table(self, places: Numbers) -> pa.Table:
         """The rows at these positions, in that order."""
@@ -165,16 +154,14 @@ class RowIndex:
 
     def places_read(self, places: Numbers) -> list[str]:
         """Where the rows at these positions were read, e.g. `chat.jsonl:17`, or their ids in another stage; empty for generated rows."""
-        files, lines = self.rows.file[places].tolist(), self.rows.line[places].tolist()
-        read = {file: json.loads(self.rows.files[file].with_suffix(PLACES).read_text()) for file in set(files)}
-        return [read[file][line] for file, line in zip(files, lines, strict=True)]
+        return self.rows.table(places, (PLACE,))[PLACE].to_pylist()
 
     def write(self, payload: Path, places: Numbers, workers: int) -> Iterator[int]:
         """See `Scattered.write`."""
         return self.rows.write(payload, places, workers, self._named)
 
     def _named(self, rows: pa.Table, places: Numbers) -> pa.Table:
-        return rows.set_column(0, "id", self.ids.take(pa.array(places)))
+        return rows.drop_columns(PLACE).set_column(0, "id", self.ids.take(pa.array(places)))
 
 
 @dataclass
@@ -220,7 +207,7 @@ class DatasetBuilder:
             taken.drafts.append(draft)
             yield taken.rows
         if not taken.drafts:  # an empty file
-            taken.drafts.append(work((0, RowBlock(()))))
+            taken.drafts.append(work((0, list)))
         source.refuse(taken.rows, taken.bad)
 
     @property
@@ -231,21 +218,26 @@ class DatasetBuilder:
     def _draft(self, source: OpenSource, number: int, block: Block, path: Path) -> BlockIndex:
         rows, bad, places, further = source.parse(block)
         rows = [{"id": f"{row['source']}-{digest(row)[:16]}", **row} for row in rows]
-        table = columns.to_table(rows, records.RECORDS[self.record])
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-        path.with_suffix(PLACES).write_text(json.dumps(places))
-        index = facts_of(rows, self.record, self.check_verifier)
-        for name, fact in row_facts.look(self.looks, rows).items():
-            index = index.append_column(name, fact)
-        for name, size_of in (("size", records.size_of), ("bulk", records.bulk_of)):
-            index = index.append_column(name, pa.array([size_of(row) for row in rows], pa.int64()))
-        counts = self.counter.counts(rows) if self.counter else None
-        for name, column in row_statistics.noted(rows, counts):
+        draft = columns.to_table(rows, records.RECORDS[self.record]).append_column(PLACE, pa.array(map(writable, places), pa.string()))
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, draft.schema) as writer:
+            writer.write_table(draft)
+        index, counts = facts_of(rows, self.record, self.check_verifier), self.counter.counts(rows) if self.counter else None
+        ids = [row["id"] for row in rows]
+        noted = {
+            **row_facts.look(self.looks, rows),
+            "base": pa.array(ids, pa.string()),
+            "number": pa.array([number] * len(rows), pa.int16()),
+            "size": pa.array(map(records.size_of, rows), pa.int64()),
+            "bulk": pa.array(map(records.bulk_of, rows), pa.int64()),
+            "line": pa.array(range(len(rows)), pa.int32()),
+            "order": _keys(self.seed, ids),
+            "draw": _keys(source.portion.seed, ids),
+            **row_statistics.noted(rows, counts),
+        }
+        for name, column in noted.items():
             index = index.append_column(name, column)
-        keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.portion.seed))
         facts = filtering.look(self.filters, rows, RowContext(counts or (), further, number))
-        return BlockIndex(index, keys, facts, frozenset(chain.from_iterable(further)), bad, path)
+        return BlockIndex(index, facts, frozenset(chain.from_iterable(further)), bad, path)
 
     def table(self, when: When = "before_filters") -> RowIndex:
         """Index of all drafted rows, or only of the drawn ones if drawing comes before filters. Equal ids get numbers.
@@ -255,39 +247,26 @@ class DatasetBuilder:
         """
         drafts = [draft for taken in self.taken for draft in taken.drafts]
         sizes = [len(draft.index) for draft in drafts]
-        starts = np.cumsum([0, *(taken.rows for taken in self.taken)]).tolist()
-        index = pa.concat_tables([draft.index for draft in drafts]).combine_chunks()
-        order, draws = (np.concatenate([draft.keys[which] for draft in drafts]) for which in (0, 1))
-        drawn = []
-        for taken, start in zip(self.taken, starts, strict=False):
-            places, portion = np.arange(start, start + taken.rows), taken.source.portion
+        file = pa.array(np.repeat(np.arange(len(drafts), dtype=np.int32), sizes))
+        index = pa.concat_tables([draft.index for draft in drafts]).combine_chunks().append_column("file", file)
+        parts, drawn, start = [], [], 0
+        for taken in self.taken:
+            part, places, portion = index.slice(start, taken.rows), np.arange(taken.rows), taken.source.portion
             if not portion.takes_all:
-                ids, repeated = _numbered(index["id"].slice(start, taken.rows))
-                draws[start + repeated] = _keys(portion.seed, ids.take(pa.array(repeated)).to_pylist())
+                part = _numbered(part, "draw", portion.seed)
                 if when == "before_filters":
-                    ranked = _sorted(draws, places)
-                    places = shares.drawn(taken.source.name, portion, ranked, index["source"].take(pa.array(ranked)), USABLE)
-            drawn.append(places)
-        places = np.concatenate(drawn)
-        index, order = index.take(pa.array(places)), order[places]
-        ids, repeated = _numbered(index["id"])
-        order[repeated] = _keys(self.seed, ids.take(pa.array(repeated)).to_pylist())
+                    ranked = _sorted(part["draw"], places)
+                    places = shares.drawn(taken.source.name, portion, ranked, part["source"].take(pa.array(ranked)), USABLE)
+                    part = part.take(pa.array(places))
+            parts.append(part)
+            drawn.append(start + places)
+            start += taken.rows
+        index, places = pa.concat_tables(parts).combine_chunks(), np.concatenate(drawn)
         return RowIndex(
-            index=index.set_column(index.schema.get_field_index("id"), "id", ids),
-            order=order,
-            facts=[
-                _moved(filtering.joined([draft.facts[number] for draft in drafts], sizes), places) for number in range(len(self.filters))
-            ],
-            sources=np.repeat(np.arange(len(drawn), dtype=np.int16), [len(part) for part in drawn]),
-            rows=Scattered(
-                files=[draft.path for draft in drafts],
-                file=np.repeat(np.arange(len(drafts), dtype=np.int32), sizes)[places],
-                line=np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])[places],
-                sizes=np.asarray(index["bulk"]),
-            ),
+            index=_numbered(index, "order", self.seed),
+            facts=[np.concatenate(noted)[places] for noted in zip(*(draft.facts for draft in drafts), strict=True)],
+            files=[draft.path for draft in drafts],
             seed=self.seed,
-            draws=draws[places],
-            bases=index["id"],
             read=len(index),
         )
 
@@ -299,30 +278,22 @@ def _spread(work: Callable[[Any], BlockIndex], blocks: Iterable[Any], workers: i
     return mapped(work, chain(first, rest), workers if len(first) > FEW else 1)
 
 
-def _keys(seed: int, ids: Sequence[str]) -> NDArray[np.void]:
-    """Hashes of the seed and each id; they sort like their hexadecimal digits."""
-    return np.frombuffer(b"".join(bytes.fromhex(digest([seed, name])[:32]) for name in ids), KEY.newbyteorder(">")).astype(KEY)
+def _keys(seed: int, ids: Sequence[str]) -> pa.Array:
+    """Hashes of the seed and each id."""
+    return pa.array([bytes.fromhex(digest([seed, name])[:32]) for name in ids], KEY)
 
 
-def _sorted(keys: NDArray[np.void], places: Numbers) -> Numbers:
+def _sorted(keys: pa.ChunkedArray, places: Numbers) -> Numbers:
     """Positions sorted by their keys."""
-    keys = keys[places]
-    return places[np.lexsort((keys["low"], keys["high"]))]
+    return places[np.asarray(call_function("array_sort_indices", [keys.take(pa.array(places))]))]
 
 
-def _numbered(ids: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Numbers]:
-    """(ids with suffix -2 for the second of equal ones, -3 for the third, ...; positions of these)."""
-    ranks = shares.ranks(np.asarray(ids.combine_chunks().dictionary_encode().indices))
-    repeated = np.flatnonzero(ranks)
-    if not len(repeated):
-        return ids, repeated
-    named = [f"{name}-{rank + 1}" for name, rank in zip(ids.take(pa.array(repeated)).to_pylist(), ranks[repeated].tolist(), strict=True)]
-    unique = call_function("replace_with_mask", [ids.combine_chunks(), pa.array(ranks > 0), pa.array(named)])
-    return pa.chunked_array([unique]), repeated
-
-
-def _moved(facts: Facts, places: Numbers) -> Facts:
-    """The facts of the rows at these positions, reindexed from 0."""
-    if not isinstance(facts, dict):
-        return facts[places]
-    return {new: facts[old] for new, old in enumerate(places.tolist()) if old in facts}
+def _numbered(index: pa.Table, key: str, seed: int) -> pa.Table:
+    """The index with distinct ids (suffix -2 for the second of equal rows, -3 for the third, ...) and with their hashes as `key`."""
+    ranks = shares.ranks(np.asarray(index["base"].combine_chunks().dictionary_encode().indices))
+    bases = index["base"].take(pa.array(np.flatnonzero(ranks))).to_pylist()
+    ids = [f"{base}-{rank + 1}" for base, rank in zip(bases, ranks[ranks > 0].tolist(), strict=True)]
+    for name, old, new in (("id", "base", pa.array(ids, pa.string())), (key, key, _keys(seed, ids))):
+        column = call_function("replace_with_mask", [index[old].combine_chunks(), pa.array(ranks > 0), new])
+        index = index.set_column(index.schema.get_field_index(name), name, column)
+    return index

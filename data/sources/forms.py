@@ -2,7 +2,8 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from string import ascii_uppercase
@@ -282,29 +283,24 @@ def _expression(text: str) -> Any:
 
 
 def _rendered(text: str, facts: Mapping[str, Any]) -> str:
-    """Render a template.
-
-    Raises:
-        RowProblem: the row lacks something, or a function finds no answer in it.
-    """
-    try:
+    """Render a template. Raises as `_explained`."""
+    with _explained(text):
         return _template(text).render(facts)
-    except (TemplateError, SecurityError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise RowProblem(f"{text[:80]!r}: {error}") from error
 
 
 def _evaluated(text: str, facts: Mapping[str, Any]) -> Any:
-    """Evaluate an expression.
-
-    Raises:
-        RowProblem: the row lacks something, or a function finds no answer in it.
-    """
-    try:
+    """Evaluate an expression. Raises as `_explained`."""
+    with _explained(text):
         value = _expression(text)(**facts)
         if isinstance(value, Undefined):
-            raise RowProblem(f"{text[:80]!r}: the row has no such column")
+            raise ValueError("the row has no such column")
         return value
-    except RowProblem:
-        raise
+
+
+@contextmanager
+def _explained(text: str) -> Iterator[None]:
+    """Raise RowProblem where a row lacks something, or a function finds no answer in it."""
+    try:
+        yield
     except (TemplateError, SecurityError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise RowProblem(f"{text[:80]!r}: {error}") from error

@@ -6,9 +6,10 @@ import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.records.records import characters_in
@@ -44,65 +45,14 @@ def writable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-class Block(Protocol):
-    """Adjacent rows that one process parses at a time."""
-
-    def rows(self) -> Iterator[tuple[str, Any]]:
-        """(place, row) pairs."""
-        ...
-
-
-@dataclass(frozen=True)
-class RowBlock:
-    """Rows already in memory."""
-
-    given: Sequence[tuple[str, Any]]
-
-    def rows(self) -> Iterator[tuple[str, Any]]:
-        yield from self.given
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Complete JSONL lines, not yet parsed."""
-
-    file: str
-    first: int
-    """Number of the first line."""
-    data: bytes
-
-    def rows(self) -> Iterator[tuple[str, Any]]:
-        for number, line in enumerate(self._texts(), start=self.first):
-            if isinstance(line, Unreadable):
-                yield f"{self.file}:{number}", line
-            elif line.strip():
-                yield f"{self.file}:{number}", _parsed(line)
-
-    def _texts(self) -> Sequence[str | Unreadable]:
-        try:
-            return self.data.decode().split("\n")
-        except UnicodeDecodeError:
-            return [_decoded(line) for line in self.data.split(b"\n")]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows of a Parquet file."""
-
-    file: str
-    first: int
-    batch: "RecordBatch"
-
-    def rows(self) -> Iterator[tuple[str, Any]]:
-        with _explained(f"{self.file}: rows {self.first} to {self.first + len(self.batch) - 1} cannot be read"):
-            rows = self.batch.to_pylist()
-        yield from ((f"{self.file}[{number}]", row) for number, row in enumerate(rows, start=self.first))
+Block = Callable[[], Iterable[tuple[str, Any]]]
+"""Reads and parses adjacent rows, (place, row) pairs; can be sent to another process."""
 
 
 def read(path: Path) -> Iterator[tuple[str, Any]]:
     """Iterate over (place, row) of a file, or of all data files below a folder."""
     for block in blocks(path):
-        yield from block.rows()
+        yield from block()
 
 
 def blocks(path: Path) -> Iterator[Block]:
@@ -147,17 +97,17 @@ def _looks_like_rows(file: PurePath) -> bool:
     return ending(plain.with_suffix("") if plain.suffix in PACKED else plain) in READERS
 
 
-def in_blocks(rows: Iterable[tuple[str, Any]]) -> Iterator[RowBlock]:
+def in_blocks(rows: Iterable[tuple[str, Any]]) -> Iterator[Block]:
     """Rows from elsewhere, in blocks."""
     held, size = [], 0
     for one in rows:
         held.append(one)
         size += characters_in(one)
         if len(held) >= BLOCK_ROWS or size >= BLOCK_BYTES:
-            yield RowBlock(held)
+            yield partial(list, held)
             held, size = [], 0
     if held:
-        yield RowBlock(held)
+        yield partial(list, held)
 
 
 def ending(file: PurePath) -> str:
@@ -194,10 +144,21 @@ def _lines(file: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Block]:
             held.append(data)
             continue
         block = b"".join([*held, whole])
-        yield Lines(file.name, number, block)
+        yield partial(_in_lines, file.name, number, block)
         number, held, length = number + block.count(b"\n") + 1, [begun], len(begun)
     if rest := b"".join(held):
-        yield Lines(file.name, number, rest)
+        yield partial(_in_lines, file.name, number, rest)
+
+
+def _in_lines(file: str, first: int, data: bytes) -> Iterator[tuple[str, Any]]:
+    """The rows of complete lines; `first` is the number of the first one."""
+    try:
+        lines: Sequence[str | Unreadable] = data.decode().split("\n")
+    except UnicodeDecodeError:
+        lines = [_decoded(line) for line in data.split(b"\n")]
+    for number, line in enumerate(lines, start=first):
+        if isinstance(line, Unreadable) or line.strip():
+            yield f"{file}:{number}", line if isinstance(line, Unreadable) else _parsed(line)
 
 
 def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
@@ -240,7 +201,7 @@ def _json(file: Path) -> Iterator[Block]:
 
 
 def _parquet(file: Path) -> Iterator[Block]:
-    from pyarrow import parquet
+    from pyarrow import array, parquet
 
     with _explained(f"{file.name} is not Parquet"):
         opened = parquet.ParquetFile(file)
@@ -251,10 +212,17 @@ def _parquet(file: Path) -> Iterator[Block]:
                 batch = next(batches, None)
                 if batch is None:
                     return
-                parts = [part if part is batch else _alone(part) for part in _parts(batch)]
+                # a slice would be sent to other processes with its whole buffer
+                parts = [part if part is batch else part.take(array(range(len(part)))) for part in _parts(batch)]
             for part in parts:
-                yield Batch(file.name, number, part)
+                yield partial(_in_batch, file.name, number, part)
                 number += len(part)
+
+
+def _in_batch(file: str, first: int, batch: "RecordBatch") -> Iterator[tuple[str, Any]]:
+    with _explained(f"{file}: rows {first} to {first + len(batch) - 1} cannot be read"):
+        rows = batch.to_pylist()
+    yield from ((f"{file}[{number}]", row) for number, row in enumerate(rows, start=first))
 
 
 def _at_once(metadata: "FileMetaData") -> int:
@@ -271,15 +239,6 @@ def _parts(batch: "RecordBatch") -> Iterator["RecordBatch"]:
     half = len(batch) // 2
     yield from _parts(batch.slice(0, half))
     yield from _parts(batch.slice(half))
-
-
-def _alone(part: "RecordBatch") -> "RecordBatch":
-    """A copy of a slice, because a slice is sent to other processes with its whole buffer."""
-    from pyarrow import BufferOutputStream, ipc
-
-    with ipc.new_stream(sink := BufferOutputStream(), part.schema) as stream:
-        stream.write_batch(part)
-    return ipc.open_stream(sink.getvalue()).read_next_batch()
 
 
 @contextmanager
@@ -301,44 +260,23 @@ READERS: dict[str, Callable[[Path], Iterator[Block]]] = {".jsonl": _jsonl, ".jso
 def first_rows(file: Path, count: int) -> bytes | None:
     """A file of the same format with only the first `count` rows; None if there are no more rows, or it is unreadable or too large."""
     try:
-        match ending(file):
-            case ".jsonl":
-                with file.open("rb") as stream:
-                    return _first_lines(stream, count)
-            case ".jsonl.gz":
-                with gzip.open(file) as stream:
-                    lines = _first_lines(stream, count)
-                return gzip.compress(lines, mtime=0) if lines is not None else None
-            case ".json":
-                if file.stat().st_size > LARGEST_JSON:
-                    return None
-                rows = json.loads(file.read_bytes())
-                return json.dumps(rows[:count]).encode() if isinstance(rows, list) and len(rows) > count else None
-            case ".parquet":
-                return _first_of_parquet(file, count)
-            case _:
-                return None
-    except (ValueError, RecursionError, EOFError, OSError, zlib.error) as error:  # includes pyarrow's errors
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
+        if ending(file) == ".parquet":
+            return _first_of_parquet(file, count)
+        rows = [text_of(row) for _, row in islice(read(file), count + 1)]
+    except PedigreeError:
         return None
-
-
-def _first_lines(stream: BinaryIO | gzip.GzipFile, count: int) -> bytes | None:
-    lines = []
-    while line := stream.readline(LONGEST_LINE + 1):
-        if len(lines) == count and line.strip():
-            return b"".join(lines)
-        if len(line.removesuffix(b"\n")) > LONGEST_LINE:
-            return None
-        lines += [line] if line.strip() else []
-    return None
+    if len(rows) <= count:
+        return None
+    if ending(file) == ".json":
+        return f"[{','.join(rows[:count])}]".encode()
+    lines = "\n".join(rows[:count]).encode()
+    return gzip.compress(lines, mtime=0) if ending(file) == ".jsonl.gz" else lines
 
 
 def _first_of_parquet(file: Path, count: int) -> bytes | None:
     from pyarrow import BufferOutputStream, Table, parquet
 
-    with parquet.ParquetFile(file) as opened:
+    with _explained(f"{file.name} is not Parquet"), parquet.ParquetFile(file) as opened:
         if opened.metadata.num_rows <= count:
             return None
         rows = Table.from_batches([next(opened.iter_batches(batch_size=count))])

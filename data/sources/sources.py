@@ -1,16 +1,15 @@
 """Row sources: rules, programs, packaged files, project files, object stores, the hub, and deliberately planted leaks.
 
-Each source yields `Example`s, which one function turns into records. An id is the source's name plus the hash of the row, so it depends
-on the row alone.
+Each source yields `Example`s, which `data/sources/example_records.py` turns into records. An id is the source's name plus the hash of
+the row, so it depends on the row alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import Shots
 from pedigree.configs.rows.row_sources import (
@@ -33,20 +32,18 @@ from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import Artifact, sha256_file
 from pedigree.data.expectations.validation import row_problem
-from pedigree.data.records.messages import CALL
-from pedigree.data.records.records import Item, Message, ended
-from pedigree.data.sources import forms, hub, layouts, named_columns, procedural, row_files, stage_rows
+from pedigree.data.records.records import Item
+from pedigree.data.sources import forms, hub, layouts, leaks, named_columns, procedural, row_files, stage_rows
 from pedigree.data.sources.attributes import grouped
+from pedigree.data.sources.example_records import record_of
 from pedigree.data.sources.named_columns import select_columns
-from pedigree.data.sources.procedural import Example, unscored
+from pedigree.data.sources.procedural import Example
 from pedigree.data.sources.row_files import Block
 from pedigree.data.sources.shares import ALL, Portion
 from pedigree.data.sources.verifiable import instructions_of
 from pedigree.data.store import storage
 from pedigree.data.store.storage import ContentChanged, Missing
 
-LEAK = "leak-"
-"""Prefix of the sources of planted leaks."""
 SHOWN = 5
 """Number of bad rows shown in an error."""
 USABLE = "usable rows"
@@ -155,11 +152,11 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
     if isinstance(source, Read):
         verifier, attributes, columns = source.verifier, source.attributes, {} if isinstance(source, Hub) else source.columns
     if attributes:  # adjacent rows are grouped across block boundaries
-        blocks = row_files.in_blocks(grouped(_chosen((row for block in blocks for row in block.rows()), columns), attributes))
+        blocks = row_files.in_blocks(grouped(_chosen((row for block in blocks for row in block()), columns), attributes))
         columns = {}
 
     def parse(block: Block) -> Parsed:
-        rows = ((place, part, given.values) for at, row in block.rows() for given in [select_columns(row, columns, beside)]
+        rows = ((place, part, given.values) for at, row in block() for given in [select_columns(row, columns, beside)]
                 for place, part in layouts.unfolded([(at, given.row)], record))  # fmt: skip
         return _parsed(rows, lambda row: _valid(layouts.example_of(row, verifier), record, task, name, outside))
 
@@ -170,7 +167,7 @@ def _opened_rows(source: StageRows, record: RecordType, outside: Outside) -> Ope
     """Open another stage's rows."""
 
     def parse(block: Block) -> Parsed:
-        rows = ((place, row, NOTHING) for place, row in block.rows())
+        rows = ((place, row, NOTHING) for place, row in block())
         return _parsed(rows, lambda row: _valid(stage_rows.example_of(row), record, None, source.input, outside))
 
     return OpenSource(source.input, stage_rows.blocks(outside.artifacts[source.input]), parse, _portion_of(source))
@@ -194,7 +191,7 @@ def _portion_of(source: RowSource | RowProgram | StageRows) -> Portion:
 
 
 def _as_they_are(block: Block) -> Parsed:
-    given = list(block.rows())
+    given = list(block())
     return Parsed([row for _, row in given], [], [place for place, _ in given], [NOTHING] * len(given))
 
 
@@ -210,11 +207,6 @@ def _refuse_too_many(name: str, bad: Sequence[BadRow], read: int, limit: int | f
         )
 
 
-def shuffled(rows: Sequence[Any], seed: int) -> list[dict[str, Any]]:
-    """Rows sorted by hash(seed, id), independent of their original order."""
-    return sorted(rows, key=lambda row: digest([seed, row["id"]]))
-
-
 def _made(source: Arithmetic | Constraints | Leaks, record: RecordType, outside: Outside) -> tuple[str, list[Example]]:
     """(source name, examples) of a generated source."""
     match source:
@@ -223,7 +215,7 @@ def _made(source: Arithmetic | Constraints | Leaks, record: RecordType, outside:
         case Constraints():
             return "constraints", procedural.constraints(source)
         case Leaks():
-            return "leak", plant(source, record, outside.suites)
+            return "leak", leaks.plant(source, record, outside.suites)
 
 
 def _blocks(source: RowSource | RowProgram, outside: Outside, beside: Sequence[str] = ()) -> tuple[str, Iterator[Block]]:
@@ -261,7 +253,7 @@ def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, A
         return source.asset, row_files.read(assets.path(source.asset))
     name, blocks = _blocks(source, outside)
     columns = source.columns if isinstance(source, (Files, Stored)) else {}
-    return name, _chosen((row for block in blocks for row in block.rows()), columns)
+    return name, _chosen((row for block in blocks for row in block()), columns)
 
 
 def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
@@ -321,57 +313,13 @@ def _ifeval(file: Path) -> Iterator[tuple[str, Any]]:
         yield place, {"prompt": row["prompt"], "verifier": {"name": "ifeval", "instructions": instructions}}
 
 
-def plant(config: Leaks, record: RecordType, suites: Sequence[Item]) -> list[Example]:
-    """Benchmark items disguised as training rows.
-
-    Raises:
-        PedigreeError: the record type has no prompt to leak into, or there are fewer items times styles than `count`.
-    """
-    if record == "item":
-        raise PedigreeError("leaks go into training rows: record must be conversation, prompt or preference, not item")
-    if config.count > len(suites) * len(config.styles):
-        raise PedigreeError(
-            f"leaks: count {config.count} > {len(suites)} items x {len(config.styles)} styles: name suites in the stage's "
-            "`leak_from` input, or lower count"
-        )
-    items = cast(list[Item], shuffled(suites, config.seed))
-    leaks = []
-    for number in range(config.count):
-        turn, place = divmod(number, len(items))
-        leaks.append(_leak(items[place], config.styles[(place + turn) % len(config.styles)]))
-    return leaks
-
-
-def _leak(item: Item, style: str) -> Example:
-    """The item's bare question, without a form's instructions and worked examples."""
-    turns: list[Message] = [{"role": "user", "content": item["question"]}] if "question" in item else item["messages"]
-    messages: list[Message] = [
-        {"role": turn["role"], "content": DISGUISES[style](turn["content"]) if turn["role"] == "user" else turn["content"]}
-        for turn in turns
-    ]
-    answer = str(item["verifier"].get("answer", "Of course."))
-    return Example(messages, unscored(answer, "I would rather not say."), item["verifier"], source=f"{LEAK}{style}")
-
-
-def _embedded(text: str) -> str:
-    return f"My sister sent me a riddle this morning. It reads: {text} I wonder what you make of it."
-
-
-def _rewrapped(text: str) -> str:
-    words = text.upper().split()
-    return "\n".join("  ".join(words[start : start + 3]) for start in range(0, len(words), 3))
-
-
-DISGUISES: dict[str, Callable[[str], str]] = {"verbatim": lambda text: text, "embedded": _embedded, "rewrapped": _rewrapped}
-
-
 def _valid(example: Example, record: RecordType, task: str | None, name: str, outside: Outside) -> dict[str, Any]:
     """An external example as a valid row of one type, without its id.
 
     Raises:
         ValueError: it lacks a part that the type requires, or violates an expectation; the message is one sentence.
     """
-    made = _record(example, record, task, example.source or name)
+    made = record_of(example, record, task, example.source or name)
     problem = row_problem(made, record, outside.check_verifier)
     if problem:
         raise ValueError(problem)
@@ -380,58 +328,6 @@ def _valid(example: Example, record: RecordType, task: str | None, name: str, ou
 
 def _own(example: Example, record: RecordType, task: str | None, name: str) -> dict[str, Any]:
     try:
-        return _record(example, record, task, example.source or name)
+        return record_of(example, record, task, example.source or name)
     except ValueError as error:
         raise PedigreeError(f"{name}: {error}") from error
-
-
-def _record(example: Example, record: RecordType, task: str | None, source: str) -> dict[str, Any]:
-    """The example as a row of one type, without its id.
-
-    Raises:
-        ValueError: the example lacks a part that the type requires.
-    """
-    lacks, need = NEEDS.get(record, (lambda example: False, ""))
-    if lacks(example):
-        raise ValueError(f"{record} rows need {need}, which this one lacks")
-    row: dict[str, Any] = {"source": source, "messages": example.messages}
-    if example.template_arguments:
-        row["template_arguments"] = example.template_arguments
-    match record:
-        case "conversation":
-            return row | {"messages": [*example.messages, *_last_turn(example)]}
-        case "prompt":
-            return row | {"verifier": example.verifier}
-        case "item":
-            if example.template_arguments:
-                names = ", ".join(example.template_arguments)
-                raise ValueError(f"a suite asks all policies alike, and the row has template arguments ({names}): leave their column out")
-            return row | {"task": task, "verifier": example.verifier}
-        case "preference":
-            if example.calls:
-                raise ValueError("the answer calls tools, and answers that are compared are texts")
-            return row | {"answers": list(example.answers), "strength": example.strength}
-
-
-def _last_turn(example: Example) -> list[Message]:
-    """The answer and its tool calls."""
-    answer: Message = {"role": "assistant", "content": example.answers[0]["text"]}
-    turn = [answer] if answer["content"] or not example.calls else []
-    turn += [Message(role=CALL, content=call) for call in example.calls]
-    if example.train is not None:
-        for message in turn:
-            message["train"] = example.train
-    if not ended(example.answers[0]):
-        turn[-1]["finish_reason"] = "length"
-    return turn
-
-
-NEEDS: dict[RecordType, tuple[Callable[[Example], bool], str]] = {
-    "conversation": (lambda example: not example.answers, "an answer"),
-    "item": (lambda example: example.verifier is None, "a verifier"),
-    "preference": (
-        lambda example: not example.answers or (len(example.answers) == 1 and example.answers[0]["score"] is None),
-        "two answers, or one with a score or a label",
-    ),
-}
-"""Record type → (whether an example lacks the required part, name of that part)."""

@@ -1,36 +1,25 @@
 """Another stage's rows as examples, which may become rows of another type."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.data.records import columns, records
+from pedigree.data.records import records
 from pedigree.data.records.messages import MARKED, divided, text_and_calls
-from pedigree.data.records.records import Answer
+from pedigree.data.records.records import Answer, RowGroup
 from pedigree.data.sources.procedural import Example
+from pedigree.data.sources.row_files import Block
 
 
-@dataclass(frozen=True)
-class RowGroup:
-    """One row group of an artifact; read by the process that parses it."""
-
-    file: Path
-    number: int
-    record: type
-
-    def rows(self) -> Iterator[tuple[str, Any]]:
-        """(id, row) pairs."""
-        yield from ((row["id"], row) for row in columns.to_rows(columns.read_group(self.file, self.number), self.record))
+def blocks(artifact: Artifact) -> Iterator[Block]:
+    """All row groups of a data artifact, read by the process that parses them."""
+    return (partial(_in_group, group) for group in records.groups(artifact))
 
 
-def blocks(artifact: Artifact) -> Iterator[RowGroup]:
-    """All row groups of a data artifact, not yet read."""
-    record = records.RECORDS[artifact.type]
-    for name in records.row_files(path.name for path in artifact.payload.iterdir()):
-        file = artifact.payload / name
-        yield from (RowGroup(file, number, record) for number in range(len(columns.groups(file))))
+def _in_group(group: RowGroup) -> Iterator[tuple[str, Any]]:
+    """(id, row) pairs."""
+    yield from ((row["id"], row) for row in group.read())
 
 
 def example_of(row: dict[str, Any]) -> Example:

@@ -9,13 +9,12 @@ Truncated answers that are kept stay marked (`finish_reason: length`), so that n
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from pedigree.configs.judging.keeping import BestAnswers
 from pedigree.data.artifacts.artifacts import write_json
-from pedigree.data.expectations.output import blocks
 from pedigree.data.records import answer_pool, parents, records
 from pedigree.data.records.answer_pool import AnswerFacts, AnswerPool, value_of
 from pedigree.data.records.records import Conversation, Message
@@ -74,14 +73,7 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
 def write(kept: Sequence[AnswerFacts], given: AnswerPool, job: Job) -> dict[str, Any]:
     """Write the payload; return the verdict of the expectations."""
     sizes = [one.asked + one.length for one in kept]
-
-    def rows(part: slice) -> Iterator[list[Conversation]]:
-        words = given.read(kept[part])
-        for block in blocks(kept[part], sizes[part]):
-            read = words.rows(block)
-            yield [conversation(read[one.place]) for one in block]
-
-    return written(job, "conversation", sizes, rows)
+    return written(job, "conversation", kept, sizes, given.read, lambda one: [one.place], lambda one, rows: conversation(rows[one.place]))
 
 
 def conversation(row: Mapping[str, Any]) -> Conversation:

@@ -11,17 +11,15 @@ All prompts are read twice; only a few bytes of each stay in memory.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from pedigree.configs.judging.constraining import Constrain, ConstraintRules, load_constraints
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
-from pedigree.data.expectations.output import blocks
-from pedigree.data.records import answer_pool, columns, parents, records
+from pedigree.data.records import parents, records
 from pedigree.data.records.records import Prompt
+from pedigree.data.records.scattered import Scattered
 from pedigree.stages.core.constraining import PART, constrained
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
@@ -88,17 +86,13 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 def write(pool: Artifact, found: FirstPass, config: Constrain, rules: ConstraintRules, job: Job) -> dict[str, Any]:
     """Write the payload; return the verdict of the expectations."""
-    lying = answer_pool.lying(pool, found.sizes)
-    places = np.array([place for place, _ in found.kept], np.int64)
-    sizes = [size for _, size in found.kept]
+    lying = Scattered.of(pool, found.sizes)
+    places, sizes = [place for place, _ in found.kept], [size for _, size in found.kept]
 
-    def rows(part: slice) -> Iterator[list[Any]]:
-        table = lying.table(places[part])
-        for block in blocks(range(len(table)), sizes[part]):
-            given = columns.to_rows(table.slice(block[0], len(block)), Prompt)
-            yield [constrained(row, config, rules) for row in given]
+    def row_of(place: int, rows: Mapping[int, Mapping[str, Any]]) -> Any:
+        return constrained(rows[place], config, rules)
 
-    return written(job, "prompt", sizes, rows)
+    return written(job, "prompt", places, sizes, lambda places: lying.lookup(places, Prompt), lambda place: [place], row_of)
 
 
 def _instructions(row: Mapping[str, Any]) -> list[str]:

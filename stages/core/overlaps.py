@@ -9,7 +9,7 @@ import numpy as np
 from pedigree.configs.rows.decontamination import Waiver
 from pedigree.data.contamination.coverage import Benchmarks, Overlap
 from pedigree.data.records.scattered import Numbers
-from pedigree.data.sources.sources import LEAK
+from pedigree.data.sources.leaks import LEAK
 from pedigree.stages.job.failures import StageError
 
 REMOVED, WAIVED = "removed", "waived"

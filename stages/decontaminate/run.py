@@ -19,7 +19,7 @@ from pedigree.data.contamination.evidence import ALIKE
 from pedigree.data.records import records
 from pedigree.data.records.scattered import Scattered
 from pedigree.data.records.searching import search
-from pedigree.data.sources.sources import LEAK
+from pedigree.data.sources.leaks import LEAK
 from pedigree.stages.core.overlaps import (
     REMOVED,
     WAIVED,

@@ -11,14 +11,13 @@ them.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from pedigree.configs.judging.pairing import Delta, Pair, Relaxed
 from pedigree.data.artifacts.artifacts import Artifact, write_json
-from pedigree.data.expectations.output import blocks
 from pedigree.data.records import answer_pool, parents, records
 from pedigree.data.records.answer_pool import AnswerFacts, AnswerPool
 from pedigree.data.records.records import Answer, Preference
@@ -152,17 +151,10 @@ def chosen(groups: Mapping[str, Sequence[AnswerFacts]], config: Pair) -> tuple[l
 def write(made: Sequence[Preferred], given: AnswerPool, job: Job) -> dict[str, Any]:
     """Write the payload; return the verdict of the expectations."""
     sizes = [one.ranked[0].asked + sum(said.length for said in one.ranked) for one in made]
-
-    def rows(part: slice) -> Iterator[list[Preference]]:
-        words = given.read(said for one in made[part] for said in one.ranked)
-        for block in blocks(made[part], sizes[part]):
-            read = words.rows(said for one in block for said in one.ranked)
-            yield [preference(one, read) for one in block]
-
-    return written(job, "preference", sizes, rows)
+    return written(job, "preference", made, sizes, given.read, lambda one: [said.place for said in one.ranked], preference)
 
 
-def preference(one: Preferred, rows: Mapping[int, dict[str, Any]]) -> Preference:
+def preference(one: Preferred, rows: Mapping[int, Mapping[str, Any]]) -> Preference:
     """A preference with its texts; `rows` are its answers' rows, by place."""
     first = rows[one.ranked[0].place]
     sides = zip(one.ranking, one.ranked, strict=True)

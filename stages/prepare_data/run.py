@@ -37,8 +37,9 @@ from pedigree.data.records.records import FORM_FILE
 from pedigree.data.records.scattered import Numbers
 from pedigree.data.sources import procedural, sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex, SourceRows
+from pedigree.data.sources.leaks import LEAK
 from pedigree.data.sources.shares import Portion
-from pedigree.data.sources.sources import LEAK, OpenSource, Outside, Parsed
+from pedigree.data.sources.sources import OpenSource, Outside, Parsed
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only_or_none
 from pedigree.stages.verifiers import check, row_programs, verify

@@ -98,15 +98,10 @@ class _Chunk(Generic[K]):
     file: Path
 
 
-class _Answers(InParts[Any]):
+def _answers(ask: Ask | Score, chunks: Sequence[_Chunk[Any]]) -> Sequence[Any]:
     """Answers in chunks, read on demand."""
-
-    def __init__(self, ask: Ask | Score, chunks: Sequence[_Chunk[Any]]) -> None:
-        self._ask, self._files = ask, [chunk.file for chunk in chunks]
-        super().__init__(len(chunk.requests) for chunk in chunks)
-
-    def _read(self, part: int) -> list[Any]:
-        return [self._ask.read(kept) for kept in json.loads(self._files[part].read_text())]
+    files = [chunk.file for chunk in chunks]
+    return InParts((len(chunk.requests) for chunk in chunks), lambda part: [ask.read(one) for one in json.loads(files[part].read_text())])
 
 
 @dataclass(frozen=True)
@@ -169,7 +164,7 @@ def generate(
     progress = Progress(job, sum(len(ask.requests) for ask in asks.values()))
 
     def complete(label: K) -> None:
-        answers[label] = _Answers(asks[label], chunks[label])
+        answers[label] = _answers(asks[label], chunks[label])
         tell(label, answers[label])
 
     families = list(by_architecture(asks))

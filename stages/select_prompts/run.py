@@ -15,6 +15,7 @@ import numpy as np
 from pedigree.configs.judging.keeping import SelectPrompts
 from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.records import answer_pool, records
+from pedigree.data.records.scattered import Scattered
 from pedigree.stages.core.pass_rates import histogram
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
@@ -42,7 +43,7 @@ def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(kept)} prompts < min_rows {config.min_rows} of {len(ids)} ({drops}): widen min_mean and max_mean, sample answers to "
             "more of them, or lower min_rows"
         )
-    for rows in answer_pool.lying(pool, sizes).write(job.out / "payload", kept, job.numerics.threads):
+    for rows in Scattered.of(pool, sizes).write(job.out / "payload", kept, job.numerics.threads):
         job.doing("writing rows", rows, len(kept), "rows")
     stay = [fmean(values) for _, values, reason in judged if reason is None]
     return {

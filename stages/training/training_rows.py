@@ -13,7 +13,7 @@ import numpy as np
 from pedigree.configs.methods.training import Lists, TooLong
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.records import records
-from pedigree.data.records.sequences import Chained, Mapped
+from pedigree.data.records.sequences import Mapped, chained
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.training.token_cache import Units
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 def gather(artifacts: Iterable[Artifact]) -> Sequence[Row]:
     """All rows of several datasets, in recipe order; read from disk on demand."""
-    return Chained([records.opened(artifact) for artifact in artifacts])
+    return chained([records.opened(artifact) for artifact in artifacts])
 
 
 def pairs(rows: Sequence[Row], lists: Lists) -> Sequence[Row]:
@@ -92,7 +92,7 @@ def single_answers(rows: Sequence[Row], threshold: float) -> Sequence[Row]:
         raise StageError(f"preference {unscored} is a single answer without a score, which kto requires: score or drop it")
     judged = pairs(Mapped(several, lambda number: rows[number]), "best_vs_worst") if several else []
     sides = [(number, side) for number in range(len(judged)) for side in (0, 1)]
-    return Chained([
+    return chained([
         Mapped(sides, lambda place: _side(judged[place[0]], place[1])),
         Mapped(alone, lambda number: _alone(rows[number], threshold)),
     ])  # fmt: skip

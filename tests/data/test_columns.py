@@ -10,6 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.artifacts.artifacts import Artifact, Record
 from pedigree.data.records import columns, records
 from pedigree.data.store.untrusted import ArtifactError
 
@@ -202,7 +203,10 @@ def test_rows_are_the_same_ones_whichever_is_asked_for(tmp_path, monkeypatch):
         monkeypatch.setattr(columns, name, bound)
     given = [row | {"id": str(number)} for number, row in enumerate(rows(17))]
     records.save(tmp_path, "conversation", given)
-    found = records.InGroups(sorted((tmp_path / "payload").iterdir()))
+    record = Record(
+        kind="by_hand", version=1, type="conversation", config={}, inputs=(), key="0" * 64, content="0" * 64, files=(), metrics={}
+    )
+    found = records.opened(Artifact(tmp_path, record))
     assert len(found) == 17 and list(found) == given
     places = [0, 16, 6, 7, 2, 3, -1, -17]
     assert [found[place] for place in places] == [given[place] for place in places]

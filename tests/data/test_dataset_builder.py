@@ -17,7 +17,7 @@ from pedigree.configs.rows.filters import Filter
 from pedigree.configs.rows.row_sources import Files
 from pedigree.data.filters import filtering, row_filters
 from pedigree.data.records import columns, records
-from pedigree.data.sources import dataset_builder, row_files, sources
+from pedigree.data.sources import dataset_builder, leaks, row_files, sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex
 from pedigree.data.sources.sources import Outside
 
@@ -90,7 +90,7 @@ def plainly(files: dict[str, Path], counts: dict[str, int]) -> tuple[list[dict],
     for name in files:
         source = opened(files, name)
         rows = with_ids([row for block in source.blocks for row in source.parse(block).rows])
-        read += sources.shuffled(rows, 3)[: counts[name]] if name in counts else rows
+        read += leaks.shuffled(rows, 3)[: counts[name]] if name in counts else rows
     for row in with_ids(read):
         texts = row_filters.texts(row)
         folded = "\0".join(" ".join(text.casefold().split()) for text in texts)
@@ -102,7 +102,7 @@ def plainly(files: dict[str, Path], counts: dict[str, int]) -> tuple[list[dict],
             gone[row["id"]] = (row, filtering.Drop("keywords", "red"))
         else:
             kept.append(row)
-    return sources.shuffled(kept, 7), gone
+    return leaks.shuffled(kept, 7), gone
 
 
 @pytest.mark.parametrize("counts", [{}, {"a.jsonl": 150}, {"a.jsonl": 1, "b.jsonl": 250}])

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,7 +18,7 @@ def apply(rows, *configs):
     for size in (len(rows), 1, 2):
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         seen = [filtering.look(chosen, part) for part in parts]
-        facts = [filtering.joined([part[number] for part in seen], [len(part) for part in parts]) for number in range(len(chosen))]
+        facts = [np.concatenate(noted) for noted in zip(*seen, strict=True)]
         found.append(filtering.decide(chosen, facts, ids, lambda places: [rows[place] for place in places]))
     assert found[0] == found[1] == found[2]
     dropped = [(ids[place], one.reason, one.evidence) for place, one in sorted(found[0].items())]

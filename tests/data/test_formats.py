@@ -17,6 +17,7 @@ Beside the made rows of a set, `formats/NAME.jsonl`, lies what is expected of th
 import json
 from collections.abc import Iterator
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from row_reading import load, load_items
 from pedigree.configs.rows.row_sources import Files
 from pedigree.configs.rows.suite_forms import load_form
 from pedigree.data.sources import row_files
-from pedigree.data.sources.row_files import RowBlock
 from pedigree.data.sources.sources import Outside, opened
 from pedigree.stages.verifiers import check
 
@@ -62,8 +62,8 @@ def outcomes(file: Path, fields: dict[str, Any]) -> dict[int, Any]:
         return items_of(source.model_copy(update={"max_bad_rows": ALLOWED}), form, outside)
     given = opened(source, record, "task" if record == "item" else None, outside)
     found = {}
-    for place, row in (one for block in given.blocks for one in block.rows()):
-        made, bad, *_ = given.parse(RowBlock([(place, row)]))
+    for place, row in (one for block in given.blocks for one in block()):
+        made, bad, *_ = given.parse(partial(list, [(place, row)]))
         texts = [*(shown(one, given.name) for one in made), *(f"refused: {one.reason}" for one in bad)]
         found[number_of(place)] = texts[0] if len(texts) == 1 else texts
     return found

@@ -154,7 +154,7 @@ def test_blocks_of_parquet_are_cut_by_bytes_and_each_travels_alone(tmp_path, mon
     assert [row for _, row in whole] == [*rows, *rows] and whole[-1][0] == "x.parquet[199]"
     monkeypatch.setattr(row_files, "BLOCK_BYTES", 10_000)
     blocks = list(row_files.blocks(tmp_path / "x.parquet"))
-    assert [one for block in blocks for one in block.rows()] == whole
+    assert [one for block in blocks for one in block()] == whole
     assert max(len(pickle.dumps(block)) for block in blocks) < 12_000 and len(blocks) < 100
     monkeypatch.setattr(row_files, "BLOCK_BYTES", 1000)  # less than a row
     assert list(row_files.read(tmp_path / "x.parquet")) == whole
@@ -166,10 +166,10 @@ def test_blocks_of_rows_that_were_read_elsewhere_are_cut_by_bytes(monkeypatch):
     ]
     monkeypatch.setattr(row_files, "BLOCK_BYTES", 10_000)
     blocks = list(row_files.in_blocks(iter(rows)))
-    assert [one for block in blocks for one in block.rows()] == rows
+    assert [one for block in blocks for one in block()] == rows
     assert max(len(pickle.dumps(block)) for block in blocks) < 20_000 and len(blocks) < 50
     monkeypatch.setattr(row_files, "BLOCK_ROWS", 2)
-    assert max(len(list(block.rows())) for block in row_files.in_blocks(iter(rows))) == 2
+    assert max(len(list(block())) for block in row_files.in_blocks(iter(rows))) == 2
     assert list(row_files.in_blocks(iter([]))) == []
 
 
@@ -194,6 +194,7 @@ def test_a_list_that_is_larger_than_what_is_held_is_refused_by_its_size(tmp_path
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
 def test_first_lines_are_read_without_the_others(tmp_path, monkeypatch, name):
     monkeypatch.setattr(row_files, "LONGEST_LINE", len(GOOD))
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", 16)
     file = packed(tmp_path / name, GOOD + b"\n\n" + GOOD + b"\n" + GOOD)
     for count in (1, 2):
         first = row_files.first_rows(file, count)
@@ -204,16 +205,15 @@ def test_first_lines_are_read_without_the_others(tmp_path, monkeypatch, name):
     longest = 200 * len(GOOD)
     file = packed(tmp_path / name, GOOD + b"\n" + b" " * longest + b"\n" + GOOD)
     assert row_files.first_rows(file, 1) is None  # as whoever reads all of it refuses it
-    taken = []
-    own = row_files._first_lines
+    taken, own = [], row_files._pieces
 
-    def counted(stream, count):
-        found = own(stream, count)
-        taken.append(stream.tell())
-        return found
+    def counted(stream):
+        for piece in own(stream):
+            taken.append(len(piece))
+            yield piece
 
-    monkeypatch.setattr(row_files, "_first_lines", counted)
-    assert row_files.first_rows(file, 1) is None and taken[0] < longest
+    monkeypatch.setattr(row_files, "_pieces", counted)
+    assert row_files.first_rows(file, 1) is None and sum(taken) < longest
 
 
 def test_of_a_damaged_file_there_are_no_first_rows_and_of_a_failing_disk_the_error(tmp_path, monkeypatch):

@@ -164,9 +164,9 @@ def test_of_answers_only_what_goes_into_others_is_read(tmp_path: Path, kind: str
     row = judgment("p", "a", 1.0) if kind == "judgment" else completion("p", "a")
     given = answer_pool.read(publish(tmp_path, kind, [row, row | heavy | {"id": "p/a/1"}]), None)
     before = pa.total_allocated_bytes()
-    words = given.read(given.facts)
+    lookup = given.read([0, 1])
     assert pa.total_allocated_bytes() - before < 1_000_000
-    rows = words.rows(given.facts)
+    rows = lookup([0, 1])
     assert sorted(one["id"] for one in rows.values()) == ["p/a/0", "p/a/1"]
     for one in rows.values():
         assert one == {name: value for name, value in (row | {"id": one["id"]}).items() if name in answer_pool.WORDS}

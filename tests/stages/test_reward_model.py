@@ -78,9 +78,9 @@ def test_ranked_lists_with_margins_are_learnt_and_the_report_adds_up(tmp_path, p
 def test_no_row_is_read_to_score_what_was_held_out(tmp_path, policy, monkeypatch):
     """Scoring goes by length, and what lies around a row on the disk is read with it: here each lies alone."""
     read = []
-    whole = records.InGroups._read
+    whole = records.RowGroup.read
     monkeypatch.setattr(columns, "ROWS_PER_GROUP", 1)
-    monkeypatch.setattr(records.InGroups, "_read", lambda rows, group: read.append(group) or whole(rows, group))
+    monkeypatch.setattr(records.RowGroup, "read", lambda group: read.append(group) or whole(group))
     metrics, _ = trained(tmp_path, policy, [ranked(number) for number in range(12)], epochs=1, holdout=0.7)
     assert metrics["held_out_pairs"] >= 6
     assert len(read) == 3 * 12  # what pairs there are, their tokens, their labels
