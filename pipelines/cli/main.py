@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from pedigree.pipelines.cli import artifacts, git, init, looking, recipes, rehearsing, rows, running, schedules, scratch
 from pedigree.pipelines.cli.console import echo
-from pedigree.pipelines.cli.quiet import no_telemetry
+from pedigree.pipelines.telemetry import no_telemetry
 
 HELP = """Run LLM post-training recipes as graphs of versioned stages, with the full lineage of every model.
 

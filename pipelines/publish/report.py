@@ -442,7 +442,7 @@ def _evaluation(stage: Stage, looks: Mapping[str, Sequence[Any]]) -> dict[str, A
         ],
         "differences": _differences(scores.get("differences", [])),
         "waived": waived,
-        "touched": {(split.label, split.task) for split in waived},
+        "touched": {(split.policy, split.task) for split in waived},
     }
 
 

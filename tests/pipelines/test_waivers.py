@@ -57,7 +57,7 @@ def splits(project, name):
 
 
 def test_a_score_is_split_by_items_that_were_kept_in_training(project):
-    found = {(one.label, one.task): one for one in splits(project[0], "scores")}
+    found = {(one.policy, one.task): one for one in splits(project[0], "scores")}
     assert {label for label, _ in found} == {"dpo_1", "dpo_2", "rlvr"}  # `base` and `sft` have never seen the prompts
     one, other = found["rlvr", "arithmetic"], found["rlvr", "other"]
     assert one.contaminated and one.clean
