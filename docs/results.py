@@ -77,7 +77,7 @@ def _type(annotation: Any) -> tuple[str, list[type], str]:
     if origin in (tuple, list):
         kind, inner, _ = _type(arguments[0])
         return f"list of {kind}s" if kind in NAMES.values() else "list", inner, "[]"
-    if inspect.isclass(annotation) and (is_dataclass(annotation) or typing.is_typeddict(annotation)):
+    if inspect.isclass(annotation) and is_dataclass(annotation):
         return "object", [annotation], ""
     if origin is not None and arguments and arguments[0] is str:  # a mapping
         kind, inner, many = _type(arguments[1])

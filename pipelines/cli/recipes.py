@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import Overrides, Profile, Recipe, echo, print_table, project_here
+from pedigree.pipelines.quantities import counted, duration, size
 
 commands = typer.Typer()
 STARTERS = Path(__file__).parents[2] / "configs" / "starters"
@@ -54,7 +56,6 @@ def new(
 
     It runs as it is, on packaged data and a small model; its comments state what to replace.
     """
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.configs.language.recipe import RECIPE_NAME
 
     project = project_here()
@@ -108,10 +109,8 @@ def validate(
     Lists all problems with file and line, and writes nothing. Exit code 2 if there are problems.
     """
     from pedigree.configs.base.document import ConfigError
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.configs.language.recipe import recipe_names
     from pedigree.pipelines.cli.resolved import problems_of, profile_problems
-    from pedigree.pipelines.quantities import counted
 
     project = project_here()
     if every == bool(recipe):
@@ -135,7 +134,6 @@ def pin(recipe: Recipe) -> None:
     """
     import os
 
-    from pedigree.pipelines.quantities import counted
     from pedigree.pipelines.run.pins import pin as write_pins
 
     found = write_pins(project_here(), recipe)
@@ -186,10 +184,8 @@ def variants(
 
     Shows the overrides, progress, size and age of each variant.
     """
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.configs.language.recipe import recipe_names
     from pedigree.pipelines.cli import variants as made
-    from pedigree.pipelines.quantities import duration, size
 
     project = project_here()
     if remove is not None:
@@ -212,7 +208,6 @@ def variants(
 
 def _remove_variant(variant, yes: bool) -> None:
     from pedigree.pipelines.cli import variants as made
-    from pedigree.pipelines.quantities import counted, size
 
     signs = made.refuse_while_in_use(variant)
     echo(f"{variant.name}: {' '.join(variant.overrides)}")

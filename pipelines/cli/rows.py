@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import AsJson, echo, for_programs, print_table, project_here
+from pedigree.pipelines.quantities import counted, duration
 
 if TYPE_CHECKING:
-    from pedigree.configs.base.project import Project
     from pedigree.pipelines.lineage.trace import RowQuery, Trace
     from pedigree.pipelines.maintain.forget import Again, Forgetting
     from pedigree.pipelines.publish.attribution import Origin, TraceResult
@@ -72,7 +74,6 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
 
 
 def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -> "RowQuery":
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.data.store.untrusted import LONGEST_LINE, ArtifactError, read_plain
     from pedigree.pipelines.lineage.trace import RowQuery
 
@@ -127,7 +128,6 @@ def _print_not_looked_in(found: "Trace") -> None:
 
 
 def _print_found(found: "Trace") -> None:
-    from pedigree.pipelines.quantities import counted
 
     if not found.found:
         searched = f"searched {counted(found.looked_in, 'artifact')}" if found.looked_in else "no data artifacts are available here"
@@ -196,14 +196,12 @@ AGAIN = ("stage", "kind", "why", "took", "GPU-hours", "named")
 
 
 def _again_cells(one: "Again") -> tuple[str, ...]:
-    from pedigree.pipelines.quantities import duration
 
     took = "?" if one.seconds is None else duration(one.seconds)
     return one.address, one.kind, one.why, took, "" if one.gpu_hours is None else f"{one.gpu_hours:.2f}", ", ".join(one.names)
 
 
 def _print_sum(answer: "Forgetting") -> None:
-    from pedigree.pipelines.quantities import counted, duration
 
     if answer.again:
         known = [one.seconds for one in answer.again if one.seconds is not None]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.artifacts import bring
@@ -28,12 +29,12 @@ from pedigree.pipelines.cli.console import (
     requested,
 )
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
+from pedigree.pipelines.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from contextlib import AbstractContextManager
 
-    from pedigree.configs.base.project import Project
     from pedigree.pipelines.jobs.context import RunContext
     from pedigree.pipelines.publish.commits import Commit
     from pedigree.pipelines.run.observer import Audience
@@ -204,7 +205,6 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
         return 0
     quiet_prefect()
     from pedigree.pipelines.deployments import cancel_runs
-    from pedigree.pipelines.quantities import counted
 
     try:
         count = cancel_runs(project, name)
@@ -232,7 +232,6 @@ def stage(address: str) -> None:
 
 
 def _refuse_with_pull(others: object) -> None:
-    from pedigree.configs.base.problems import UsageProblem
 
     if others:
         options = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
@@ -243,7 +242,6 @@ def _run_in_prefect(
     context: "RunContext", chosen: frozenset[str], forced: frozenset[str], planned: "list[Plan]", server: str | None, required: bool
 ) -> "list[StageEnd]":
     """Run the graph, and report to a Prefect server."""
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.pipelines.run.observer import HOW_TO_PREFECT, run_observed
 
     if server is None:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli.console import echo, print_table, project_here
+from pedigree.pipelines.quantities import counted, duration, size
 
 if TYPE_CHECKING:
-    from pedigree.configs.base.project import Project
     from pedigree.configs.language.graph import Graph, Node
     from pedigree.pipelines.jobs.liveness import Signs
 
@@ -75,7 +77,6 @@ def scratch(
     """
     from pedigree.pipelines.cli import removal
     from pedigree.pipelines.jobs.liveness import Signs
-    from pedigree.pipelines.quantities import counted, duration, size
 
     project = project_here()
     signs = removal.listened(project, _leases_of_all(project)) if clean else Signs(project)
@@ -134,7 +135,6 @@ def clean_folder(signs: "Signs", one: Scratch) -> None:
     Raises:
         UsageProblem: its job is running, or another command uses it.
     """
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.data.store.fence import Fence
     from pedigree.pipelines.cli import removal
     from pedigree.pipelines.jobs.live import live_jobs
@@ -222,7 +222,6 @@ def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
 
 
 def _named(found: list[Scratch], names: list[str]) -> list[Scratch]:
-    from pedigree.configs.base.problems import UsageProblem
 
     chosen = []
     for name in names:
@@ -243,8 +242,6 @@ def _is_of(one: Scratch, stage: str) -> bool:
 
 
 def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name: bool) -> None:
-    from pedigree.configs.base.problems import UsageProblem
-    from pedigree.pipelines.quantities import counted, size
 
     if unreadable and not by_name:
         raise UsageProblem(f"nothing deleted: {unreadable[0]}. Or name the folders to delete: `pedigree scratch STAGE/KEY --clean`")
@@ -287,7 +284,6 @@ def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec:
 
 
 def _progress(one: Scratch) -> str:
-    from pedigree.pipelines.quantities import counted
 
     held = [f"{one.checkpoints[-1]} of {counted(len(one.checkpoints), 'checkpoint')}"] if one.checkpoints else []
     held += [counted(one.chunks, "chunk")] if one.chunks else []

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal
 
 from pydantic import PlainSerializer
 
@@ -37,7 +37,8 @@ BEATS_TO_END = 5
 """A fenced job that missed this many heartbeats has ended itself: it checks its fencing token once per beat."""
 
 
-class JobDocument(TypedDict):
+@dataclass(frozen=True)
+class JobDocument:
     """A running job."""
 
     address: str
@@ -57,19 +58,19 @@ class JobDocument(TypedDict):
 
 def job_document(job: LiveJob) -> JobDocument:
     """A job as JSON."""
-    return {
-        "address": job.address,
-        "kind": job.kind,
-        "pid": job.pid,
-        "elsewhere": job.elsewhere,
-        "host": job.host,
-        "alive": True if job.heard else None,
-        "step": job.step,
-        "total_steps": job.total,
-        "numbers": dict(job.numbers),
-        "seconds_since_heartbeat": round(max(job.silent_s, 0.0), 1),
-        "waited_for_by": job.holder.what if job.holder else None,
-    }
+    return JobDocument(
+        address=job.address,
+        kind=job.kind,
+        pid=job.pid,
+        elsewhere=job.elsewhere,
+        host=job.host,
+        alive=True if job.heard else None,
+        step=job.step,
+        total_steps=job.total,
+        numbers=job.numbers,
+        seconds_since_heartbeat=round(max(job.silent_s, 0.0), 1),
+        waited_for_by=job.holder.what if job.holder else None,
+    )
 
 
 Job = Annotated[LiveJob, Opaque(), PlainSerializer(job_document)]
