@@ -70,7 +70,7 @@ def _type(annotation: Any) -> tuple[str, list[type], str]:
         kind, inner, many = _type(written or arguments[0])
         return (kind.replace(" ", "_").replace(",_", ", ") if serializer is ONE_WORD else kind), inner, many
     if origin in (typing.Union, types.UnionType):
-        parts = [_type(part) for part in arguments]
+        parts = [_type(part) for part in arguments if part is not int or float not in arguments]
         return " or ".join(dict.fromkeys(kind for kind, _, _ in parts)), [one for _, inner, _ in parts for one in inner], ""
     if origin is Literal:
         return ", ".join(f"`{value}`" if isinstance(value, str) else str(value).lower() for value in arguments), [], ""

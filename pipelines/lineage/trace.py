@@ -71,7 +71,7 @@ class ItemScore:
 
     task: str
     policy: str
-    score: float | None
+    score: int | float | None
     """Null if unknown."""
 
 

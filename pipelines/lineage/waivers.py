@@ -40,9 +40,10 @@ class Split:
 
     policy: str
     task: str
-    contaminated: Mapping[str, float] | None
+    contaminated: Mapping[str, int | float] | None
     """n, mean, and 95% interval."""
-    clean: Mapping[str, float] | None
+    clean: Mapping[str, int | float] | None
+    """The same."""
     waivers: tuple[Waived, ...]
 
 
