@@ -70,8 +70,8 @@ ROOMS = {
         "reproduce",
         "flow",  # one recipe under Prefect
         "deployments",  # its schedules
+        "api",  # from Python
         "cli",
-        "api",  # the same from Python
     ),
 }
 """The folders, and in `pipelines` files, of each package: each imports itself and those above it in this table. A kind of stage is a

@@ -1,4 +1,4 @@
-"""Recipe commands: recipes, new, show, validate, pin, compile, variants."""
+"""Recipe commands: recipes, new, show, validate, pin, compile, variants, scratch."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -204,6 +204,23 @@ def variants(
     ]
     print_table(("variant", "own stages done", "size", "last change", "overrides"), cells)
     echo("\n`pedigree variants --remove NAME` removes a variant.")
+
+
+@commands.command()
+def scratch(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[STAGE/KEY]...", help="Only these folders, even if they could be resumed.", show_default=False),
+    ] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Delete folders instead of listing them.")] = False,
+) -> None:
+    """List or delete scratch folders of unfinished work.
+
+    --clean deletes the folders that no current recipe or variant would resume.
+    """
+    from pedigree.pipelines.cli.scratch import list_or_clean
+
+    list_or_clean(project_here(), names or [], clean)
 
 
 def _remove_variant(variant, yes: bool) -> None:
