@@ -29,7 +29,7 @@ from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.publish.commits import uncommitted
 from pedigree.pipelines.quantities import duration
 from pedigree.pipelines.run.ensure import log_file
-from pedigree.pipelines.run.plans import StageView, drift, plan
+from pedigree.pipelines.run.plans import StageSummary, drift, plan
 from pedigree.stages.job.job import PULSES
 
 FOLLOW_POLL_S = 0.5
@@ -84,7 +84,7 @@ class Jobs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageStatus(StageView):
+class StageStatus(StageSummary):
     """Status of one stage."""
 
     state: Annotated[Literal["done", "in the remote", "stale", "not built", "running"], ONE_WORD]

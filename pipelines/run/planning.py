@@ -21,7 +21,7 @@ from pedigree.pipelines.estimate.schedule import TimeLeft, outlook
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.quantities import counted
-from pedigree.pipelines.run.plans import Plan, StageView, restorable
+from pedigree.pipelines.run.plans import Plan, StageSummary, restorable
 
 SETTLED: tuple[str, ...] = ("up to date", "in the remote")
 """States that need no work."""
@@ -30,7 +30,7 @@ JOBLESS: tuple[str, ...] = (*SETTLED, "cached")
 
 
 @dataclass(frozen=True)
-class PlannedStage(StageView):
+class PlannedStage(StageSummary):
     """A stage of a plan."""
 
     state: Annotated[Literal["up to date", "in the remote", "cached", "will run", "depends"], ONE_WORD]

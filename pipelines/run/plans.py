@@ -37,7 +37,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageView:
+class StageSummary:
     """A stage of a recipe before a run: what it is, and why it is not up to date."""
 
     node: Hidden[Node]
