@@ -1,22 +1,19 @@
 """Generate reference pages from the code: `python -m docs.generate` writes `stages.md`, a page per kind in `stages/`, `profiles.md`,
 `methods.md`, `cli.md`, `plan.md` and `flagship.md` in `docs/`."""
 
-import ast
 import functools
 import inspect
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from docs import commands, flagship, planning
+from docs.results import meanings
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.judging.rephrasing import FindRephrased
 from pedigree.configs.language.execution import Execution, Machine, Numerics, Placement
@@ -215,20 +212,6 @@ def _fields(config: type[Frozen]) -> list[str]:
         meaning = " ".join(texts.get(name, "").split()).replace("|", "\\|")
         lines.append(f"| `{name}` | {_type(field.annotation, field)} | {_default(field)} | {meaning} |")
     return [*lines, ""] if len(lines) > 2 else []
-
-
-def meanings(config: type[BaseModel]) -> dict[str, str]:
-    """Field → docstring, including base classes. Pydantic's `use_attribute_docstrings` would read all sources at every start."""
-    found: dict[str, str] = {}
-    for base in reversed(config.__mro__):
-        if issubclass(base, BaseModel) and base is not BaseModel:
-            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            assert isinstance(tree, ast.ClassDef)
-            for field, below in pairwise(tree.body):
-                match field, below:
-                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                        found[name] = text
-    return found
 
 
 def _default(field: FieldInfo) -> str:

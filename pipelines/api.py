@@ -19,8 +19,6 @@ from pedigree.configs.language.recipe import load_recipe, recipe_file
 from pedigree.data.artifacts import artifacts
 from pedigree.data.artifacts.artifacts import write_text
 from pedigree.data.records import records
-from pedigree.pipelines.cli.plan import PlanRow, rows_of
-from pedigree.pipelines.cli.quiet import no_telemetry
 from pedigree.pipelines.estimate.rates import measured
 from pedigree.pipelines.jobs.events import RunEvent
 from pedigree.pipelines.publish.report import write_report
@@ -28,8 +26,10 @@ from pedigree.pipelines.run import plans
 from pedigree.pipelines.run.checks import checked_plan
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.planning import PlannedStage, rows_of
 from pedigree.pipelines.run.plans import selection
 from pedigree.pipelines.run.runs import StageEnd, run_graph
+from pedigree.pipelines.telemetry import no_telemetry
 
 LOG = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class RunFailed(PedigreeError):
 
 def plan(
     project: Project, recipe: Recipe | str, *, targets: Sequence[str] = (), force: Sequence[str] = (), execution: str | None = None
-) -> list[PlanRow]:
+) -> list[PlannedStage]:
     """What `run` would do with each stage, why, and what it needs. Writes nothing.
 
     Args:

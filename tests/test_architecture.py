@@ -57,7 +57,9 @@ ROOMS = {
         "sampling",
     ),
     "pipelines": (
+        "telemetry",
         "quantities",  # numbers in words
+        "documents",  # results of commands as JSON
         "ledger",  # what is done, and what a stage would be made from now
         "lineage",  # what it was made from, and whether that is so
         "estimate",  # what it will need
@@ -70,8 +72,8 @@ ROOMS = {
         "prefect",  # what it shows of a run
         "flow",  # one recipe under Prefect
         "deployments",  # its schedules
+        "api",  # from Python
         "cli",
-        "api",  # the same from Python
     ),
 }
 """The folders, and in `pipelines` files, of each package: each imports itself and those above it in this table. A kind of stage is a
@@ -249,7 +251,7 @@ def test_help_and_loading_a_recipe_stay_light():
 @pytest.mark.integration
 def test_the_ledger_and_ensure_load_no_engine_and_no_prefect():
     loaded = modules_loaded_by(
-        "from pedigree.pipelines.run import runs; from pedigree.pipelines.cli import plan, status\n"
+        "from pedigree.pipelines.run import runs; from pedigree.pipelines.cli import status; from pedigree.pipelines.run import planning\n"
         "from pedigree.pipelines.maintain import forget; from dvc.repo import Repo"
     )
     assert "dvc" in loaded

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import (
@@ -25,11 +26,11 @@ from pedigree.pipelines.cli.console import (
     project_here,
     requested,
 )
+from pedigree.pipelines.quantities import size
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from pedigree.configs.base.project import Project
     from pedigree.pipelines.jobs.context import RunContext
     from pedigree.pipelines.lineage.ancestry import Ancestor, Pedigree
 
@@ -114,10 +115,8 @@ def verify(
     import contextlib
     import dataclasses
 
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.pipelines.cli.status_line import StatusLine
     from pedigree.pipelines.lineage.verify import verify_folders, verify_project
-    from pedigree.pipelines.quantities import size
 
     with contextlib.ExitStack() as stack, StatusLine() as telling:
 
@@ -192,7 +191,6 @@ def reproduce(
     For an artifact that this project did not make, the code, patch and commands are shown first; they run only after you type yes or
     with --trust. Exit code 0: all identical, or scores within the recipe's tolerance. 1: a stage differs. 2: cannot start.
     """
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.pipelines.reproduce import reproduction as again
 
     if only not in (None, "data"):
@@ -279,7 +277,6 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
 
 
 def _project_or_none() -> "Project | None":
-    from pedigree.configs.base.project import Project
 
     try:
         return Project.find()
@@ -298,7 +295,6 @@ def _named_artifacts(names: list[str], stack: "ExitStack") -> "tuple[Project | N
 
     Temporary folders for `NAME@REVISION` are removed when the stack closes.
     """
-    from pedigree.configs.base.project import Project
     from pedigree.pipelines.lineage.find import artifact_folder
 
     try:

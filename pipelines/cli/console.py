@@ -97,26 +97,28 @@ def echo_json(value: Any, *, sort_keys: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def for_programs(wanted: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that emits the command's JSON document; redirect all other output, including child processes', to stderr.
+def for_programs(wanted: bool) -> Iterator[Callable[..., None]]:
+    """Yield `documents.document`, which emits what it makes; redirect all other output, including child processes', to stderr.
 
     Without `--json`, nothing is redirected and no document is printed.
     """
     if not wanted:
-        yield lambda document: None
+        yield lambda *given: None
         return
-    documents: list[dict[str, Any]] = []
+    results: list[Any] = []
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            yield documents.append
+            yield lambda *given: results.append(given)
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-        for document in documents:
-            echo_json(document)
+        for given in results:
+            from pedigree.pipelines.documents import document
+
+            echo_json(document(*given))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from pedigree.pipelines.cli.console import echo, echo_json, print_table, project_here
+from pedigree.pipelines.quantities import counted, size
 
 commands = typer.Typer()
 
@@ -47,7 +48,6 @@ def gc(
     """
     from pedigree.pipelines.cli.removal import print_waiting
     from pedigree.pipelines.maintain.gc import collect
-    from pedigree.pipelines.quantities import counted, size
 
     sweep = collect(project_here(), workspace=workspace, remote=remote, delete=yes, listening=print_waiting)
     for place, objects in (("cache", sweep.objects), ("remote", sweep.remote_objects)):

@@ -3,15 +3,14 @@
 import shlex
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import PACKAGED, Project
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import echo
-
-if TYPE_CHECKING:
-    from pedigree.configs.base.project import Project
 
 EXAMPLE = "tiny"
 DVC_CONFIG = """\
@@ -83,8 +82,6 @@ def create(folder: Path, recipe: str | None = None) -> "tuple[Project, list[str]
         ConfigError: there is no such recipe.
         UsageProblem: a recipe would be replaced, the folder is part of another project or not a folder, or git is missing.
     """
-    from pedigree.configs.base.problems import UsageProblem
-    from pedigree.configs.base.project import Project
     from pedigree.configs.language.recipe_files import recipe_names
     from pedigree.data.artifacts.artifacts import write_text
     from pedigree.pipelines.ledger.lock_merge import register
@@ -113,8 +110,6 @@ def create(folder: Path, recipe: str | None = None) -> "tuple[Project, list[str]
 
 def _recipes(project: "Project", recipe: str) -> dict[str, str]:
     """File → text of a packaged recipe and of those that it extends or takes stages from."""
-    from pedigree.configs.base.problems import UsageProblem
-    from pedigree.configs.base.project import PACKAGED
     from pedigree.configs.language.compile import pipeline_file
     from pedigree.configs.language.recipe import load_recipes
 
@@ -134,7 +129,6 @@ def _recipes(project: "Project", recipe: str) -> dict[str, str]:
 
 def _start_git(folder: Path) -> bool:
     """Make a git repository unless the folder is in one; returns whether it was made."""
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.pipelines.ledger.git import ABSENT, run_git
 
     if run_git(folder, "rev-parse", "--is-inside-work-tree").returncode == 0:

@@ -1,37 +1,23 @@
-"""Plan of a run: stale stages and the reasons, resource estimates, batches. Loads no engine and makes no network call."""
+"""Tables and texts of a plan."""
 
-import math
-import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Collection
 
-from pedigree.configs.base.kind import MODELS
-from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.base.work import Amount
-from pedigree.configs.language.execution import Execution, Numerics
-from pedigree.configs.language.graph import Graph, Node, shown_name
+from pedigree.configs.language.execution import Execution
 from pedigree.data.host.machine import has_bf16_units
-from pedigree.pipelines.estimate.amounts import count_of
-from pedigree.pipelines.estimate.estimates import Estimate, Estimates
+from pedigree.pipelines.cli.console import echo, print_table
+from pedigree.pipelines.estimate.estimates import Estimate
 from pedigree.pipelines.estimate.machines import this_cpu, this_memory
 from pedigree.pipelines.estimate.memory import GIB
-from pedigree.pipelines.estimate.rates import Rates, known
-from pedigree.pipelines.estimate.schedule import TimeLeft, outlook
+from pedigree.pipelines.estimate.schedule import TimeLeft
 from pedigree.pipelines.jobs.context import RunContext
-from pedigree.pipelines.lineage.ancestry import opened
+from pedigree.pipelines.publish import comparison
 from pedigree.pipelines.quantities import counted, duration, rough, size
-from pedigree.pipelines.run.plans import Plan, restorable
+from pedigree.pipelines.run.checks import all_done
+from pedigree.pipelines.run.pins import unpinned
+from pedigree.pipelines.run.planning import JOBLESS, PlannedStage, RunPlan
 
-State = Literal["up to date", "in the remote", "cached", "will run", "depends"]
-SETTLED: tuple[State, ...] = ("up to date", "in the remote")
-"""States that need no work."""
-JOBLESS: tuple[State, ...] = (*SETTLED, "cached")
-"""States that need no job."""
-NAMED = 3
-"""Maximum number of stages named in a reason."""
-OUTPUT = re.compile(r"output (\S+) (.+)")
 HOW_ESTIMATED = (
     "Disk is estimated from a stage's last artifact, else (for models) the size of its weights, else the mean of artifacts of its "
     "kind; `?` means unknown. Checkpoints use disk while a stage trains. DVC's cache doubles the disk usage unless the file system "
@@ -47,75 +33,71 @@ UNITS = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
 MARKS = {"counted": "", "estimated": "~", "at most": "<"}
 
 
-@dataclass(frozen=True)
-class PlanRow:
-    """One stage of a plan."""
-
-    node: Node
-    shown: str
-    state: State
-    reasons: tuple[str, ...]
-    why: str
-    """The reasons on one line."""
-    disk: int | None
-    """Estimated artifact size in bytes; 0 if the stage is up to date, None if unknown."""
-    batch: str
-    """Composition of a training stage's global batch."""
-    estimate: Estimate
+def print_plan(context: RunContext, recipe: str, plan: RunPlan, chosen: Collection[str]) -> None:
+    """Print the stages of a plan with what they need, its sums, and the published figures of the work that the recipe replicates."""
+    _print_stages(context, recipe, plan)
+    _print_published(context, plan)
+    if found := unpinned(context.graph, chosen):
+        echo(f"\nNot pinned yet: {', '.join(repo.name for repo in found)}.")
+        echo(f"Run {command('pin', context.graph.source)} to write their newest commits into the recipe; `run` requires it.")
 
 
-@dataclass
-class Sizes:
-    """Artifact size estimates, based on existing artifacts."""
-
-    project: Project
-    graph: Graph
-    estimates: Estimates
-    _known: dict[str, int | None] = field(default_factory=dict)
-
-    def of(self, node: Node) -> int | None:
-        if node.address not in self._known:
-            self._known[node.address] = self._estimate(node)
-        return self._known[node.address]
-
-    def _estimate(self, node: Node) -> int | None:
-        own = self._measured(node)
-        if own is not None:
-            return own
-        if node.output in MODELS:
-            weights = self.estimates.of(node).artifact
-            if weights is not None:
-                return weights
-            bases = [base for edge in node.edges if (base := self.graph.nodes[edge.source]).output in MODELS]
-            sizes = [size for base in bases if (size := self.of(base)) is not None]
-            if sizes:
-                return max(sizes)
-        alike = [self._measured(other) for other in self.graph.nodes.values() if other.kind == node.kind]
-        measured = [size for size in alike if size is not None]
-        return sum(measured) // len(measured) if measured else None
-
-    def _measured(self, node: Node) -> int | None:
-        artifact = opened(self.project, node)
-        return sum(entry.size for entry in artifact.record.files) if artifact else None
-
-
-def rows_of(
-    run: RunContext, planned: Collection[Plan], forced: Collection[str] = (), rates: Callable[[], Rates | None] = known
-) -> list[PlanRow]:
-    """Return one row per planned stage, in order. `rates` returns the speed of this machine's cores, for CPU time estimates."""
-    estimates = Estimates(run.project, run.graph, run.execution, rates)
-    sizes = Sizes(run.project, run.graph, estimates)
-    stale = {entry.node.address for entry in planned if entry.reasons}
-    cached = restorable(run, planned, forced)
-    return [_row(run, entry, stale, cached, sizes) for entry in planned]
+def _print_stages(context: RunContext, recipe: str, plan: RunPlan) -> None:
+    sizes = ("" if row.disk_bytes == 0 else "?" if row.disk_bytes is None else size(row.disk_bytes) for row in plan.stages)
+    cells = [(row.shown, row.kind, row.state, row.why, disk) for row, disk in zip(plan.stages, sizes, strict=True)]
+    print_table(("stage", "kind", "state", "why", "disk"), cells)
+    needed = [(row.shown, *cells) for row in plan.stages if (cells := needs_cells(row))]
+    for header, rows in (
+        (("stage", "batch"), [(row.shown, row.batch) for row in plan.stages if row.batch]),
+        (("stage", "memory", "tokens", "steps", "time", "GPU-hours", "checkpoints"), needed),
+    ):
+        if rows:
+            echo()
+            print_table(header, rows)
+    echo()
+    if not plan.to_run:
+        echo(all_done(len(plan.stages), sum(row.state == "in the remote" for row in plan.stages), recipe))
+        return
+    unknown = plan.disk.stages_of_unknown_size
+    sized = [f"about {size(plan.disk.needed_bytes)}"] if len(plan.stages) > unknown else []
+    guess = " and ".join([*sized, *([f"{counted(unknown, 'stage')} of unknown size"] if unknown else [])])
+    echo(f"{plan.to_run} of {len(plan.stages)} stages to run. Disk: {guess}, excluding DVC's cache; {size(plan.disk.free_bytes)} free.")
+    device, hours = context.execution.numerics.device, plan.time.gpu_hours
+    if device == "cpu":
+        echo(f"This machine: {machine_text(context.execution)}.")
+    if plan.outlook.how:
+        echo(f"Time: {time_text(plan.outlook, device)}{f'. GPU-hours: {hours:.2f}' if hours else ''}.")
+        if slow := slow_text(plan.outlook, device):
+            echo(slow)
+    for note in notes(plan.stages):
+        echo(note)
+    if needed:
+        echo(HOW_NEEDED)
+    echo("A stage marked `depends` runs only if the content of an input changes.")
+    echo(HOW_ESTIMATED)
+    echo(f"To run these stages, use {command('run', recipe)} with the same options.")
 
 
-def disk_total(rows: Collection[PlanRow]) -> tuple[int, int]:
-    """Return (estimated bytes of new artifacts, excluding DVC's cache; number of stages without an estimate)."""
-    return sum(row.disk or 0 for row in rows), sum(row.disk is None for row in rows)
+def _print_published(context: RunContext, plan: RunPlan) -> None:
+    published, graph = plan.published, context.graph
+    if published is None:
+        return
+    hours = comparison.hardware_cells(graph, {row.address: row.estimate.gpu_hours for row in plan.stages})
+    if hours:
+        echo()
+        print_table(("stage", "published", "GPU-hours", "estimated"), hours)
+    columns, scores = comparison.score_cells(graph)
+    if scores:
+        echo(f"\nPublished scores, in percent ({published.harness}):")
+        print_table(columns, scores)
+    for title, sentences in (("Differences from the original", published.differs), ("Not yet supported", published.lacks)):
+        if sentences:
+            echo("\n".join([f"\n{title}:", *(f"- {sentence}" for sentence in sentences)]))
+    if published.sources:
+        echo("\nThis recipe follows " + "; ".join(f"{source.title} ({source.url})" for source in published.sources) + ".")
 
 
-def needs_cells(row: PlanRow) -> tuple[str, ...] | None:
+def needs_cells(row: PlannedStage) -> tuple[str, ...] | None:
     """Return (memory per rank with its share of the limit, tokens, steps, time, GPU-hours, checkpoints); None for stages without a job
     and for short stages without estimates."""
     estimate = row.estimate
@@ -145,17 +127,6 @@ def _amount(amount: Amount | None) -> str:
         if value >= least:
             return f"{MARKS[amount.how]}{value / unit:.3g}{letter}"
     return f"{MARKS[amount.how]}{amount.value:.0f}"
-
-
-def beforehand(run: RunContext, rows: Collection[PlanRow]) -> TimeLeft:
-    """Estimate the wall time of the jobs to run, with jobs in parallel where slots allow."""
-    times = {address: row.estimate.time for address, row in with_jobs(rows).items()}
-    return outlook(run.graph, run.execution, times)
-
-
-def with_jobs(rows: Collection[PlanRow]) -> dict[str, PlanRow]:
-    """Address → row of each stage that needs a job."""
-    return {row.node.address: row for row in rows if row.state not in JOBLESS}
 
 
 def time_text(found: TimeLeft, device: str) -> str:
@@ -188,15 +159,7 @@ def slow_text(found: TimeLeft, device: str) -> str:
     )
 
 
-def totals(rows: Collection[PlanRow]) -> tuple[float, float, int]:
-    """Return (total job seconds, run sequentially; GPU-hours; number of stages without a time estimate)."""
-    due = [row.estimate for row in rows if row.state not in JOBLESS]
-    seconds = sum(estimate.time.seconds for estimate in due if estimate.time)
-    hours = sum(estimate.gpu_hours or 0 for estimate in due)
-    return seconds, hours, sum(estimate.time is None for estimate in due)
-
-
-def notes(rows: Collection[PlanRow]) -> list[str]:
+def notes(rows: Collection[PlannedStage]) -> list[str]:
     """Return notes on stages with unknown model shapes, and on request chunks that fit only if prompts are short."""
     found = []
     for row in rows:
@@ -211,84 +174,3 @@ def notes(rows: Collection[PlanRow]) -> list[str]:
                 f"{size(engine.room)} are available; the stage fails in that case"
             )
     return found
-
-
-def misfits(rows: Collection[PlanRow]) -> list[str]:
-    """Return the stages to run that do not fit into memory, with the reasons."""
-    return [f"{row.shown}: {row.estimate.misfit}" for row in rows if row.state not in JOBLESS and row.estimate.misfit]
-
-
-def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
-    """Describe how ranks and passes make up a training step's batch; empty for stages that do not train."""
-    plan, ranks = node.declaration.training_plan(node.config), numerics.world_size
-    if plan is None:
-        return ""
-    batch = f"{plan.batch} {plan.unit} per step"
-    if plan.made_of:
-        return f"{plan.made_of} = {batch}, {plan.steps} steps, {_ranks(ranks)}"
-    if numerics.packing:
-        passes = f"{_ranks(ranks)}, packed to {numerics.micro_batch_tokens} tokens per pass"
-    else:
-        accumulation = math.ceil(plan.batch / (ranks * numerics.micro_batch_sequences))
-        passes = f"{_ranks(ranks)} x {numerics.micro_batch_sequences} {plan.unit} x {accumulation} passes"
-    steps = f", {math.ceil(rows / plan.batch) * plan.epochs} steps" if rows and plan.examples == 1 else ""
-    return f"{batch}: {passes}{steps}"
-
-
-def why(reasons: Sequence[str], recipe: str) -> str:
-    """Join reasons on one line, without the recipe prefix and with equal reasons of an artifact's parts merged."""
-    by_state: dict[str, list[str]] = {}
-    others = []
-    for reason in (reason.replace(f"{recipe}/", "") for reason in reasons):
-        match = OUTPUT.fullmatch(reason)
-        if match:
-            by_state.setdefault(match[2], []).append(match[1])
-        else:
-            others.append(_shortened(reason))
-    merged = [f"its artifact {state}" if len(parts) > 2 else f"{', '.join(parts)} {state}" for state, parts in by_state.items()]
-    return "; ".join([*others, *merged])
-
-
-def _shortened(reason: str) -> str:
-    """Shorten a long list of awaited stages; the JSON output has the full list."""
-    stages = reason.removeprefix("waits for ").split(", ")
-    if not reason.startswith("waits for ") or len(stages) <= NAMED + 1:
-        return reason
-    return f"waits for {', '.join(stages[:NAMED])} and {len(stages) - NAMED} more"
-
-
-def _row(run: RunContext, entry: Plan, stale: Collection[str], cached: Collection[str], sizes: Sizes) -> PlanRow:
-    node = entry.node
-    state: State = "in the remote" if entry.remote else "up to date"
-    if entry.reasons:
-        state = "depends" if any(parent in stale for parent in node.parents) else "will run"
-    if node.address in cached:
-        state = "cached"
-    numerics, _ = run.execution.of(node.kind, node.name)
-    return PlanRow(
-        node=node,
-        shown=shown_name(run.graph, node),
-        state=state,
-        reasons=entry.reasons,
-        why=why(entry.reasons, run.graph.recipe),
-        disk=0 if not entry.reasons else sizes.of(node),
-        batch=batch_text(node, numerics, _training_rows(run.project, run.graph, node)),
-        estimate=sizes.estimates.of(node),
-    )
-
-
-def _training_rows(project: Project, graph: Graph, node: Node) -> int | None:
-    """Count training rows, before overlong rows are dropped; None until all the datasets are built."""
-    total = 0
-    for edge in node.edges:
-        if edge.port in node.declaration.trains_on:
-            artifact = opened(project, graph.nodes[edge.source])
-            rows = count_of(artifact.record.metrics) if artifact else None
-            if rows is None:
-                return None
-            total += rows
-    return total
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count > 1 else ''}"

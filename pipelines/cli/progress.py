@@ -39,7 +39,6 @@ from pedigree.pipelines.quantities import counted, duration, number, rough
 
 PLAIN_INTERVAL_S = 15.0
 OUTLOOK_INTERVAL_S = 2.0
-REFRESH_INTERVAL_S = 0.25
 
 ICONS = {
     "pending": ("·", "dim"),
@@ -277,9 +276,9 @@ class Display:
         self.stream = stream or sys.stdout
         self.console = Console(file=self.stream, highlight=False, soft_wrap=not self.stream.isatty())
         self.interval_s = interval_s
-        self._live = Live(console=self.console, auto_refresh=False, transient=False) if self.console.is_terminal else None
+        self._live = Live(console=self.console, get_renderable=self._tree, transient=False) if self.console.is_terminal else None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="display", daemon=True)
+        self._thread = threading.Thread(target=self._print_until_ended, name="display", daemon=True)
         self._last: dict[str, tuple[str, str]] = {}
         self._printed: dict[str, float] = {}
         self._last_note = ""
@@ -287,33 +286,28 @@ class Display:
         """Time and text of the last remaining-time line."""
 
     def __enter__(self) -> "Display":
-        if self._live:
-            self._live.start()
-        self._thread.start()
+        (self._live or self._thread).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop.set()
-        self._thread.join(timeout=5)
-        try:
-            self._show()
-        finally:
-            if self._live:
-                self._live.stop()
-
-    def _loop(self) -> None:
-        while not self._stop.wait(REFRESH_INTERVAL_S if self._live else min(1.0, self.interval_s)):
-            self._show()
-
-    def _show(self) -> None:
         if self._live:
-            rows = list(self.board.rows.values())
-            now = time.monotonic()
-            tree = render(self.board.title, rows, now, self.board.note, self.console.height, self.board.left(now))
-            self._live.update(tree, refresh=True)
+            self._live.stop()
         else:
-            for line in self.lines(time.monotonic()):
-                echo(line, file=self.stream, flush=True)
+            self._stop.set()
+            self._thread.join(timeout=5)
+            self._print()
+
+    def _tree(self) -> RenderableType:
+        now, board = time.monotonic(), self.board
+        return render(board.title, list(board.rows.values()), now, board.note, self.console.height, board.left(now))
+
+    def _print_until_ended(self) -> None:
+        while not self._stop.wait(min(1.0, self.interval_s)):
+            self._print()
+
+    def _print(self) -> None:
+        for line in self.lines(time.monotonic()):
+            echo(line, file=self.stream, flush=True)
 
     def lines(self, now: float) -> list[str]:
         """Return the plain lines that are due: each state change, and running stages every `interval_s` seconds."""

@@ -1,4 +1,4 @@
-"""Environment settings that must be set before libraries are imported (no telemetry, quiet Prefect), and Prefect server detection."""
+"""Environment settings that must be set before Prefect is imported, and Prefect server detection."""
 
 import os
 import tomllib
@@ -6,22 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-NO_TELEMETRY = {
-    "DO_NOT_TRACK": "1",
-    "DVC_NO_ANALYTICS": "1",
-    "GX_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-}
 PREFECT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # would disturb the live display
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # an ephemeral server would be gone before anyone could look at it
 }
-
-
-def no_telemetry() -> None:
-    for name, value in NO_TELEMETRY.items():
-        os.environ.setdefault(name, value)
 
 
 def quiet_prefect() -> None:

@@ -1,4 +1,4 @@
-"""Recipe commands: recipes, new, show, validate, pin, compile, variants."""
+"""Recipe commands: recipes, new, show, validate, pin, compile, variants, scratch."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import Overrides, Profile, Recipe, echo, print_table, project_here
+from pedigree.pipelines.quantities import counted, duration, size
 
 commands = typer.Typer()
 STARTERS = Path(__file__).parents[2] / "configs" / "starters"
@@ -55,7 +57,6 @@ def new(
 
     It runs as it is, on packaged data and a small model; its comments state what to replace.
     """
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.configs.language.recipe_files import RECIPE_NAME
 
     project = project_here()
@@ -109,10 +110,8 @@ def validate(
     Lists all problems with file and line, and writes nothing. Exit code 2 if there are problems.
     """
     from pedigree.configs.base.document import ConfigError
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.configs.language.recipe_files import recipe_names
     from pedigree.pipelines.cli.resolved import problems_of, profile_problems
-    from pedigree.pipelines.quantities import counted
 
     project = project_here()
     if every == bool(recipe):
@@ -136,7 +135,6 @@ def pin(recipe: Recipe) -> None:
     """
     import os
 
-    from pedigree.pipelines.quantities import counted
     from pedigree.pipelines.run.pins import pin as write_pins
 
     found = write_pins(project_here(), recipe)
@@ -187,10 +185,8 @@ def variants(
 
     Shows the overrides, progress, size and age of each variant.
     """
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.configs.language.recipe_files import recipe_names
     from pedigree.pipelines.cli import variants as made
-    from pedigree.pipelines.quantities import duration, size
 
     project = project_here()
     if remove is not None:
@@ -211,9 +207,25 @@ def variants(
     echo("\n`pedigree variants --remove NAME` removes a variant.")
 
 
+@commands.command()
+def scratch(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[STAGE/KEY]...", help="Only these folders, even if they could be resumed.", show_default=False),
+    ] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Delete folders instead of listing them.")] = False,
+) -> None:
+    """List or delete scratch folders of unfinished work.
+
+    --clean deletes the folders that no current recipe or variant would resume.
+    """
+    from pedigree.pipelines.cli.scratch import list_or_clean
+
+    list_or_clean(project_here(), names or [], clean)
+
+
 def _remove_variant(variant, yes: bool) -> None:
     from pedigree.pipelines.cli import variants as made
-    from pedigree.pipelines.quantities import counted, size
 
     signs = made.refuse_while_in_use(variant)
     echo(f"{variant.name}: {' '.join(variant.overrides)}")

@@ -24,7 +24,7 @@ def rehearse(
     Uses the same graph, code, formats and templates, but synthetic rows, and takes minutes. Ends with a list of what was and was not
     checked. Results go to a separate project, `.pedigree/rehearsals/PROFILE`.
     """
-    from pedigree.pipelines.cli.documents import rehearse_document
+    from pedigree.pipelines.cli.results import rehearsal_result, run_result
     from pedigree.pipelines.cli.status_line import StatusLine
     from pedigree.pipelines.rehearsal.preparing import prepare
     from pedigree.pipelines.rehearsal.proof import proof_of, sentences
@@ -40,7 +40,7 @@ def rehearse(
         ends = run_what_is_due(run, *selection(run, Request(rehearsal.recipe)), prefect)
         seconds = time.monotonic() - began
         proof = proof_of(rehearsal.project, run.graph, rehearsal.changes)
-        emit(rehearse_document(run, rehearsal, ends, proof, seconds))
+        emit("rehearse", rehearsal_result(run_result(run, ends, seconds, None), rehearsal, proof), rehearsal.real)
         if ends is None:
             raise typer.Exit(130)
         if failed(ends):

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import AsJson, echo, for_programs, print_table, project_here
+from pedigree.pipelines.quantities import counted, duration
 
 if TYPE_CHECKING:
-    from pedigree.configs.base.project import Project
     from pedigree.pipelines.lineage.trace import RowQuery, Trace
     from pedigree.pipelines.maintain.forget import Again, Forgetting
-    from pedigree.pipelines.publish.attribution import Origin
+    from pedigree.pipelines.publish.attribution import Origin, TraceResult
 
 commands = typer.Typer()
 MOST = 20
@@ -42,15 +44,13 @@ def trace(
     Shows the artifacts that contain or dropped it, the reasons, and how it reached each model. Text matching ignores case and
     whitespace. Exit code 1 if no artifact contains or dropped the row.
     """
-    from pedigree.pipelines.cli.documents import trace_document
+    from pedigree.pipelines.publish.attribution import trace_result
 
     with for_programs(as_json) as emit:
         project, wanted = project_here(), _wanted(row, as_text, file, contains)
         found = _traced(project, wanted, within or ())
-        origins = _origins(project, found)
-        emit(trace_document(found, origins))
-        if not as_json:
-            _print_trace(found, origins)
+        result = trace_result(project, found)
+        emit("trace", result) if as_json else _print_trace(found, result)
         if not found.found:
             raise typer.Exit(1)
 
@@ -62,22 +62,18 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
     Lists the stages to rebuild, how long they took last time, and the recipe changes that exclude the row. Changes nothing. Exit code 1
     if no artifact contains or dropped the row.
     """
-    from pedigree.pipelines.cli.documents import forget_document
     from pedigree.pipelines.maintain.forget import forget as without
 
     with for_programs(as_json) as emit:
         project, wanted = project_here(), _wanted(row, as_text, file, contains)
         found = _traced(project, wanted, ())
         answer = without(project, found)
-        emit(forget_document(found, answer))
-        if not as_json:
-            _print_forgetting(found, answer)
+        emit("forget", answer) if as_json else _print_forgetting(found, answer)
         if not found.found:
             raise typer.Exit(1)
 
 
 def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -> "RowQuery":
-    from pedigree.configs.base.problems import UsageProblem
     from pedigree.data.store.untrusted import LONGEST_LINE, ArtifactError, read_plain
     from pedigree.pipelines.lineage.trace import RowQuery
 
@@ -103,20 +99,11 @@ def _traced(project: "Project", wanted: "RowQuery", within: Sequence[str]) -> "T
         return look(project, wanted, within, telling)
 
 
-def _origins(project: "Project", found: "Trace") -> "dict[tuple[str, str], list[Origin]]":
-    """Map (address, source) of each stage that imported the row to its possible origins."""
-    from pedigree.pipelines.lineage.ancestry import read_pedigree
-    from pedigree.pipelines.publish.attribution import origins_of_rows
-
-    return {
-        (address, source): origins_of_rows(read_pedigree(project.artifact(address)), source, project) for address, source in found.sources()
-    }
-
-
-def _print_trace(found: "Trace", origins: "dict[tuple[str, str], list[Origin]]") -> None:
+def _print_trace(found: "Trace", result: "TraceResult") -> None:
     _print_found(found)
-    for (address, source), where in origins.items():
-        echo(f"{address} imported it from {' or '.join(map(_origin_text, where)) or f'{source}, generated in this project'}")
+    for one in result.brought_in:
+        where = " or ".join(map(_origin_text, one.origins)) or f"{one.source}, generated in this project"
+        echo(f"{one.address} imported it from {where}")
     if found.places:
         echo()
         _print_some(("artifact", "type", "rows", "details"), [_place_cells(place) for place in found.places])
@@ -141,7 +128,6 @@ def _print_not_looked_in(found: "Trace") -> None:
 
 
 def _print_found(found: "Trace") -> None:
-    from pedigree.pipelines.quantities import counted
 
     if not found.found:
         searched = f"searched {counted(found.looked_in, 'artifact')}" if found.looked_in else "no data artifacts are available here"
@@ -156,8 +142,8 @@ def _print_found(found: "Trace") -> None:
 
 def _place_cells(place: Any) -> tuple[str, str, str, str]:
     if place.scores:
-        return place.address, place.type, str(len(place.ids)), _some([f"{policy} {score}" for _, policy, score in place.scores])
-    answered = _some([f"{label} ({address or 'not in this project'}, {content[:12]})" for label, address, content in place.policies])
+        return place.address, place.type, str(len(place.ids)), _some([f"{one.policy} {one.score}" for one in place.scores])
+    answered = _some([f"{one.label} ({one.address or 'not in this project'}, {one.content[:12]})" for one in place.policies])
     return place.address, place.type, str(len(place.ids)), f"answers of {answered}" if place.policies else _some(place.ids)
 
 
@@ -210,14 +196,12 @@ AGAIN = ("stage", "kind", "why", "took", "GPU-hours", "named")
 
 
 def _again_cells(one: "Again") -> tuple[str, ...]:
-    from pedigree.pipelines.quantities import duration
 
     took = "?" if one.seconds is None else duration(one.seconds)
     return one.address, one.kind, one.why, took, "" if one.gpu_hours is None else f"{one.gpu_hours:.2f}", ", ".join(one.names)
 
 
 def _print_sum(answer: "Forgetting") -> None:
-    from pedigree.pipelines.quantities import counted, duration
 
     if answer.again:
         known = [one.seconds for one in answer.again if one.seconds is not None]

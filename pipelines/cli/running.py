@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.artifacts import bring
@@ -28,9 +29,9 @@ from pedigree.pipelines.cli.console import (
     requested,
 )
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
+from pedigree.pipelines.quantities import counted
 
 if TYPE_CHECKING:
-    from pedigree.configs.base.project import Project
     from pedigree.pipelines.jobs.context import RunContext
     from pedigree.pipelines.publish.commits import Commit
     from pedigree.pipelines.run.runs import StageEnd
@@ -86,7 +87,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Run all stages of a recipe that are not up to date."""
-    from pedigree.pipelines.cli.documents import run_document
+    from pedigree.pipelines.cli.results import run_result
     from pedigree.pipelines.publish.commits import check_commit
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.plans import named, selection
@@ -108,7 +109,7 @@ def run(
             return
         ends = run_what_is_due(context, chosen, forced, prefect)
         made = _commit_results(context, chosen, ends) if commit else None
-        emit(run_document(context, ends, time.monotonic() - began, made))
+        emit("run", run_result(context, ends, time.monotonic() - began, made), context.graph)
         if ends is None:
             raise typer.Exit(130)
         if failed(ends):
@@ -117,11 +118,12 @@ def run(
 
 def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str) -> "list[StageEnd] | None":
     """Run all stages that are not up to date and print the results; return each stage's outcome, or None if interrupted."""
-    from pedigree.pipelines.cli.plan import beforehand, rows_of, time_text, with_jobs
+    from pedigree.pipelines.cli.plan import time_text
     from pedigree.pipelines.cli.progress import Display, watching
     from pedigree.pipelines.cli.status_line import StatusLine, measured_by
     from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT, run_observed
     from pedigree.pipelines.run.checks import all_done, checked_plan
+    from pedigree.pipelines.run.planning import beforehand, rows_of, with_jobs
     from pedigree.pipelines.run.runs import run_graph, settled
 
     with StatusLine() as telling:
@@ -202,7 +204,6 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
         return 0
     quiet_prefect()
     from pedigree.pipelines.deployments import cancel_runs
-    from pedigree.pipelines.quantities import counted
 
     try:
         count = cancel_runs(project, name)
@@ -268,7 +269,7 @@ def _print_scores(context: "RunContext") -> None:
     every = waived_in(context.project, context.graph)
     for name, scores in scores_of(context.project, context.graph).items():
         policies, waived = scores["policies"], every.get(name, [])
-        touched = {(split.label, split.task) for split in waived}
+        touched = {(split.policy, split.task) for split in waived}
         tasks = sorted({task for policy in policies.values() for task in policy["tasks"]})
         cells = [
             (label, *(_score(policy["tasks"].get(task), (label, task) in touched) for task in tasks), f"{policy['mean']:.3f}")

@@ -1,21 +1,31 @@
 """Scratch folders of unfinished jobs: which ones a run would resume, and which are abandoned."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any, Literal
 
-import typer
-
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.pipelines.cli.console import echo, print_table, project_here
+from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.recipe_files import recipe_names
+from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.data.store.fence import Fence
+from pedigree.pipelines.cli.console import echo, print_table
+from pedigree.pipelines.cli.removal import disk_time, listened, remove
+from pedigree.pipelines.jobs.live import live_jobs
+from pedigree.pipelines.jobs.liveness import Signs
+from pedigree.pipelines.jobs.saved_progress import saved_progress
+from pedigree.pipelines.jobs.scratch_state import SPEC, UNKNOWN, address_of, read_mapping, scratch_folders
+from pedigree.pipelines.ledger.identity import Identities, InputReplaced
+from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.quantities import counted, duration, size
+from pedigree.pipelines.run.opening import compiled_request, open_run
+from pedigree.stages.job.job import checkpoint_names
 
-if TYPE_CHECKING:
-    from pedigree.configs.base.project import Project
-    from pedigree.configs.language.graph import Graph, Node
-    from pedigree.pipelines.jobs.liveness import Signs
-
-commands = typer.Typer()
 State = Literal["running", "elsewhere", "in use", "would be resumed", "inputs not made", "abandoned"]
 STATE_TEXTS = {
     "running": "its job is running; `pedigree cancel` ends it",
@@ -61,24 +71,9 @@ class Scratch:
         return f"{self.address.partition('/')[2]}/{self.key[:12]}"
 
 
-@commands.command("scratch")
-def scratch(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[STAGE/KEY]...", help="Only these folders, even if they could be resumed.", show_default=False),
-    ] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="Delete folders instead of listing them.")] = False,
-) -> None:
-    """List or delete scratch folders of unfinished work.
-
-    --clean deletes the folders that no current recipe or variant would resume.
-    """
-    from pedigree.pipelines.cli import removal
-    from pedigree.pipelines.jobs.liveness import Signs
-    from pedigree.pipelines.quantities import counted, duration, size
-
-    project = project_here()
-    signs = removal.listened(project, _leases_of_all(project)) if clean else Signs(project)
+def list_or_clean(project: Project, names: Sequence[str], clean: bool) -> None:
+    """Print the scratch folders, or those with these names, and delete the abandoned or named ones on request."""
+    signs = listened(project, [name for folder in scratch_folders(project) for name in _leases(folder)]) if clean else Signs(project)
     found, unreadable = survey(project, signs)
     chosen = _named(found, names) if names else found
     if not chosen:
@@ -99,19 +94,16 @@ def scratch(
             echo(f"kept {one.label}: {STATE_TEXTS[one.state]}")
     elif going:
         what = f"{counted(len(going), 'folder')}, {size(sum(one.size for one in going))}"
-        echo(f"{command('scratch', *(names or ()), '--clean')} would delete {what}.")
+        echo(f"{command('scratch', *names, '--clean')} would delete {what}.")
     else:
         echo("No folder is abandoned. `pedigree scratch STAGE/KEY --clean` deletes a folder anyway and loses its work.")
 
 
-def survey(project: "Project", signs: "Signs | None" = None) -> tuple[list[Scratch], list[str]]:
+def survey(project: Project, signs: Signs | None = None) -> tuple[list[Scratch], list[str]]:
     """Return all scratch folders, sorted by address, and the recipes that cannot be read and might resume one.
 
     Folders held by another machine count as held unless `signs` shows that its heartbeat timed out.
     """
-    from pedigree.pipelines.jobs.live import live_jobs
-    from pedigree.pipelines.jobs.liveness import Signs
-    from pedigree.pipelines.jobs.scratch_state import scratch_folders
 
     signs = signs or Signs(project)
     folders = scratch_folders(project)
@@ -120,58 +112,38 @@ def survey(project: "Project", signs: "Signs | None" = None) -> tuple[list[Scrat
     running: dict[Path, State] = {job.scratch: "elsewhere" if job.elsewhere else "running" for job in live_jobs(project, signs)}
     found = []
     for folder in folders:
-        spec, address = _made_for(folder)
+        spec = read_mapping(folder / SPEC)
         state, recipe = wanted.state(folder.name, spec)
-        if folder in running or any(signs.holder(name) for name in _leases(folder, address)):
+        if folder in running or any(signs.holder(name) for name in _leases(folder)):
             state = running.get(folder, "in use")
-        found.append(_scratch(folder, address, state, recipe, spec))
+        found.append(_scratch(folder, state, recipe, spec))
     return sorted(found, key=lambda one: (one.address, one.key)), unreadable
 
 
-def clean_folder(signs: "Signs", one: Scratch) -> None:
+def clean_folder(signs: Signs, one: Scratch) -> None:
     """Delete a scratch folder. A suspended or disconnected job ends itself when it resumes.
 
     Raises:
         UsageProblem: its job is running, or another command uses it.
     """
-    from pedigree.configs.base.problems import UsageProblem
-    from pedigree.data.store.fence import Fence
-    from pedigree.pipelines.cli import removal
-    from pedigree.pipelines.jobs.live import live_jobs
 
     def refuse_live_job() -> None:
         if any(job.scratch == one.folder for job in live_jobs(signs.project, signs)):
             raise UsageProblem(f"the job of {one.label} is running: end it with {command('cancel', one.address)}, then retry")
         Fence.closed(signs.project.lease(one.key))
 
-    removal.remove(signs, one.folder, _leases(one.folder, one.address), "pedigree scratch --clean", check=refuse_live_job)
+    remove(signs, one.folder, _leases(one.folder), "pedigree scratch --clean", check=refuse_live_job)
 
 
-def _made_for(folder: Path) -> tuple[dict[str, Any], str]:
-    """Return the spec and address of a scratch folder."""
-    from pedigree.pipelines.jobs.scratch_state import SPEC, address_of, read_mapping
-
-    return read_mapping(folder / SPEC), address_of(folder)
-
-
-def _leases(folder: Path, address: str) -> tuple[str, str]:
+def _leases(folder: Path) -> tuple[str, str]:
     """Return the names of the leases that a run takes before it uses a scratch folder."""
-    return address.replace("/", "--"), folder.name
-
-
-def _leases_of_all(project: "Project") -> list[str]:
-    from pedigree.pipelines.jobs.scratch_state import scratch_folders
-
-    return [name for folder in scratch_folders(project) for name in _leases(folder, _made_for(folder)[1])]
+    return address_of(folder).replace("/", "--"), folder.name
 
 
 class _Resumable:
     """Stages of the current recipes: keys where the inputs are known, configs where inputs are not built yet."""
 
-    def __init__(self, project: "Project", graphs: Iterable["Graph"]) -> None:
-        from pedigree.data.artifacts.artifacts import ArtifactError
-        from pedigree.pipelines.ledger.identity import Identities, InputReplaced
-        from pedigree.pipelines.ledger.ledger import Ledger
+    def __init__(self, project: Project, graphs: Iterable[Graph]) -> None:
 
         ledger = Ledger(project, looking=True)
         self.keys: dict[str, str] = {}
@@ -200,12 +172,8 @@ class _Resumable:
         return "abandoned", None
 
 
-def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
+def _graphs(project: Project) -> tuple[list[Graph], list[str]]:
     """Load all recipes of the project and all compiled variants and external recipes; also return what cannot be read."""
-    from pedigree.configs.base.document import ConfigError
-    from pedigree.configs.language.recipe import load_recipe
-    from pedigree.configs.language.recipe_files import recipe_names
-    from pedigree.pipelines.run.opening import compiled_request, open_run
 
     graphs, unreadable = [], []
     for name in recipe_names(project.recipes):
@@ -222,13 +190,16 @@ def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
     return graphs, unreadable
 
 
-def _named(found: list[Scratch], names: list[str]) -> list[Scratch]:
-    from pedigree.configs.base.problems import UsageProblem
+def _named(found: list[Scratch], names: Sequence[str]) -> list[Scratch]:
 
     chosen = []
     for name in names:
         stage, _, key = name.rpartition("/")
-        fitting = [one for one in found if key and one.key.startswith(key) and _is_of(one, stage)]
+        fitting = [  # if the stage of a folder is unknown, only the key counts
+            one
+            for one in found
+            if key and one.key.startswith(key) and (one.address == UNKNOWN or stage in ("", one.address.partition("/")[2], one.address))
+        ]
         if len(fitting) != 1:
             known = ", ".join(one.label for one in found) or "none"
             raise UsageProblem(f"{name!r} matches {len(fitting) or 'no'} scratch folders: specify STAGE/KEY, one of: {known}")
@@ -236,16 +207,7 @@ def _named(found: list[Scratch], names: list[str]) -> list[Scratch]:
     return chosen
 
 
-def _is_of(one: Scratch, stage: str) -> bool:
-    """Whether a stage name matches a folder; if the folder's stage is unknown, only the key counts."""
-    from pedigree.pipelines.jobs.scratch_state import UNKNOWN
-
-    return one.address == UNKNOWN or stage in ("", one.address.partition("/")[2], one.address)
-
-
-def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name: bool) -> None:
-    from pedigree.configs.base.problems import UsageProblem
-    from pedigree.pipelines.quantities import counted, size
+def _clean(signs: Signs, going: list[Scratch], unreadable: list[str], by_name: bool) -> None:
 
     if unreadable and not by_name:
         raise UsageProblem(f"nothing deleted: {unreadable[0]}. Or name the folders to delete: `pedigree scratch STAGE/KEY --clean`")
@@ -259,10 +221,7 @@ def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name:
     echo(f"deleted {counted(len(going), 'folder')}, {size(sum(one.size for one in going))}")
 
 
-def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec: dict[str, Any]) -> Scratch:
-    from pedigree.pipelines.cli.removal import disk_time
-    from pedigree.pipelines.jobs.saved_progress import saved_progress
-    from pedigree.stages.job.job import checkpoint_names
+def _scratch(folder: Path, state: State, recipe: str | None, spec: dict[str, Any]) -> Scratch:
 
     kept, placement = saved_progress(folder), spec.get("placement")
     url = placement.get("checkpoint_url") if isinstance(placement, dict) else None  # the spec may be from another version
@@ -274,7 +233,7 @@ def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec:
             continue
     return Scratch(
         folder=folder,
-        address=address,
+        address=address_of(folder),
         state=state,
         recipe=recipe,
         checkpoints=tuple(checkpoint_names(folder)),
@@ -288,7 +247,6 @@ def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec:
 
 
 def _progress(one: Scratch) -> str:
-    from pedigree.pipelines.quantities import counted
 
     held = [f"{one.checkpoints[-1]} of {counted(len(one.checkpoints), 'checkpoint')}"] if one.checkpoints else []
     held += [counted(one.chunks, "chunk")] if one.chunks else []

@@ -3,18 +3,22 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import PlainSerializer
 
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
-from pedigree.configs.language.graph import Node, shown_name
+from pedigree.configs.base.texts import command
 from pedigree.data.artifacts.artifacts import write_json
 from pedigree.data.store import heartbeat
 from pedigree.data.store.fence import Fence, Superseded
-from pedigree.pipelines.cli.plan import why
+from pedigree.pipelines.cli.console import echo, print_table
+from pedigree.pipelines.cli.progress import numbers_text
+from pedigree.pipelines.documents import ONE_WORD, Opaque
 from pedigree.pipelines.jobs.attempts import CANCELLED
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.launcher import LocalLauncher
@@ -22,8 +26,10 @@ from pedigree.pipelines.jobs.live import BEATS_LISTENED, LiveJob, jobs_now, live
 from pedigree.pipelines.jobs.liveness import Signs
 from pedigree.pipelines.jobs.scratch_state import UNKNOWN, address_of
 from pedigree.pipelines.lineage.ancestry import opened
+from pedigree.pipelines.publish.commits import uncommitted
+from pedigree.pipelines.quantities import duration
 from pedigree.pipelines.run.ensure import log_file
-from pedigree.pipelines.run.plans import drift, plan
+from pedigree.pipelines.run.plans import StageSummary, drift, plan
 from pedigree.stages.job.job import PULSES
 
 FOLLOW_POLL_S = 0.5
@@ -31,42 +37,125 @@ BEATS_TO_END = 5
 """A fenced job that missed this many heartbeats has ended itself: it checks its fencing token once per beat."""
 
 
-State = Literal["done", "in the remote", "stale", "not built", "running"]
+@dataclass(frozen=True)
+class JobDocument:
+    """A running job."""
+
+    address: str
+    kind: str
+    pid: int | None
+    elsewhere: bool
+    """It runs on another machine or in another container; `pid` is then null, and `host` names it if known."""
+    host: str | None
+    alive: Literal[True] | None
+    """Null if a job elsewhere has sent no heartbeat for `seconds_since_heartbeat` but may still be alive."""
+    step: int
+    total_steps: int
+    numbers: dict[str, float]
+    seconds_since_heartbeat: float
+    waited_for_by: str | None
+
+
+def job_document(job: LiveJob) -> JobDocument:
+    """A job as JSON."""
+    return JobDocument(
+        address=job.address,
+        kind=job.kind,
+        pid=job.pid,
+        elsewhere=job.elsewhere,
+        host=job.host,
+        alive=True if job.heard else None,
+        step=job.step,
+        total_steps=job.total,
+        numbers=job.numbers,
+        seconds_since_heartbeat=round(max(job.silent_s, 0.0), 1),
+        waited_for_by=job.holder.what if job.holder else None,
+    )
+
+
+Job = Annotated[LiveJob, Opaque(), PlainSerializer(job_document)]
 
 
 @dataclass(frozen=True)
-class StageStatus:
+class Jobs:
+    """Running jobs, on this machine and others."""
+
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageStatus(StageSummary):
     """Status of one stage."""
 
-    node: Node
-    shown: str
-    state: State
-    reasons: tuple[str, ...]
-    """Why it is not up to date; empty if it is."""
-    why: str
-    """The reasons on one line."""
+    state: Annotated[Literal["done", "in the remote", "stale", "not built", "running"], ONE_WORD]
     changed_code: tuple[str, ...]
     """Source files that changed since its artifact was built."""
-    job: LiveJob | None
+    job: Job | None
 
     @property
     def words(self) -> str:
         return running_word(self.job) if self.job else self.state
 
 
-def stages(run: RunContext) -> list[StageStatus]:
-    """Return the status of every stage of the recipe, in order; read-only."""
-    jobs = [job for job in jobs_now(run.project) if job.heard]
+@dataclass(frozen=True)
+class RecipeStatus:
+    """Status of a recipe."""
+
+    stages: tuple[StageStatus, ...]
+    uncommitted: tuple[str, ...]
+    """Ledger files that are not committed to git."""
+
+
+def status(run: RunContext) -> RecipeStatus:
+    """Return the status of a recipe, with its stages in order; read-only."""
+    jobs = {job.address: job for job in jobs_now(run.project) if job.heard}
     found = []
     for entry in plan(run):
-        node, artifact = entry.node, opened(run.project, entry.node)
-        job = is_live(jobs, node)
-        done: State = "in the remote" if entry.remote else "done"
-        state: State = "running" if job else done if not entry.reasons else "stale" if artifact else "not built"
-        changed = tuple(drift(run, node))
-        name = shown_name(run.graph, node)
-        found.append(StageStatus(node, name, state, entry.reasons, why(entry.reasons, run.graph.recipe), changed, job))
-    return found
+        node, job = entry.node, jobs.get(entry.node.address)
+        done = "in the remote" if entry.remote else "done"
+        state = "running" if job else done if not entry.reasons else "stale" if opened(run.project, node) else "not built"
+        found.append(StageStatus.of(run.graph, entry, state, changed_code=tuple(drift(run, node)), job=job))
+    return RecipeStatus(tuple(found), tuple(uncommitted(run.project, run.graph)))
+
+
+def print_status(recipe: str, status: RecipeStatus) -> None:
+    """Print the stages of a recipe, code that has changed, and what to do next."""
+    stages = status.stages
+    print_table(("stage", "kind", "state", "why"), [(stage.shown, stage.kind, stage.words, stage.why) for stage in stages])
+    drifted = [stage for stage in stages if stage.changed_code]
+    for stage in drifted:
+        echo(f"\n{stage.shown}: code changed since it was built: {', '.join(stage.changed_code)}")
+    if drifted:
+        echo("\nA code change alone does not make a stage stale. If results would change, raise the stage's `version` in")
+        echo(f"its kind.py, or re-run with {command('run', recipe, '--on-code-change', 'rerun')}.")
+    if status.uncommitted:
+        echo(f"\nNot committed to git: {', '.join(status.uncommitted)}.")
+        echo(f"{command('run', recipe, '--commit')} commits them, with ids and scores in the message.")
+    if any(stage.state in ("stale", "not built") for stage in stages):
+        echo(f"\n{command('plan', recipe)} shows what a run would do; {command('run', recipe)} does it.")
+
+
+def print_jobs(jobs: Sequence[LiveJob]) -> None:
+    """Print running jobs."""
+    if not jobs:
+        echo("no job is running")
+        return
+    cells = [
+        (
+            job.address,
+            job.kind,
+            f"elsewhere{f' ({job.host})' if job.host else ''}" if job.elsewhere else str(job.pid or "?"),
+            f"{job.step}/{job.total}" if job.total else "starting",
+            numbers_text(job.numbers),
+            f"{duration(max(job.silent_s, 0))} ago" if job.heard else f"no heartbeat for {duration(job.silent_s)}",
+            job.holder.what if job.holder else f"no command; {command('run', job.address.partition('/')[0])} takes over",
+        )
+        for job in jobs
+    ]
+    print_table(("stage", "kind", "process", "step", "numbers", "last heartbeat", "owner"), cells)
+    if not all(job.heard for job in jobs):
+        echo(f"\nHeartbeats can be delayed on a network disk. A job is considered dead after {heartbeat.SILENCE_S:g} s without one.")
+    echo("\n`pedigree logs -f STAGE` follows a job's log; `pedigree cancel STAGE` ends the job.")
 
 
 def cancel(project: Project, name: str, waiting: Callable[[LiveJob], None] = lambda job: None) -> list[LiveJob]:
@@ -170,10 +259,6 @@ def running_word(job: LiveJob) -> str:
     step = f"step {job.step}/{job.total}" if job.total else "starting"
     place = " elsewhere" if job.elsewhere else ""
     return f"running{place}, {step}" + ("" if job.holder else ", no command attached")
-
-
-def is_live(jobs: list[LiveJob], node: Node) -> LiveJob | None:
-    return next((job for job in jobs if job.address == node.address), None)
 
 
 def _text_from(path: Path, offset: int) -> tuple[str, int]:

@@ -56,6 +56,26 @@ HELD, TRAINED, BELOW = "holds it", "trained on it", "goes back to it"
 
 
 @dataclass(frozen=True)
+class Author:
+    """A policy that gave answers."""
+
+    label: str
+    address: str
+    """Empty if unknown."""
+    content: str
+
+
+@dataclass(frozen=True)
+class ItemScore:
+    """Score of a policy on an item."""
+
+    task: str
+    policy: str
+    score: int | float | None
+    """Null if unknown."""
+
+
+@dataclass(frozen=True)
 class Place:
     """A dataset artifact that contains the row or answers to it."""
 
@@ -65,10 +85,10 @@ class Place:
     content: str
     ids: tuple[str, ...]
     """Ids of the matching rows."""
-    policies: tuple[tuple[str, str, str], ...] = ()
-    """Policies that gave the answers: label, address (empty if unknown), content."""
-    scores: tuple[tuple[str, str, float | None], ...] = ()
-    """For an evaluation: task, policy, score."""
+    policies: tuple[Author, ...] = ()
+    """Authors of the answers."""
+    scores: tuple[ItemScore, ...] = ()
+    """Of an evaluation."""
     handed_on: bool = False
     """All its rows come from other stages."""
     given: tuple[str, ...] = ()
@@ -280,9 +300,13 @@ class Search:
         labelled = {given.label: given.content for given in record.inputs if given.port == "policies"}
         labels = [(str(row["policy"]), row.get("policy_content")) for row in rows if "policy" in row]
         answered = dict.fromkeys((label, str(content or labelled.get(label, ""))) for label, content in labels)
-        policies = tuple((label, self.makers.get(content, ""), content) for label, content in answered)
+        policies = tuple(Author(label, self.makers.get(content, ""), content) for label, content in answered)
         names = tuple(dict.fromkeys(str(row.get("id")) for row in rows))
-        scores = tuple((str(row.get("task")), str(row.get("policy")), row.get("score")) for row in rows) if record.type == "scores" else ()
+        scores = (
+            tuple(ItemScore(str(row.get("task")), str(row.get("policy")), row.get("score")) for row in rows)
+            if record.type == "scores"
+            else ()
+        )
         sources = record.config.get("sources", ()) if record.kind == "prepare_data" else ()
         handed_on = bool(sources) and all(source["type"] == "artifact" for source in sources)
         given = tuple(one.content for one in record.inputs if one.port == ROWS)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pedigree.configs.language.kinds import removes_overlaps
 from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.pipelines.documents import Hidden
 from pedigree.pipelines.lineage.ancestry import Pedigree
 from pedigree.pipelines.lineage.evaluations import Evaluation, labels_of
 from pedigree.pipelines.quantities import counted
@@ -27,9 +28,9 @@ class Waived:
     benchmark: str
     because: str
     rows: int
-    suite: str
+    suite: Hidden[str]
     """Content hash of the benchmark."""
-    items: frozenset[Item]
+    items: Hidden[frozenset[Item]]
     """Items that the rows overlap with."""
 
 
@@ -37,11 +38,12 @@ class Waived:
 class Split:
     """A policy's score on a task, split in two; a part without items is None."""
 
-    label: str
+    policy: str
     task: str
-    contaminated: Mapping[str, float] | None
+    contaminated: Mapping[str, int | float] | None
     """n, mean, and 95% interval."""
-    clean: Mapping[str, float] | None
+    clean: Mapping[str, int | float] | None
+    """The same."""
     waivers: tuple[Waived, ...]
 
 
@@ -80,7 +82,7 @@ def in_words(split: Split) -> str:
     kept = "; ".join(f"{counted(one.rows, 'row')} at {one.stage}, reason: {' '.join(one.because.split())}" for one in split.waivers)
     parts = (("overlapping items", split.contaminated), ("other items", split.clean))
     scores = ", ".join(f"{one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}] on {one['n']} {which}" for which, one in parts if one)
-    return f"waiver: {split.label}, {split.task}: {scores or 'nothing measured'}; kept {kept}"
+    return f"waiver: {split.policy}, {split.task}: {scores or 'nothing measured'}; kept {kept}"
 
 
 def _waived(stage: Pedigree) -> Iterator[Waived]:

@@ -68,6 +68,12 @@ class Change:
 class Forgetting:
     """What it takes to rebuild everything without some rows."""
 
+    ids: tuple[str, ...]
+    """Of the rows, without copy numbers."""
+    copies: tuple[str, ...]
+    """Evidence of other rows that were kept in place of these."""
+    not_looked_in: Mapping[str, str]
+    """Address → why it could not be searched."""
     changes: tuple[Change, ...]
     again: tuple[Again, ...]
     """In order of execution."""
@@ -104,6 +110,9 @@ def forget(project: Project, trace: Trace) -> Forgetting:
     again = [_again(project, node, made[address], why.get(address, AFTER), named) for address, node in nodes.items() if address in made]
     touched = sorted(address for address in why if address not in nodes and (project.artifact(address) / "record.json").is_file())
     return Forgetting(
+        ids=trace.ids,
+        copies=tuple(trace.copies),
+        not_looked_in=trace.not_looked_in,
         changes=changes,
         again=tuple(again),
         unmade=tuple(address for address in nodes if address not in made),

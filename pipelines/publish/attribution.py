@@ -18,7 +18,9 @@ from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.configs.rows.datasets import generators_of, licences_of, title
 from pedigree.data.artifacts.artifacts import Record, Run
 from pedigree.data.sources.row_files import ending
-from pedigree.pipelines.lineage.ancestry import Pedigree
+from pedigree.pipelines.documents import Hidden
+from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
+from pedigree.pipelines.lineage.trace import Descendant, Drop, Place, Trace
 
 Part = Literal["model", "data", "benchmark"]
 PARTS = {"model": "model", "data": "rows", "benchmark": "evaluation only"}
@@ -33,14 +35,41 @@ class Origin:
     """An external model, dataset, or benchmark among the ancestors of an artifact."""
 
     name: str
-    part: Part
+    part: Hidden[Part]
     """`benchmark`: its items are used for evaluation only."""
     licences: tuple[str, ...]
     """All licenses stated for it; only `unknown` if none is stated."""
     generators: tuple[str, ...] = ()
     """Models stated to have written its answers."""
-    rows: int | None = None
+    rows: Hidden[int | None] = None
     """Rows prepared from it; None for models and where sources were not counted separately."""
+
+
+@dataclass(frozen=True)
+class BroughtIn:
+    """A stage that imported a row."""
+
+    address: str
+    source: str
+    """Name of its source there."""
+    origins: tuple[Origin, ...]
+    """If there are several, one of them applies; none if the rows are generated."""
+
+
+@dataclass(frozen=True)
+class TraceResult:
+    """Where a row is used or dropped, and in which models."""
+
+    ids: tuple[str, ...]
+    """Of the rows, without copy numbers."""
+    looked_in: int
+    """Number of row artifacts searched."""
+    places: tuple[Place, ...]
+    brought_in: tuple[BroughtIn, ...]
+    dropped: tuple[Drop, ...]
+    reached: tuple[Descendant, ...]
+    not_looked_in: Mapping[str, str]
+    """Address → reason."""
 
 
 def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
@@ -90,6 +119,15 @@ def origins_of_rows(pedigree: Pedigree, name: str, project: Project | None = Non
     """
     titles = {title(source) for source in brought(sources_of(pedigree.record.kind, pedigree.record.config), name)}
     return [origin for origin in origins(pedigree, project) if origin.name in titles]
+
+
+def trace_result(project: Project, found: Trace) -> TraceResult:
+    """A trace with the origins of the rows that its stages imported."""
+    brought_in = tuple(
+        BroughtIn(address, source, tuple(origins_of_rows(read_pedigree(project.artifact(address)), source, project)))
+        for address, source in found.sources()
+    )
+    return TraceResult(found.ids, found.looked_in, found.places, brought_in, found.dropped, found.reached, found.not_looked_in)
 
 
 def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:

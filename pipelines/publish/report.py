@@ -7,7 +7,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import shown
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.suites import looks
 from pedigree.configs.rows.datasets import PrepareData, generators_of, licences_of, title
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
@@ -119,31 +118,19 @@ class Chart:
 class Page:
     """Data for the report template."""
 
-    graph_: Graph
+    graph: Graph
     stages: Sequence[Stage]
     sections: Sequence[tuple[str, str]] = SECTIONS
     problems: list[str] = field(default_factory=list)
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    """Address of a finished stage → planned and measured resources."""
-
-    @property
-    def recipe(self) -> str:
-        return self.graph_.recipe
-
-    @property
-    def description(self) -> str:
-        return self.graph_.description
-
-    @property
-    def overrides(self) -> list[tuple[str, Any]]:
-        return list(self.graph_.overrides.items())
+    """Address of a finished stage that uses a model → planned and measured resources."""
 
     @property
     def missing(self) -> list[str]:
         return [stage.shown for stage in self.stages if stage.artifact is None]
 
     @property
-    def facts(self) -> list[dict[str, str]]:
+    def facts(self) -> list[tuple[str, str]]:
         built = [stage for stage in self.stages if stage.artifact]
         models = [stage for stage in built if stage.node.declaration.trains_on]
         seconds = [stage.seconds for stage in built if stage.seconds is not None]
@@ -151,8 +138,7 @@ class Page:
         facts = [("stages built", f"{len(built)} of {len(self.stages)}"), ("models trained", str(len(models)))]
         facts += [("training rows after decontamination", f"{rows:,}")] if rows else []
         facts += [("total job wall time", duration(sum(seconds)))] if seconds else []
-        facts.append(("on disk", size(sum(stage.size for stage in built))))
-        return [{"name": name, "value": value} for name, value in facts]
+        return [*facts, ("on disk", size(sum(stage.size for stage in built)))]
 
     def _cleaned(self, built: Sequence[Stage]) -> list[Stage]:
         """The last decontamination stage of each data path."""
@@ -163,14 +149,14 @@ class Page:
     def _data_of(self, node: Node) -> set[str]:
         """Addresses of the stages upstream along `data` edges."""
         sources = {edge.source for edge in node.edges if edge.port == "data"}
-        return sources.union(*(self._data_of(self.graph_.nodes[source]) for source in sources))
+        return sources.union(*(self._data_of(self.graph.nodes[source]) for source in sources))
 
     @property
     def families(self) -> list[str]:
         return list(dict.fromkeys(stage.node.declaration.family for stage in self.stages))
 
     @property
-    def graph(self) -> str:
+    def drawing(self) -> str:
         boxes = [
             Box(
                 id=stage.node.address,
@@ -183,11 +169,11 @@ class Page:
             )
             for stage in self.stages
         ]
-        return graph_svg(boxes, f"Graph of the recipe {self.recipe}")
+        return graph_svg(boxes, f"Graph of the recipe {self.graph.recipe}")
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
-        return [_evaluation(stage, looks(self.graph_.nodes)) for stage in self.stages if stage.node.output == "scores" and _scores(stage)]
+        return [_evaluation(stage, looks(self.graph.nodes)) for stage in self.stages if stage.node.output == "scores" and _scores(stage)]
 
     @property
     def curves(self) -> list[dict[str, Any]]:
@@ -224,32 +210,10 @@ class Page:
         return [verdict for stage in self.stages if (verdict := _verdict(stage))]
 
     @property
-    def lineage(self) -> list[dict[str, Any]]:
-        return [_lineage(stage) for stage in self.stages]
-
-    @property
-    def plan(self) -> list[dict[str, str]]:
-        """Planned and measured values as text, one row per stage that uses a model."""
-        return [
-            {
-                "name": stage.shown,
-                "planned_memory": _formatted(outcome.planned_bytes, size),
-                "memory": _formatted(outcome.measured_bytes, size),
-                "planned_tokens": f"{outcome.planned_tokens.value:,.0f}" if outcome.planned_tokens else "",
-                "how": outcome.planned_tokens.how if outcome.planned_tokens else "",
-                "tokens": _formatted(outcome.measured_tokens, "{:,}".format),
-                "planned_time": _formatted(outcome.planned_seconds, duration),
-                "time": _formatted(outcome.measured_seconds, duration),
-            }
-            for stage in self.stages
-            if (outcome := self.outcomes.get(stage.node.address))
-        ]
-
-    @property
     def published(self) -> list[Comparison]:
         """Published scores paired with measured ones."""
         evaluations = {stage.shown: scores for stage in self.stages if stage.node.output == "scores" and (scores := _scores(stage))}
-        return list(comparisons(self.graph_, evaluations))
+        return list(comparisons(self.graph, evaluations))
 
     @property
     def environment(self) -> list[list[tuple[str, str]]]:
@@ -276,13 +240,13 @@ def _without_undrawable(page: Page) -> Page:
     stages, problems = [], list(page.problems)
     for stage in page.stages:
         try:
-            render(Page(page.graph_, [stage if other is stage else bare[other.shown] for other in page.stages]))
+            render(Page(page.graph, [stage if other is stage else bare[other.shown] for other in page.stages]))
             stages.append(stage)
         except UNDRAWABLE as error:
             reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
             problems.append(f"{stage.shown}: its metrics or evidence cannot be shown ({reason}); run `pedigree verify`")
             stages.append(Stage(stage.node, stage.shown, None, problems[-1]))
-    return Page(page.graph_, stages, problems=problems, outcomes=page.outcomes)
+    return Page(page.graph, stages, problems=problems, outcomes=page.outcomes)
 
 
 def report_path(project: Project, recipe: str) -> Path:
@@ -316,7 +280,13 @@ def filled(template: str, **given: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    forms = {"size": size, "duration": duration, "number": "{:,.0f}".format}
+    environment.filters |= {name: partial(_formatted, form) for name, form in forms.items()} | {"numerics": numerics_text}
     return environment.get_template(template).render(**given, css=(TEMPLATES / "report.css").read_text())
+
+
+def _formatted(form: Callable[[Any], str], value: Any) -> str:
+    return "" if value is None else form(value)
 
 
 def scores_of(project: Project, graph: Graph) -> dict[str, dict[str, Any]]:
@@ -380,10 +350,6 @@ def _stage(project: Project, graph: Graph, node: Node) -> Stage:
         return Stage(node, shown, None, "not built yet" if missing else text)
 
 
-def _formatted(value: Any, form: Callable[[Any], str]) -> str:
-    return "" if value is None else form(value)
-
-
 def _hover(stage: Stage) -> str:
     lines = [f"{stage.shown} ({stage.node.kind} → {stage.node.output})"]
     if stage.artifact is None:
@@ -442,7 +408,7 @@ def _evaluation(stage: Stage, looks: Mapping[str, Sequence[Any]]) -> dict[str, A
         ],
         "differences": _differences(scores.get("differences", [])),
         "waived": waived,
-        "touched": {(split.label, split.task) for split in waived},
+        "touched": {(split.policy, split.task) for split in waived},
     }
 
 
@@ -655,24 +621,6 @@ def _held(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An expectation of a recipe, its result, and examples of failing rows."""
     examples = [[example["id"], example["place"], example["value"]] for example in entry.get("examples", [])]
     return {"title": results.title(entry), "found": finding(entry), "success": entry["success"], "examples": examples[:EXAMPLES_SHOWN]}
-
-
-def _lineage(stage: Stage) -> dict[str, Any]:
-    names = [parent.rpartition("/")[2] for parent in stage.node.parents]
-    row: dict[str, Any] = {
-        "name": stage.shown,
-        "kind": f"{stage.node.kind} v{KINDS[stage.node.kind].version}",
-        "family": stage.node.declaration.family,
-        "parents": names,
-        "key": "",
-        "problem": stage.problem,
-        "marks": (),
-    }
-    if stage.artifact:
-        record = stage.artifact.record
-        row |= {"key": record.key, "content": record.content, "id": record.id, "size": size(stage.size), "marks": record.marks}
-        row |= {"time": duration(stage.seconds) if stage.seconds is not None else "", "numerics": numerics_text(stage.run)}
-    return row
 
 
 def _environment(run: Run) -> list[tuple[str, str]]:

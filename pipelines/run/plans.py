@@ -1,19 +1,26 @@
 """Decide once what a run will do with each stage, and choose the stages."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from typing import Annotated, Any, Self
 
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.data.artifacts import provenance
 from pedigree.data.artifacts.artifacts import read_run
 from pedigree.data.store.untrusted import ArtifactError
+from pedigree.pipelines.documents import ONE_WORD, Hidden
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import StageDue
 from pedigree.pipelines.ledger.identity import Identities
 from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.run.opening import Request
+
+NAMED = 3
+"""Maximum number of stages named in a reason."""
+OUTPUT = re.compile(r"output (\S+) (.+)")
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,51 @@ class Plan:
     """Whether it is up to date with its files in the remote."""
     decided: bool = True
     """Whether it is up to date or stale for certain, and is not checked again when its turn comes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSummary:
+    """A stage of a recipe before a run: what it is, and why it is not up to date."""
+
+    node: Hidden[Node]
+    shown: Hidden[str]
+    """Name in this recipe; for stages of other recipes, the address."""
+    why: Hidden[str]
+    """The reasons on one line."""
+    address: str
+    kind: str
+    state: Annotated[str, ONE_WORD]
+    reasons: tuple[str, ...]
+    """Why it is not up to date."""
+
+    @classmethod
+    def of(cls, graph: Graph, entry: Plan, state: str, **more: Any) -> Self:
+        """A stage of the graph by its plan; `more` are the fields of a subclass."""
+        node, reasons = entry.node, entry.reasons
+        named = {"shown": shown_name(graph, node), "why": why(reasons, graph.recipe), "address": node.address, "kind": node.kind}
+        return cls(node=node, state=state, reasons=reasons, **named, **more)
+
+
+def why(reasons: Sequence[str], recipe: str) -> str:
+    """Join reasons on one line, without the recipe prefix and with equal reasons of an artifact's parts merged."""
+    by_state: dict[str, list[str]] = {}
+    others = []
+    for reason in (reason.replace(f"{recipe}/", "") for reason in reasons):
+        match = OUTPUT.fullmatch(reason)
+        if match:
+            by_state.setdefault(match[2], []).append(match[1])
+        else:
+            others.append(_shortened(reason))
+    merged = [f"its artifact {state}" if len(parts) > 2 else f"{', '.join(parts)} {state}" for state, parts in by_state.items()]
+    return "; ".join([*others, *merged])
+
+
+def _shortened(reason: str) -> str:
+    """Shorten a long list of awaited stages; the JSON output has the full list."""
+    stages = reason.removeprefix("waits for ").split(", ")
+    if not reason.startswith("waits for ") or len(stages) <= NAMED + 1:
+        return reason
+    return f"waits for {', '.join(stages[:NAMED])} and {len(stages) - NAMED} more"
 
 
 def selection(run: RunContext, request: Request) -> tuple[frozenset[str], frozenset[str]]:

@@ -20,11 +20,12 @@ from pedigree.configs.language.graph import Node
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.host.machine import settled
-from pedigree.pipelines.cli.plan import _amount, batch_text, rows_of
+from pedigree.pipelines.cli.plan import _amount
 from pedigree.pipelines.estimate import machines, rates
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.publish.report import write_report
 from pedigree.pipelines.run.opening import Request, load_execution, open_run
+from pedigree.pipelines.run.planning import batch_text, rows_of
 from pedigree.pipelines.run.plans import plan
 
 
@@ -300,7 +301,7 @@ def test_engines_of_the_profile_are_no_matter_where_none_is_opened(tmp_path, mon
 def test_a_merge_is_as_large_as_what_it_merges(root):
     run = open_run(Project(root), Request("methods"), looking=True)
     rows = {row.shown: row for row in rows_of(run, plan(run))}
-    assert rows["soup"].disk == rows["slerp"].disk == rows["sft_all"].disk
+    assert rows["soup"].disk_bytes == rows["slerp"].disk_bytes == rows["sft_all"].disk_bytes
 
 
 def test_a_plan_is_made_in_no_time(project):

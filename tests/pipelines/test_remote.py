@@ -20,13 +20,13 @@ from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
 from reproduction_lab import Clone
 from running_lab import Lab
 
-from pedigree.pipelines.cli.plan import rows_of
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.planning import rows_of
 from pedigree.pipelines.run.plans import plan
 from pedigree.pipelines.run.runs import pull, push, run_graph
 

@@ -90,7 +90,7 @@ def test_the_report_tells_it_beside_what_shared_text(made):
     assert "1 of 2 rows removed; a judge compared 7 row-item pairs in 5 questions, 2 of them without a verdict" in page
     assert "Which &lt;gas&gt;?" in page and "73%" in page
     (row,) = tables(*made, made[1].find("clean"))["contamination"]
-    assert {"name": "training rows after decontamination", "value": "1"} in gather(*made).facts  # what `corpus` kept has been read again
+    assert ("training rows after decontamination", "1") in gather(*made).facts  # what `corpus` kept has been read again
     assert (row["items overlapped"], row["rows removed"], row["items waived"]) == (2, 1, 1)
 
 

@@ -21,7 +21,7 @@ from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.data.artifacts import artifacts
 from pedigree.data.artifacts.artifacts import PARTS
-from pedigree.pipelines.cli.plan import misfits, needs_cells, rows_of, totals
+from pedigree.pipelines.cli.plan import needs_cells
 from pedigree.pipelines.cli.running import run_what_is_due
 from pedigree.pipelines.jobs import launcher
 from pedigree.pipelines.jobs.context import StageFailed
@@ -35,6 +35,7 @@ from pedigree.pipelines.run import ensure as ensure_module
 from pedigree.pipelines.run.checks import checked_plan
 from pedigree.pipelines.run.ensure import Result, ensure, identify, log_file, run_under_dvc
 from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.planning import rows_of, run_plan
 from pedigree.pipelines.run.plans import plan, selection
 from pedigree.pipelines.run.runs import NotRun, pull, run_graph, settled
 
@@ -229,8 +230,9 @@ def test_a_model_that_the_cache_gives_back_needs_no_memory(lab: Lab) -> None:
     for name in ("base", "sft"):
         shutil.rmtree(lab.root / "artifacts/lab" / name)
     rows = {row.node.name: row for row in rows_of(run, plan(run))}
-    assert (rows["base"].state, rows["sft"].state) == ("cached", "cached") and not misfits(rows.values())
-    assert totals(rows.values()) == (0, 0, 0) and needs_cells(rows["sft"]) is None
+    assert (rows["base"].state, rows["sft"].state) == ("cached", "cached") and needs_cells(rows["sft"]) is None
+    found = run_plan(run, list(rows.values()))
+    assert found.fits and (found.time.seconds, found.time.gpu_hours, found.time.stages_of_unknown_time) == (0, 0, 0)
     assert len(settled(checked_plan(run, chosen, frozenset()))) < len(chosen)
     ends = outcomes(lab)
     assert (ends["base"], ends["sft"]) == ("restored", "restored")

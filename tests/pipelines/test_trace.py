@@ -13,7 +13,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts.artifacts import open_artifact
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.cli.rows import _way
-from pedigree.pipelines.lineage.trace import RowQuery, trace
+from pedigree.pipelines.lineage.trace import ItemScore, RowQuery, trace
 
 RECIPE = """
 description: Prompts on their way into a policy.
@@ -170,7 +170,7 @@ def test_a_prompt_is_followed_through_answers_and_pairs_into_the_policies_that_l
         "taught": ("goes back to it", "lab/raw > prompts > mine > own > taught", True),  # by prompts that were made after its example
     }
     (sampled,) = [place for place in found.places if place.kind == "sample"]
-    assert [(label, address) for label, address, _ in sampled.policies] == [("sft", "lab/sft"), ("base", "lab/base")]
+    assert [(one.label, one.address) for one in sampled.policies] == [("sft", "lab/sft"), ("base", "lab/base")]
     assert [one.address for one in found.reached if one.type == "scores"] == ["lab/scores"]
 
 
@@ -206,7 +206,7 @@ def test_an_item_names_its_suites_the_rows_that_matched_it_and_who_was_scored(la
     found = trace(lab, RowQuery(id=ITEM))
     assert [(drop.id, drop.by) for drop in found.dropped] == [(LEAKED, ITEM)]
     (scored,) = [place for place in found.places if place.type == "scores"]
-    assert scored.scores == (("t", "base", 0.0), ("t", "dpo", 1.0)) and not found.models
+    assert scored.scores == (ItemScore("t", "base", 0.0), ItemScore("t", "dpo", 1.0)) and not found.models
 
 
 def test_a_dropped_copy_is_told_from_both_sides(lab):

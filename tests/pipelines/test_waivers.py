@@ -12,6 +12,7 @@ from pedigree.configs.language.compile import write_compiled
 from pedigree.configs.language.recipe import load_recipe, load_recipes
 from pedigree.data.artifacts.artifacts import ArtifactError, open_artifact
 from pedigree.pipelines.cli import running
+from pedigree.pipelines.documents import document
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pedigree.pipelines.lineage.waivers import splits_of, waived_of
 from pedigree.pipelines.publish.card import card
@@ -57,7 +58,7 @@ def splits(project, name):
 
 
 def test_a_score_is_split_by_items_that_were_kept_in_training(project):
-    found = {(one.label, one.task): one for one in splits(project[0], "scores")}
+    found = {(one.policy, one.task): one for one in splits(project[0], "scores")}
     assert {label for label, _ in found} == {"dpo_1", "dpo_2", "rlvr"}  # `base` and `sft` have never seen the prompts
     one, other = found["rlvr", "arithmetic"], found["rlvr", "other"]
     assert one.contaminated and one.clean
@@ -65,6 +66,12 @@ def test_a_score_is_split_by_items_that_were_kept_in_training(project):
     assert (one.clean["n"], one.clean["mean"]) == (8, 0.5) and one.clean["low"] < 0.5 < one.clean["high"]
     assert [(waived.because, waived.rows) for waived in one.waivers] == [("licensed <with> the test", 3)]
     assert other.contaminated is None and other.clean is None  # of that task nothing was measured
+
+
+def test_the_document_of_a_split_keeps_counts_as_integers_and_omits_what_only_we_need(project):
+    found = document("run", next(one for one in splits(project[0], "scores") if (one.policy, one.task) == ("rlvr", "arithmetic")))
+    assert list(found)[:3] == ["schema_version", "command", "policy"] and isinstance(found["contaminated"]["n"], int)
+    assert [list(waiver) for waiver in found["waivers"]] == [["stage", "benchmark", "because", "rows"]]
 
 
 def test_the_card_of_a_model_says_what_was_kept_and_why(project):
