@@ -39,12 +39,8 @@ class Scratch:
     recipe: str | None
     """Recipe or variant that would resume from it."""
     checkpoints: tuple[str, ...]
-    chunks: int
-    """Number of finished generation chunks."""
-    answers: bool
-    """Whether it has a log of single answers."""
-    replies: int
-    """Number of replies from an endpoint."""
+    answers: int
+    """Number of kept answers."""
     size: int
     age_s: float
     """Seconds since the last change."""
@@ -260,10 +256,10 @@ def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name:
 
 def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec: dict[str, Any]) -> Scratch:
     from pedigree.pipelines.cli.removal import disk_time
-    from pedigree.pipelines.jobs.saved_progress import saved_progress
+    from pedigree.pipelines.jobs.saved_progress import number_of_answers
     from pedigree.stages.job.job import checkpoint_names
 
-    kept, placement = saved_progress(folder), spec.get("placement")
+    placement = spec.get("placement")
     url = placement.get("checkpoint_url") if isinstance(placement, dict) else None  # the spec may be from another version
     files = []
     for path in folder.rglob("*"):
@@ -277,9 +273,7 @@ def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec:
         state=state,
         recipe=recipe,
         checkpoints=tuple(checkpoint_names(folder)),
-        chunks=len(kept.chunks),
-        answers=kept.answers is not None,
-        replies=kept.number_of_replies(),
+        answers=number_of_answers(folder),
         size=sum(status.st_size for status in files),
         age_s=max(0.0, disk_time(folder.parent) - max((status.st_mtime for status in files), default=0.0)),
         url=None if url is None else str(url),
@@ -290,7 +284,5 @@ def _progress(one: Scratch) -> str:
     from pedigree.pipelines.quantities import counted
 
     held = [f"{one.checkpoints[-1]} of {counted(len(one.checkpoints), 'checkpoint')}"] if one.checkpoints else []
-    held += [counted(one.chunks, "chunk")] if one.chunks else []
-    held += ["answers"] if one.answers else []
-    held += [f"{one.replies} {'reply' if one.replies == 1 else 'replies'}"] if one.replies else []
+    held += [counted(one.answers, "answer")] if one.answers else []
     return ", ".join(held) or "no checkpoint"

@@ -12,7 +12,6 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 
 from pedigree.data.artifacts.artifacts import read_json, write_json, write_text
@@ -150,41 +149,27 @@ class Mirroring:
                 _say(f"mirrored checkpoint {name} is damaged ({error}): {'using the previous one' if last else 'retrying'}")
         return None
 
-    def fetch_chunks(self, files: Sequence[Path]) -> None:
-        """Download those of the chunks that are in the mirror; a damaged one is generated again.
+    def fetch_chunks(self, folder: Path) -> None:
+        """Download the chunks that a folder lacks; a damaged one is generated again.
 
         Raises:
             StoreError: the store fails, and this machine has no local work yet.
         """
         try:
-            self._fetch_chunks(files)
-        except StoreError as error:
-            if not self._known:
-                raise
-            _say(f"store unavailable, continuing with local chunks: {error}")
-
-    def fetch_all_chunks(self, folder: Path) -> None:
-        """Download every chunk in the mirror into a folder.
-
-        Raises:
-            StoreError: the store fails, and this machine has no local work yet.
-        """
-        try:
-            names = self.mirror.chunks()
+            self._fetch_chunks(folder)
         except StoreError as error:
             if not self._known:
                 raise
             _say(f"store unavailable, continuing with local files: {error}")
-            return
-        self.fetch_chunks([folder / f"{name}.json" for name in sorted(names) if not (folder / f"{name}.json").exists()])
 
-    def _fetch_chunks(self, files: Sequence[Path]) -> None:
+    def _fetch_chunks(self, folder: Path) -> None:
         there, fetched = self.mirror.chunks(), 0
-        for file in dict.fromkeys(files):
-            if file.stem in there:
+        for name in sorted(there):
+            file = folder / f"{name}.json"
+            if not file.exists():
                 self.job.progress(0, 0)
                 try:
-                    self.mirror.download_chunk(file, there[file.stem])
+                    self.mirror.download_chunk(file, there[name])
                     fetched += 1
                 except ContentChanged as error:
                     _say(f"a mirrored chunk is damaged and will be generated again: {error}")

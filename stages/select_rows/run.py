@@ -14,10 +14,10 @@ Rows are read on demand; only ids, sources, scores and the language model's repl
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from pedigree.configs.judging.keeping import SelectRows
 from pedigree.data.artifacts.artifacts import Artifact, write_json
 from pedigree.data.records import answer_pool, records
 from pedigree.data.records.messages import CALL, divided
+from pedigree.data.records.sequences import Mapped
 from pedigree.stages.core.ensembles import Member, combine, model_terms, of_all, total
 from pedigree.stages.core.keeping import NO_SCORE, Scored, left_out
 from pedigree.stages.core.rating import mean_rating
@@ -68,7 +69,7 @@ def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
     data = only(inputs, "data")
     with job.busy("reading rows"):
         names, sizes = noted(data)
-    opinions = ask(config, inputs, LastAnswers(records.opened(data)), (name for name, _ in names), job)
+    opinions = ask(config, inputs, Mapped(records.opened(data), answer_of), (name for name, _ in names), job)
     rows = [Scored(name, source, opinions.score(place, config)) for place, (name, source) in enumerate(names)]
     refuse_unscored(sum(row.score is None for row in rows), len(rows), opinions.problems, config)
     reasons = left_out(rows, config.keep)
@@ -107,26 +108,6 @@ def noted(data: Artifact) -> tuple[list[tuple[str, str]], list[int]]:
     return names, sizes
 
 
-class LastAnswers(Sequence[dict[str, Any]]):
-    """The answer to score of each row, with its context; read on demand."""
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, place: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, place: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        return [answer_of(row) for row in self._rows[place]] if isinstance(place, slice) else answer_of(self._rows[place])
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(answer_of, self._rows)
-
-
 def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to score of a row: its last turn or best answer, with the messages before it; `calls` marks a turn that ends with tool
     calls."""
@@ -141,7 +122,7 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], "messages": messages, "text": text, "finish_reason": ending, **calls, **records.context_of(row)}
 
 
-def ask(config: SelectRows, inputs: Inputs, rows: LastAnswers, ids: Iterable[str], job: Job) -> Opinions:
+def ask(config: SelectRows, inputs: Inputs, rows: Sequence[dict[str, Any]], ids: Iterable[str], job: Job) -> Opinions:
     """Score all rows with all models, one after the other.
 
     Raises:
@@ -162,7 +143,7 @@ def ask(config: SelectRows, inputs: Inputs, rows: LastAnswers, ids: Iterable[str
 
 
 def ask_members(
-    config: SelectRows, models: Mapping[str, Artifact], rows: LastAnswers, job: Job, problems: dict[int, str]
+    config: SelectRows, models: Mapping[str, Artifact], rows: Sequence[dict[str, Any]], job: Job, problems: dict[int, str]
 ) -> dict[str, Member]:
     """Label → rewards of each reward model; reasons for missing ones go to `problems`. Stops as soon as too many are missing."""
     from pedigree.stages.sampling.rewards import ask_all
