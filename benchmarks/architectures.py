@@ -299,7 +299,8 @@ def by_vllm(architecture: Architecture) -> Cell:
 
 def sample(architecture: Architecture, folder: Path) -> None:
     """Draws answers with vLLM, and writes how far its log-probabilities are from ours; in a process of its own."""
-    from pedigree.stages.sampling.sampler import Request, open_sampler
+    from pedigree.stages.sampling.engines import open_sampler
+    from pedigree.stages.sampling.sampler import Request
 
     attention.register()
     architecture.model().save_pretrained(folder)

@@ -1,7 +1,7 @@
 """How fast `sample` generates, from rows to answers that are kept, against vLLM's own offline `LLM.generate` on the same machine.
 
-SmolLM2-135M answers prompts of the packaged demonstration data, several times each. Ours goes through `stages/sampling/chunks.py` and
-`stages/sampling/continuous.py`: an engine in a child process, answers on the disk before they count, read back. The peer has all requests
+SmolLM2-135M answers prompts of the packaged demonstration data, several times each. Ours goes through
+`stages/sampling/generate.py`: an engine in a child process, answers on the disk before they count, read back. The peer has all requests
 at once, and keeps nothing. Both have equal requests, seeds, sampling, dtype, KV cache, threads and engine settings, and an engine in the
 caller's process; that of a second peer, *as documented*, is in the process that vLLM starts by itself, which takes turns with the caller's
 where cores are few. The clock starts when a few requests have warmed the engine up, and stops when all answers have been read: neither
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
@@ -30,12 +29,11 @@ from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.pipelines.jobs.launcher import device_settings
 from pedigree.stages.job.job import Job
-from pedigree.stages.sampling.chunks import Ask, context_of, generate
-from pedigree.stages.sampling.continuous import generate_continuously
-from pedigree.stages.sampling.engine_processes import WarmEngines
-from pedigree.stages.sampling.sampler import Generation, Request, request_key
+from pedigree.stages.sampling.engines import WarmEngines
+from pedigree.stages.sampling.generate import Ask, ChunkSize, context_of, generate
+from pedigree.stages.sampling.sampler import Request, request_key
 
-MODES = {"chunks of 64": 64, "chunks of 256": 256, "continuous": None}
+MODES: dict[str, ChunkSize] = {"chunks of 64": 64, "chunks of 256": 256, "continuous": "continuous"}
 TUNED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 PEERS = {"": TUNED, " as documented": {}}
 """What is said of the peer → what its environment has besides."""
@@ -79,16 +77,12 @@ def rate(answers: list[int], seconds: float) -> float:
     return sum(answers) / seconds
 
 
-def ours(asks: dict[str, Ask], chunk_size: int | None, folder: Path) -> tuple[float, float]:
+def ours(asks: dict[str, Ask], chunk_size: ChunkSize, folder: Path) -> tuple[float, float]:
     """(output tokens per second, output tokens) of a job that begins with nothing."""
     folder.mkdir()
     job = Clocked(folder, "bench/sample", "k", NUMERICS, PLACEMENT, {}, warm=WARM)
-    found: Mapping[str, Sequence[Generation]]
     with WarmEngines(NUMERICS) as ahead:
-        if chunk_size is None:
-            found = generate_continuously(asks, dtype=DTYPE, job=job, ahead=ahead)
-        else:
-            found = generate(asks, chunk_size=chunk_size, dtype=DTYPE, job=job, ahead=ahead)
+        found = generate(asks, chunk_size=chunk_size, dtype=DTYPE, job=job, ahead=ahead)
         lengths = [len(answer.response_ids) for answer in found["all"]]
         ended = time.perf_counter()
     return rate(lengths, ended - job.warmed_at), sum(lengths)

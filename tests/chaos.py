@@ -38,10 +38,10 @@ from pedigree.pipelines.jobs.processes import MARK
 RECIPE = "tiny"
 POINTS = (
     "job started", "record.json written", "publish set aside", "publish renamed", "commit cached", "lock written", "lock replaced",
-    "job finished", "checkpoint written", "checkpoint renamed", "chunk generated",
+    "job finished", "checkpoint written", "checkpoint renamed", "answers kept",
 )  # fmt: skip
 TRAINED, CHUNKED = {"sft", "reward_model", "preference_train", "rlvr"}, {"sample", "evaluate", "reference_logprobs"}
-ONLY_IN = {"checkpoint written": TRAINED, "checkpoint renamed": TRAINED, "chunk generated": CHUNKED}
+ONLY_IN = {"checkpoint written": TRAINED, "checkpoint renamed": TRAINED, "answers kept": CHUNKED}
 """Points that only these kinds of stages come by."""
 VICTIMS = ("orchestrator", "job", "one process of a job", "everything")
 LONGEST_S = 25.0

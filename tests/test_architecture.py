@@ -88,7 +88,7 @@ DOORS = {
     "numba": "data/contamination/compiled.py",
     "langdetect": "data/filters/languages.py",
     "deepspeed": "stages/training/trainer.py",
-    "vllm": {"stages/sampling/sampler.py", "stages/sampling/cpu_engine.py"},  # the second is a class of vLLM's own
+    "vllm": {"stages/sampling/vllm_engine.py", "stages/sampling/cpu_engine.py"},  # the second is a class of vLLM's own
     "peft": "stages/training/adapters.py",
     "liger_kernel": "stages/training/kernels.py",
     "datasets": "data/sources/hub.py",

@@ -7,7 +7,7 @@ import pytest
 from projects import fresh_project
 
 
-@pytest.mark.parametrize(("until", "count", "missing"), [("sft", 21, {"chunk generated"}), (None, 22, set())])
+@pytest.mark.parametrize(("until", "count", "missing"), [("sft", 21, {"answers kept"}), (None, 22, set())])
 def test_every_disturbance_comes_once_before_any_comes_again(until: str | None, count: int, missing: set[str]) -> None:
     every = {f"point: {name}" for name in chaos.POINTS if name not in missing}
     every |= {f"instant: {name}" for name in chaos.VICTIMS} | {f"change: {name}" for name in chaos.CHANGES}
@@ -16,7 +16,7 @@ def test_every_disturbance_comes_once_before_any_comes_again(until: str | None, 
 
 
 def test_a_chain_comes_by_no_checkpoint_before_it_trains() -> None:
-    assert set(chaos.POINTS) - set(chaos.points_before("chat")) == {"checkpoint written", "checkpoint renamed", "chunk generated"}
+    assert set(chaos.POINTS) - set(chaos.points_before("chat")) == {"checkpoint written", "checkpoint renamed", "answers kept"}
 
 
 def test_a_stage_that_is_stale_for_dvc_counts(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pedigree.pipelines.cli.console import echo, print_table
 from pedigree.pipelines.cli.removal import disk_time, listened, remove
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.liveness import Signs
-from pedigree.pipelines.jobs.saved_progress import saved_progress
+from pedigree.pipelines.jobs.saved_progress import number_of_answers
 from pedigree.pipelines.jobs.scratch_state import SPEC, UNKNOWN, address_of, read_mapping, scratch_folders
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced
 from pedigree.pipelines.ledger.ledger import Ledger
@@ -49,12 +49,8 @@ class Scratch:
     recipe: str | None
     """Recipe or variant that would resume from it."""
     checkpoints: tuple[str, ...]
-    chunks: int
-    """Number of finished generation chunks."""
-    answers: bool
-    """Whether it has a log of single answers."""
-    replies: int
-    """Number of replies from an endpoint."""
+    answers: int
+    """Number of kept answers."""
     size: int
     age_s: float
     """Seconds since the last change."""
@@ -223,7 +219,7 @@ def _clean(signs: Signs, going: list[Scratch], unreadable: list[str], by_name: b
 
 def _scratch(folder: Path, state: State, recipe: str | None, spec: dict[str, Any]) -> Scratch:
 
-    kept, placement = saved_progress(folder), spec.get("placement")
+    placement = spec.get("placement")
     url = placement.get("checkpoint_url") if isinstance(placement, dict) else None  # the spec may be from another version
     files = []
     for path in folder.rglob("*"):
@@ -237,9 +233,7 @@ def _scratch(folder: Path, state: State, recipe: str | None, spec: dict[str, Any
         state=state,
         recipe=recipe,
         checkpoints=tuple(checkpoint_names(folder)),
-        chunks=len(kept.chunks),
-        answers=kept.answers is not None,
-        replies=kept.number_of_replies(),
+        answers=number_of_answers(folder),
         size=sum(status.st_size for status in files),
         age_s=max(0.0, disk_time(folder.parent) - max((status.st_mtime for status in files), default=0.0)),
         url=None if url is None else str(url),
@@ -249,7 +243,5 @@ def _scratch(folder: Path, state: State, recipe: str | None, spec: dict[str, Any
 def _progress(one: Scratch) -> str:
 
     held = [f"{one.checkpoints[-1]} of {counted(len(one.checkpoints), 'checkpoint')}"] if one.checkpoints else []
-    held += [counted(one.chunks, "chunk")] if one.chunks else []
-    held += ["answers"] if one.answers else []
-    held += [f"{one.replies} {'reply' if one.replies == 1 else 'replies'}"] if one.replies else []
+    held += [counted(one.answers, "answer")] if one.answers else []
     return ", ".join(held) or "no checkpoint"

@@ -96,7 +96,7 @@ FORMULAS = (
     Formula(
         "KV cache",
         "2·L·K·D·e per token, for a whole chunk of requests, or for one request if `continuous`",
-        "Kwon et al. 2023, arXiv 2309.06180, §2; `stages/sampling/sampler.py`, `_check_cache`",
+        "Kwon et al. 2023, arXiv 2309.06180, §2; `stages/sampling/vllm_engine.py`, `_check_cache`",
     ),
     Formula(
         "loading",

@@ -23,7 +23,7 @@ from pedigree.pipelines.jobs.events import StageProgressed, StageStarted, StageW
 from pedigree.pipelines.jobs.launcher import Handle, Launcher, Status
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
 from pedigree.pipelines.jobs.processes import described
-from pedigree.pipelines.jobs.saved_progress import saved_progress
+from pedigree.pipelines.jobs.saved_progress import answers_size
 from pedigree.pipelines.jobs.scratch_state import (
     ATTEMPTS,
     Heartbeat,
@@ -364,13 +364,13 @@ def _attempt(scratch: Path, code: str) -> dict[str, Any]:
 
 
 def _reached(scratch: Path) -> tuple[list[str], int]:
-    """What an attempt would resume from: the latest checkpoint, and bytes of generated output and replies."""
-    return checkpoint_names(scratch)[-1:], saved_progress(scratch).size
+    """What an attempt would resume from: the latest checkpoint, and bytes of kept answers."""
+    return checkpoint_names(scratch)[-1:], answers_size(scratch)
 
 
 def resumable(scratch: Path) -> bool:
-    """Whether there is something to resume from: a checkpoint, finished chunks, or logged answers or replies."""
-    return bool(checkpoint_names(scratch) or saved_progress(scratch))
+    """Whether there is something to resume from: a checkpoint or kept answers."""
+    return bool(checkpoint_names(scratch) or answers_size(scratch))
 
 
 def numerics_changes(before: Numerics, now: Numerics) -> list[str]:

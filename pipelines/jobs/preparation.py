@@ -22,7 +22,7 @@ from pedigree.pipelines.jobs import checkpoint_store
 from pedigree.pipelines.jobs.attempts import numerics_changes, resumable
 from pedigree.pipelines.jobs.code import Code, differing, receive, snapshot
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
-from pedigree.pipelines.jobs.saved_progress import saved_progress
+from pedigree.pipelines.jobs.saved_progress import answers_size
 from pedigree.pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
 from pedigree.pipelines.ledger import objects
 from pedigree.pipelines.ledger.identity import StageInputs
@@ -182,7 +182,7 @@ def _begun(run: RunContext, node: Node, scratch: Path, placement: Placement, bef
     here, own = checkpoint_names(scratch), before.marks if before is not None else ()
     ahead = checkpoint_store.ahead(node, placement, scratch, here)
     if ahead is None:
-        reached = _reached_text(here[-1]) if here else saved_progress(scratch).description()
+        reached = _reached_text(here[-1]) if here else "kept answers" if answers_size(scratch) else ""
         return _Begun(before.code, own, reached) if before is not None and reached else None
     if ahead.producer is None:
         return _Begun("", own, _reached_text(ahead.reached), elsewhere=True, problem=ahead.problem)
@@ -216,8 +216,7 @@ def _note_state(scratch: Path, code: Code) -> None:
 def _discard_work(scratch: Path) -> None:
     for name in ("checkpoints", "chunks"):
         shutil.rmtree(scratch / name, ignore_errors=True)
-    for name in ("curve.jsonl", "replies.jsonl"):
-        (scratch / name).unlink(missing_ok=True)
+    (scratch / "curve.jsonl").unlink(missing_ok=True)
 
 
 # --- inputs ------------------------------------------------------------------------------------------------------------

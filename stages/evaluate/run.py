@@ -43,9 +43,9 @@ from pedigree.stages.evaluate.suite_scores import (
 )
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job
-from pedigree.stages.sampling.chunks import Ask, Score, generate
-from pedigree.stages.sampling.engine_processes import WarmEngines
-from pedigree.stages.sampling.prepared import Prepared
+from pedigree.stages.sampling.engines import WarmEngines
+from pedigree.stages.sampling.generate import Ask, Score, generate
+from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Continuation, Generation, Request, seed_of
 from pedigree.stages.verifiers import sandbox
 
@@ -173,7 +173,7 @@ def build_requests(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat,
     if suite.sampling is None:
         return Score(policy, [Continuation(prompt, chat.response_ids(choice)) for item, prompt in prompts() for choice in item["choices"]])
     requests = (Request(prompt, seed_of(*seed_parts(config, item, index))) for item, prompt in prompts() for index in range(suite.samples))
-    return Ask(policy, chat, Prepared(requests, folder), suite.sampling)
+    return Ask(policy, chat, prepared(requests, folder), suite.sampling)
 
 
 def seed_parts(config: Evaluate, item: dict[str, Any], index: int) -> list[str | int]:

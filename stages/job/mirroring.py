@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -152,28 +152,23 @@ class Mirroring:
                 _say(f"mirrored checkpoint {name} is damaged ({error}): {'using the previous one' if last else 'retrying'}")
         return None
 
-    def fetch_chunks(self, files: Sequence[Path]) -> None:
-        """Download those of the chunks that are in the mirror; a damaged one is generated again.
+    def fetch_chunks(self, folder: Path) -> None:
+        """Download the chunks that a folder lacks; a damaged one is generated again.
 
         Raises:
             StoreError: the store fails, and this machine has no local work yet.
         """
-        with self._or_local("with local chunks", self._known):
-            self._fetch_chunks(files, self.mirror.chunks())
+        with self._or_local("with local files", self._known):
+            self._fetch_chunks(folder)
 
-    def fetch_all_chunks(self, folder: Path) -> None:
-        """Download every chunk that is missing in a folder, as `fetch_chunks` does."""
-        with self._or_local("with local chunks", self._known):
-            there = self.mirror.chunks()
-            self._fetch_chunks([folder / f"{name}.json" for name in sorted(there) if not (folder / f"{name}.json").exists()], there)
-
-    def _fetch_chunks(self, files: Sequence[Path], there: Mapping[str, str]) -> None:
-        fetched = 0
-        for file in dict.fromkeys(files):
-            if file.stem in there:
+    def _fetch_chunks(self, folder: Path) -> None:
+        there, fetched = self.mirror.chunks(), 0
+        for name in sorted(there):
+            file = folder / f"{name}.json"
+            if not file.exists():
                 self.job.progress(0, 0)
                 try:
-                    self.mirror.download_chunk(file, there[file.stem])
+                    self.mirror.download_chunk(file, there[name])
                     fetched += 1
                 except ContentChanged as error:
                     _say(f"a mirrored chunk is damaged and will be generated again: {error}")

@@ -6,26 +6,22 @@ Computed once, they serve every training run on the same rows, which then needs 
 in chunks; finished chunks are on disk and survive a crash.
 """
 
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import torch
 
-from pedigree.configs.base.frozen import digest
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import ReferenceLogprobs
-from pedigree.data.artifacts.artifacts import write_text
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import SingleAnswers
-from pedigree.data.host.faults import fault_point
 from pedigree.data.records import records
 from pedigree.stages.core.batches import Unit, share_prompts
 from pedigree.stages.job.failures import NotFinite
 from pedigree.stages.job.job import Inputs, Job, only
-from pedigree.stages.job.mirroring import open_mirror
+from pedigree.stages.sampling.answer_log import AnswerLog, keys_of
 from pedigree.stages.training.feed import GlobalBatch, feed
 from pedigree.stages.training.logprobs import PolicyModule
 from pedigree.stages.training.models import frozen, load_policy
@@ -52,31 +48,23 @@ def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
     kept, units = fitting(answers, every, config.max_length, job, config.too_long)
     grouped = by_row(kept, units, job.numerics)
     chunks = [grouped[start : start + CHUNK_ROWS] for start in range(0, len(grouped), CHUNK_ROWS)]
-    files = [chunk_file(chunk, policy.record.content, config, job) for chunk in chunks]
-    mirror = open_mirror(job)
-    if mirror is not None:
-        mirror.fetch_chunks([file for file in files if not file.exists()])
-    module: PolicyModule | None = None
-    for number, (chunk, file) in enumerate(zip(chunks, files, strict=True)):
-        job.progress(number, len(chunks))
-        if file.exists():
-            continue
-        if module is None:
-            with job.busy("loading the model"):
-                module = ready(load_policy(policy, job.numerics), config, job)
-        found = score(module, [unit for _, unit in chunk], job, chat.pad_id)
-        fault_point("chunk generated")
-        write_text(file, json.dumps(found))
-        if mirror is not None:
-            mirror.offer_chunk(file)
-    job.progress(len(chunks), len(chunks))
+
+    @cache
+    def module() -> PolicyModule:
+        with job.busy("loading the model"):
+            return ready(load_policy(policy, job.numerics), config, job)
 
     rows: dict[str, dict[str, Any]] = {}
-    for chunk, file in zip(chunks, files, strict=True):
-        for (source, unit), logps in zip(chunk, json.loads(file.read_text()), strict=True):
-            for doc, logp in zip(unit, logps, strict=True):
-                key = content_key(doc)
-                rows.setdefault(key, {"id": key, "source": source, "logp": logp, "length": doc.num_trained})
+    with AnswerLog(job) as log:
+        for number, chunk in enumerate(chunks):
+            job.progress(number, len(chunks))
+            keys = chunk_keys(chunk, policy.record.content, config, job)
+            found = log.together(keys, lambda chunk=chunk: score(module(), [unit for _, unit in chunk], job, chat.pad_id))
+            for (source, unit), logps in zip(chunk, found, strict=True):
+                for doc, logp in zip(unit, logps, strict=True):
+                    key = content_key(doc)
+                    rows.setdefault(key, {"id": key, "source": source, "logp": logp, "length": doc.num_trained})
+    job.progress(len(chunks), len(chunks))
     records.save(job.out, "logprobs", list(rows.values()))
     tokens = sum(row["length"] for row in rows.values())
     return {"rows": len(rows), "tokens": tokens, "mean_logp": sum(row["logp"] for row in rows.values()) / tokens}
@@ -91,15 +79,15 @@ def by_row(kept: Sequence[Row], units: Sequence[Unit], numerics: Numerics) -> li
     return [(source, unit) for (source, _), answers in found.items() for unit in share_prompts(answers, numerics)]
 
 
-def chunk_file(chunk: Sequence[tuple[str, Unit]], weights: str, config: ReferenceLogprobs, job: Job) -> Path:
-    """A chunk's file, named by a hash of everything that determines its content."""
+def chunk_keys(chunk: Sequence[tuple[str, Unit]], weights: str, config: ReferenceLogprobs, job: Job) -> list[str]:
+    """Keys of a chunk's units, from everything that determines their log-probabilities."""
     decides = {
         "weights": weights,
         "documents": [[content_key(doc) for doc in unit] for _, unit in chunk],
         "dtype": config.dtype,
         "numerics": job.numerics.model_dump(),
     }
-    return job.folder / "chunks" / f"{digest(decides)[:32]}.json"
+    return keys_of(decides, len(chunk))
 
 
 def ready(module: PolicyModule, config: ReferenceLogprobs, job: Job) -> PolicyModule:

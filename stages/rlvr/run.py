@@ -29,7 +29,8 @@ from pedigree.stages.core.batches import step_rows
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
-from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, open_sampler, seed_of
+from pedigree.stages.sampling.engines import open_sampler
+from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, seed_of
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import frozen, load_policy, load_value_model

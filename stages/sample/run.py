@@ -26,10 +26,9 @@ from pedigree.data.records.sequences import Mapped
 from pedigree.stages.core.drawing import draw_policies
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
-from pedigree.stages.sampling.chunks import Ask, generate
-from pedigree.stages.sampling.continuous import generate_continuously
-from pedigree.stages.sampling.engine_processes import WarmEngines
-from pedigree.stages.sampling.prepared import Prepared
+from pedigree.stages.sampling.engines import WarmEngines
+from pedigree.stages.sampling.generate import Ask, generate
+from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Generation, Request, seed_of
 
 SHOWN_PROMPTS = 8
@@ -64,10 +63,7 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
 
     with WarmEngines(job.numerics, job.placement.engines) as ahead:
         asks = {label: ask(inputs["policies"][label], drawn, config.sampling.first, job.folder, beat) for label, drawn in draws.items()}
-        if config.chunk_size == "continuous":
-            answers = generate_continuously(asks, dtype=config.dtype, job=job, ahead=ahead)
-        else:
-            answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead)
+        answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead)
     own = config.on_policy.policies if config.on_policy else ()
     tally = Tally({prompt["id"] for prompt in prompts[:SHOWN_PROMPTS]})
 
@@ -159,7 +155,7 @@ def ask(policy: Artifact, drawn: Iterable[Draw], sampling: Sampling, folder: Pat
                 ids = chat.prompt(one.prompt["messages"], one.prompt.get("template_arguments"))
             yield Request(ids, one.seed, one.temperature)
 
-    return Ask(policy, chat, Prepared(requests(), folder), sampling)
+    return Ask(policy, chat, prepared(requests(), folder), sampling)
 
 
 def completion(drawn: Draw, label: str, on_policy: bool, asked: Ask, request: Request, answer: Generation) -> Completion:

@@ -5,7 +5,7 @@ equal questions only once.
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pedigree.configs.base.frozen import digest
@@ -19,11 +19,11 @@ from pedigree.data.records.records import Message
 from pedigree.stages.core.forging import control_token
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
-from pedigree.stages.sampling.chunks import Ask, generate
+from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.endpoint import KEPT_NAME, ChatServer, NoReply, Reply, request_body
-from pedigree.stages.sampling.engine_processes import WarmEngines
-from pedigree.stages.sampling.prepared import Prepared
-from pedigree.stages.sampling.response_log import ResponseLog
+from pedigree.stages.sampling.engines import WarmEngines
+from pedigree.stages.sampling.generate import Ask, generate
+from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import EngineLost, Request, model_context
 
 MOST_NAMES = 20
@@ -165,7 +165,7 @@ def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, a
                 sent.append(number)
                 yield Request(ids, questions.seed(number))
 
-    requests = Prepared(fitting(), job.folder)
+    requests = prepared(fitting(), job.folder)
     if requests:
         asked = Ask(policy, chat, requests, sampling)
         answers = generate({"asked": asked}, chunk_size=by.chunk_size, dtype=by.dtype, job=job, ahead=ahead)["asked"]
@@ -198,7 +198,7 @@ def _of_endpoint(by: ByEndpoint, questions: Questions, job: Job, bound: Bound) -
         done += 1
         job.progress(done, len(questions))
 
-    with ResponseLog(job, job.folder / "replies.jsonl", "reply", asdict, lambda written: Reply(**written)) as kept:
+    with AnswerLog(job) as log:
 
         def unknown() -> Iterator[tuple[int, dict[str, Any]]]:
             """Requests for questions without a reply, equal ones once: a second reply could differ, and only one would be kept."""
@@ -209,7 +209,7 @@ def _of_endpoint(by: ByEndpoint, questions: Questions, job: Job, bound: Bound) -
                     continue
                 body = request_body(by, questions.sampling, messages, questions.seed(number))
                 key = digest([by.base_url, body])
-                known = kept.get(key) or unanswered.get(key)
+                known = Reply(**log[key]) if key in log else unanswered.get(key)
                 if known is not None:
                     settle(number, known)
                 elif key in askers:
@@ -221,7 +221,7 @@ def _of_endpoint(by: ByEndpoint, questions: Questions, job: Job, bound: Bound) -
         def arrived(number: int, outcome: Reply | NoReply) -> None:
             key = keys.pop(number)
             if isinstance(outcome, Reply):
-                kept.keep(key, outcome)
+                log.keep({key: vars(outcome)})
             else:
                 unanswered[key] = outcome
             for one in askers.pop(key):

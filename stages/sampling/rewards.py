@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pedigree.configs.base.frozen import Dtype, digest
+from pedigree.configs.base.frozen import Dtype
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.data.records import records
@@ -20,7 +20,7 @@ from pedigree.stages.core.batches import Unit, document
 from pedigree.stages.core.ensembles import Member
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
-from pedigree.stages.sampling.chunks import cached, fetch_saved
+from pedigree.stages.sampling.answer_log import AnswerLog, keys_of
 from pedigree.stages.sampling.sampler import model_context
 from pedigree.stages.training.feed import GlobalBatch, feed
 from pedigree.stages.training.models import frozen, load_reward_model
@@ -28,8 +28,6 @@ from pedigree.stages.training.probe import probe
 
 PART = 1024
 """Answers scored and saved together; a kill loses at most one part, and one part's tokens are in memory."""
-KEPT = "rewards-"
-"""Prefix of the files with rewards, in a folder shared with chunks and replies."""
 
 
 class RawReward(NamedTuple):
@@ -119,11 +117,10 @@ def rewards_in_parts(
 ) -> Generator[list[RawReward], None, None]:
     """Score any number of answers, `PART` at a time; finished parts are kept across restarts.
 
-    A part's file is named by a hash of everything that determines its rewards: weights, answers, dtype and numerics.
+    A part's rewards depend on weights, answers, dtype and numerics.
     """
-    fetch_saved(job)
     rest, done = iter(answers), 0
-    with closing(FrozenRewardModel(model.payload, dtype, job)) as reader:
+    with AnswerLog(job) as log, closing(FrozenRewardModel(model.payload, dtype, job)) as reader:
         while part := list(islice(rest, PART)):
 
             def made(part: list[dict[str, Any]] = part, done: int = done) -> list[RawReward]:
@@ -131,7 +128,7 @@ def rewards_in_parts(
                 return [RawReward(one, problems.get(place, "")) for place, one in enumerate(raw)]
 
             decides = {"weights": model.record.content, "answers": part, "dtype": dtype, "numerics": job.numerics.model_dump()}
-            yield [RawReward(*one) for one in cached(f"{KEPT}{digest(decides)[:32]}", made, job)]
+            yield [RawReward(*one) for one in log.together(keys_of(decides, len(part)), made)]
             done += len(part)
             progress(done)
 

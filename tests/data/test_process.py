@@ -90,7 +90,7 @@ def test_threads_that_parse_at_the_same_time_do_not_disturb_each_other(root):
     ("module", "call"),
     [
         ("pedigree.stages.__main__", "load_stage('sft')"),
-        pytest.param("pedigree.stages.sampling.sampler", "_import_vllm()", marks=pytest.mark.nightly),
+        pytest.param("pedigree.stages.sampling.vllm_engine", "_import_vllm()", marks=pytest.mark.nightly),
     ],
 )
 def test_a_job_begins_without_collections(root, module, call):

@@ -481,18 +481,20 @@ def test_an_interrupted_stage_whose_code_has_changed(lab: Lab, choice: Any) -> N
 
 
 @pytest.mark.parametrize("choice", ["keep", "take", "rerun"])
-@pytest.mark.parametrize(("log", "called"), [("chunks/answers.jsonl", "kept answers"), ("replies.jsonl", "kept replies")])
-def test_what_was_kept_one_by_one_is_told_as_what_it_is(lab: Lab, choice: Any, log: str, called: str) -> None:
+def test_answers_that_were_kept_are_told_as_what_they_are(lab: Lab, choice: Any) -> None:
     scratch = interrupted(lab)
     shutil.rmtree(scratch / "checkpoints")
-    (scratch / log).parent.mkdir(exist_ok=True)
-    (scratch / log).write_text('["0123", {}]\n')
+    log = scratch / "chunks" / "answers.jsonl"
+    log.parent.mkdir()
+    log.write_text('["0123", {}]\n')
     run = lab.run()
     run.on_code_change = choice
     prepare(run, node := run.graph.find("clean"), identify(run, node, run.identities()), *run.execution.of(node.kind, node.name))
-    assert read_spec(scratch).marks == ((f"code changed at {called}: {STAGE}",) if choice == "take" else ())
-    assert any(f"lab/clean resumes from {called} with its original code" in notice for notice in run.ledger.notices) == (choice == "keep")
-    assert (scratch / log).exists() == (choice != "rerun"), "what begins again goes on from nothing"
+    assert read_spec(scratch).marks == ((f"code changed at kept answers: {STAGE}",) if choice == "take" else ())
+    assert any("lab/clean resumes from kept answers with its original code" in notice for notice in run.ledger.notices) == (
+        choice == "keep"
+    )
+    assert log.exists() == (choice != "rerun"), "what begins again goes on from nothing"
 
 
 def test_a_log_that_holds_nothing_leaves_the_code_of_now(lab: Lab) -> None:

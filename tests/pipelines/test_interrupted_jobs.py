@@ -308,12 +308,12 @@ def test_explicit_resume_is_an_error_where_there_is_nothing_to_go_on_from(lab: L
 
 
 @pytest.mark.parametrize(("text", "begins"), [("", False), ('["0123", {}]\n', True)])
-def test_explicit_resume_goes_on_from_replies_and_not_from_an_empty_log(lab: Lab, text: str, begins: bool) -> None:
+def test_explicit_resume_goes_on_from_answers_and_not_from_an_empty_log(lab: Lab, text: str, begins: bool) -> None:
     run = lab.run()
     raw = run.graph.find("raw")
     scratch = run.project.scratch(identify(run, raw, run.identities()).key)
-    scratch.mkdir(parents=True)
-    (scratch / "replies.jsonl").write_text(text)
+    (scratch / "chunks").mkdir(parents=True)
+    (scratch / "chunks" / "answers.jsonl").write_text(text)
     run.require_checkpoint = frozenset({"lab/raw"})
     if begins:
         assert ensure(run, raw).outcome == "ran"

@@ -40,7 +40,7 @@ def run(config, inputs, job):
     mirror, rows = open_mirror(job), []
     files = [job.folder / "chunks" / f"{n}.json" for n in range(config.sources[0].count)]
     if mirror is not None:
-        mirror.fetch_chunks([file for file in files if not file.exists()])
+        mirror.fetch_chunks(job.folder / "chunks")
     for n, file in enumerate(files):
         if not file.exists():
             with Path("runs.log").open("a") as stream:

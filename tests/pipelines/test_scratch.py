@@ -65,11 +65,9 @@ def test_work_that_a_run_of_today_would_resume_is_shown_and_kept(lab: Lab, type_
 @pytest.mark.parametrize(
     ("files", "held"),
     [
-        ({"replies.jsonl": '["a", {}]\n["b", {}]\n["to'}, "2 replies"),
-        ({"replies.jsonl": '["a", {}]\n', f"chunks/{'0a' * 16}.json": '[["a", {}]]'}, "1 reply"),  # sent to another machine
-        ({"replies.jsonl": '["a", {}]\n', f"chunks/rewards-{'0a' * 16}.json": "[]"}, "1 chunk, 1 reply"),
-        ({"chunks/answers.jsonl": '["a", {}]\n'}, "answers"),
-        ({"replies.jsonl": "", "chunks/answers.jsonl": "", f"chunks/.{'0a' * 16}.json.7.7.tmp": "[["}, "no checkpoint"),
+        ({"chunks/answers.jsonl": '["a", {}]\n["b", {}]\n["to'}, "2 answers"),
+        ({"chunks/answers.jsonl": '["a", {}]\n', f"chunks/{'0a' * 16}.json": '[["a", {}]]'}, "1 answer"),  # sent to another machine
+        ({"chunks/answers.jsonl": "", f"chunks/.{'0a' * 16}.json.7.7.tmp": "[["}, "no checkpoint"),
     ],
 )
 def test_what_was_kept_without_a_checkpoint_is_shown(lab: Lab, type_, files, held):

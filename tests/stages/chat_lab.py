@@ -54,7 +54,7 @@ class Gate:
         """Starts a job, ends it by a signal when it waits here and has kept what it was answered, and opens the gate; its exit code."""
         process = start_job(folder, *args, **placed)
         assert self.waited_at.wait(deadline(120))
-        until(lambda: (folder / "replies.jsonl").read_text().count("\n") >= self.count, alive=lambda: process.poll() is None)
+        until(lambda: (folder / "chunks" / "answers.jsonl").read_text().count("\n") >= self.count, alive=lambda: process.poll() is None)
         os.killpg(process.pid, number)
         code = process.wait(timeout=deadline(30))
         self.opened.set()

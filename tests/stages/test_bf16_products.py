@@ -122,7 +122,8 @@ from pathlib import Path
 import torch
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
-from pedigree.stages.sampling.sampler import Request, open_sampler
+from pedigree.stages.sampling.engines import open_sampler
+from pedigree.stages.sampling.sampler import Request
 
 with open_sampler(
     Path(sys.argv[1]), dtype="bf16", context=64, numerics=Numerics(threads=1, bf16_products="fp32"),

@@ -289,7 +289,7 @@ def test_a_job_that_was_killed_asks_nothing_twice_and_ends_in_the_same_bytes(tmp
         args = ("find_rephrased", config(chats.base_url, neighbours=1), inputs, Numerics(threads=1))
         process = start_job(tmp_path / "job", *args, **placed)
         assert stuck.wait(deadline(120))
-        replies = tmp_path / "job" / "replies.jsonl"
+        replies = tmp_path / "job" / "chunks" / "answers.jsonl"
         until(lambda: replies.read_text().count("\n") >= 5, alive=lambda: process.poll() is None)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -13,7 +13,8 @@ from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Lora, Optimizer, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.sampling.sampler import Request, open_sampler
+from pedigree.stages.sampling.engines import open_sampler
+from pedigree.stages.sampling.sampler import Request
 from pedigree.stages.training.adapters import plain_weights
 from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.trainer import Trainer

@@ -1,9 +1,7 @@
 """`sample` of many answers: what it holds of each, and that its rows are what was answered. Answers are made by hand, without an engine."""
 
 import tracemalloc
-from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +13,8 @@ from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.records import columns, records
 from pedigree.stages.job.job import Job
 from pedigree.stages.sample import run as sample
-from pedigree.stages.sampling import chunks, continuous, response_log
-from pedigree.stages.sampling.prepared import Prepared
+from pedigree.stages.sampling import answer_log, generate
+from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Generation, Request
 
 TOKENS = 100
@@ -30,27 +28,31 @@ def said(request: Request) -> Generation:
     return Generation(ids, [-(request.seed % 1009 + place) / 1009 for place in range(TOKENS)], "length" if request.seed % 3 else "stop")
 
 
-def fill_chunks(missing: Any, asks: Any, dtype: Any, context: Any, ahead: Any, progress: chunks.Progress) -> Iterator[Any]:
-    for chunk in missing:
-        chunks._keep(chunk.file, [asdict(said(one)) for one in chunk.requests], progress.job)
-        yield chunk
+class Engine:
+    def generate(self, requests: Any, *_: Any) -> list[Generation]:
+        return [said(request) for request in requests]
+
+    def stream(self, requests: Any, sampling: Any, stop_ids: Any, arrived: Any, beat: Any) -> None:
+        for number, request in enumerate(requests):
+            arrived(number, said(request))
+
+    def load(self, folder: Any) -> None: ...
 
 
-def fill_continuously(dealt: Any, log: Any, *_: Any) -> None:
-    for shares in dealt:
-        for share in shares:
-            for key, request in zip(share.keys, share.requests, strict=True):
-                log.keep(key, said(request))
+def in_turn(engines: Any, work: Any) -> None:
+    """An engine is slower than the disk: each answer is kept before the next one is there."""
+    for number, engine in enumerate(engines):
+        work(number, engine, lambda task: task())
 
 
 @pytest.fixture(autouse=True)
 def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "WarmEngines", lambda *_: nullcontext(SimpleNamespace(expect=lambda _: None)))
-    monkeypatch.setattr(chunks, "_fill", fill_chunks)
-    monkeypatch.setattr(continuous, "_fill", fill_continuously)
+    monkeypatch.setattr(generate, "open_engines", lambda *_: nullcontext([Engine()]))
+    monkeypatch.setattr(generate, "side_by_side", in_turn)
     for name in ("BLOCK", "ROWS_PER_GROUP"):
         monkeypatch.setattr(columns, name, 8)
-    monkeypatch.setattr(response_log, "PART", 8)
+    monkeypatch.setattr(answer_log, "PART", 8)
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +121,9 @@ def test_rows_are_what_was_answered_however_they_were_asked_for_and_written(tmp_
 
 def test_requests_that_wait_on_the_disk_are_those_that_were_put_there(tmp_path):
     given = [Request([number // 2, 100_000 * number // 2][: number % 3], 7 * number, [None, 0.0, 0.6][number % 3]) for number in range(10)]
-    prepared = Prepared(iter(given), tmp_path)
-    assert list(prepared) == given and prepared[-1] == given[-1] and len(prepared) == 10
-    assert list(prepared[3:8]) == given[3:8] and list(prepared[3:8][1:3]) == given[4:6] and len(prepared[8:99]) == 2
+    found = prepared(iter(given), tmp_path)
+    assert list(found) == given and found[-1] == given[-1] and len(found) == 10
+    assert list(found[3:8]) == given[3:8]
     with pytest.raises(IndexError):
-        prepared[10]
-    assert not list(tmp_path.iterdir()) and not Prepared([], tmp_path)
+        found[10]
+    assert not list(tmp_path.iterdir()) and not prepared([], tmp_path)

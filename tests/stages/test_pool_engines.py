@@ -1,6 +1,5 @@
 """From a pool of policies to rated answers and pairs, with the real engine."""
 
-import json
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -60,8 +59,8 @@ def sampled(tmp_path_factory, pool, prompts):
 
 
 def generated(job):
-    """Answers in all chunks of a job: what its engines were asked for."""
-    return sum(len(json.loads(path.read_text())) for path in (job / "chunks").glob("[0-9a-f]*.json"))
+    """Answers in the log of a job: what its engines were asked for."""
+    return (job / "chunks" / "answers.jsonl").read_text().count("\n")
 
 
 @pytest.mark.slow
@@ -153,7 +152,7 @@ def test_a_policy_writes_prompts_and_no_attempt_asks_again(prompts, tmp_path):
     assert [row["id"] for row in rows] == [one["id"] for line in lines for one in line["prompts"] if "id" in one]
 
     chunks = {path: path.stat().st_mtime_ns for path in (tmp_path / "written" / "chunks").iterdir()}
-    assert len(chunks) == 3 and run(tmp_path / "written", "synthesize", config, inputs, ONE_THREAD)["ok"]
+    assert run(tmp_path / "written", "synthesize", config, inputs, ONE_THREAD)["ok"]
     assert {path: path.stat().st_mtime_ns for path in chunks} == chunks
     assert list(records.stream(tmp_path / "written" / "out" / "payload")) == rows
 

@@ -23,6 +23,7 @@ from pedigree.stages.preference_train.run import (
     reference_point,
 )
 from pedigree.stages.reference_logprobs import run as reference_logprobs
+from pedigree.stages.sampling import answer_log
 from pedigree.stages.training.feed import feed
 from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.reference import content_key, online
@@ -183,19 +184,19 @@ def test_interrupted_reference_logprobs_go_on_and_end_in_the_same_bytes(tmp_path
     whole = logprobs(tmp_path / "whole", policy, pairs)
     passed = []
 
-    def dies_at_the_third(point):
+    def dies_at_the_second(point):
         passed.append(point)
-        if len(passed) == 3:
+        if len(passed) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(reference_logprobs, "fault_point", dies_at_the_third)
+        patch.setattr(answer_log, "fault_point", dies_at_the_second)
         logprobs(tmp_path / "again", policy, pairs)
-    written = sorted((tmp_path / "again/chunks").iterdir())
-    assert len(written) == 2 and passed == ["chunk generated"] * 3
-    before = [path.stat().st_mtime_ns for path in written]
+    log = tmp_path / "again/chunks/answers.jsonl"
+    before = log.read_text()
+    assert before.count("\n") == 10 and passed == ["answers kept"] * 2
     again = logprobs(tmp_path / "again", policy, pairs)
-    assert [path.stat().st_mtime_ns for path in written] == before
+    assert before < log.read_text() == (tmp_path / "whole/chunks/answers.jsonl").read_text()
     assert again.record.content == whole.record.content
 
 

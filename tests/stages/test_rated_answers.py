@@ -295,7 +295,7 @@ def test_a_job_that_was_ended_asks_nothing_twice_and_ends_in_the_same_bytes(tmp_
     with chat_server(gate) as chats:
         args = spec(chats.base_url)
         assert gate.end_job(number, tmp_path / "job", *args, **PLACED) == (75 if number == signal.SIGTERM else -signal.SIGKILL)
-        replies = tmp_path / "job" / "replies.jsonl"
+        replies = tmp_path / "job" / "chunks" / "answers.jsonl"
         assert replies.read_text().count("\n") == 25
         with replies.open("a") as stream:
             stream.write('["torn')  # by a power cut

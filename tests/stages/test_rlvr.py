@@ -117,10 +117,8 @@ def kill_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs
     """Starts the job and kills its engine or one of its ranks, once a checkpoint of the step is there."""
     process = start_job(folder, "rlvr", fields, inputs, numerics, checkpoint_every_steps=1)
     until(lambda: (folder / "checkpoints" / f"step-{step:06d}").exists(), 300, alive=lambda: process.poll() is None)
-    kill_one(
-        folder,
-        *(("pedigree.stages.sampling.sampler", str(process.pid)) if victim == "engine" else ("-u", "-m", "pedigree.stages", str(folder))),
-    )
+    engine, rank = ("pedigree.stages.sampling.vllm_engine", str(process.pid)), ("-u", "-m", "pedigree.stages", str(folder))
+    kill_one(folder, *(engine if victim == "engine" else rank))
     assert process.wait(timeout=deadline(120)) == 1
     told = folder / "done.json"
     assert not told.exists() or json.loads(told.read_text())["cause"] in ("lost_engine", "collective")

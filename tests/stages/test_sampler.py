@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,23 +22,19 @@ from waiting import deadline, until
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.sampling.engine_processes import WarmEngines
-from pedigree.stages.sampling.fleet import open_engines, side_by_side
+from pedigree.stages.sampling.engines import WarmEngines, open_engines, open_sampler, side_by_side
 from pedigree.stages.sampling.sampler import (
-    QUEUED,
     SILENT_SHARE,
     Continuation,
     EngineLost,
     Generation,
-    Inline,
     Request,
     architecture,
-    check_continuations,
     check_lengths,
     engine_settings,
     model_context,
-    open_sampler,
 )
+from pedigree.stages.sampling.vllm_engine import QUEUED, Inline
 
 PLACEMENT = Placement(sampler_memory_gb=0.25, heartbeat_timeout_s=240)
 STOP = [2]
@@ -238,7 +235,7 @@ def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels():
 import platform
 from pedigree.pipelines.estimate import work  # pipelines import no stage: what they know of one is copied, and equal
 from pedigree.stages.sampling.cpu_engine import block_size
-from pedigree.stages.sampling.sampler import DTYPES
+from pedigree.stages.sampling.vllm_engine import DTYPES
 settings = [("bf16", 72, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
 found = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
 assert found == [None, 16, 16, 32, 32] or platform.machine() != "x86_64", found
@@ -291,10 +288,10 @@ def test_the_process_of_a_further_engine_starts_while_the_one_before_it_works(en
         ahead.expect(2)
         (begun,) = started(1, engine)
         first = ahead.take()
-        assert first is not None and first.pid == begun
+        assert first.pid == begun
         (further,) = started(2, engine) - {begun}
         second = ahead.take()
-        assert second is not None and second.pid == further and ahead.take() is None
+        assert second.pid == further
         assert started(2, engine) == {begun, further}
         ahead.expect(2)
         ahead.take()
@@ -321,7 +318,6 @@ def test_a_process_that_ended_before_it_was_told_what_to_serve_says_why(models, 
     settings = engine_settings(models["a"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT)
     with WarmEngines(Numerics(threads=1)) as ahead:
         process = ahead.take()
-        assert process is not None
         process.wait(timeout=deadline(60))
         monkeypatch.setattr(ahead, "take", lambda: process)
         with pytest.raises(problem, match=said), open_engines(settings, 1, ahead):
@@ -367,9 +363,9 @@ def test_engines_side_by_side_see_gpus_of_their_own(monkeypatch):
     with WarmEngines(two, engines=2) as ahead:
         ahead.expect(4)  # two architectures
         processes = [ahead.take() for _ in range(4)]
-        environments = [Path(f"/proc/{one.pid}/environ").read_bytes().split(b"\0") for one in processes if one]
+        environments = [Path(f"/proc/{one.pid}/environ").read_bytes().split(b"\0") for one in processes]
         seen = [[entry for entry in entries if entry.startswith(b"CUDA_VISIBLE_DEVICES=")] for entries in environments]
-        for process in filter(None, processes):
+        for process in processes:
             process.kill()
             process.communicate()
     assert seen == [[b"CUDA_VISIBLE_DEVICES=3,5"], [b"CUDA_VISIBLE_DEVICES=6,7"]] * 2
@@ -385,16 +381,14 @@ def test_when_one_engine_fails_the_others_are_ended_and_its_error_is_told(models
     """The others are still starting, or in the middle of something: nobody waits for them."""
     settings = engine_settings(models["a"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT)
 
-    def work(number, engine, tell):
+    def work(number, engine, later):
         if number == 1:
-            tell("failing")
             raise EngineLost("this one")
         engine.generate(CHUNK, WARM, STOP)
 
-    heard = []
     with WarmEngines(Numerics(threads=1), engines=2) as ahead, open_engines(settings, 2, ahead) as engines:
         with pytest.raises(EngineLost, match="this one"):
-            heard.extend(side_by_side(engines, work))
+            side_by_side(engines, work)
         assert not any(alive(engine.pid) for engine in engines)
         assert "engine" not in [thread.name for thread in threading.enumerate()]
 
@@ -403,21 +397,20 @@ def test_what_the_others_have_told_when_one_fails_is_not_lost():
     """One that dies costs no chunk that another has finished, told or not yet read."""
     told = threading.Barrier(2)
 
-    def work(number, engine, tell):
+    def work(number, engine, later):
         if number == 1:
             told.wait()
             raise EngineLost("this one")
         for chunk in ("a", "b"):
-            tell(chunk)
+            later(partial(heard.append, chunk))
         told.wait()
         engine.ended.wait()
-        tell("c")
+        later(partial(heard.append, "c"))
 
     engines: Any = [SimpleNamespace(ended=ended, abandon=ended.set) for ended in (threading.Event(), threading.Event())]
-    heard = []
+    heard: list[str] = []
     with pytest.raises(EngineLost, match="this one"):
-        for one in side_by_side(engines, work):
-            heard.append(one)
+        side_by_side(engines, work)
     assert heard == ["a", "b", "c"]
 
 
@@ -439,7 +432,7 @@ def started(number: int, besides: Any = None) -> set[int]:
     """The processes of so many engines: a process has no command for a moment after it was started."""
 
     def found() -> list[int]:
-        children_now = children("pedigree.stages.sampling.sampler", besides=besides and besides.pid)
+        children_now = children("pedigree.stages.sampling.vllm_engine", besides=besides and besides.pid)
         return children_now if len(children_now) >= number else []
 
     pids = until(found)
@@ -475,15 +468,6 @@ def test_a_context_is_found_under_whichever_name_and_in_the_part_that_reads_text
         model_context(tmp_path / "alibi")
 
 
-def test_a_prompt_longer_than_the_context_is_refused_before_the_engine_starts(models):
-    with pytest.raises(StageError, match=r"up to 300 tokens, but the model's context is 256.*lower max_tokens"):
-        sampler(models["a"], context=300).__enter__()
-    with pytest.raises(StageError, match=r"prompt 0 of the chunk has 148 tokens.*12.*context of 150"):
-        check_lengths(CHUNK, WARM, 150)
-    with pytest.raises(StageError, match="prompt 1 of the chunk has no tokens"):
-        check_lengths([CHUNK[0], Request([], 1)], WARM, 256)
-
-
 def test_without_vllm_the_error_names_package_and_remedy(models, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
@@ -501,14 +485,17 @@ def test_architecture_ignores_names_and_token_roles_only(models, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("choice", "problem"),
+    ("request_", "problem"),
     [
-        (Continuation([1, 2], []), "no tokens in its text"),
-        (Continuation([], [1]), "no tokens in its prompt"),
-        (Continuation([1] * 8, [2] * 8), "choice 0 of the chunk has 16 tokens with its prompt, but the context is 16"),
+        (Request([], 1), "the prompt of request 1 has no tokens"),
+        (Continuation([1, 2], []), "the response of request 1 has no tokens"),
+        (Continuation([], [1]), "the prompt of request 1 has no tokens"),
+        (Request([1] * 16, 1), "request 1 has 16 tokens and the engine draws up to 1: .* the context of 16; drop it, lower max_tokens"),
+        (Continuation([1] * 8, [2] * 8), "request 1 has 16 tokens"),
     ],
 )
-def test_a_choice_that_cannot_be_scored_is_named(choice, problem):
+def test_a_request_that_cannot_be_answered_is_named(request_, problem):
+    fitting = Continuation([1] * 8, [2] * 7)
+    check_lengths([fitting, Request([1] * 15, 1)], 1, 16)
     with pytest.raises(StageError, match=problem):
-        check_continuations([choice], context=16)
-    check_continuations([Continuation([1] * 8, [2] * 7)], context=16)
+        check_lengths([fitting, request_], 1, 16)

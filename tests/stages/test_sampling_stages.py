@@ -1,9 +1,8 @@
 """`sample` and `evaluate` with the real engine."""
 
 import json
-import shutil
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,17 +16,21 @@ from tiny_models import make, make_policies
 from pedigree.configs.judging.pools import Window
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
+from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.core.statistics import paired_difference
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.evaluate.run import comparisons
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.sample.run import window
-from pedigree.stages.sampling import chunks, continuous
-from pedigree.stages.sampling.continuous import _deal
+from pedigree.stages.sampling import answer_log, generate
+from pedigree.stages.sampling.answer_log import AnswerLog
+from pedigree.stages.sampling.engines import start
+from pedigree.stages.sampling.generate import Ask, request_keys
 from pedigree.stages.sampling.sampler import Child, Generation, Request, seed_of
 
 ONE_THREAD = Numerics(threads=1)
+NO_ENGINES: Any = SimpleNamespace(expect=lambda _: None)
 SAMPLE = {
     "sampling": {"temperature": 1.0, "max_tokens": 12},
     "samples_per_prompt": 3,
@@ -89,17 +92,17 @@ def shared_engines(kept, monkeypatch):
 
     @contextmanager
     def opened(settings, count, ahead):
-        for process in filter(None, [ahead.take() for _ in range(count)]):
+        for process in [ahead.take() for _ in range(count)]:
             process.kill()
             process.communicate()
         while len(kept) < count:
-            kept.append((Child(settings), settings))
+            kept.append((Child(settings, start(ONE_THREAD)), settings))
         for engine, own in kept[:count]:
             assert of_each_engine(settings) == of_each_engine(own)
             engine.load(Path(settings["model_folder"]))
         yield [engine for engine, _ in kept[:count]]
 
-    monkeypatch.setattr(chunks, "open_engines", opened)
+    monkeypatch.setattr(generate, "open_engines", opened)
 
 
 def counted(monkeypatch, method, count):
@@ -117,7 +120,7 @@ def counted(monkeypatch, method, count):
 @pytest.mark.slow
 def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inputs, tmp_path, monkeypatch, shared_engines):
     config, job = SAMPLE | {"chunk_size": "continuous"}, tmp_path / "job"
-    killed_at("answer kept", 40, job, "sample", config, inputs, ONE_THREAD)
+    killed_at("answers kept", 40, job, "sample", config, inputs, ONE_THREAD)
     log = job / "chunks" / "answers.jsonl"
     kept = [json.loads(line)[1]["response_ids"] for line in log.read_text().splitlines()]
     assert len(kept) == 41
@@ -139,50 +142,51 @@ def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inp
     assert run(job, "sample", config, inputs, ONE_THREAD)["content"] == done["content"] and not asked
 
 
-def test_only_answers_to_what_is_asked_now_are_those_of_interrupted_attempts(tmp_path, monkeypatch):
+def test_only_answers_to_what_is_asked_now_are_those_of_interrupted_attempts(policies, tmp_path):
     """Other numerics ask under other keys: what was kept under theirs is in nobody's rows."""
-    written = json.dumps(asdict(Generation([5], [-1.0], "stop")))
+    job, written = a_job(tmp_path, ONE_THREAD), json.dumps(asdict(Generation([5], [-1.0], "stop")))
+    asks = {
+        label: Ask(policies["a"], Chat(policies["a"].payload), [Request([number], 0)], Sampling(max_tokens=4))
+        for number, label in ((3, "x"), (4, "y"))
+    }
+    keys = [key for ask in asks.values() for key in request_keys(ask, "continuous", "fp32", 128, job)]
     (tmp_path / "chunks").mkdir()
-    (tmp_path / "chunks" / "answers.jsonl").write_text("".join(f'["{key}", {written}]\n' for key in ("mine", "stale", "staler")))
-    monkeypatch.setattr(continuous, "by_architecture", lambda asks: [[label] for label in asks])
-    monkeypatch.setattr(continuous, "context_of", lambda asks: 128)
-    monkeypatch.setattr(continuous, "_keys", lambda ask, *_: ["mine"] * len(ask.requests))
-    asks: Any = {label: SimpleNamespace(chat=None, requests=[Request([label], 0)], sampling=None) for label in (3, 4)}
-    job = a_job(tmp_path, ONE_THREAD)
-    made = continuous.generate_continuously(asks, dtype="fp32", job=job, ahead=SimpleNamespace(expect=lambda _: None))  # pyright: ignore
+    (tmp_path / "chunks" / "answers.jsonl").write_text("".join(f'["{key}", {written}]\n' for key in (*keys, "stale", "staler")))
+    made = generate.generate(asks, chunk_size="continuous", dtype="fp32", job=job, ahead=NO_ENGINES)
     assert [[one.response_ids for one in made[label]] for label in asks] == [[[5]], [[5]]]
     (mark,) = job.marks
     assert mark.startswith("2 of 2 answers are those of interrupted attempts")
 
 
 @pytest.mark.parametrize("chunk_size", [4, "continuous"])
-def test_a_context_that_is_too_short_is_found_before_any_policy_answers(tmp_path, chunk_size):
+def test_a_context_that_is_too_short_is_found_before_any_policy_answers(tmp_path, chunk_size: Any):
     """Also that of a policy whose engines come last; the message says of whom, and what would fit."""
     asks: dict[str, Any] = {}
     for name, context, layers in (("long", 256, 2), ("short", 128, 3)):
         make(tmp_path / name / "payload", context=context, layers=layers)
         requests = [Request([5] * length, 0) for length in (3, 120)]
         chat: Any = SimpleNamespace(eos_id=2)
-        asks[name] = chunks.Ask(publish(tmp_path / name, "source_model", "policy"), chat, requests, Sampling(max_tokens=12))
-    given: Any = {"dtype": "fp32", "job": a_job(tmp_path, ONE_THREAD), "ahead": SimpleNamespace(expect=lambda _: None)}
+        asks[name] = Ask(publish(tmp_path / name, "source_model", "policy"), chat, requests, Sampling(max_tokens=12))
     said = "short: .* 120 tokens and max_tokens is 12, but the model's context is 128: lower max_tokens to 8, drop longer"
     with pytest.raises(StageError, match=said):
-        if chunk_size == "continuous":
-            continuous.generate_continuously(asks, **given)
-        else:
-            chunks.generate(asks, chunk_size=chunk_size, **given)
+        generate.generate(asks, chunk_size=chunk_size, dtype="fp32", job=a_job(tmp_path, ONE_THREAD), ahead=NO_ENGINES)
 
 
-def test_requests_are_dealt_once_and_those_with_one_prompt_together():
+def test_requests_are_dealt_once_and_those_with_one_prompt_together(tmp_path):
     """What is asked twice, or answered already, is not asked."""
-    chat, sampling = SimpleNamespace(), Sampling(max_tokens=4)
     requests = [Request([prompt], index) for prompt in (3, 4, 5) for index in range(2)] + [Request([6], 0), Request([6], 0)]
     keys = [f"{one.prompt_ids[0]}/{one.seed}" for one in requests]
-    ask: Any = SimpleNamespace(chat=chat, requests=requests, sampling=sampling)
-    dealt = _deal({"x": ask}, {"x": keys}, {"3/0": "answered", "4/0": "too", "4/1": "as well"}, 2)
-    assert [[list(share.keys) for share in shares] for shares in dealt] == [[["3/1", "6/0"]], [["5/0", "5/1"]]]
-    assert [list(share.requests) for shares in dealt for share in shares] == [[requests[1], requests[6]], requests[4:6]]
-    assert _deal({"x": ask}, {"x": keys}, dict.fromkeys(keys, "answered"), 2) == []
+    ask: Any = SimpleNamespace(requests=requests)
+
+    def dealt(*answered: str) -> list[list[list[str]]]:
+        job = a_job(tmp_path, ONE_THREAD, engines=2)
+        with AnswerLog(job) as log:
+            log.keep(dict.fromkeys(answered, ""))
+            work = generate._Work({"x": ask}, {"x": keys}, log, job, lambda *_: None, continuous=True)
+            return [[[keys[place] for place in batch.places] for batch in queue] for queue in work.shares(["x"])]
+
+    assert dealt("3/0", "4/0", "4/1") == [[["3/1", "6/0"]], [["5/0", "5/1"]]]
+    assert dealt(*keys) == []
 
 
 @pytest.mark.slow
@@ -192,14 +196,15 @@ def test_a_sample_that_was_killed_goes_on_with_its_chunks_by_two_engines_and_end
 ):
     assert run(tmp_path / "whole", "sample", SAMPLE, inputs, ONE_THREAD)["ok"]
 
-    killed_at("chunk generated", 5, tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
-    finished = {file: file.stat().st_mtime_ns for file in (tmp_path / "killed" / "chunks").iterdir()}
-    assert len(finished) == 5
+    killed_at("answers kept", 4, tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
+    log = tmp_path / "killed" / "chunks" / "answers.jsonl"
+    finished = log.read_text()
+    assert finished.count("\n") == 5 * 4
     asked = counted(monkeypatch, "generate", len)
     done = run(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD, engines=2)
     assert done["ok"]
     assert len(asked) == 2 and all(asked.values()) and sum(map(sum, asked.values())) == 4 * (18 - 5)  # 2 policies * 36 requests / 4
-    assert {file: file.stat().st_mtime_ns for file in finished} == finished
+    assert log.read_text().startswith(finished) and log.read_text().count("\n") == 72
 
     assert (tmp_path / "killed" / ROWS).read_bytes() == (tmp_path / "whole" / ROWS).read_bytes()
     rows = list(records.stream(tmp_path / "whole" / "out" / "payload"))
@@ -225,14 +230,14 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeyp
     labels = {"base": policies["a"], "tuned": policies["b"], "other": policies["deep"], "again": policies["a"]}
     config = {"sampling": {"temperature": 0.0, "max_tokens": 16}, "chunk_size": 8, "resamples": 200, "dtype": "fp32"}
     order = []
-    for module, name in ((chunks, "write_text"), (evaluate, "score")):
+    for module, name in ((answer_log.AnswerLog, "keep"), (evaluate, "score")):
         own = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, own=own, name=name: (order.append(name), own(*given))[1])
     asked = counted(monkeypatch, "generate", len)
     done = run(tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD)
     assert done["ok"], done
     assert len(asked) == 2 and not any(map(alive, asked))
-    last_made = max(place for place, name in enumerate(order) if name == "write_text")
+    last_made = max(place for place, name in enumerate(order) if name == "keep")
     assert order[:last_made].count("score") >= 16 and order.count("score") == 4 * 16  # beside the engine, which makes the next answers
     assert done["metrics"]["split"] == "dev" and "looks" not in done["metrics"]
     payload = tmp_path / "job" / "out" / "payload"
@@ -275,42 +280,48 @@ def test_a_prompt_longer_than_the_context_is_named_before_any_engine_starts(poli
     assert "the model's context is 256: drop longer prompts" in done["message"]  # no room for an answer, however short
 
 
-def test_equal_chunks_of_two_labels_are_generated_once(policies, pool, tmp_path):
-    """Identity of a chunk is what decides its answers: a copy of a policy under another label asks for the same files."""
-    from models import a_job
-
-    from pedigree.data.chat.chat import Chat
-    from pedigree.stages.sampling.chunks import Ask, _cut
-
-    shutil.copytree(policies["a"].path, tmp_path / "copy")
+def test_equal_chunks_of_two_labels_have_equal_keys(policies, tmp_path):
+    """Identity of a chunk is what decides its answers."""
     chat, requests = Chat(policies["a"].payload), [Request([3, 4], 1), Request([3, 5], 2)]
     sampling, job = Sampling(max_tokens=4), a_job(tmp_path / "job")
 
-    def files(policy, sampling, job):
-        return [chunk.file for chunk in _cut("x", Ask(policy, chat, requests, sampling), 1, "fp32", 128, job)]
+    def keys(policy, sampling, job):
+        return request_keys(Ask(policy, chat, requests, sampling), 1, "fp32", 128, job)
 
-    first = files(policies["a"], sampling, job)
-    assert len(set(first)) == 2 and files(policies["a"], sampling, job) == first
-    assert not set(first) & set(files(policies["b"], sampling, job))
-    assert not set(first) & set(files(policies["a"], Sampling(max_tokens=4, temperature=0.5), job))
-    assert not set(first) & set(files(policies["a"], sampling, a_job(tmp_path / "job", numerics=Numerics(threads=1))))
+    first = keys(policies["a"], sampling, job)
+    assert len(set(first)) == 2 and keys(policies["a"], sampling, job) == first
+    assert not set(first) & set(keys(policies["b"], sampling, job))
+    assert not set(first) & set(keys(policies["a"], Sampling(max_tokens=4, temperature=0.5), job))
+    assert not set(first) & set(keys(policies["a"], sampling, a_job(tmp_path / "job", numerics=Numerics(threads=1))))
+
+
+def test_equal_chunks_of_two_labels_are_generated_once(policies, tmp_path, monkeypatch):
+    asked, reported = [], []
+
+    class Engine:
+        def generate(self, requests, *_):
+            asked.append(len(requests))
+            return [Generation([one.seed], [-1.0], "stop") for one in requests]
+
+    monkeypatch.setattr(generate, "open_engines", lambda *_: nullcontext([Engine()]))
+    requests, job = [Request([3, 4], seed) for seed in range(5)], a_job(tmp_path / "job")
+    monkeypatch.setattr(job, "progress", lambda *given: reported.append(given))
+    ask = Ask(policies["a"], Chat(policies["a"].payload), requests, Sampling(max_tokens=4))
+    made = generate.generate({"x": ask, "y": ask}, chunk_size=2, dtype="fp32", job=job, ahead=NO_ENGINES)
+    assert asked == [2, 2, 1] and reported[-1] == (10, 10)
+    assert [[one.response_ids for one in answers] for answers in made.values()] == [[[seed] for seed in range(5)]] * 2
 
 
 def test_as_many_engines_are_expected_as_there_are_architectures(policies, tmp_path):
     """So that each but the first starts while the one before it works."""
-    from models import a_job
-
-    from pedigree.data.chat.chat import Chat
-    from pedigree.stages.sampling.chunks import Ask, _cut
-
-    job, sampling = a_job(tmp_path / "job"), Sampling(max_tokens=4)
-    asks = {label: Ask(policy, Chat(policy.payload), [Request([3, 4], 1)], sampling) for label, policy in policies.items()}
-    for label, ask in asks.items():
-        (chunk,) = _cut(label, ask, 1, "fp32", 128, job)
-        chunk.file.parent.mkdir(exist_ok=True)
-        chunk.file.write_text("[]")
+    job = a_job(tmp_path / "job")
+    asks = {label: Ask(policy, Chat(policy.payload), [Request([3, 4], 1)], Sampling(max_tokens=4)) for label, policy in policies.items()}
+    answer = asdict(Generation([5], [-1.0], "stop"))
+    with AnswerLog(job) as log:
+        for ask in asks.values():
+            log.keep(dict.fromkeys(request_keys(ask, 1, "fp32", 128, job), answer))
     expected: list[int] = []
-    ahead = SimpleNamespace(expect=expected.append)
-    made = chunks.generate(asks, chunk_size=1, dtype="fp32", job=job, ahead=ahead)
-    assert {label: list(answers) for label, answers in made.items()} == {"a": [], "b": [], "deep": []}
+    ahead: Any = SimpleNamespace(expect=expected.append)
+    made = generate.generate(asks, chunk_size=1, dtype="fp32", job=job, ahead=ahead)
+    assert {label: [one.response_ids for one in answers] for label, answers in made.items()} == {label: [[5]] for label in policies}
     assert expected == [2]

@@ -16,7 +16,7 @@ from pedigree.data.sources.layouts import example_of
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr.run import usable_prompts
 from pedigree.stages.sample.run import Draw, ask, completion
-from pedigree.stages.sampling.chunks import Ask
+from pedigree.stages.sampling.generate import Ask
 from pedigree.stages.sampling.sampler import Generation
 from pedigree.stages.training import training_rows
 

@@ -1,0 +1,174 @@
+"""Engines and their processes, each with its own GPUs: opened one by one or several of one model, and started ahead of time."""
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.sampling.sampler import Child, Sampler, engine_settings
+from pedigree.stages.sampling.vllm_engine import Inline
+
+GPUS = "CUDA_VISIBLE_DEVICES"
+Later = Callable[[Callable[[], None]], None]
+"""Has something done in the thread that runs the engines."""
+
+
+class WarmEngines:
+    """Pool of engine processes that import vLLM before they are needed: enough for all parallel engines while requests are prepared, and
+    each further expected one while the previous ones work. A context manager that kills unused processes at its end.
+
+    Each parallel engine sees only its own GPUs.
+    """
+
+    def __init__(self, numerics: Numerics, engines: int = 1) -> None:
+        """
+        Args:
+            numerics: the job's numerics.
+            engines: number of parallel engines.
+
+        Raises:
+            StageError: the job sees too few GPUs.
+        """
+        self._numerics = numerics
+        self._gpus = [gpus_of(numerics, engine) if engines > 1 else None for engine in range(engines)]
+        self._waiting: deque[subprocess.Popen[bytes]] = deque()
+        self._started = 0
+        self._expected = engines
+        self._start()
+
+    def __enter__(self) -> "WarmEngines":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self._waiting:
+            process.kill()
+            process.communicate()
+        self._waiting.clear()
+
+    def expect(self, engines: int) -> None:
+        """Set the maximum number of engines still to be opened."""
+        self._expected = engines
+
+    def take(self) -> "subprocess.Popen[bytes]":
+        """Take the oldest waiting process; start another one if more engines are expected."""
+        self._start(at_least=1)
+        process = self._waiting.popleft()
+        self._expected -= 1
+        self._start()
+        return process
+
+    def _start(self, at_least: int = 0) -> None:
+        while len(self._waiting) < max(at_least, min(len(self._gpus), self._expected)):
+            self._waiting.append(start(self._numerics, self._gpus[self._started % len(self._gpus)]))
+            self._started += 1
+
+
+@contextmanager
+def open_engines(settings: dict[str, Any], count: int, ahead: WarmEngines) -> Iterator[list[Child]]:
+    """Open engines with equal settings (`stages.sampling.sampler.engine_settings`) for a `with` block."""
+    with ExitStack() as opened:
+        yield [opened.enter_context(closing(Child(settings, ahead.take()))) for _ in range(count)]
+
+
+@contextmanager
+def open_sampler(model_folder: Path, *, inline: bool, **settings: Any) -> Iterator[Sampler]:
+    """Open an engine for a `with` block.
+
+    Args:
+        model_folder: Hugging Face folder with safetensors.
+        inline: run in this process; otherwise in a child process, which starts in the background and dies with the caller.
+        settings: see `stages.sampling.sampler.engine_settings`.
+
+    Raises:
+        StageError: vLLM is not installed or cannot serve the model.
+    """
+    given = engine_settings(model_folder, **settings)
+    with closing(Inline(given) if inline else Child(given, start(settings["numerics"]))) as sampler:
+        yield sampler
+
+
+def side_by_side(engines: Sequence[Child], work: Callable[[int, Child, Later], None]) -> None:
+    """Run `work` in a thread per engine, with its number, the engine, and a function that has files and heartbeats done here.
+
+    If an engine fails, or something done here, all engines are ended; after an engine's failure, everything handed over before is done.
+
+    Raises:
+        Exception: the error of the first engine that failed.
+    """
+    tasks: SimpleQueue[Callable[[], None] | BaseException | None] = SimpleQueue()
+
+    def run(number: int, engine: Child) -> None:
+        try:
+            work(number, engine, tasks.put)
+        except BaseException as error:  # the boundary of the thread: raised again by the caller
+            tasks.put(error)
+        else:
+            tasks.put(None)
+
+    threads = [Thread(target=run, args=one, daemon=True, name="engine") for one in enumerate(engines)]
+    for thread in threads:
+        thread.start()
+    at_work, failure = len(threads), None
+    try:
+        while at_work:
+            task = tasks.get()
+            if callable(task):
+                task()
+                continue
+            at_work -= 1
+            if task is not None and failure is None:
+                failure = task
+                for engine in engines:
+                    engine.abandon()
+        if failure is not None:
+            raise failure
+    finally:  # also if a task fails
+        for engine in engines if at_work else ():
+            engine.abandon()
+        for thread in threads:
+            thread.join()
+
+
+def gpus_of(numerics: Numerics, engine: int) -> list[str] | None:
+    """Names of an engine's own GPUs among those of the job; None on a CPU.
+
+    Raises:
+        StageError: the job sees too few GPUs.
+    """
+    if numerics.device == "cpu":
+        return None
+    end = (engine + 1) * numerics.tensor_parallel
+    visible = [name for name in os.environ.get(GPUS, "").split(",") if name]
+    if GPUS in os.environ and len(visible) < end:
+        raise StageError(
+            f"engine {engine + 1} needs GPU {end} of the job, which has {len(visible)}: raise placement.slots, or lower engines"
+        )
+    return (visible or [str(number) for number in range(end)])[end - numerics.tensor_parallel : end]
+
+
+def start(numerics: Numerics, gpus: list[str] | None = None) -> "subprocess.Popen[bytes]":
+    """Start a process that becomes an engine when it receives its settings."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pedigree.stages.sampling.vllm_engine", str(os.getpid()), numerics.model_dump_json()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=_clean_environment(numerics) | ({GPUS: ",".join(gpus)} if gpus else {}),
+        cwd=Path(__file__).parents[3],
+    )
+
+
+def _clean_environment(numerics: Numerics) -> dict[str, str]:
+    """The environment without the variables of torchrun and DeepSpeed, whose process group vLLM would try to join."""
+    ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    prefixes = ("MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "DS_")
+    kept = {name: value for name, value in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
+    quiet = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return kept | quiet | ({"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {})

