@@ -28,7 +28,7 @@ from pedigree.data.host.process import leave, uncollected
 from pedigree.data.store.durable import sync_tree
 from pedigree.data.store.storage import StoreError
 from pedigree.data.store.untrusted import described
-from pedigree.stages.job.failures import BUGS, NotFinite, Preempted, StageError, is_full, storage_cause
+from pedigree.stages.job.failures import BUGS, EngineLost, NotFinite, Preempted, StageError, is_full, storage_cause
 from pedigree.stages.job.inputs import check_untouched, open_inputs
 from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.job.outcome import LONGEST_MESSAGE
@@ -200,7 +200,7 @@ def cause_of(error: BaseException, folder: Path) -> str:
         return storage_cause(error)
     if "gloo" in text or "nccl" in text or type(error).__name__.startswith("Dist"):
         return "collective"
-    if type(error).__name__ == "EngineLost":  # by name: importing its module would load vLLM's settings
+    if isinstance(error, EngineLost):
         return "lost_engine"
     return "crashed"
 

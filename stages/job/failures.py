@@ -32,6 +32,10 @@ class NotFinite(StageError):
     """The loss is NaN or infinite; the same data and weights would give it again."""
 
 
+class EngineLost(Exception):
+    """The engine died or stopped responding; another attempt may succeed."""
+
+
 def is_full(folder: Path) -> bool:
     """Whether the disk of a folder is practically full."""
     return shutil.disk_usage(folder).free < FULL_BELOW_BYTES

@@ -17,14 +17,14 @@ from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.data.records import records
 from pedigree.data.records.records import Message
 from pedigree.stages.core.forging import control_token
-from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.failures import EngineLost, StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.endpoint import KEPT_NAME, ChatServer, NoReply, Reply, request_body
 from pedigree.stages.sampling.engines import WarmEngines
 from pedigree.stages.sampling.generate import Ask, generate
 from pedigree.stages.sampling.prepared import prepared
-from pedigree.stages.sampling.sampler import EngineLost, Request, model_context
+from pedigree.stages.sampling.sampler import Request, model_context
 
 MOST_NAMES = 20
 """Limit on the reported model names and fingerprints: a server may have a new fingerprint for each reply."""

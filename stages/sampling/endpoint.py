@@ -22,8 +22,8 @@ from pedigree.configs.judging.asking import ByEndpoint, key_variable
 from pedigree.configs.language.execution import Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records.records import Message
-from pedigree.stages.job.failures import StageError
-from pedigree.stages.sampling.sampler import SILENT_SHARE, EngineLost
+from pedigree.stages.job.failures import EngineLost, StageError
+from pedigree.stages.sampling.sampler import SILENT_SHARE
 
 PASSING = frozenset({408, 409, 425, 429})
 """Status codes that may succeed on a retry, in addition to 500 and above."""

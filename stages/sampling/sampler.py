@@ -24,17 +24,13 @@ from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.host.pipes import readable
 from pedigree.data.records.records import FinishReason
-from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.failures import EngineLost, StageError
 
 SILENT_SHARE = 0.9
 """Share of the job's heartbeat timeout after which an unresponsive engine counts as lost, so that the job itself is not killed."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 IRRELEVANT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", *SPECIAL_TOKENS)
 """Keys of config.json in which models of the same architecture may differ."""
-
-
-class EngineLost(Exception):
-    """The engine died or stopped responding; another attempt may succeed."""
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,11 @@ from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import MAX_SERVED_RANK, Sampling
 from pedigree.data.host.machine import settled
 from pedigree.data.host.process import die_with, uncollected
-from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.failures import EngineLost, StageError
 from pedigree.stages.sampling.sampler import (
     Arrived,
     Beat,
     Continuation,
-    EngineLost,
     Generation,
     Request,
     Sampler,

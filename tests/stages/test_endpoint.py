@@ -15,9 +15,8 @@ from pedigree.configs.judging.rating import Rating
 from pedigree.configs.language.execution import Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records.records import Message
-from pedigree.stages.job.failures import Preempted, StageError
+from pedigree.stages.job.failures import EngineLost, Preempted, StageError
 from pedigree.stages.sampling.endpoint import MOST_BYTES, ChatServer, MalformedReply, NoReply, Reply, _seconds, read_reply, request_body
-from pedigree.stages.sampling.sampler import EngineLost
 
 KEY = "sk-of-nobody-0123456789abcdef"
 

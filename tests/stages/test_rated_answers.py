@@ -16,9 +16,8 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.records import records
 from pedigree.data.store.untrusted import Line
-from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.failures import EngineLost, StageError
 from pedigree.stages.judge import run as judge
-from pedigree.stages.sampling.sampler import EngineLost
 
 RUBRICS = ["helpfulness", "honesty"]
 KEY = "sk-of-nobody-0123456789abcdef"

@@ -21,12 +21,11 @@ from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
-from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.failures import EngineLost, StageError
 from pedigree.stages.sampling.engines import WarmEngines, open_engines, open_sampler, side_by_side
 from pedigree.stages.sampling.sampler import (
     SILENT_SHARE,
     Continuation,
-    EngineLost,
     Generation,
     Request,
     architecture,

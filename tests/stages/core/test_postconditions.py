@@ -17,10 +17,9 @@ from pedigree.data.chat.chat import ChatError
 from pedigree.data.records import records
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.__main__ import cause_of
-from pedigree.stages.job.failures import NotFinite, StageError
+from pedigree.stages.job.failures import EngineLost, NotFinite, StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.job.postconditions import other_template, templates_of, unmet
-from pedigree.stages.sampling.sampler import EngineLost
 from pedigree.stages.verifiers import VerifierError
 
 SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
