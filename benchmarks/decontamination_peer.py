@@ -27,7 +27,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def ours(folder: Path, settings: dict[str, Any]) -> Answer:
     """One core, turns of all roles; without further settings those of a stage that says nothing: 8-grams, threshold 0.5."""
-    from pedigree.configs.rows.decontamination import Decontaminate
+    from pedigree.configs.rows.overlap_criteria import Decontaminate
     from pedigree.data.contamination.decontamination import Comparison
     from pedigree.data.records.columns import ROWS_PER_GROUP
 

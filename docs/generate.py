@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from docs import commands, flagship, planning
 from docs.results import meanings
 from pedigree.configs.base.frozen import Frozen
-from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.judging.rephrased import FindRephrased
 from pedigree.configs.language.execution import Execution, Machine, Numerics, Placement
 from pedigree.configs.language.kinds import KINDS, Kind
 from pedigree.configs.methods.policy_gradient import AdaptiveKl, Aggregation

@@ -7,7 +7,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import SHARE_OF_A_BOUND
 from pedigree.configs.language.execution import GPUS, MOST_THREADS, SLOT_BYTES, Machine
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.pipelines.estimate import amounts, estimates, memory, work
+from pedigree.pipelines.estimate import amounts, estimates, flops, peak_memory
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.estimate.shapes import FAMILIES, KNOWN
 from pedigree.pipelines.run.opening import load_execution
@@ -164,11 +164,12 @@ def page() -> str:
     head = HEAD.format(
         looked=amounts.LOOKED_AT, characters=amounts.CHARACTERS, turn=amounts.TURN, start=estimates.START_S,
         none=cpu["none"], torch=cpu["torch"], vllm=cpu["vllm"], both=cpu["deepspeed+vllm"], rows=estimates.ROWS_A_SECOND,
-        share=100 * work.CPU_UTILIZATION, bound=100 * SHARE_OF_A_BOUND, slot=SLOT_BYTES / memory.GIB, threads=MOST_THREADS,
+        share=100 * flops.CPU_UTILIZATION, bound=100 * SHARE_OF_A_BOUND, slot=SLOT_BYTES / peak_memory.GIB, threads=MOST_THREADS,
     )  # fmt: skip
     lines = [head]
-    lines += [f"| {one.term} | {_cell(one.formula)} | {_cell(one.source)} |" for one in (*memory.FORMULAS, *work.FORMULAS)]
-    lines.append(ASSUMED.format(cuda=_gib(memory.RUNTIME["cuda"]), cpu=_gib(memory.RUNTIME["cpu"]), overhead=_gib(memory.ENGINE_OVERHEAD)))
+    lines += [f"| {one.term} | {_cell(one.formula)} | {_cell(one.source)} |" for one in (*peak_memory.FORMULAS, *flops.FORMULAS)]
+    runtime = peak_memory.RUNTIME
+    lines.append(ASSUMED.format(cuda=_gib(runtime["cuda"]), cpu=_gib(runtime["cpu"]), overhead=_gib(peak_memory.ENGINE_OVERHEAD)))
     lines.append(ERROR)
     lines += [f"| {r} | {z} | {d} | {t} | {p:.2f} GB | {m:.2f} GB | {p / m:.2f} |" for r, z, d, t, p, m in MEASURED]
     lines.append(CARRIES_OVER.format(jobs=JOBS, recipe=PUBLISHED, utilization=Machine().utilization, published=_published()))
@@ -201,4 +202,4 @@ def _cell(text: str) -> str:
 
 
 def _gib(count: int) -> str:
-    return f"{count / memory.GIB:g} GiB"
+    return f"{count / peak_memory.GIB:g} GiB"

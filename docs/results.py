@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, PlainSerializer
 from pydantic.fields import FieldInfo
 
-from pedigree.pipelines.cli.results import RehearsalResult, RunResult
+from pedigree.pipelines.cli.run_results import RehearsalResult, RunResult
 from pedigree.pipelines.cli.status import Jobs, RecipeStatus
-from pedigree.pipelines.documents import ONE_WORD
+from pedigree.pipelines.json_documents import ONE_WORD
 from pedigree.pipelines.maintain.forget import Forgetting
 from pedigree.pipelines.publish.attribution import TraceResult
 from pedigree.pipelines.run.planning import RunPlan

@@ -57,9 +57,8 @@ ROOMS = {
         "sampling",
     ),
     "pipelines": (
-        "telemetry",
         "quantities",  # numbers in words
-        "documents",  # results of commands as JSON
+        "json_documents",  # results of commands as JSON
         "ledger",  # what is done, and what a stage would be made from now
         "lineage",  # what it was made from, and whether that is so
         "estimate",  # what it will need
@@ -124,6 +123,10 @@ class Module:
     commands: set[str] = field(default_factory=set)
     """Strings that are the first of a list."""
     raised: set[str] = field(default_factory=set)
+    caught: set[str] = field(default_factory=set)
+    """Names in `except`, `suppress` and `isinstance`."""
+    with_fields: set[str] = field(default_factory=set)
+    """Classes that state a field of their own or their own `__init__`."""
 
 
 @cache
@@ -144,6 +147,12 @@ def module(name: str) -> Module:
                 found.functions.append((node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1))
             case ast.ClassDef():
                 found.classes.append((node.name, names_in(node.bases)))
+                if any(isinstance(part, ast.AnnAssign) or getattr(part, "name", "") == "__init__" for part in node.body):
+                    found.with_fields.add(node.name)
+            case ast.ExceptHandler(type=ast.expr() as caught):
+                found.caught |= last_names(caught)
+            case ast.Call(func=ast.Name(id="suppress" | "isinstance"), args=caught):
+                found.caught |= set().union(*map(last_names, caught))
             case ast.Call(func=ast.Attribute() | ast.Name() as function):
                 found.calls |= {ast.unparse(function), function.attr if isinstance(function, ast.Attribute) else function.id}
             case ast.List(elts=[ast.Constant(value=str(first)), *_]):
@@ -157,6 +166,14 @@ def module(name: str) -> Module:
 
 def names_in(nodes: list[ast.expr]) -> set[str]:
     return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def last_names(expression: ast.expr) -> set[str]:
+    """Of names, of attributes and of the members of tuples."""
+    nodes = list(ast.walk(expression))
+    return names_in([node for node in nodes if isinstance(node, ast.expr)]) | {
+        node.attr for node in nodes if isinstance(node, ast.Attribute)
+    }
 
 
 def below(*folders: str) -> list[str]:
@@ -355,6 +372,14 @@ def test_a_public_class_name_means_one_thing_in_what_stages_see():
     assert not {name: modules for name, modules in places.items() if len(modules) > 1}
 
 
+def test_module_names_tell_rooms_apart():
+    places: dict[str, list[str]] = {}
+    for name in NAMES:
+        places.setdefault(Path(name).name, []).append(name)
+    conventions = {"__init__.py", "__main__.py", "kind.py", "run.py"}
+    assert not {file: names for file, names in places.items() if len(names) > 1 and file not in conventions}
+
+
 @cache
 def tracked_texts() -> list[tuple[str, str]]:
     """All text files that are, or by their names will be, in the repository."""
@@ -418,3 +443,15 @@ def test_what_a_command_may_raise_is_an_error_for_people():
         assert plain <= CAUGHT_WITHIN.get(name, set()), f"{name}: derive {plain} from PedigreeError or UsageProblem"
     raised = {name: module(name).raised & BUILT_IN for name in below("pipelines/cli/")}
     assert not {name: errors for name, errors in raised.items() if errors}, "say it with a UsageProblem"
+
+
+def test_an_exception_class_exists_because_code_treats_it_apart():
+    """It is caught by its name, or holds fields, or is the base of one that is. `sandboxed.py` is a program of its own, catches its own,
+    and its hash is identity."""
+    bases = {own: parents for name in NAMES for own, parents in module(name).classes}
+    ours = {"BaseException", "Exception", *BUILT_IN}
+    while grown := {own for own, parents in bases.items() if parents & ours} - ours:
+        ours |= grown
+    apart = set().union(*(module(name).caught | module(name).with_fields for name in NAMES))
+    apart |= set().union(*(bases[own] for own in ours & apart if own in bases))
+    assert not sorted(ours - BUILT_IN - apart - {"Ended"})

@@ -8,9 +8,9 @@ from pedigree.configs.base import kind
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen
 from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, at_ports, generation, only
-from pedigree.configs.judging.asking import ByEndpoint, speaker_sampling_plan
+from pedigree.configs.judging.language_model import ByEndpoint, speaker_sampling_plan
+from pedigree.configs.judging.model_ratings import Rating
 from pedigree.configs.judging.pools import Sample
-from pedigree.configs.judging.rating import Rating
 
 
 class Mean(Frozen):

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, computed_field, model_validator
 
 from pedigree.configs.base.frozen import Frozen
-from pedigree.configs.judging.asking import Speaker
-from pedigree.configs.judging.writing import load_writing, writing_sha256
+from pedigree.configs.judging.language_model import Speaker
+from pedigree.configs.judging.writing_prompts import load_writing, writing_sha256
 from pedigree.configs.methods.training import Sampling
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from pedigree.configs.base.frozen import canonical_json
 from pedigree.configs.language.graph import Complaint, Node
 from pedigree.configs.rows.datasets import PrepareData, title
-from pedigree.configs.rows.decontamination import Waiver
 from pedigree.configs.rows.mixing import DRAWING
+from pedigree.configs.rows.overlap_criteria import Waiver
 from pedigree.configs.rows.row_sources import Hub
 
 DRAWN = ("packaged", "files", "stored", "hub")

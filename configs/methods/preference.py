@@ -2,7 +2,7 @@
 
 S(y) = Σ_t log π_θ(y_t | x, y_<t) over the answer's n tokens (including its end-of-turn token), S₀ the same under the reference, r = S - S₀;
 w is the better answer of a pair, l the worse; σ the logistic function, ℓ(z) = -log σ(z). The implementations are in
-`stages/core/preference.py`.
+`stages/core/preference_losses.py`.
 
 A pair may be uncertain: P = P(w is better than l). A loss without its own form for that case becomes the expectation P f(w, l) + (1 - P)
 f(l, w); `sppo_hard` and `kto`, which require a verdict, reject uncertain pairs.

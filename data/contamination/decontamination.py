@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pedigree.configs.rows.decontamination import Abstracted, CutShort, Decontaminate
+from pedigree.configs.rows.overlap_criteria import Abstracted, CutShort, Decontaminate
 from pedigree.data.contamination.coverage import Benchmarks, Common, Coverage, Overlap, compared, ordered, searched, unmended
 from pedigree.data.contamination.evidence import BELOW, COMMON, FEWER, SHORT, common_grams, fewest_tokens, ordinary_words
 from pedigree.data.records.messages import ROLES

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pedigree.configs.rows.decontamination import Embedded, Waiver
+from pedigree.configs.rows.overlap_criteria import Embedded, Waiver
 from pedigree.data.contamination.coverage import Benchmarks, Overlap, compared, searched
 from pedigree.data.contamination.embedding import Embedder, Places, Vectors, nearest
 from pedigree.data.contamination.evidence import ALIKE

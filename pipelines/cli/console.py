@@ -116,7 +116,7 @@ def for_programs(wanted: bool) -> Iterator[Callable[..., None]]:
         os.dup2(kept, 1)
         os.close(kept)
         for given in results:
-            from pedigree.pipelines.documents import document
+            from pedigree.pipelines.json_documents import document
 
             echo_json(document(*given))
 

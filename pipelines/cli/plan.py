@@ -9,7 +9,7 @@ from pedigree.data.host.machine import has_bf16_units
 from pedigree.pipelines.cli.console import echo, print_table
 from pedigree.pipelines.estimate.estimates import Estimate
 from pedigree.pipelines.estimate.machines import this_cpu, this_memory
-from pedigree.pipelines.estimate.memory import GIB
+from pedigree.pipelines.estimate.peak_memory import GIB
 from pedigree.pipelines.estimate.schedule import TimeLeft
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.publish import comparison

@@ -24,7 +24,7 @@ def rehearse(
     Uses the same graph, code, formats and templates, but synthetic rows, and takes minutes. Ends with a list of what was and was not
     checked. Results go to a separate project, `.pedigree/rehearsals/PROFILE`.
     """
-    from pedigree.pipelines.cli.results import rehearsal_result, run_result
+    from pedigree.pipelines.cli.run_results import rehearsal_result, run_result
     from pedigree.pipelines.cli.status_line import StatusLine
     from pedigree.pipelines.rehearsal.preparing import prepare
     from pedigree.pipelines.rehearsal.proof import proof_of, sentences

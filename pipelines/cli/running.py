@@ -11,7 +11,7 @@ from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
-from pedigree.pipelines.cli.artifacts import bring
+from pedigree.pipelines.cli.artifact_commands import bring
 from pedigree.pipelines.cli.console import (
     AsJson,
     Force,
@@ -87,7 +87,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Run all stages of a recipe that are not up to date."""
-    from pedigree.pipelines.cli.results import run_result
+    from pedigree.pipelines.cli.run_results import run_result
     from pedigree.pipelines.publish.commits import check_commit
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.plans import named, selection

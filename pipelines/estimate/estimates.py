@@ -10,20 +10,20 @@ from typing import Any
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import SHARE_OF_A_BOUND, Amounts
-from pedigree.configs.judging.asking import asks_endpoint
+from pedigree.configs.judging.language_model import asks_endpoint
 from pedigree.configs.language.execution import FORMERLY, Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.rows.source_models import PackagedModel, RandomLlama
 from pedigree.data.artifacts.artifacts import Run, read_run
 from pedigree.data.host.machine import settled
 from pedigree.data.store.untrusted import ArtifactError
-from pedigree.pipelines.estimate import work
+from pedigree.pipelines.estimate import flops
 from pedigree.pipelines.estimate.amounts import amounts_of
 from pedigree.pipelines.estimate.facts import facts_of
 from pedigree.pipelines.estimate.fit import FitProblem, Trial, misfit
 from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_of
-from pedigree.pipelines.estimate.memory import SIZES
 from pedigree.pipelines.estimate.needs import Facts, Needs, engine_dtype, trained_parameters
+from pedigree.pipelines.estimate.peak_memory import SIZES
 from pedigree.pipelines.estimate.rates import Rates, known
 from pedigree.pipelines.lineage.ancestry import opened
 
@@ -183,14 +183,14 @@ class Estimates:
             if hardware.bandwidth is None or amounts.requests is None or amounts.prompt is None:
                 return None
             dtype, workers, prompt = engine_dtype(plan, numerics), numerics.tensor_parallel, amounts.prompt.value
-            block = work.block_size(numerics.device, dtype, prompt + amounts.answer, workers)
+            block = flops.block_size(numerics.device, dtype, prompt + amounts.answer, workers)
             alone = min(amounts.requests.value, plan.chunk or plan.together)  # a chunk is not split across engines
-            seconds = work.generation(
+            seconds = flops.generation(
                 facts.served or facts.policy,
                 requests=max(amounts.requests.value / setting.engines, alone),
                 together=plan.together,
                 prompt=prompt,
-                computed=work.unshared(prompt, plan.samples, block),
+                computed=flops.unshared(prompt, plan.samples, block),
                 answer=amounts.answer,
                 size=SIZES[dtype],
                 ranks=workers,
@@ -200,7 +200,7 @@ class Estimates:
             )
         if plan is None or facts.training:
             ranks = numerics.world_size if facts.training else 1
-            seconds += work.seconds(size, ranks, hardware.peak, hardware.utilization)
+            seconds += flops.seconds(size, ranks, hardware.peak, hardware.utilization)
         return seconds
 
     @cached_property
@@ -265,13 +265,13 @@ def operations(amounts: Amounts, facts: Facts | None, checkpointing: bool) -> fl
     document = amounts.document.value if amounts.document else (amounts.prompt.value if amounts.prompt else 0)
     plan = facts.training
     if plan is None:
-        return work.forward(facts.served or facts.policy, document) * amounts.tokens.value
-    trained = work.training(facts.policy, document, checkpointing=checkpointing, adapters=plan.adapters is not None)
-    a_token = plan.updates * trained + plan.looks * work.forward(facts.policy, document)
+        return flops.forward(facts.served or facts.policy, document) * amounts.tokens.value
+    trained = flops.training(facts.policy, document, checkpointing=checkpointing, adapters=plan.adapters is not None)
+    a_token = plan.updates * trained + plan.looks * flops.forward(facts.policy, document)
     if facts.reference is not None:
-        a_token += work.forward(facts.reference, document)
+        a_token += flops.forward(facts.reference, document)
     if facts.value is not None:  # one forward pass per token, and full training
-        a_token += work.forward(facts.value, document) + plan.updates * work.training(facts.value, document, checkpointing=checkpointing)
+        a_token += flops.forward(facts.value, document) + plan.updates * flops.training(facts.value, document, checkpointing=checkpointing)
     return a_token * amounts.tokens.value
 
 

@@ -9,9 +9,9 @@ from pedigree.configs.language.execution import GPUS, Gpu, Machine, Numerics
 from pedigree.data.artifacts import provenance
 from pedigree.data.host import machine as resources
 from pedigree.data.host.machine import settled
-from pedigree.pipelines.estimate.memory import GIB
+from pedigree.pipelines.estimate.flops import CPU_UTILIZATION, speedup
+from pedigree.pipelines.estimate.peak_memory import GIB
 from pedigree.pipelines.estimate.rates import Rates
-from pedigree.pipelines.estimate.work import CPU_UTILIZATION, speedup
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pedigree.configs.base.frozen import Dtype
 from pedigree.configs.base.work import Adapters, SamplingPlan, ScoringPlan, TrainingPlan
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.data.host.machine import settled
-from pedigree.pipelines.estimate import memory
-from pedigree.pipelines.estimate.memory import GIB, SIZES, Trained
+from pedigree.pipelines.estimate import peak_memory
+from pedigree.pipelines.estimate.peak_memory import GIB, SIZES, Trained
 from pedigree.pipelines.estimate.shapes import Shape
 
 
@@ -88,7 +88,7 @@ class Needs:
 
     @property
     def peak(self) -> int:
-        return max(memory.total(self.device), memory.total(self.loading))
+        return max(peak_memory.total(self.device), peak_memory.total(self.loading))
 
     @property
     def together(self) -> int:
@@ -108,7 +108,7 @@ class Needs:
 
 def _of_all_ranks(terms: Mapping[str, int], ranks: int) -> int:
     sampler = terms.get("sampler", 0)
-    return ranks * (memory.total(terms) - sampler) + sampler
+    return ranks * (peak_memory.total(terms) - sampler) + sampler
 
 
 def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: int | None = None) -> Needs:
@@ -136,7 +136,7 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
 
 def _scoring(facts: Facts, plan: ScoringPlan, numerics: Numerics) -> Needs:
     tokens = tokens_of_a_frozen_pass(facts, plan, numerics)
-    terms = memory.inference(facts.policy, numerics, SIZES[plan.dtype], tokens, scores=plan.scalar_head)
+    terms = peak_memory.inference(facts.policy, numerics, SIZES[plan.dtype], tokens, scores=plan.scalar_head)
     host = 0 if numerics.device == "cpu" else 4 * facts.policy.parameters
     return Needs(device=terms | _runtime(numerics), loading=_arriving(facts.policy, numerics), host=host, tokens_a_pass=tokens)
 
@@ -152,18 +152,18 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
     scores, tokens = plan.scalar_head, tokens_of_a_pass(facts, plan, numerics)
     shape = scored(facts.policy) if scores else facts.policy
     model = Trained(shape, plan.dtype, trained_parameters(shape, plan.adapters, scores), facts.finer)
-    terms = memory.training(model, numerics, tokens, scores)
-    loading = {"weights": memory.loading(model, numerics)}
-    host = memory.host(model, numerics)
+    terms = peak_memory.training(model, numerics, tokens, scores)
+    loading = {"weights": peak_memory.loading(model, numerics)}
+    host = peak_memory.host(model, numerics)
     if facts.reference is not None:
         terms["reference"] = SIZES[plan.dtype] * facts.reference.parameters
     if facts.value is not None:
         critic = Trained(scored(facts.value), plan.dtype, scored(facts.value).parameters)
         terms["value_model"] = _at_rest(critic, numerics)
-        host += memory.host(critic, numerics) if numerics.offload_optimizer else 0
+        host += peak_memory.host(critic, numerics) if numerics.offload_optimizer else 0
     if engine is not None:
         taken = _engine_on(engine, numerics)
-        terms["sampler"] = memory.total(taken) if numerics.device == "cpu" else engine.share or memory.total(engine.terms)
+        terms["sampler"] = peak_memory.total(taken) if numerics.device == "cpu" else engine.share or peak_memory.total(engine.terms)
         loading["sampler"] = terms["sampler"]
     if numerics.device == "cpu":
         loading["weights"], host = max(loading["weights"], host), 0
@@ -175,7 +175,7 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
 
 def _at_rest(model: Trained, numerics: Numerics) -> int:
     """Memory of a model and its optimizer while another model computes."""
-    return sum(part(model, numerics) for part in (memory.weights, memory.gradients, memory.optimizer, memory.buckets))
+    return sum(part(model, numerics) for part in (peak_memory.weights, peak_memory.gradients, peak_memory.optimizer, peak_memory.buckets))
 
 
 def tokens_of_a_pass(facts: Facts, plan: TrainingPlan, numerics: Numerics) -> int:
@@ -222,8 +222,8 @@ def _engine(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: i
         chunk = max(1, min(chunk, int(facts.requests)))
     weights = size * shape.parameters // ranks
     cuda = numerics.device == "cuda"
-    overhead = memory.ENGINE_OVERHEAD if cuda else memory.RUNTIME["cpu"]
-    caches = [memory.kv_cache(shape, size, chunk, int(tokens) + plan.answer, ranks) for tokens in (prompt, 1)]
+    overhead = peak_memory.ENGINE_OVERHEAD if cuda else peak_memory.RUNTIME["cpu"]
+    caches = [peak_memory.kv_cache(shape, size, chunk, int(tokens) + plan.answer, ranks) for tokens in (prompt, 1)]
     share = int(gpu_bytes * placement.gpu_memory_utilization) if cuda and gpu_bytes else None
     room = int(placement.sampler_memory_gb * GIB) if not cuda else max(0, share - weights - overhead) if share is not None else None
     return Engine(ranks, weights, overhead, caches[0], caches[1], share, room, width)
@@ -250,4 +250,4 @@ def _arriving(shape: Shape, numerics: Numerics) -> dict[str, int]:
 
 
 def _runtime(numerics: Numerics) -> dict[str, int]:
-    return {"runtime": memory.RUNTIME[numerics.device]}
+    return {"runtime": peak_memory.RUNTIME[numerics.device]}

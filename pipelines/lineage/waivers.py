@@ -10,7 +10,7 @@ from typing import Any
 
 from pedigree.configs.language.kinds import removes_overlaps
 from pedigree.data.artifacts.artifacts import ArtifactError
-from pedigree.pipelines.documents import Hidden
+from pedigree.pipelines.json_documents import Hidden
 from pedigree.pipelines.lineage.ancestry import Pedigree
 from pedigree.pipelines.lineage.evaluations import Evaluation, labels_of
 from pedigree.pipelines.quantities import counted

@@ -18,7 +18,7 @@ from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.configs.rows.datasets import generators_of, licences_of, title
 from pedigree.data.artifacts.artifacts import Record, Run
 from pedigree.data.sources.row_files import ending
-from pedigree.pipelines.documents import Hidden
+from pedigree.pipelines.json_documents import Hidden
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pedigree.pipelines.lineage.trace import Descendant, Drop, Place, Trace
 

@@ -13,12 +13,12 @@ from pedigree.configs.base.packaged import EMBEDDER
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.judging.rephrased import FindRephrased
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.pinning import BESIDE, OpenRevision, open_revisions, pinned, without_revision
 from pedigree.configs.language.recipe import load_recipes, recipe_file
 from pedigree.configs.rows.datasets import hub_sources
-from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.configs.rows.row_sources import Hub
 from pedigree.data.artifacts import assets
 from pedigree.data.sources import hub

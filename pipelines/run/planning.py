@@ -13,12 +13,12 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.published import Published
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.pipelines.documents import ONE_WORD, Hidden, Opaque, rounded
 from pedigree.pipelines.estimate.amounts import count_of
 from pedigree.pipelines.estimate.estimates import Estimate, Estimates, document_of
 from pedigree.pipelines.estimate.rates import Rates, known
 from pedigree.pipelines.estimate.schedule import TimeLeft, outlook
 from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.json_documents import ONE_WORD, Hidden, Opaque, rounded
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.run.plans import Plan, StageSummary, restorable

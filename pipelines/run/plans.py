@@ -11,9 +11,9 @@ from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.data.artifacts import provenance
 from pedigree.data.artifacts.artifacts import read_run
 from pedigree.data.store.untrusted import ArtifactError
-from pedigree.pipelines.documents import ONE_WORD, Hidden
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import StageDue
+from pedigree.pipelines.json_documents import ONE_WORD, Hidden
 from pedigree.pipelines.ledger.identity import Identities
 from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.run.opening import Request

@@ -3,8 +3,8 @@
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import LOWEST, Cut
 from pedigree.configs.base.work import Amount, PlannedStage, only, tokens_at
-from pedigree.configs.judging.keeping import AllAbove, BestAnswers, keeping_problem
 from pedigree.configs.judging.scoring import answers_of_prompt, sampled
+from pedigree.configs.judging.selection import AllAbove, BestAnswers, keeping_problem
 
 
 def shrink(cut: Cut) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from pedigree.configs.judging.keeping import BestAnswers
+from pedigree.configs.judging.selection import BestAnswers
 from pedigree.data.artifacts.artifacts import write_json
 from pedigree.data.records import answer_pool, parents, records
 from pedigree.data.records.answer_pool import AnswerFacts, AnswerPool, value_of

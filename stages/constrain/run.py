@@ -20,7 +20,7 @@ from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.records import parents, records
 from pedigree.data.records.records import Prompt
 from pedigree.data.records.scattered import Scattered
-from pedigree.stages.core.constraining import PART, constrained
+from pedigree.stages.core.added_constraints import PART, constrained
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.job.output_rows import written

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from pedigree.configs.base.frozen import digest
-from pedigree.configs.judging.keeping import Above, AllAbove, BestAnswers, BestOfN, TopShare
+from pedigree.configs.judging.selection import Above, AllAbove, BestAnswers, BestOfN, TopShare
 from pedigree.data.records.answer_pool import AnswerFacts, value_of
 
 NO_SCORE, BELOW, OUTSIDE = "no score", "below min_score", "outside the top share"

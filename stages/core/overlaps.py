@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pedigree.configs.rows.decontamination import Waiver
+from pedigree.configs.rows.overlap_criteria import Waiver
 from pedigree.data.contamination.coverage import Benchmarks, Overlap
 from pedigree.data.records.scattered import Numbers
 from pedigree.data.sources.leaks import LEAK

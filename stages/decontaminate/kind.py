@@ -2,7 +2,7 @@
 
 from pedigree.configs.base.kind import Kind, port
 from pedigree.configs.base.work import rows_at, tokens_at
-from pedigree.configs.rows.decontamination import Decontaminate, shrink_comparison
+from pedigree.configs.rows.overlap_criteria import Decontaminate, shrink_comparison
 
 KIND = Kind(
     name="decontaminate",

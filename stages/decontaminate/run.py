@@ -11,7 +11,7 @@ The manifest is outside the payload, so that a new benchmark which removes nothi
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.contamination.coverage import Benchmarks
 from pedigree.data.contamination.decontamination import Comparison

@@ -14,9 +14,9 @@ from pedigree.configs.base.work import (
     rows_written,
     tokens_at,
 )
-from pedigree.configs.judging.asking import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
-from pedigree.configs.judging.rephrasing import FindRephrased
-from pedigree.configs.rows.decontamination import shrink_comparison
+from pedigree.configs.judging.language_model import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
+from pedigree.configs.judging.rephrased import FindRephrased
+from pedigree.configs.rows.overlap_criteria import shrink_comparison
 
 
 def shrink(cut: Cut) -> None:

@@ -6,7 +6,7 @@ A verdict is parsed from a single line, and an ambiguous reply has none: verdict
 import re
 from string import Template
 
-from pedigree.configs.judging.rephrasing import FRAME, SAME
+from pedigree.configs.judging.rephrased import FRAME, SAME
 from pedigree.data.records.records import Message
 from pedigree.stages.core.rating import unused_mark
 from pedigree.stages.core.stated import stated_line

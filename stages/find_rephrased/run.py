@@ -16,9 +16,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from pedigree.configs.base.frozen import canonical_json
-from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.judging.rephrased import FindRephrased
 from pedigree.configs.methods.training import Sampling
-from pedigree.configs.rows.decontamination import Waiver
+from pedigree.configs.rows.overlap_criteria import Waiver
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.contamination.coverage import Benchmarks, Overlap, ordered, searched
 from pedigree.data.contamination.paraphrases import SHOWN, VectorIndex, VectorMatch, question

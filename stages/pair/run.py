@@ -21,11 +21,11 @@ from pedigree.data.artifacts.artifacts import Artifact, write_json
 from pedigree.data.records import answer_pool, parents, records
 from pedigree.data.records.answer_pool import AnswerFacts, AnswerPool
 from pedigree.data.records.records import Answer, Preference
-from pedigree.stages.core.constraining import PART
+from pedigree.stages.core.added_constraints import PART
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.job.output_rows import written
-from pedigree.stages.pair.pairing import Preferred, preferences, within
+from pedigree.stages.pair.pair_selection import Preferred, preferences, within
 from pedigree.stages.verifiers import VerifierError, verify
 
 

@@ -20,7 +20,7 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Documents, Pairs, SingleAnswers
 from pedigree.data.records.sequences import Mapped
 from pedigree.stages.core.batches import Unit, step_rows, steps_per_epoch, unit_tokens
-from pedigree.stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
+from pedigree.stages.core.preference_losses import Answers, Sums, kto, means, mismatched, pair_loss
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.training.checkpoints import Checkpoints

@@ -3,8 +3,8 @@
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import HIGHEST, LOWEST, Cut
 from pedigree.configs.base.work import Amount, PlannedStage, only
-from pedigree.configs.judging.keeping import SelectPrompts, keeping_problem
 from pedigree.configs.judging.scoring import sampled
+from pedigree.configs.judging.selection import SelectPrompts, keeping_problem
 
 
 def shrink(cut: Cut) -> None:

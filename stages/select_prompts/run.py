@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pedigree.configs.judging.keeping import SelectPrompts
+from pedigree.configs.judging.selection import SelectPrompts
 from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.records import answer_pool, records
 from pedigree.data.records.scattered import Scattered

@@ -5,7 +5,6 @@ from math import ceil
 from pedigree.configs.base.kind import Kind, port
 from pedigree.configs.base.shrink import LOWEST, Cut
 from pedigree.configs.base.work import Amount, PlannedStage, rows_at, tokens_at
-from pedigree.configs.judging.keeping import SelectRows, TopShare
 from pedigree.configs.judging.scoring import (
     SCORERS,
     scorers_need,
@@ -15,6 +14,7 @@ from pedigree.configs.judging.scoring import (
     scorers_work,
     shrink_scorers,
 )
+from pedigree.configs.judging.selection import SelectRows, TopShare
 
 KEPT_SHARE = 0.75
 """Of few rows, enough to train on."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pedigree.configs.base.frozen import canonical_json
-from pedigree.configs.judging.keeping import SelectRows
+from pedigree.configs.judging.selection import SelectRows
 from pedigree.data.artifacts.artifacts import Artifact, write_json
 from pedigree.data.records import records
 from pedigree.data.records.messages import CALL, divided

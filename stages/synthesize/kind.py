@@ -3,7 +3,7 @@
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, generation, only, rows_written
-from pedigree.configs.judging.asking import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
+from pedigree.configs.judging.language_model import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
 from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
 
 REQUESTS, SHOTS = 8, 2

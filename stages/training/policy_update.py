@@ -29,7 +29,7 @@ from torch import Tensor
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.policy_gradient import Algorithm, Correction, Kl, Ppo, ReinforcePp
 from pedigree.stages.core import advantages
-from pedigree.stages.core import policy_gradient as pg
+from pedigree.stages.core import policy_losses as pg
 from pedigree.stages.core.batches import Document, MicroBatch, Unit, document, share_prompts
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch

@@ -10,9 +10,9 @@ from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import StandIns
-from pedigree.configs.judging import rephrasing
-from pedigree.configs.judging.asking import ByEndpoint
-from pedigree.configs.judging.rephrasing import FindRephrased
+from pedigree.configs.judging import rephrased
+from pedigree.configs.judging.language_model import ByEndpoint
+from pedigree.configs.judging.rephrased import FindRephrased
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipe
@@ -104,7 +104,7 @@ def test_the_question_and_the_vectors_are_identity(monkeypatch):
     before = FindRephrased.model_validate(given).model_dump(mode="json")
     assert FindRephrased.model_validate(before).model_dump(mode="json") == before
     assert set(before["embedder_sha256"]) == {"vectors", "tokenizer"}
-    monkeypatch.setattr(rephrasing, "FRAME", rephrasing.FRAME + " Please.")
+    monkeypatch.setattr(rephrased, "FRAME", rephrased.FRAME + " Please.")
     assert FindRephrased.model_validate(given).wording_sha256 != before["wording_sha256"]
     with pytest.raises(ValidationError, match="has changed"):
         FindRephrased.model_validate(before)

@@ -19,7 +19,7 @@ from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.methods.training import PreferenceTrain, RewardModel, Rlvr, Sft
 from pedigree.configs.rows.datasets import PrepareData, hub_sources
-from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.configs.rows.row_sources import Hub
 from pedigree.configs.rows.source_models import SourceModel
 

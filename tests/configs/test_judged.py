@@ -7,8 +7,8 @@ from recipe_lab import STAND, Recipe
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.project import Project
-from pedigree.configs.judging.keeping import BestAnswers, SelectPrompts
 from pedigree.configs.judging.pairing import Pair
+from pedigree.configs.judging.selection import BestAnswers, SelectPrompts
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rehearsal.shrinking import reduced
 from pedigree.pipelines.estimate.amounts import amounts_of

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from pedigree.configs.judging import rubrics
-from pedigree.configs.judging.asking import key_variable
+from pedigree.configs.judging.language_model import key_variable
 from pedigree.configs.judging.rubrics import load_rubric, rubric_names
 from pedigree.configs.judging.scoring import Judge
 

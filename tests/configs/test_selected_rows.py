@@ -4,7 +4,7 @@ import pytest
 from recipe_lab import STAND, Recipe
 
 from pedigree.configs.base.project import Project
-from pedigree.configs.judging.keeping import SelectRows
+from pedigree.configs.judging.selection import SelectRows
 from pedigree.configs.rehearsal.shrinking import reduced
 from pedigree.pipelines.estimate.amounts import amounts_of
 

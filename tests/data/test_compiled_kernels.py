@@ -49,7 +49,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
 
 
 SEARCH = """
-from pedigree.configs.rows.decontamination import Abstracted, Decontaminate
+from pedigree.configs.rows.overlap_criteria import Abstracted, Decontaminate
 from pedigree.data.contamination.decontamination import Comparison
 
 item = {"id": "q", "question": "Ann has 12 red apples in a basket under the old oak tree and gives Bob 3 of the green ones away"}

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from pedigree.configs.rows.decontamination import CutShort, Decontaminate
+from pedigree.configs.rows.overlap_criteria import CutShort, Decontaminate
 from pedigree.data.contamination.coverage import Coverage
 from pedigree.data.contamination.decontamination import Comparison
 

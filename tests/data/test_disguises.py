@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 from row_reading import load
 
-from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints, Packaged
 from pedigree.data.contamination.decontamination import Index
 from pedigree.data.contamination.reading import readings

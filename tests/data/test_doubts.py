@@ -7,7 +7,7 @@ import pytest
 from sweeps import nightly_after
 from test_matching import Texts
 
-from pedigree.configs.rows.decontamination import Abstracted, Decontaminate, ShortItems
+from pedigree.configs.rows.overlap_criteria import Abstracted, Decontaminate, ShortItems
 from pedigree.data.contamination.coverage import Coverage, searched
 from pedigree.data.contamination.decontamination import Comparison, Index
 from pedigree.data.contamination.reading import readings

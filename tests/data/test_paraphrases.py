@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from waiting import deadline
 
 from pedigree.configs.base.packaged import EMBEDDER
-from pedigree.configs.rows.decontamination import Abstracted, Decontaminate, Embedded, Waiver
+from pedigree.configs.rows.overlap_criteria import Abstracted, Decontaminate, Embedded, Waiver
 from pedigree.data.artifacts import assets
 from pedigree.data.contamination import embedding
 from pedigree.data.contamination.decontamination import Comparison

@@ -19,13 +19,13 @@ from pedigree.configs.methods.policy_gradient import Grpo, Ppo
 from pedigree.configs.methods.preference import Dpo, Kto
 from pedigree.configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
 from pedigree.configs.rows.suite_forms import form_names, load_form
-from pedigree.pipelines.estimate import machines, memory, work
+from pedigree.pipelines.estimate import flops, machines, peak_memory
 from pedigree.pipelines.estimate.amounts import amounts_of, tokens_of
 from pedigree.pipelines.estimate.estimates import START_S, Estimates
 from pedigree.pipelines.estimate.fit import Trial, lacks, misfit
 from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_of
-from pedigree.pipelines.estimate.memory import GIB, Trained
 from pedigree.pipelines.estimate.needs import Facts, needs_of, scored, trained_parameters
+from pedigree.pipelines.estimate.peak_memory import GIB, Trained
 from pedigree.pipelines.estimate.shapes import KNOWN, Shape
 from pedigree.pipelines.run.opening import load_execution
 
@@ -76,16 +76,16 @@ def trial(config, numerics: Numerics, hardware: Hardware = H100, shape: Shape = 
 def test_states_of_llama_3_1_8b_over_eight_ranks_of_zero_3():
     model, numerics = Trained(LLAMA, "bf16", PARAMETERS), on_gpus()
     # bf16 weights: 2 Ψ / 8 = 2,007,565,312, and 10⁹ gathered elements of 2 bytes
-    assert memory.weights(model, numerics) == 2_007_565_312 + 2_000_000_000
+    assert peak_memory.weights(model, numerics) == 2_007_565_312 + 2_000_000_000
     # fp32 gradients: 4 Ψ / 8 = 4,015,130,624; the embedding's as it comes: 2 · 128,256 · 4,096 = 1,050,673,152
-    assert memory.gradients(model, numerics) == 4_015_130_624 + 1_050_673_152
+    assert peak_memory.gradients(model, numerics) == 4_015_130_624 + 1_050_673_152
     # fp32 weights and two moments: 12 Ψ / 8
-    assert memory.optimizer(model, numerics) == 12_045_391_872
+    assert peak_memory.optimizer(model, numerics) == 12_045_391_872
     # Rajbhandari et al., table 1, have 16 Ψ / N: their gradients are fp16, ours fp32, so it is 18 Ψ / N
     kept = 2_007_565_312 + 4_015_130_624 + 12_045_391_872
     assert kept == 18 * PARAMETERS // 8
     # a bucket of 5·10⁸ elements in fp32, and a flat copy of it
-    assert memory.buckets(model, numerics) == 4_000_000_000
+    assert peak_memory.buckets(model, numerics) == 4_000_000_000
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_what_ranks_share_of_each_state_in_bytes_per_parameter(zero, ranks, expe
     model, numerics = Trained(LLAMA, "bf16", PARAMETERS), on_gpus(zero_stage=zero, world_size=ranks)
     gathered = 2_000_000_000 if zero == 3 else 0
     found = (
-        memory.weights(model, numerics) - gathered,
-        memory.gradients(model, numerics) - 1_050_673_152,
-        memory.optimizer(model, numerics),
+        peak_memory.weights(model, numerics) - gathered,
+        peak_memory.gradients(model, numerics) - 1_050_673_152,
+        peak_memory.optimizer(model, numerics),
     )
     assert [round(count / PARAMETERS, 6) for count in found] == list(expected)
 
@@ -112,26 +112,26 @@ def test_activations_of_a_layer_by_hand():
     # H 4096, A 32, K 8, D 128, F 14336, bf16 on a GPU. Two norms: 4 + (4 + 2 + 2) · 4096 = 32,772 each.
     # Attention: queries and result 2 · 2 · 4096, keys and values 2 · 2 · 1024, a sum of 4 bytes per head 128 = 20,608.
     # MLP: gate, its activation, up and their product 4 · 2 · 14336 = 114,688.
-    assert memory.layer_activations(LLAMA, on_gpus(), 2) == 2 * 32_772 + 20_608 + 114_688 == 200_840
+    assert peak_memory.layer_activations(LLAMA, on_gpus(), 2) == 2 * 32_772 + 20_608 + 114_688 == 200_840
     # once per pass: the last norm 8 · 4096, cosines and sines 2 · 2 · 128, ids and positions 24
     head = 32_768 + 512 + 24
-    assert memory.activations(LLAMA, on_gpus(gradient_checkpointing=False), 2, 1000) == 1000 * (32 * 200_840 + head)
+    assert peak_memory.activations(LLAMA, on_gpus(gradient_checkpointing=False), 2, 1000) == 1000 * (32 * 200_840 + head)
     # checkpointed: of each layer its input, 2 · 4096, and one layer whole while it is gone through
-    assert memory.activations(LLAMA, on_gpus(), 2, 1000) == 1000 * (32 * 8192 + 200_840 + head)
+    assert peak_memory.activations(LLAMA, on_gpus(), 2, 1000) == 1000 * (32 * 8192 + 200_840 + head)
 
 
 def test_logits_never_meet_the_whole_batch():
     # chunks of 1024 tokens: 128,256 · (2 · 2 · 1024 + 12 · 1024)
-    assert memory.logits(LLAMA, on_gpus(), 2, 16384) == 128_256 * 16 * 1024
-    assert memory.logits(LLAMA, on_gpus(logprob_chunk=256), 2, 16384) == 128_256 * 16 * 256
+    assert peak_memory.logits(LLAMA, on_gpus(), 2, 16384) == 128_256 * 16 * 1024
+    assert peak_memory.logits(LLAMA, on_gpus(logprob_chunk=256), 2, 16384) == 128_256 * 16 * 256
 
 
 def test_the_cache_of_a_chunk_of_requests():
     # 2 · 32 layers · 8 key heads · 128 · 2 bytes = 131,072 per token; 64 requests of 1000 tokens in blocks of 16, and one block
-    assert memory.kv_bytes_per_token(LLAMA, 2) == 131_072
-    assert memory.kv_cache(LLAMA, 2, 64, 1000) == (64 * 63 + 1) * 16 * 131_072
+    assert peak_memory.kv_bytes_per_token(LLAMA, 2) == 131_072
+    assert peak_memory.kv_cache(LLAMA, 2, 64, 1000) == (64 * 63 + 1) * 16 * 131_072
     # eight key heads over 16 ranks: each has one
-    assert memory.kv_bytes_per_token(LLAMA, 2, 16) == 131_072 // 8
+    assert peak_memory.kv_bytes_per_token(LLAMA, 2, 16) == 131_072 // 8
 
 
 def test_adapters_and_scalar_heads():
@@ -139,19 +139,19 @@ def test_adapters_and_scalar_heads():
     assert trained_parameters(LLAMA, Lora(rank=16).adapters, scores=False) == 41_943_040
     assert scored(LLAMA).parameters == PARAMETERS - 128_256 * 4096 + 4096
     model, numerics = Trained(LLAMA, "bf16", 41_943_040), on_gpus(zero_stage=1, world_size=1)
-    assert memory.optimizer(model, numerics) == 12 * 41_943_040 and memory.weights(model, numerics) == 2 * (PARAMETERS)
+    assert peak_memory.optimizer(model, numerics) == 12 * 41_943_040 and peak_memory.weights(model, numerics) == 2 * (PARAMETERS)
 
 
 def test_operations_and_time_by_hand():
     # N = Ψ without the input embedding: 8,030,261,248 - 525,336,576. Attention of 4096 tokens: 2 · 32 · 4096 · 4096.
     assert LLAMA.multiplied == 7_504_924_672
     forward = 2 * 7_504_924_672 + 1_073_741_824
-    assert work.forward(LLAMA, 4096) == forward
-    assert work.training(LLAMA, 4096, checkpointing=False) == 3 * forward
-    assert work.training(LLAMA, 4096, checkpointing=True) == 4 * forward
-    assert work.training(LLAMA, 4096, checkpointing=True, adapters=True) == 3 * forward
+    assert flops.forward(LLAMA, 4096) == forward
+    assert flops.training(LLAMA, 4096, checkpointing=False) == 3 * forward
+    assert flops.training(LLAMA, 4096, checkpointing=True) == 4 * forward
+    assert flops.training(LLAMA, 4096, checkpointing=True, adapters=True) == 3 * forward
     # 10¹⁸ operations on eight GPUs of 10¹⁵ a second, a quarter of it reached
-    assert work.seconds(1e18, 8, 1e15, 0.25) == 500
+    assert flops.seconds(1e18, 8, 1e15, 0.25) == 500
 
 
 def test_a_token_of_every_request_reads_the_weights_and_its_cache():
@@ -159,8 +159,8 @@ def test_a_token_of_every_request_reads_the_weights_and_its_cache():
     told = {"requests": 64, "together": 64, "prompt": 0, "computed": 0, "answer": 100, "size": 2, "ranks": 1}
     told |= {"peak": 1e15, "utilization": 0.5}
     expected = 100 * (15_009_849_344 + 64 * 50 * 131_072) / 1e12
-    assert work.generation(LLAMA, **told, bandwidth=1e12) == pytest.approx(expected)
-    assert work.generation(LLAMA, **told | {"requests": 640}, bandwidth=1e12) == pytest.approx(10 * expected)
+    assert flops.generation(LLAMA, **told, bandwidth=1e12) == pytest.approx(expected)
+    assert flops.generation(LLAMA, **told | {"requests": 640}, bandwidth=1e12) == pytest.approx(10 * expected)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_the_weights_are_read_for_every_token_however_few_requests_wait_for_it(r
     """2048 tokens on one H100 with half of its bandwidth: reading 15 GB so often takes 18.4 s."""
     told = {"prompt": 0, "computed": 0, "answer": 2048, "size": 2, "ranks": 1, "peak": 1e15, "utilization": 0.5, "bandwidth": 3350e9 / 2}
     cache = 2048 * requests * 1024 * 131_072 / told["bandwidth"]
-    found = work.generation(LLAMA, requests=requests, together=together, **told)
+    found = flops.generation(LLAMA, requests=requests, together=together, **told)
     assert found == pytest.approx(chunks * 2048 * 15_009_849_344 / told["bandwidth"] + cache)
     assert found > 18.3
 
@@ -187,12 +187,12 @@ def test_the_weights_are_read_for_every_token_however_few_requests_wait_for_it(r
     ],
 )
 def test_of_a_prompt_that_answers_share_the_last_block_is_computed_for_each(prompt, samples, block, tokens):
-    assert work.unshared(prompt, samples, block) == tokens
+    assert flops.unshared(prompt, samples, block) == tokens
 
 
 @pytest.mark.parametrize("algorithm", [Grpo(type="grpo"), Ppo(type="ppo")])
 def test_every_formula_of_the_docs_names_a_term(algorithm):
-    terms = {formula.term for formula in memory.FORMULAS}
+    terms = {formula.term for formula in peak_memory.FORMULAS}
     critic = LLAMA if isinstance(algorithm, Ppo) else None
     model = needs_of(facts(rlvr(algorithm), LLAMA, reference=LLAMA, value=critic), on_gpus(), Placement(), H100.gpu_bytes)
     assert set(model.device) - {"runtime"} <= terms
@@ -212,7 +212,7 @@ def test_every_formula_of_the_docs_names_a_term(algorithm):
 def test_a_pass_of_a_frozen_model_has_its_longest_document(document, fields, tokens):
     numerics = on_gpus(world_size=1, **fields)
     found = needs_of(facts(ReferenceLogprobs(max_length=4096), LLAMA, document=document), numerics, Placement())
-    assert found.tokens_a_pass == tokens and found.device["working"] == memory.working(LLAMA, 2, tokens)
+    assert found.tokens_a_pass == tokens and found.device["working"] == peak_memory.working(LLAMA, 2, tokens)
     judged = needs_of(facts(Judge(reward_weight=1, dtype="bf16"), LLAMA, document=document), numerics, Placement())
     assert judged.tokens_a_pass == (tokens if document else numerics.micro_batch_tokens)
 

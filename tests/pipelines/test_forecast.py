@@ -10,14 +10,14 @@ import pytest
 from handmade import everything, project_at
 
 from pedigree.configs.base.project import Project
-from pedigree.configs.judging.asking import asks_endpoint
+from pedigree.configs.judging.language_model import asks_endpoint
 from pedigree.configs.language.execution import Execution, Machine, Numerics
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rows.source_models import HubModel
 from pedigree.data.host.machine import settled
 from pedigree.pipelines.cli import plan as planning
 from pedigree.pipelines.cli.status_line import StatusLine, measured_by
-from pedigree.pipelines.estimate import machines, rates, work
+from pedigree.pipelines.estimate import flops, machines, rates
 from pedigree.pipelines.estimate.amounts import packaged_rows
 from pedigree.pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates, Time, document_of
 from pedigree.pipelines.estimate.machines import hardware_of
@@ -55,14 +55,14 @@ def test_a_limit_of_onednn_is_measured_for_itself(tmp_path, monkeypatch):
 
 def test_threads_are_a_little_less_than_so_many_times_as_fast():
     # Amdahl's law with 0.06 of a step in one thread: 1 / (0.06 + 0.94 / 8) = 5.63
-    assert work.speedup(1) == 1 and work.speedup(8) == pytest.approx(1 / (0.06 + 0.94 / 8))
+    assert flops.speedup(1) == 1 and flops.speedup(8) == pytest.approx(1 / (0.06 + 0.94 / 8))
     eight, numerics = replace(hardware_of("cpu", Machine()), cores=8), Numerics(threads=8, bf16_products="fp32")
     hardware = eight.at(MADE, "bf16", numerics)
-    assert hardware.peak == pytest.approx(5.634 * 50e9, rel=1e-3) and hardware.utilization == work.CPU_UTILIZATION
+    assert hardware.peak == pytest.approx(5.634 * 50e9, rel=1e-3) and hardware.utilization == flops.CPU_UTILIZATION
     assert hardware.bandwidth_utilization == 1
     for cores, ranks, working in ((2, 1, 2), (8, 2, 4), (1, 1, 1), (2, 4, 1)):  # as many threads as there are cores for
         shared = replace(eight, cores=cores).at(MADE, "bf16", numerics, ranks)
-        assert shared.peak == pytest.approx(work.speedup(working) * 50e9)
+        assert shared.peak == pytest.approx(flops.speedup(working) * 50e9)
     said = hardware_of("cpu", Machine(utilization=0.25, bandwidth_utilization=0.5)).at(MADE, "bf16", Numerics())
     assert (said.utilization, said.bandwidth_utilization) == (0.25, 0.5)
 
@@ -72,7 +72,7 @@ def test_answers_are_computed_no_faster_than_their_operations():
     # weights ten times at 10¹² bytes a second would take no 3 ms
     told = {"requests": 256, "together": 256, "prompt": 0, "computed": 0, "answer": 10, "size": 2, "ranks": 1}
     told |= {"peak": 1e11, "utilization": 0.5}
-    found = work.generation(SMOLLM, **told, bandwidth=1e12)
+    found = flops.generation(SMOLLM, **told, bandwidth=1e12)
     assert found == pytest.approx(2560 * 2 * SMOLLM.multiplied / 5e10, rel=0.01)
 
 
@@ -147,7 +147,7 @@ def test_every_stage_of_the_demo_has_a_time_before_anything_has_run(tmp_path):
         assert time is not None and time.seconds >= CPU_START_S["none"], node.name
     sft = estimates.of(estimates.graph.find("sft"))
     assert sft.amounts.tokens and sft.time and sft.facts and sft.time.how == MEASURED
-    operations = work.training(sft.facts.policy, sft.amounts.document.value, checkpointing=False) * sft.amounts.tokens.value  # pyright: ignore[reportOptionalMemberAccess]
+    operations = flops.training(sft.facts.policy, sft.amounts.document.value, checkpointing=False) * sft.amounts.tokens.value  # pyright: ignore[reportOptionalMemberAccess]
     # half of the bound of its rows, on two threads
     assert sft.time.seconds == pytest.approx(CPU_START_S["deepspeed"] + operations / 2 / (0.6 * 2 / 1.06 * 50e9))
 

@@ -1,6 +1,6 @@
 """The judge and writer of rehearsals, asked as stages ask an endpoint."""
 
-from pedigree.configs.judging.asking import ByEndpoint
+from pedigree.configs.judging.language_model import ByEndpoint
 from pedigree.configs.judging.synthesis import SelfInstruct
 from pedigree.configs.language.execution import Placement
 from pedigree.pipelines.rehearsal.judge import answer, rating, serve

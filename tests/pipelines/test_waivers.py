@@ -12,7 +12,7 @@ from pedigree.configs.language.compile import write_compiled
 from pedigree.configs.language.recipe import load_recipe, load_recipes
 from pedigree.data.artifacts.artifacts import ArtifactError, open_artifact
 from pedigree.pipelines.cli import running
-from pedigree.pipelines.documents import document
+from pedigree.pipelines.json_documents import document
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pedigree.pipelines.lineage.waivers import splits_of, waived_of
 from pedigree.pipelines.publish.card import card

@@ -16,7 +16,7 @@ from row_reading import read_rows
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
-from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, write_json, write_rows
 from pedigree.data.contamination.decontamination import Comparison, Index
 from pedigree.data.records import columns, records

@@ -10,8 +10,8 @@ import pytest
 from chat_lab import Chats, chat_server, completion_of, say, send
 from waiting import deadline
 
-from pedigree.configs.judging.asking import ByEndpoint, key_variable
-from pedigree.configs.judging.rating import Rating
+from pedigree.configs.judging.language_model import ByEndpoint, key_variable
+from pedigree.configs.judging.model_ratings import Rating
 from pedigree.configs.language.execution import Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records.records import Message

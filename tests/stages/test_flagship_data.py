@@ -21,7 +21,7 @@ from pedigree.configs.base.hub_names import PIN_ME
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rows.datasets import PrepareData, hub_sources
-from pedigree.configs.rows.decontamination import Decontaminate
+from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.configs.rows.row_sources import Hub
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.sources.sources import Outside

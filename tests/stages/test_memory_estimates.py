@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.pipelines.estimate import memory
-from pedigree.pipelines.estimate.memory import Trained
+from pedigree.pipelines.estimate import peak_memory
+from pedigree.pipelines.estimate.peak_memory import Trained
 from pedigree.pipelines.estimate.shapes import Shape, shape_of_config
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.training import attention
@@ -52,7 +52,7 @@ def planned(name: str, shape: Shape, tokens: int) -> tuple[Trained, Numerics, di
     fields = dict(CASES[name][1])
     dtype = fields.pop("dtype")
     model, numerics = Trained(shape, dtype, shape.parameters), Numerics.model_validate(fields)
-    return model, numerics, memory.training(model, numerics, tokens)
+    return model, numerics, peak_memory.training(model, numerics, tokens)
 
 
 @pytest.mark.nightly
@@ -60,17 +60,17 @@ def planned(name: str, shape: Shape, tokens: int) -> tuple[Trained, Numerics, di
 def test_a_step_takes_what_the_plan_says(measured, shape, name):
     found = measured(name)
     model, numerics, terms = planned(name, shape, found["tokens"])
-    bucket = BUCKETS.get((numerics.zero_stage, model.dtype), 0) * memory.BUCKET
-    filled = min(model.trained, memory.BUCKET) * bucket // memory.BUCKET
+    bucket = BUCKETS.get((numerics.zero_stage, model.dtype), 0) * peak_memory.BUCKET
+    filled = min(model.trained, peak_memory.BUCKET) * bucket // peak_memory.BUCKET
     most = found["most"] - bucket + filled if bucket else found["most"]
-    assert memory.total(terms) / most == pytest.approx(1, abs=0.25), (found, terms)
+    assert peak_memory.total(terms) / most == pytest.approx(1, abs=0.25), (found, terms)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "per_parameter"), [("0 fp32", 4 + 8), ("1 bf16", 2 + 4 + 6), ("2 bf16", 2 + 6), ("3 bf16", 1 + 2 + 6)])
 def test_between_steps_there_is_what_the_papers_count(measured, shape, name, per_parameter):
     """Weights, gradients where they stay allocated, and the optimizer's state; two ranks share what their stage shares."""
-    kept = measured(name)["between"] - (4 * memory.BUCKET if name.startswith("3") else 0)
+    kept = measured(name)["between"] - (4 * peak_memory.BUCKET if name.startswith("3") else 0)
     assert kept / shape.parameters == pytest.approx(per_parameter, rel=0.03)
 
 
@@ -100,7 +100,7 @@ def test_activations_are_what_autograd_keeps(kind, dtype):
     shape = shape_of_config(config.to_dict())
     assert shape is not None
     units = [(document([5] * 30, [7] * 34),) for _ in range(8)]
-    size, tokens, trained = memory.SIZES[dtype], 8 * 64, 8 * 34
+    size, tokens, trained = peak_memory.SIZES[dtype], 8 * 64, 8 * 34
     logits = trained * (shape.vocabulary + shape.hidden) * size  # of what is trained, and the hidden states that they are made from
     kept = {}
     for checkpointed in (False, True):
@@ -112,7 +112,7 @@ def test_activations_are_what_autograd_keeps(kind, dtype):
         with effects_lab.kept_for_backward(module.parameters()) as found:
             module(collate(units, numerics, 0))[0].sum()
         kept[checkpointed] = found["bytes"] - logits
-    assert memory.activations(shape, Numerics(), size, tokens) / kept[False] == pytest.approx(1, abs=0.02)
+    assert peak_memory.activations(shape, Numerics(), size, tokens) / kept[False] == pytest.approx(1, abs=0.02)
     # the recomputed layer comes on top while the backward pass is in it
-    recomputed = memory.activations(shape, Numerics(gradient_checkpointing=True), size, tokens)
-    assert (recomputed - tokens * memory.layer_activations(shape, Numerics(), size)) / kept[True] == pytest.approx(1.1, abs=0.1)
+    recomputed = peak_memory.activations(shape, Numerics(gradient_checkpointing=True), size, tokens)
+    assert (recomputed - tokens * peak_memory.layer_activations(shape, Numerics(), size)) / kept[True] == pytest.approx(1.1, abs=0.1)

@@ -12,7 +12,7 @@ from datasets import Dataset
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.core.policy_gradient import token_weights
+from pedigree.stages.core.policy_losses import token_weights
 from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.policy_update import (
     RolloutMicroBatch,

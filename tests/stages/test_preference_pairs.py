@@ -14,7 +14,7 @@ from pedigree.configs.judging.pairing import Pair
 from pedigree.configs.judging.pools import Sample
 from pedigree.data.records.answer_pool import noted
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.pair.pairing import preferences
+from pedigree.stages.pair.pair_selection import preferences
 from pedigree.stages.pair.run import preference
 from pedigree.stages.sample.run import Tally, draws_of
 

@@ -14,7 +14,7 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Pairs
 from pedigree.stages.core import losses
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.core.preference import Answers, kto, mismatched, pair_loss
+from pedigree.stages.core.preference_losses import Answers, kto, mismatched, pair_loss
 from pedigree.stages.reward_model.run import init_head, targets
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pedigree.configs.judging import constraining
 from pedigree.configs.judging.constraining import Constrain, load_constraints
-from pedigree.stages.core.constraining import constrained
+from pedigree.stages.core.added_constraints import constrained
 from pedigree.stages.verifiers import check, verify
 from pedigree.stages.verifiers.ifeval import CHECKS
 

@@ -8,7 +8,7 @@ import pytest
 from answers_lab import said
 from pydantic import ValidationError
 
-from pedigree.configs.judging.keeping import Above, BestAnswers, SelectPrompts, TopShare
+from pedigree.configs.judging.selection import Above, BestAnswers, SelectPrompts, TopShare
 from pedigree.data.records.answer_pool import AnswerFacts
 from pedigree.stages.core.keeping import Scored, left_out, pass_rate, worth_imitating
 from pedigree.stages.core.pass_rates import histogram

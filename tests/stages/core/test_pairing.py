@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from pedigree.configs.judging.pairing import Pair
 from pedigree.data.records.answer_pool import AnswerFacts
-from pedigree.stages.pair.pairing import Preferred, disagreement, preferences
+from pedigree.stages.pair.pair_selection import Preferred, disagreement, preferences
 from pedigree.stages.pair.run import chosen
 
 EVERY = [

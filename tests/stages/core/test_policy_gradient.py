@@ -5,7 +5,7 @@ import torch
 from pydantic import TypeAdapter
 
 from pedigree.configs.methods.policy_gradient import AdaptiveKl, Algorithm, Correction, Kl
-from pedigree.stages.core import policy_gradient as pg
+from pedigree.stages.core import policy_losses as pg
 
 DOCUMENTS = torch.tensor([0, 0, 0, 1])
 """Two answers of 3 and 1 tokens, one after the other."""

@@ -12,7 +12,7 @@ import torch
 
 from pedigree.configs.methods import preference as configs
 from pedigree.stages.core.batches import Document
-from pedigree.stages.core.preference import PAIR_LOSSES, Answers, divergence_score, kto, log1mexp, means, mismatched, pair_loss
+from pedigree.stages.core.preference_losses import PAIR_LOSSES, Answers, divergence_score, kto, log1mexp, means, mismatched, pair_loss
 
 
 def side(logp, reference, length):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from pedigree.configs.judging.synthesis import Persona, SelfInstruct
-from pedigree.configs.judging.writing import MANNERS, load_writing, tasks_of
+from pedigree.configs.judging.writing_prompts import MANNERS, load_writing, tasks_of
 from pedigree.stages.synthesize.novelty import Novelty, rouge_l, words_of
 from pedigree.stages.synthesize.writing import read_prompts, writing_question
 

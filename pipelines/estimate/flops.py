@@ -7,7 +7,7 @@ import math
 import platform
 
 from pedigree.configs.base.work import MAX_RUNNING
-from pedigree.pipelines.estimate.memory import Formula, kv_bytes_per_token
+from pedigree.pipelines.estimate.peak_memory import Formula, kv_bytes_per_token
 from pedigree.pipelines.estimate.shapes import Shape
 
 FORMULAS = (

@@ -5,7 +5,7 @@ from functools import cached_property
 from pydantic import Field, computed_field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Frozen, Many
-from pedigree.configs.judging.asking import Speaker
+from pedigree.configs.judging.language_model import Speaker
 from pedigree.configs.judging.rubrics import load_rubric, wording_sha256
 from pedigree.configs.methods.training import Sampling
 

@@ -13,7 +13,7 @@ from pedigree.configs.base.frozen import digest
 from pedigree.configs.judging.pairing import AllPairs, Budget, Delta, Pair, Relaxed, TopVsBottom
 from pedigree.data.records.answer_pool import AnswerFacts, value_of
 from pedigree.data.records.records import derived_from
-from pedigree.stages.core.constraining import PART
+from pedigree.stages.core.added_constraints import PART
 from pedigree.stages.core.drawing import uniform
 
 Ranked = tuple[AnswerFacts, ...]

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from pedigree.data.artifacts.artifacts import ArtifactError
-from pedigree.pipelines.documents import rounded
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.events import Outcome
+from pedigree.pipelines.json_documents import rounded
 from pedigree.pipelines.ledger.transfers import LedgerError
 from pedigree.pipelines.lineage.waivers import Split
 from pedigree.pipelines.publish.commits import Commit

@@ -7,9 +7,9 @@ from pydantic import Field, computed_field, model_validator
 
 from pedigree.configs.base.frozen import Frozen, Many
 from pedigree.configs.base.packaged import embedder_sha256
-from pedigree.configs.judging.asking import Speaker
+from pedigree.configs.judging.language_model import Speaker
 from pedigree.configs.methods.training import Sampling
-from pedigree.configs.rows.decontamination import Turns, Waiver
+from pedigree.configs.rows.overlap_criteria import Turns, Waiver
 
 SAME = "Same"
 """Prefix of the line with the verdict."""
