@@ -57,6 +57,7 @@ ROOMS = {
         "sampling",
     ),
     "pipelines": (
+        "telemetry",
         "quantities",  # numbers in words
         "json_documents",  # results of commands as JSON
         "ledger",  # what is done, and what a stage would be made from now
