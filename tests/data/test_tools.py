@@ -16,8 +16,8 @@ from pedigree.data.filters.row_filters import evidence_of
 from pedigree.data.records import records
 from pedigree.data.records.messages import message_problem
 from pedigree.data.sources import row_files
+from pedigree.data.sources.example_records import record_of
 from pedigree.data.sources.layouts import example_of
-from pedigree.data.sources.sources import _record
 from pedigree.data.sources.stage_rows import example_of as made_example
 from pedigree.pipelines.lineage.trace import RowQuery
 
@@ -89,7 +89,7 @@ def test_a_call_that_is_none_is_no_message(content):
 def test_names_keep_their_order_from_the_file_to_the_rows(tmp_path):
     """A model learns to write arguments as they were written; columns of JSON sort them."""
     example = example_of({"messages": [turn("user", "Look."), turn("assistant", None, tool_calls=[asked(z=1, a=2)])], "tools": TOOLS})
-    row = {"id": "i", **_record(example, "conversation", None, "s")}
+    row = {"id": "i", **record_of(example, "conversation", None, "s")}
     records.save(tmp_path, "conversation", [row])
     (kept,) = records.stream(tmp_path / "payload")
     assert kept == row and kept["messages"][1]["content"] == '{"name": "look", "arguments": {"z": 1, "a": 2}}'
@@ -117,7 +117,7 @@ def test_what_a_table_fills_in_is_no_argument(tmp_path):
 @pytest.mark.parametrize("record", ["conversation", "prompt"])
 def test_a_row_of_a_stage_with_calls_is_the_same_again_and_a_prompt_without_its_last_turn(record):
     messages = [OF_LETTER["u"], call(), OF_LETTER["t"], turn("assistant", "Again.", train=False), call(z=1) | {"train": False}]
-    made = _record(made_example({"source": "s", "messages": messages}), record, None, "s")
+    made = record_of(made_example({"source": "s", "messages": messages}), record, None, "s")
     assert made["messages"] == (messages if record == "conversation" else messages[:3])
 
 
@@ -131,7 +131,7 @@ def test_a_row_of_a_stage_with_calls_is_the_same_again_and_a_prompt_without_its_
 )
 def test_answers_that_are_compared_call_no_tools(row, says):
     with pytest.raises(ValueError, match=says):
-        _record(example_of(row), "preference", None, "s")
+        record_of(example_of(row), "preference", None, "s")
 
 
 ITEM = {"id": "i", "question": 'Which "sea" lies\nbetween the capes of Horn and of Good Hope, by the oldest map?', "messages": []}
