@@ -173,10 +173,9 @@ AGENT = {
 
 def test_turns_are_the_users_and_the_assistants():
     """Look. | a call | Again. and a call | Done. Results are nobody's turn, and a call belongs to what is said before it."""
-    assert (
-        evidence_of(Turns(type="turns", max=3), [AGENT]) == {0: "4 > 3"} and evidence_of(Turns(type="turns", min=4, max=4), [AGENT]) == {}
-    )
-    counts = {name: column.to_pylist() for name, column in noted([AGENT])}
+    assert [*evidence_of(Turns(type="turns", max=3), [AGENT])] == ["4 > 3"]
+    assert [*evidence_of(Turns(type="turns", min=4, max=4), [AGENT])] == [None]
+    counts = {name: column.to_pylist() for name, column in noted([AGENT]).items()}
     assert counts == {"turns of system": [0], "turns of user": [1], "turns of assistant": [3], "turns of call": [2], "turns of tool": [2]}
     facts = row_facts.look(["turns", "prompt_characters", "answer_characters"], [{"messages": AGENT["messages"][:5]}])
     before, answer = ["Look.", call()["content"]], f"Again.\n{call(a='x')['content']}"
@@ -189,11 +188,11 @@ def test_turns_are_the_users_and_the_assistants():
 
 def test_filters_see_what_is_called_and_what_comes_of_it_where_they_are_asked_to():
     def drops(regex, *roles):
-        return evidence_of(Pattern(type="pattern", regex=regex, roles=roles), [AGENT])
+        return [*evidence_of(Pattern(type="pattern", regex=regex, roles=roles), [AGENT])]
 
-    assert drops('"a": "x"', "call") == {0: '"a": "x"'} and drops("^x$", "tool") == {0: "x"}
-    assert drops("x", "user", "assistant", "system") == {}
-    assert evidence_of(EmptyOrRepeatedTurns(type="empty_or_repeated_turns"), [AGENT]) == {}  # a tool may say nothing
+    assert drops('"a": "x"', "call") == ['"a": "x"'] and drops("^x$", "tool") == ["x"]
+    assert drops("x", "user", "assistant", "system") == [None]
+    assert [*evidence_of(EmptyOrRepeatedTurns(type="empty_or_repeated_turns"), [AGENT])] == [None]  # a tool may say nothing
 
 
 @pytest.mark.parametrize("place", ["call", "tool"])
@@ -204,14 +203,15 @@ def test_words_and_control_tokens_are_found_in_calls_and_tools_though_json_write
         "messages": [OF_LETTER["u"], call(**given) if place == "call" else OF_LETTER["a"]],
         "template_arguments": {"tools": offers} if place == "tool" else {},
     }
-    assert evidence_of(Keywords(type="keywords", words=('"big"\nsecret',)), [row]) == {0: '"big"\nsecret'}
-    assert evidence_of(ControlTokens(type="control_tokens", tokens=("<|e\\nd|>",)), [row]) == {0: "<|e\\nd|>"}
+    assert [*evidence_of(Keywords(type="keywords", words=('"big"\nsecret',)), [row])] == ['"big"\nsecret']
+    assert [*evidence_of(ControlTokens(type="control_tokens", tokens=("<|e\\nd|>",)), [row])] == ["<|e\\nd|>"]
 
 
 @pytest.mark.parametrize(("turns", "repeats"), [("uactactu", False), ("uactacta", False), ("uauacta", True), ("uauact", False)])
 def test_words_beside_a_call_are_no_answer_that_could_be_repeated(turns, repeats):
     row = {"messages": [OF_LETTER[letter] for letter in turns]}
-    assert bool(evidence_of(EmptyOrRepeatedTurns(type="empty_or_repeated_turns"), [row])) is repeats
+    (found,) = evidence_of(EmptyOrRepeatedTurns(type="empty_or_repeated_turns"), [row])
+    assert (found is not None) is repeats
 
 
 @pytest.mark.parametrize("of", ["text", "table"])
