@@ -158,15 +158,16 @@ def _undisturbed(run: RunContext, work: Callable[[], T]) -> T:
     The run can safely continue: stages have their own leases, so two runs of a recipe do not conflict.
     """
     with ThreadPoolExecutor(1, "run") as thread:
-        future = thread.submit(copy_context().run, work)
+        future = None
         while True:
             try:
+                future = future or thread.submit(copy_context().run, work)
                 return future.result()
             except asyncio.CancelledError:
                 LOG.warning("Prefect lost the concurrency slot of this run; the run continues")
             except BaseException:
                 run.cancelled.set()
-                wait([future])
+                wait([future] if future else [])
                 raise
 
 

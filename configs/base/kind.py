@@ -59,7 +59,7 @@ class Kind:
     unchecked: bool = False
     """A model writes its rows, which may repeat a benchmark that was removed upstream: the decontamination gate starts over."""
     sources: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None
-    """The sources outside the recipe in a recorded config; None for a kind that brings in nothing of its own."""
+    """The sources outside the recipe in a recorded config, which cards list with their licenses; None for a kind that brings in nothing."""
     subset_of: str | None = None
     """The port whose rows it passes on in their order, some of them left out."""
     decontaminates: bool = False

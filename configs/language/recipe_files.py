@@ -80,6 +80,7 @@ def read_recipe_file(folder: Path, path: Path, changes: Mapping[str, Any], below
     for place, value in of_groups.items():
         _set(own, place.split("."), value)
 
+    models, published = _models(document, problems), _published(document, problems)
     parent = _parent(folder, path, document, below, problems)
     stages = dict(parent.stages) if parent else {}
     missing = _remove(stages, own, document, parent)
@@ -91,7 +92,6 @@ def read_recipe_file(folder: Path, path: Path, changes: Mapping[str, Any], below
     for place, value in of_stages.items():
         _override(stages, path.stem, place, value, problems)
 
-    models, published = _models(document, problems), _published(document, problems)
     if parent:
         groups, models = parent.groups | groups, parent.models | models
         published = published.over(parent.published) if published else parent.published

@@ -201,7 +201,7 @@ def _json(file: Path) -> Iterator[Block]:
 
 
 def _parquet(file: Path) -> Iterator[Block]:
-    from pyarrow import array, parquet
+    from pyarrow import parquet
 
     with _explained(f"{file.name} is not Parquet"):
         opened = parquet.ParquetFile(file)
@@ -212,11 +212,19 @@ def _parquet(file: Path) -> Iterator[Block]:
                 batch = next(batches, None)
                 if batch is None:
                     return
-                # a slice would be sent to other processes with its whole buffer
-                parts = [part if part is batch else part.take(array(range(len(part)))) for part in _parts(batch)]
+                parts = [part if part is batch else _alone(part) for part in _parts(batch)]
             for part in parts:
                 yield partial(_in_batch, file.name, number, part)
                 number += len(part)
+
+
+def _alone(part: "RecordBatch") -> "RecordBatch":
+    """A copy of a slice, which would be sent to other processes with its whole buffer. `take` does not know all types."""
+    from pyarrow import BufferOutputStream, ipc
+
+    with ipc.new_stream(sink := BufferOutputStream(), part.schema) as stream:
+        stream.write_batch(part)
+    return ipc.open_stream(sink.getvalue()).read_next_batch()
 
 
 def _in_batch(file: str, first: int, batch: "RecordBatch") -> Iterator[tuple[str, Any]]:

@@ -277,7 +277,6 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
 
 
 def _project_or_none() -> "Project | None":
-
     try:
         return Project.find()
     except UsageProblem:

@@ -98,7 +98,7 @@ def echo_json(value: Any, *, sort_keys: bool = False) -> None:
 
 @contextlib.contextmanager
 def for_programs(wanted: bool) -> Iterator[Callable[..., None]]:
-    """Yield `documents.document`, which emits what it makes; redirect all other output, including child processes', to stderr.
+    """Yield a function that emits a document (`json_documents.document`); redirect all other output, including child processes', to stderr.
 
     Without `--json`, nothing is redirected and no document is printed.
     """

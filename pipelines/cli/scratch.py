@@ -140,7 +140,6 @@ class _Resumable:
     """Stages of the current recipes: keys where the inputs are known, configs where inputs are not built yet."""
 
     def __init__(self, project: Project, graphs: Iterable[Graph]) -> None:
-
         ledger = Ledger(project, looking=True)
         self.keys: dict[str, str] = {}
         self.open: list[tuple[Node, str]] = []
@@ -170,7 +169,6 @@ class _Resumable:
 
 def _graphs(project: Project) -> tuple[list[Graph], list[str]]:
     """Load all recipes of the project and all compiled variants and external recipes; also return what cannot be read."""
-
     graphs, unreadable = [], []
     for name in recipe_names(project.recipes):
         try:
@@ -187,7 +185,6 @@ def _graphs(project: Project) -> tuple[list[Graph], list[str]]:
 
 
 def _named(found: list[Scratch], names: Sequence[str]) -> list[Scratch]:
-
     chosen = []
     for name in names:
         stage, _, key = name.rpartition("/")
@@ -204,7 +201,6 @@ def _named(found: list[Scratch], names: Sequence[str]) -> list[Scratch]:
 
 
 def _clean(signs: Signs, going: list[Scratch], unreadable: list[str], by_name: bool) -> None:
-
     if unreadable and not by_name:
         raise UsageProblem(f"nothing deleted: {unreadable[0]}. Or name the folders to delete: `pedigree scratch STAGE/KEY --clean`")
     busy = [one for one in going if one.state in HELD]
@@ -218,7 +214,6 @@ def _clean(signs: Signs, going: list[Scratch], unreadable: list[str], by_name: b
 
 
 def _scratch(folder: Path, state: State, recipe: str | None, spec: dict[str, Any]) -> Scratch:
-
     placement = spec.get("placement")
     url = placement.get("checkpoint_url") if isinstance(placement, dict) else None  # the spec may be from another version
     files = []
@@ -241,7 +236,6 @@ def _scratch(folder: Path, state: State, recipe: str | None, spec: dict[str, Any
 
 
 def _progress(one: Scratch) -> str:
-
     held = [f"{one.checkpoints[-1]} of {counted(len(one.checkpoints), 'checkpoint')}"] if one.checkpoints else []
     held += [counted(one.answers, "answer")] if one.answers else []
     return ", ".join(held) or "no checkpoint"

@@ -131,13 +131,10 @@ def slots(
         with _exclusive(pool.folder):
             taken = taken_slots(pool.folder)
             free = [slot for slot in pool.names if not any(slot in held for held in taken.values())]
-            if name in taken or len(free) >= count:
-                names = taken.get(name, free[:count])
-                lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-                fcntl.flock(lock, fcntl.LOCK_SH)  # shared: a job that is re-attached to holds it, too
-                entry = {"process": asdict(Process.here()), "job": str(job), "token": "", "slots": names}  # as earlier versions read it
-                os.ftruncate(lock, 0)
-                os.pwrite(lock, json.dumps(entry).encode(), 0)
+            held = taken.get(name)
+            if held or len(free) >= count:
+                names = held or free[:count]
+                lock = _lock_shared(path, None if held else {"job": str(job), "slots": names})
                 break
             holders = sorted(str(read_mapping(pool.folder / f"{entry}.json").get("job")) for entry in taken)
         if holders != seen:
@@ -152,6 +149,21 @@ def slots(
         with suppress(FileNotFoundError), _exclusive(pool.folder):  # the folder was deleted: nothing is left to release
             if not _is_locked(path):
                 path.unlink()
+
+
+def _lock_shared(path: Path, entry: dict[str, Any] | None) -> int:
+    """Open an entry and lock it, shared with the job; `entry`: its new content. That of a live job stays as it is at every moment."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if entry is not None:
+            data = json.dumps({"process": asdict(Process.here()), "token": ""} | entry).encode()  # as earlier versions read it
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, data, 0)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 def taken_slots(folder: Path) -> dict[str, list[str]]:

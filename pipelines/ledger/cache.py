@@ -54,23 +54,23 @@ class Cache:
         """Path → md5 of the files of a folder whose `.dir` object is in the cache.
 
         Raises:
-            ArtifactError: DVC did not write the object, e.g. it names a path outside.
-            FileNotFoundError: it is not in the cache.
+            ArtifactError: it is not in the cache, cannot be read, or was not written by DVC, e.g. it names a path outside.
         """
         return parse_listing(read_plain(self.path(oid), LIST_BYTES), f"object {oid}")
 
     def names(self, oids: Iterable[str]) -> list[str]:
-        """The objects, and those of the files of each folder whose list is in the cache; forged lists are deleted.
+        """The objects, and those of the files of each folder whose list is in the cache; forged lists are deleted, except if `looking`.
 
         Raises:
-            ArtifactError: a list is forged, e.g. it names a path outside.
+            ArtifactError: a list cannot be read, or is forged, e.g. it names a path outside.
         """
         found = list(oids)
         for oid in [oid for oid in found if oid.endswith(".dir") and self.path(oid).exists()]:
             try:
                 found += self.listing(oid).values()
-            except ArtifactError:
-                self.path(oid).unlink(missing_ok=True)
+            except ArtifactError as error:
+                if not isinstance(error.__cause__, OSError) and not self.repository.looking:
+                    self.path(oid).unlink(missing_ok=True)
                 raise
         return sorted(set(found))
 
@@ -134,7 +134,7 @@ class Cache:
         are not touched: DVC would remove a file before linking it to the cache, and a kill or a reader in between would find none.
 
         Raises:
-            LedgerError: git tracks it.
+            LedgerError: git tracks it, or the cache cannot take it.
         """
         from dvc_data.hashfile.transfer import transfer
 
@@ -146,7 +146,8 @@ class Cache:
         staging, _, obj = self._build(path)
         members = [info.value for _, _, info in obj] if obj.hash_info.isdir else []
         self.lacks([*members, obj.hash_info.value], beat)  # DVC would trust an existing object of that name, whatever its bytes
-        transfer(staging, self.odb, {obj.hash_info}, shallow=False)
+        if failed := transfer(staging, self.odb, {obj.hash_info}, shallow=False).failed:
+            raise LedgerError(f"{len(failed)} objects of {path} could not be added to DVC's cache: check its disk, then run it again")
         repo.state.save_link(str(path), repo.fs)  # so that `dvc checkout` of a commit without this stage removes it
 
     def place(self, parts: Mapping[Path, str], tell: ProgressCallback = silent) -> bool:
@@ -196,5 +197,5 @@ class Cache:
         tell: Callable[[int], None] = Bytes(beat, size).add
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             found = dict(zip(unknown, pool.map(lambda file: md5_of(file, tell), unknown), strict=True))
-        with suppress(FileNotFoundError):  # replaced at this moment; DVC will notice
+        with suppress(FileNotFoundError):  # replaced at this moment: its hash is not remembered
             self.remember({file: md5 for file, md5 in found.items() if md5}, looks)

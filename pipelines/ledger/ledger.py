@@ -1,7 +1,7 @@
 """One stage: check whether its recorded result is up to date, restore it, commit it.
 
-The stage's key decides (`identity.py`); DVC stores. `dvc.lock` is a true view of what is here: an entry that differs from what would be
-written now (edited, lost, of another branch) is a reason to look again, which restores or rewrites it and runs nothing that is known.
+The stage's key decides (`identity.py`); DVC stores. `dvc.lock` is a true view of what is here: an entry whose command, parameters or MD5s
+are not those of now (edited, lost, of another branch) is a reason to look again, which restores or rewrites it and runs nothing known.
 """
 
 import os
@@ -204,7 +204,7 @@ class Ledger:
         beat: Beat = silent,
         check: Check = unchecked,
     ) -> None:
-        """Move the stage's outputs into the cache and record it in `dvc.lock` and in the run cache.
+        """Add the stage's outputs to the cache and record it in `dvc.lock` and in the run cache.
 
         Args:
             node: the stage.
@@ -273,7 +273,7 @@ class Ledger:
     def _input(self, node: Node, path: str, beat: Beat) -> Output | None:
         """The current state of a dependency; without local files, the recorded one; None if there is neither."""
         place = self._place(node, path)
-        return self.cache.hashed(place, beat) or self._recorded_output(place)
+        return self.cache.hashed(place, beat) if os.path.lexists(place) else self._recorded_output(place)
 
     def _recorded_output(self, place: Path) -> Output | None:
         """A part of an artifact as the `dvc.lock` of its stage records it; None for paths that are not artifacts."""

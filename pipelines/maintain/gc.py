@@ -270,7 +270,7 @@ class _Survey:
             for oid in entry.objects:
                 try:
                     owners |= dict.fromkeys(self.cache.listing(oid).values() if oid.endswith(".dir") else (), entry.owner)
-                except (ArtifactError, FileNotFoundError):  # deleted anyway
+                except ArtifactError:  # deleted anyway
                     continue
         return owners
 

@@ -221,12 +221,12 @@ class Observer:
         """Check for cancellation and report everything that has changed."""
         end = self._end  # read before the states, so that the states reported below are final
         shown.begin()
-        if self._failures or time.monotonic() - self._polled > POLL_S:  # a server that failed may have lost the run
+        due = self._failures > 0 or time.monotonic() - self._polled > POLL_S  # a server that failed may have lost the run
+        if due:
             self._polled = time.monotonic()
             if shown.cancelling() and not self.run.cancelled.is_set() and end is None:
                 self.cancelled, self.run.keep_jobs = True, False
                 self.run.cancelled.set()
-            shown.sweep()
         with self._changing:
             views = dict(self._views)
         while self._notes:
@@ -240,3 +240,5 @@ class Observer:
             shown.end(end)
             self._end_reported = True
             self._over.set()
+        elif due:
+            shown.sweep()  # last: other runs' troubles must not keep this one from being reported

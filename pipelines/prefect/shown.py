@@ -43,7 +43,7 @@ FELL = "pedigree.score.fell"
 CALL_S = 5.0
 """Timeout of a call to the server, in seconds."""
 ARTIFACT_INTERVAL_S = 5.0
-"""Between updates of a progress artifact; shorter stages get none."""
+"""Between updates of a stage's progress artifact, the first this long after it was first followed."""
 LAST_LINES = 100
 READ_BYTES = 65536
 """Maximum bytes read from the end of a log."""
@@ -95,7 +95,7 @@ class _Reported:
     """Bytes of its log read so far."""
     bar: UUID | None = None
     """Its progress artifact."""
-    bar_updated: float = field(default_factory=time.monotonic)
+    bar_updated: float | None = None
     tabled: bool = False
     tailed: bool = False
 
@@ -190,6 +190,8 @@ class PrefectRun:
             self._log(stage, logging.INFO, lines[-1])
         stage.offset = offset
         now = time.monotonic()
+        if stage.bar_updated is None:
+            stage.bar_updated = now
         if now - stage.bar_updated < ARTIFACT_INTERVAL_S:
             return
         with _display_only():

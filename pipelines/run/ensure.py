@@ -150,7 +150,7 @@ def at_rest(run: RunContext, node: Node, now: Identities, needed: bool = False) 
 
     Raises:
         StageFailed: recorded as done, but the files are not here and the remote cannot be reached.
-        LedgerError: DVC refuses.
+        LedgerError: `dvc.lock`, the cache or a file cannot be read.
     """
     try:
         reasons, remote = now.standing(node, run.transfer_progress(node.address).hashed)

@@ -52,6 +52,7 @@ def written(
             facts.append(facts_of(rows, artifact_type, check))
             tables.append(columns.to_table(rows, records.RECORDS[artifact_type]))
         columns.write(payload / records.file_name(number), pa.concat_tables(tables).combine_chunks(), sizes[part])
+        del lookup, tables  # before the next file is read
         job.doing("writing rows", part.stop, len(sizes), "rows")
     records.remove_others(payload, len(parts))
     with job.busy("checking rows"):

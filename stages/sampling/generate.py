@@ -142,7 +142,7 @@ def generate(
                 queues = work.shares(labels) if chunk_size == "continuous" else work.chunks(labels, chunk_size)
             work.begin(labels, {batch for queue in queues for batch in queue})
             if queues:
-                policy = asks[labels[0]].policy
+                policy = asks[queues[0][0].labels[0]].policy
                 settings = engine_settings(policy.payload, dtype=dtype, context=context, numerics=job.numerics, placement=job.placement)
                 job.doing("starting vLLM")
                 with open_engines(settings, len(queues), ahead) as engines:

@@ -340,6 +340,7 @@ class Child(Sampler):
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._pending:
             if not readable(pipe, self._silence):
+                self.abandon()  # it may not read either, and closing its input would wait for that
                 raise EngineLost(
                     f"lost engine: vLLM (process {self.pid}) has not responded for {self._silence:.0f} s; "
                     "raise placement.heartbeat_timeout_s if it needs more time"

@@ -19,7 +19,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import date
 from pathlib import Path
 from typing import overload
@@ -32,6 +32,7 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Documents, Row, schema, tokenized
 from pedigree.data.chat.token_files import SUFFIX, UNFINISHED, TokenFile, written
 from pedigree.data.host.parallel import mapped
+from pedigree.data.records.records import bulk_of
 from pedigree.data.store.untrusted import ArtifactError
 from pedigree.stages.core.batches import Document, Unit
 from pedigree.stages.job.job import TOKENS, Job
@@ -41,8 +42,9 @@ PROGRESS_BYTES = 48
 MOST_TRIES = 10
 """Attempts, because a file may be damaged or just deleted, or the process writing it may die."""
 DOING = "tokenizing"
-CHUNK_ROWS = 32
-"""Rows that a process tokenizes together. Bounds its memory: while it encodes, a token takes about 100 bytes."""
+CHUNK_ROWS, CHUNK_CHARACTERS = 256, 1 << 20
+"""Maximum rows and characters that a process tokenizes together. While it encodes, a token takes about 100 bytes; in an opened file, each
+chunk takes about 3 kB."""
 ROWS_OF_A_PROCESS = 1000
 """Rows per process; fewer are tokenized before another process has started."""
 MOST_PROCESSES = 16
@@ -124,7 +126,8 @@ def units_of(rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, po
     if job.rank == 0:
         write_json(job.folder / TOKENS, {"file": path.name})
     for _ in range(MOST_TRIES):
-        file = _opened(path)
+        with job.busy("checking tokens"):
+            file = _opened(path)
         if file is not None:
             return Units(file, documents.per_row)
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,13 +186,28 @@ def _write(path: Path, rows: Sequence[Row], documents: Documents, chat: Chat, jo
     for left in path.parent.glob(f"{prefix}*{UNFINISHED}"):  # of killed writers
         left.unlink(missing_ok=True)
     form, done = schema(chat.highest_id), 0
-    chunks = (list(rows[begin : begin + CHUNK_ROWS]) for begin in range(0, len(rows), CHUNK_ROWS))
     report(0)
-    with written(path, path.with_name(f"{prefix}{uuid.uuid4().hex}{UNFINISHED}"), form) as file:
-        for batch in mapped(lambda chunk: tokenized(chunk, documents, chat, form), chunks, processes_for(len(rows))):
+    with ExitStack() as ending:
+        file = ending.enter_context(written(path, path.with_name(f"{prefix}{uuid.uuid4().hex}{UNFINISHED}"), form))
+        for batch in mapped(lambda chunk: tokenized(chunk, documents, chat, form), _chunks(rows), processes_for(len(rows))):
             file.write_batch(batch)
             done += len(batch) // documents.per_row
             report(done)
+        with job.busy("checking tokens", flushing=True):
+            ending.close()
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    characters = 0
+    for row in rows:
+        chunk.append(row)
+        characters += bulk_of(row)
+        if len(chunk) == CHUNK_ROWS or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 def processes_for(rows: int) -> int:
