@@ -143,7 +143,6 @@ class PrefectRun:
             self.record.write()
         else:
             self._flow_run()  # raises if the server has lost the flow run made by an earlier attempt
-        self.sweep()
         for address in self.addresses:
             self._stages[address] = _Reported(self._create_task(self.run.graph.nodes[address]))
         self._begun = True

@@ -160,6 +160,14 @@ def test_blocks_of_parquet_are_cut_by_bytes_and_each_travels_alone(tmp_path, mon
     assert list(row_files.read(tmp_path / "x.parquet")) == whole
 
 
+def test_views_of_strings_are_cut_like_strings(tmp_path, monkeypatch):
+    """pyarrow takes no rows of such columns."""
+    texts = [str(number) * 500 for number in range(100)]
+    parquet.write_table(Table.from_pydict({"prompt": pyarrow.array(texts, pyarrow.string_view())}), tmp_path / "x.parquet")
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", 10_000)
+    assert [row["prompt"] for _, row in row_files.read(tmp_path / "x.parquet")] == texts
+
+
 def test_blocks_of_rows_that_were_read_elsewhere_are_cut_by_bytes(monkeypatch):
     rows = [
         (str(number), row) for number, row in enumerate([*wide(100), Unreadable("x" * 9_000, "is none"), SelectedRow(wide(100)[-1], {})])

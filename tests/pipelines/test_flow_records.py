@@ -88,6 +88,16 @@ def observed(project: Project) -> Iterator[None]:
         run.watch(RunEnded("completed"))
 
 
+def test_a_run_is_reported_though_dead_ones_cannot_be_ended(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: object) -> None:
+        raise OSError("a record that cannot be removed")
+
+    monkeypatch.setattr(shown.PrefectRun, "sweep", fails)
+    with observed(Project(tmp_path)):
+        pass
+    assert [state for _, state, _ in server.told] == ["COMPLETED"]
+
+
 @needs_elsewhere
 def test_a_flow_run_of_another_machine_lives_as_long_as_its_runner_is_heard(tmp_path: Path, server: Server) -> None:
     project, name = Project(tmp_path), uuid4()

@@ -501,6 +501,29 @@ with slots(Pool(Path({str(tmp_path / "pool")!r}), ("0", "1", "2")), 2, job=Path(
     assert taken_slots(tmp_path / "pool") == {}
 
 
+def test_who_joins_a_job_never_touches_its_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, or a kill between two writes, would leave the slots of a live job to others."""
+    job = tmp_path / "job.json"
+    with slots(pool(tmp_path / "pool", 2), 2, job=job):
+        (entry,) = (tmp_path / "pool").glob("*.json")
+        before = entry.read_bytes()
+        monkeypatch.setattr(os, "ftruncate", lambda *_: pytest.fail("the entry was empty for a moment"))
+        with slots(pool(tmp_path / "pool", 2), 2, job=job) as again:
+            assert again.names == ["0", "1"] and entry.read_bytes() == before
+
+
+def test_an_entry_that_cannot_be_written_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="No space left"):
+        broken.setattr(os, "pwrite", full)
+        with slots(pool(tmp_path / "pool", 1), 1, job=tmp_path / "job.json"):
+            pass
+    with slots(pool(tmp_path / "pool", 1), 1, job=tmp_path / "job.json") as held:
+        assert held.names == ["0"]
+
+
 def test_a_process_that_was_forked_from_a_runner_keeps_no_slots(tmp_path: Path) -> None:
     with slots(pool(tmp_path, 1), 1, job=tmp_path / "job.json") as held:
         forked = subprocess.Popen(["sleep", "60"], pass_fds=[held.lock])

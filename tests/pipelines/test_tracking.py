@@ -1,5 +1,6 @@
 """What it costs to track an artifact: bytes are hashed once, by the job that wrote them, and never believed when they look changed."""
 
+import errno
 import gc
 import hashlib
 import importlib
@@ -14,8 +15,8 @@ import pytest
 import yaml
 from running_lab import Lab
 
-from pedigree.data.artifacts.artifacts import content_hash, entries_of, survey, write_json
-from pedigree.data.store import hashing
+from pedigree.data.artifacts.artifacts import ArtifactError, content_hash, entries_of, survey, write_json
+from pedigree.data.store import hashing, untrusted
 from pedigree.pipelines.jobs import attempts, context
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.objects import md5_of
@@ -92,6 +93,33 @@ def test_hashing_what_comes_back_is_shown_piece_by_piece(tmp_path: Path, monkeyp
     pieces = [line for line in shown if line.startswith("hashing ")]
     assert len(pieces) >= 50 and "hashing 204.9 kB of 204.9 kB" in pieces, shown[-5:]
     assert not [path for path in silently if "/payload" in path]
+
+
+def test_a_list_of_files_that_cannot_be_read_now_stays_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(tmp_path)
+    run_graph(lab.run())
+    cache = Ledger(lab.project).cache
+    (oid,) = [oid for out in Ledger(lab.project).locks.entry("lab/raw").outs if (oid := out.md5 or "").endswith(".dir")][:1]  # type: ignore
+
+    def no_more_files(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as broken, pytest.raises(ArtifactError, match="Too many open files"):
+        broken.setattr(untrusted, "open_plain", no_more_files)
+        cache.names([oid])
+    assert oid in cache.objects() and oid in cache.names([oid])
+
+
+def test_an_edited_input_is_noticed_beside_a_broken_link(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    run_graph(lab.run())
+    payload = lab.root / "artifacts/lab/raw/payload"
+    shutil.copy(payload / "rows.jsonl", payload / "new")
+    (payload / "new").rename(payload / "rows.jsonl")
+    (payload / "rows.jsonl").write_text((payload / "rows.jsonl").read_text() + "\n")
+    (payload / "link").symlink_to("nowhere")
+    (child,) = [node for node in lab.run().graph.nodes.values() if "lab/raw" in node.parents][:1]
+    assert Ledger(lab.project).reasons(child)
 
 
 def test_a_damaged_object_is_looked_for_with_a_sign_of_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
