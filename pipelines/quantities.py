@@ -2,8 +2,6 @@
 
 import math
 
-from rich import filesize
-
 DAY = 86_400
 YEAR = 365 * DAY
 LONG_UNITS = (("hours", 3600, 3 * DAY), ("days", DAY, 2 * YEAR), ("years", YEAR, math.inf))
@@ -12,6 +10,8 @@ LONG_UNITS = (("hours", 3600, 3 * DAY), ("days", DAY, 2 * YEAR), ("years", YEAR,
 
 def size(count: int) -> str:
     """Format a byte count: `512 bytes`, `1.4 MB`."""
+    from rich import filesize  # not for `pedigree --version`
+
     return filesize.decimal(count)
 
 

@@ -40,7 +40,7 @@ def test_a_bug_is_called_one_and_its_traceback_is_kept(project, monkeypatch, cap
     def broken(*_):
         raise error
 
-    monkeypatch.setattr("pedigree.configs.language.recipe.recipe_names", broken)
+    monkeypatch.setattr("pedigree.configs.language.recipe_files.recipe_names", broken)
     assert typed(monkeypatch, "recipes") == 70
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
@@ -72,7 +72,7 @@ def test_only_our_own_errors_become_a_clean_message(monkeypatch, project, capsys
     def refusing(*_):
         raise Refused("do it otherwise")
 
-    monkeypatch.setattr("pedigree.configs.language.recipe.recipe_names", refusing)
+    monkeypatch.setattr("pedigree.configs.language.recipe_files.recipe_names", refusing)
     assert typed(monkeypatch, "recipes") == 2
     assert capsys.readouterr() == ("", "do it otherwise\n")
     assert not (project / ".pedigree" / "bugs").exists()
@@ -165,6 +165,6 @@ def test_control_characters_in_a_message_are_shown_and_not_obeyed(monkeypatch, p
     def refusing(*_):
         raise UsageProblem("one\x1b[2J\nand two\x07")
 
-    monkeypatch.setattr("pedigree.configs.language.recipe.recipe_names", refusing)
+    monkeypatch.setattr("pedigree.configs.language.recipe_files.recipe_names", refusing)
     assert typed(monkeypatch, "recipes") == 2
     assert capsys.readouterr().err == "one\\u001b[2J\nand two\\u0007\n"
