@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -157,18 +158,28 @@ def _undisturbed(run: RunContext, work: Callable[[], T]) -> T:
     Prefect raises an error in the flow's thread if it cannot renew the lease of a concurrency limit, for example after a server restart.
     The run can safely continue: stages have their own leases, so two runs of a recipe do not conflict.
     """
-    with ThreadPoolExecutor(1, "run") as thread:
-        future = None
-        while True:
-            try:
-                future = future or thread.submit(copy_context().run, work)
-                return future.result()
-            except asyncio.CancelledError:
-                LOG.warning("Prefect lost the concurrency slot of this run; the run continues")
-            except BaseException:
-                run.cancelled.set()
-                wait([future] if future else [])
-                raise
+    future: Future[T] = Future()
+    thread = threading.Thread(target=_fulfil, args=(future, copy_context(), work), name="run")
+    starting = True
+    while True:
+        try:
+            if starting:  # an error may arrive in `start`, once the thread runs
+                starting = False
+                thread.start()
+            return future.result()
+        except asyncio.CancelledError:
+            LOG.warning("Prefect lost the concurrency slot of this run; the run continues")
+        except BaseException:
+            run.cancelled.set()
+            wait([future])
+            raise
+
+
+def _fulfil(future: "Future[T]", context: Context, work: Callable[[], T]) -> None:
+    try:
+        future.set_result(context.run(work))
+    except BaseException as error:  # re-raised by the waiting thread
+        future.set_exception(error)
 
 
 @contextmanager
