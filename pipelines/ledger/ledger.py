@@ -1,7 +1,7 @@
 """One stage: check whether its recorded result is up to date, restore it, commit it.
 
-The stage's key decides (`identity.py`); DVC stores. `dvc.lock` is a true view of what is here: an entry whose command, parameters or MD5s
-are not those of now (edited, lost, of another branch) is a reason to look again, which restores or rewrites it and runs nothing known.
+The stage's key decides (`identity.py`); DVC stores. `dvc.lock` is a true view of what is here: an entry with another command, other
+parameters or other MD5s (edited, lost, of another branch) is a reason to look again, which restores or rewrites it and runs nothing known.
 """
 
 import os
