@@ -23,7 +23,7 @@ from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.rlvr.run import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
-from pedigree.stages.sampling import sampler
+from pedigree.stages.sampling import engines
 from pedigree.stages.sampling.sampler import Generation
 
 ONE_THREAD = Numerics(threads=1)
@@ -274,7 +274,8 @@ def test_the_sampler_has_a_process_of_its_own_unless_it_is_inline(policy, tmp_pa
             opened.append(kind)
             return SimpleNamespace(close=lambda: None)
 
-        monkeypatch.setattr(sampler, kind, opening)
+        monkeypatch.setattr(engines, kind, opening)
+    monkeypatch.setattr(engines, "start", lambda numerics: None)
     config = config_of("rlvr", **FIELDS)
     for where in ("own", "inline"):
         with rollout_sampler(policy.payload, config, a_job(tmp_path / where, sampler_process=where)):

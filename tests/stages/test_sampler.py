@@ -232,13 +232,13 @@ def test_of_a_short_prompt_all_answers_but_the_first_compute_what_is_beyond_the_
 def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels():
     program = """
 import platform
-from pedigree.pipelines.estimate import work  # pipelines import no stage: what they know of one is copied, and equal
+from pedigree.pipelines.estimate import flops  # pipelines import no stage: what they know of one is copied, and equal
 from pedigree.stages.sampling.cpu_engine import block_size
 from pedigree.stages.sampling.vllm_engine import DTYPES
 settings = [("bf16", 72, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
 found = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
 assert found == [None, 16, 16, 32, 32] or platform.machine() != "x86_64", found
-assert [work.block_size("cpu", *setting) for setting in settings] == [size or 128 for size in found]
+assert [flops.block_size("cpu", *setting) for setting in settings] == [size or 128 for size in found]
 """
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": IMPORTS}, timeout=deadline(240))
 
@@ -261,7 +261,7 @@ def test_a_silent_engine_is_an_error_and_no_hang(models):
         os.kill(opened.pid, signal.SIGSTOP)
         with pytest.raises(EngineLost, match=rf"not responded for {SILENT_SHARE * patience:.0f} s.*heartbeat_timeout_s"):
             opened.generate(CHUNK, GREEDY, STOP)
-        os.kill(opened.pid, signal.SIGKILL)
+        assert not alive(opened.pid)
 
 
 def test_the_engine_dies_with_its_parent_and_sees_no_ranks(models):
@@ -293,9 +293,9 @@ def test_the_process_of_a_further_engine_starts_while_the_one_before_it_works(en
         assert second.pid == further
         assert started(2, engine) == {begun, further}
         ahead.expect(2)
-        ahead.take()
-        (unused,) = started(3, engine) - {begun, further}
-    for process in (first, second):
+        third = ahead.take()
+        (unused,) = started(4, engine) - {begun, further, third.pid}
+    for process in (first, second, third):
         process.kill()
         process.communicate()
     assert not alive(unused)
