@@ -16,7 +16,7 @@ from pedigree.data.store.hashing import LONG_BYTES, Beat, silent
 from pedigree.data.store.untrusted import LIST_BYTES, ArtifactError, parse_listing, read_plain
 from pedigree.pipelines.ledger.objects import files_of, hash_info, md5_of, remove
 from pedigree.pipelines.ledger.repository import Repository
-from pedigree.pipelines.ledger.transfers import Bytes, Files, LedgerError, ProgressCallback
+from pedigree.pipelines.ledger.transfers import Bytes, Files, LedgerError, ProgressCallback, last_error
 
 if TYPE_CHECKING:
     from dvc_data.hashfile.db import HashFileDB
@@ -135,6 +135,7 @@ class Cache:
 
         Raises:
             LedgerError: git tracks it, or the cache cannot take it.
+            OSError: the disk is full, or fails.
         """
         from dvc_data.hashfile.transfer import transfer
 
@@ -146,8 +147,11 @@ class Cache:
         staging, _, obj = self._build(path)
         members = [info.value for _, _, info in obj] if obj.hash_info.isdir else []
         self.lacks([*members, obj.hash_info.value], beat)  # DVC would trust an existing object of that name, whatever its bytes
-        if failed := transfer(staging, self.odb, {obj.hash_info}, shallow=False).failed:
-            raise LedgerError(f"{len(failed)} objects of {path} could not be added to DVC's cache: check its disk, then run it again")
+        with last_error() as errors:
+            failed = transfer(staging, self.odb, {obj.hash_info}, shallow=False).failed
+        if failed:
+            cause = next((error for error in errors if isinstance(error, OSError)), None)
+            raise cause or LedgerError(f"{len(failed)} objects of {path} could not be added to DVC's cache: check its disk, then run it again")
         repo.state.save_link(str(path), repo.fs)  # so that `dvc checkout` of a commit without this stage removes it
 
     def place(self, parts: Mapping[Path, str], tell: ProgressCallback = silent) -> bool:

@@ -227,7 +227,7 @@ class Remote:
         with self._errors(), last_error() as errors:
             result = self.repository.repo.cloud.transfer(source, target, wanted, cache_odb=self.cache.odb, verify=verify, callback=callback)
         if result.failed:
-            raise RemoteError(lost(len(result.failed), f" ({errors[-1]})" if errors else ""))
+            raise RemoteError(lost(len(result.failed), f" ({one_line(errors[-1])})" if errors else ""))
         return len(result.transferred)
 
     def _odb(self, command: str) -> Any:

@@ -151,15 +151,15 @@ class RemoteObjects:
 
 
 @contextmanager
-def last_error() -> Iterator[list[str]]:
+def last_error() -> Iterator[list[BaseException]]:
     """Collect the errors that DVC's transfer logs, instead of raising, for objects that it gives up."""
-    found: list[str] = []
+    found: list[BaseException] = []
     thread = threading.get_ident()
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.exc_info and record.exc_info[1] is not None and record.thread == thread:
-                found.append(one_line(record.exc_info[1]))
+                found.append(record.exc_info[1])
 
     logger, handler = logging.getLogger("dvc_data.hashfile.transfer"), Keep(logging.ERROR)
     logger.setLevel(logging.ERROR)

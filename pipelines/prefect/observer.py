@@ -90,7 +90,7 @@ class Observer:
         self.cancelled = False
         """Whether the run was canceled in Prefect."""
         self._shown: PrefectRun | None = None
-        self._away, self._failures, self._polled = "", 0, float("-inf")
+        self._away, self._failures, self._polled = "", 0, time.monotonic()
         self._views = {address: StageView() for address in addresses}
         self._notes: deque[tuple[datetime, str, str]] = deque(maxlen=NOTES)
         """Time, address and text of lines for the log of a stage: why it waits, or is retried."""
@@ -241,5 +241,4 @@ class Observer:
             self._end_reported = True
             self._over.set()
         elif due:
-            with suppress(Exception):  # boundary: what other runs left behind must not disturb the reports of this one
-                shown.sweep()
+            shown.sweep()

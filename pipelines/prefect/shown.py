@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -143,6 +143,7 @@ class PrefectRun:
             self.record.write()
         else:
             self._flow_run()  # raises if the server has lost the flow run made by an earlier attempt
+        self.sweep()
         for address in self.addresses:
             self._stages[address] = _Reported(self._create_task(self.run.graph.nodes[address]))
         self._begun = True
@@ -208,6 +209,10 @@ class PrefectRun:
 
     def sweep(self) -> None:
         """End flow runs of this project that Prefect shows as running although their process is dead."""
+        with suppress(Exception):  # boundary: what other runs left behind must not disturb the reports of this one
+            self._sweep()
+
+    def _sweep(self) -> None:
         for record in FlowRecord.all(self.run.project):
             if record.lives(self._heard.setdefault(record.name, Listener())):
                 continue

@@ -92,7 +92,7 @@ def test_a_run_is_reported_though_dead_ones_cannot_be_ended(tmp_path: Path, serv
     def fails(self: object) -> None:
         raise OSError("a record that cannot be removed")
 
-    monkeypatch.setattr(shown.PrefectRun, "sweep", fails)
+    monkeypatch.setattr(shown.PrefectRun, "_sweep", fails)
     with observed(Project(tmp_path)):
         pass
     assert [state for _, state, _ in server.told] == ["COMPLETED"]
