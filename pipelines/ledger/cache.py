@@ -151,7 +151,9 @@ class Cache:
             failed = transfer(staging, self.odb, {obj.hash_info}, shallow=False).failed
         if failed:
             cause = next((error for error in errors if isinstance(error, OSError)), None)
-            raise cause or LedgerError(f"{len(failed)} objects of {path} could not be added to DVC's cache: check its disk, then run it again")
+            raise cause or LedgerError(
+                f"{len(failed)} objects of {path.name} could not be added to DVC's cache: check its disk and run it again"
+            )
         repo.state.save_link(str(path), repo.fs)  # so that `dvc checkout` of a commit without this stage removes it
 
     def place(self, parts: Mapping[Path, str], tell: ProgressCallback = silent) -> bool:
