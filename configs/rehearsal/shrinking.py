@@ -38,11 +38,7 @@ def reduced(node: Node, nodes: Mapping[str, Node], stand_ins: StandIns) -> tuple
 def rehearsed(graph: Graph, profile: str, stand_ins: StandIns, inherited: Collection[str] = ()) -> tuple[str, list[Reduced]]:
     """(text of the recipe as it is rehearsed, what was changed in the stages that it owns).
 
-    Args:
-        graph: the loaded recipe.
-        profile: name of the rehearsal's execution profile.
-        stand_ins: what replaces the outside world.
-        inherited: names of the stages of the recipe that it extends.
+    `profile` is the name of the rehearsal's profile, and `inherited` has the names of the stages of the recipe that it extends.
     """
     stages: dict[str, Any] = {name: None for name in inherited if name not in graph.written}
     changes: list[Reduced] = []
@@ -56,13 +52,12 @@ def rehearsed(graph: Graph, profile: str, stand_ins: StandIns, inherited: Collec
     if graph.extends:
         recipe["extends"] = rehearsed_name(graph.extends)
     models = {name: _named(model) for name, model in graph.models.items() if model.stage.startswith(f"{graph.recipe}/")}
-    text = yaml_text(recipe | ({"models": models} if models else {}) | ({"stages": stages} if stages else {}))
-    return text, changes
+    return yaml_text(_filled(recipe | {"models": models}) | ({"stages": stages} if stages else {})), changes
 
 
 def _named(model: Model) -> dict[str, Any]:
-    body = {"stage": model.stage.partition("/")[2]}
-    return body | ({"desc": model.desc} if model.desc else {}) | ({"labels": list(model.labels)} if model.labels else {})
+    found = {"stage": model.stage.partition("/")[2], "desc": model.desc, "labels": list(model.labels)}
+    return {name: value for name, value in found.items() if value}
 
 
 def _inputs(node: Node, left_out: Collection[str]) -> dict[str, Any]:
@@ -109,13 +104,7 @@ OF_MACHINE = ("slots", "gpu_memory_utilization")
 
 
 def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str, list[Reduced]]:
-    """(text of the profile for a CPU, the changes made).
-
-    Args:
-        execution: the real profile.
-        name: its name.
-        cores: cores of this machine.
-    """
+    """(text of the real profile `name` for a CPU with these cores, the changes made)."""
     changes: list[Reduced] = []
     numerics = execution.numerics.model_dump(mode="json", exclude_defaults=True)
     placement = execution.placement.model_dump(mode="json", exclude_defaults=True)

@@ -1,8 +1,8 @@
 """Check whether a stage fits the hardware of a profile, and find settings that make it fit."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -80,7 +80,8 @@ def lacks(trial: Trial) -> list[Shortfall]:
         loads = sum(needs.loading.values()) > sum(needs.device.values())
         terms, whole = (needs.loading, "loading the model on ") if loads else (needs.device, "")
         if needed > bound:
-            found.append(Shortfall(whole + each, needed, bound, _largest(terms)))
+            largest = sorted(terms.items(), key=lambda term: -term[1])[:3]
+            found.append(Shortfall(whole + each, needed, bound, tuple(largest)))
     engine = needs.engine
     if engine is not None and engine.room is not None and engine.least_cache > engine.room:
         place = "placement.gpu_memory_utilization" if hardware.device == "cuda" else "placement.sampler_memory_gb"
@@ -92,19 +93,13 @@ def lacks(trial: Trial) -> list[Shortfall]:
     return found
 
 
-def _largest(terms: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(terms.items(), key=lambda term: -term[1])[:3])
-
-
 def remedies_of(trial: Trial) -> Iterator[str]:
     """Settings that each alone make the stage fit, or else the cheapest combination of two or three that does."""
     alone = [words for change in CHANGES for words, changed in change(trial) if not lacks(changed)]
     yield from alone[:SHOWN_REMEDIES]
-    for count in (2, 3) if not alone else ():
-        found = next((words for several in combinations(CHANGES, count) for words in _together(trial, several)), None)
-        if found is not None:
-            yield found
-            return
+    if not alone:
+        combined = (several for count in (2, 3) for several in combinations(CHANGES, count))
+        yield from islice((words for several in combined for words in _together(trial, several)), 1)
 
 
 def _together(trial: Trial, several: Sequence[Change]) -> Iterator[str]:

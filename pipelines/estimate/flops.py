@@ -56,12 +56,11 @@ def forward(shape: Shape, document: float) -> float:
 
 def training(shape: Shape, document: float, *, checkpointing: bool, adapters: bool = False) -> float:
     """Operations of a forward and backward pass per token; gradient checkpointing adds a second forward pass."""
-    passes = (2 if adapters else 3) + checkpointing
-    return passes * forward(shape, document)
+    return ((2 if adapters else 3) + checkpointing) * forward(shape, document)
 
 
 def seconds(operations: float, gpus: int, peak: float, utilization: float) -> float:
-    """Args: total operations; number of ranks; peak operations per second of one GPU; utilization as a share of the peak."""
+    """Time of operations on ranks that each reach a share of the peak, in operations per second."""
     return operations / (gpus * peak * utilization)
 
 

@@ -112,14 +112,7 @@ def _of_all_ranks(terms: Mapping[str, int], ranks: int) -> int:
 
 
 def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: int | None = None) -> Needs:
-    """Needs of a stage under a profile.
-
-    Args:
-        facts: of the stage.
-        numerics: of the profile.
-        placement: of the profile.
-        gpu_bytes: memory of one GPU if known; vLLM reserves a share of it.
-    """
+    """Needs of a stage under a profile; `gpu_bytes`: memory of one GPU if known, of which vLLM reserves a share."""
     engine = _engine(facts, numerics, placement, gpu_bytes)
     if facts.training is not None:
         return _training(facts, facts.training, engine, numerics)

@@ -67,21 +67,9 @@ FORMULAS = (
         "counted as in Korthikanti et al. 2022, arXiv 2205.05198, §4, for RMSNorm, grouped queries, SwiGLU, "
         "no dropout, and attention that does not store scores",
     ),
-    Formula(
-        "working",
-        "T · e(3F + 2H): gradients of the current layer",
-        "the backward pass of a gated MLP",
-    ),
-    Formula(
-        "logits",
-        "2eVc + 12Vb: c = `logprob_chunk` tokens, b of them in fp32",
-        "`stages/training/logprobs.py`",
-    ),
-    Formula(
-        "reference",
-        "eΨ, unsharded on each rank",
-        "`stages/training/models.py`, `frozen`",
-    ),
+    Formula("working", "T · e(3F + 2H): gradients of the current layer", "the backward pass of a gated MLP"),
+    Formula("logits", "2eVc + 12Vb: c = `logprob_chunk` tokens, b of them in fp32", "`stages/training/logprobs.py`"),
+    Formula("reference", "eΨ, unsharded on each rank", "`stages/training/models.py`, `frozen`"),
     Formula(
         "value_model",
         "PPO's value model in addition to the policy: weights, gradients, optimizer, and buckets, with a scalar head; its "
@@ -213,8 +201,7 @@ def logits(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int:
 
 def kv_bytes_per_token(shape: Shape, size: int, tensor_parallel: int = 1) -> int:
     """Of one engine rank: keys and values of its share of the key heads, at least one."""
-    heads = -(-shape.kv_heads // tensor_parallel)
-    return 2 * shape.layers * heads * shape.head_dim * size
+    return 2 * shape.layers * -(-shape.kv_heads // tensor_parallel) * shape.head_dim * size
 
 
 def kv_cache(shape: Shape, size: int, requests: int, context: int, tensor_parallel: int = 1) -> int:

@@ -35,13 +35,7 @@ class Outcome:
 
 
 def outcomes_of(project: Project, graph: Graph, execution: Execution) -> dict[str, Outcome]:
-    """Address → outcome, for finished stages that use a model.
-
-    Args:
-        project: of the recipe.
-        graph: of the recipe.
-        execution: the profile, for its hardware.
-    """
+    """Address → outcome, for finished stages that use a model, on the hardware of the profile."""
     estimates, found = Estimates(project, graph, execution), {}
     for address, node in graph.nodes.items():
         with suppress(*UNREADABLE):  # skip only the unreadable stage
@@ -54,10 +48,12 @@ def outcomes_of(project: Project, graph: Graph, execution: Execution) -> dict[st
 def _outcome(project: Project, node: Node, estimates: Estimates) -> Outcome | None:
     """Outcome of one stage; None if it has not run or uses no model."""
     run = run_of(project, node)
-    settings = _settings(run) if run else None
-    if run is None or settings is None:
+    if run is None:
         return None
-    numerics, placement = settings
+    try:
+        numerics, placement = Numerics.model_validate(run.numerics), Placement.model_validate(run.placement)
+    except ValidationError:  # written by a version of Pedigree with other settings
+        return None
     estimate = estimates.under(node, numerics, placement, new=True)
     if estimate.needs is None or not estimate.needs.device:
         return None
@@ -71,21 +67,11 @@ def _outcome(project: Project, node: Node, estimates: Estimates) -> Outcome | No
     )
 
 
-def _settings(run: Run) -> tuple[Numerics, Placement] | None:
-    """Settings of a run; None if written by a version of Pedigree with other settings."""
-    try:
-        return Numerics.model_validate(run.numerics), Placement.model_validate(run.placement)
-    except ValidationError:
-        return None
-
-
 def _measured_bytes(run: Run, node: Node, numerics: Numerics) -> int | None:
     """Peak memory comparable with the plan. On a CPU vLLM is a child process, which alone is planned except for `rlvr`."""
     peak = run.attempts[-1].peak if run.attempts else {}
-    if numerics.device == "cuda":
-        names = ("gpu",)
-    else:
-        names = {"vllm": ("child",), "deepspeed+vllm": ("host", "child")}.get(node.declaration.engine, ("host",))
+    on_cpu = {"vllm": ("child",), "deepspeed+vllm": ("host", "child")}.get(node.declaration.engine, ("host",))
+    names = ("gpu",) if numerics.device == "cuda" else on_cpu
     counted = [count for name in names if isinstance(count := peak.get(name), int)]
     return sum(counted) if counted else None
 

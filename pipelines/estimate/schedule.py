@@ -1,6 +1,7 @@
 """Estimate the wall time of a run, where independent stages run in parallel while their slots fit."""
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -52,26 +53,17 @@ class TimeLeft:
 
 
 def outlook(graph: Graph, execution: Execution, times: Mapping[str, Time | None], left: Mapping[str, float] | None = None) -> TimeLeft:
-    """Estimate for the unfinished stages.
-
-    Args:
-        graph: of the run.
-        execution: its profile.
-        times: address → time of the whole stage.
-        left: address → remaining seconds of a running stage, where known.
-    """
-    tasks: dict[str, Task] = {}
-    shares: dict[str, float] = {}
+    """Estimate for the unfinished stages, from the times of whole stages, and the remaining seconds of running ones where known."""
+    tasks, shares, left = dict[str, Task](), defaultdict[str, float](float), left or {}
     for address, node in graph.nodes.items():
-        if address not in times:
-            continue
-        time = times[address]
-        seconds = (left or {}).get(address, time.seconds if time else 0.0)
-        if time is not None:
-            shares[time.how] = shares.get(time.how, 0.0) + seconds
-        slots = execution.of(node.kind, node.name)[1].slots
-        tasks[address] = Task(seconds, slots, [parent for parent in node.parents if parent in times])
-    unknown = sum(time is None and address not in (left or {}) for address, time in times.items())
+        if address in times:
+            time = times[address]
+            seconds = left.get(address, time.seconds if time else 0.0)
+            if time is not None:
+                shares[time.how] += seconds
+            slots = execution.of(node.kind, node.name)[1].slots
+            tasks[address] = Task(seconds, slots, [parent for parent in node.parents if parent in times])
+    unknown = sum(time is None and address not in left for address, time in times.items())
     return TimeLeft(makespan(tasks, execution.slots), unknown, max(shares, key=lambda how: shares[how], default=""))
 
 
@@ -84,13 +76,7 @@ class Forecast:
         self._estimates = Estimates(project, graph, execution)
 
     def left(self, ended: frozenset[str], due: Collection[str], left: Callable[[str, float | None], float | None]) -> TimeLeft:
-        """Estimate for the stages that are due.
-
-        Args:
-            ended: finished stages.
-            due: unfinished stages.
-            left: (address, seconds of the whole stage) → remaining seconds; None if it has not started or is unknown.
-        """
+        """Estimate for the stages that are due. `left`: (address, seconds of the whole stage) → remaining seconds, None if unknown."""
         project, graph, execution = self._run
         if ended != self._ended:
             self._ended, self._estimates = ended, Estimates(project, graph, execution)

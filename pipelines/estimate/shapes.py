@@ -111,48 +111,42 @@ class Shape:
         return rank * self.layers * (attention + mlp)
 
 
-@dataclass(frozen=True)
-class Family:
-    """Properties of a `model_type` that its config.json does not specify."""
-
-    norms: int = 2
-    qk_norm: QkNorm = "none"
-    wide_norms: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False
-    tied: bool = False
-    """Default of `tie_word_embeddings` for the type in transformers."""
-    expert_width: str | None = None
-    """For a mixture model, the config field with the width of an expert."""
-
-
-FAMILIES: dict[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(),
-    "mixtral": Family(expert_width="intermediate_size"),
-    "qwen2": Family(qkv_bias=True),
-    "qwen2_moe": Family(qkv_bias=True, expert_width="moe_intermediate_size"),
-    "qwen3": Family(qk_norm="head"),
-    "qwen3_moe": Family(qk_norm="head", expert_width="moe_intermediate_size"),
-    "olmo2": Family(qk_norm="all", wide_norms=True),
-    "olmo3": Family(qk_norm="all", wide_norms=True),
-    "olmoe": Family(qk_norm="all", expert_width="intermediate_size"),
-    "gemma": Family(wide_norms=True, tied=True),
-    "gemma2": Family(norms=4, wide_norms=True, tied=True),
-    "gemma3_text": Family(norms=4, wide_norms=True, qk_norm="head", tied=True),
-    "phi3": Family(),
-    "granite": Family(),
-    "smollm3": Family(tied=True),
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen2_moe": {"qkv_bias": True},
+    "qwen3": {"qk_norm": "head"},
+    "qwen3_moe": {"qk_norm": "head"},
+    "olmo2": {"qk_norm": "all", "wide_norms": True},
+    "olmo3": {"qk_norm": "all", "wide_norms": True},
+    "olmoe": {"qk_norm": "all"},
+    "gemma": {"wide_norms": True, "tied": True},
+    "gemma2": {"norms": 4, "wide_norms": True, "tied": True},
+    "gemma3_text": {"norms": 4, "wide_norms": True, "qk_norm": "head", "tied": True},
+    "phi3": {},
+    "granite": {},
+    "smollm3": {"tied": True},
 }
-"""`model_type` of transformers → family; tests/pipelines/test_shapes.py compares the parameter counts with transformers."""
+"""`model_type` of transformers → fields of `Shape` that its config.json need not specify, with their defaults in transformers.
+
+tests/pipelines/test_shapes.py compares the parameter counts with transformers."""
+EXPERT_WIDTH = {"mixtral": "intermediate_size", "olmoe": "intermediate_size"} | dict.fromkeys(
+    ("qwen2_moe", "qwen3_moe"), "moe_intermediate_size"
+)
+"""`model_type` of a mixture model → config field with the width of an expert."""
 
 
 def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
     """The shape of a model from its config.json; None if its architecture is not in `FAMILIES` or a field is missing or invalid."""
     config = config.get("text_config") or config
-    family = FAMILIES.get(str(config.get("model_type")))
-    if family is None:
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
         return None
+    stated: dict[str, Any] = {"qkv_bias": True, "output_bias": True} if config.get("attention_bias") else {}
+    if "tie_word_embeddings" in config:
+        stated["tied"] = bool(config["tie_word_embeddings"])
     try:
         hidden, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
         return Shape(
@@ -163,27 +157,21 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
             head_dim=_number(config, "head_dim", hidden // heads),
             ffn=_number(config, "intermediate_size"),
             vocabulary=_number(config, "vocab_size"),
-            tied=bool(config.get("tie_word_embeddings", family.tied)),
-            norms=family.norms,
-            qk_norm=family.qk_norm,
-            wide_norms=family.wide_norms,
-            qkv_bias=bool(config.get("attention_bias", False)) or family.qkv_bias,
-            output_bias=bool(config.get("attention_bias", False)) or family.output_bias,
             mlp_bias=bool(config.get("mlp_bias", False)),
-            **_mixture(config, family),
+            **FAMILIES[kind] | stated | _mixture(config, EXPERT_WIDTH.get(kind)),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
 
-def _mixture(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+def _mixture(config: Mapping[str, Any], expert_width: str | None) -> dict[str, Any]:
     """Fields of `Shape` specific to mixture models.
 
     Raises:
         ValueError: a field is invalid.
     """
     named = next((name for name in ("num_experts", "num_local_experts") if config.get(name)), None)
-    if named is None or family.expert_width is None:
+    if named is None or expert_width is None:
         return {}
     shared, dense = "shared_expert_intermediate_size", config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
@@ -191,7 +179,7 @@ def _mixture(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     return {
         "experts": _number(config, named),
         "experts_per_token": _number(config, "num_experts_per_tok"),
-        "expert_ffn": _number(config, family.expert_width),
+        "expert_ffn": _number(config, expert_width),
         "shared_ffn": _number(config, shared) if config.get(shared) else 0,
         "dense_layers": len(dense),
     }

@@ -24,7 +24,7 @@ from pedigree.pipelines.jobs.code import Code, differing, receive, snapshot
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.saved_progress import answers_size
 from pedigree.pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
-from pedigree.pipelines.ledger import objects
+from pedigree.pipelines.ledger.cache import remove
 from pedigree.pipelines.ledger.identity import StageInputs
 from pedigree.stages.job.job import CODE_CHANGED, checkpoint_names
 from pedigree.stages.job.spec import GivenFile, GivenInput, JobSpec, place_in
@@ -228,7 +228,7 @@ def _give_inputs(run: RunContext, need: StageInputs, scratch: Path) -> tuple[dic
     places = {(port, label): folder / f"{port}-{number}" for number, (port, label) in enumerate(_ports(need))}
     files = {name: folder / f"file-{number}" / Path(name).name for number, name in enumerate(need.source_files)}
     if not folder.is_dir() or not _all_given(places.values(), files.values()):
-        objects.remove(folder)
+        remove(folder)
         building = scratch / f".{INPUTS}"
         shutil.rmtree(building, ignore_errors=True)
         try:

@@ -14,17 +14,10 @@ from pedigree.pipelines.ledger.transfers import RemoteError
 
 
 def bring(ledger: Ledger, address: str, target: Path, *, identifier: str | None = None, parts: Collection[str] = PARTS) -> bool:
-    """Copy parts of an artifact into a new folder; every file is verified by hash.
+    """Copy parts of an artifact of a stage from the cache or the remote into a new folder; every file is verified by hash.
 
-    Args:
-        ledger: of the project whose cache and remote are searched.
-        address: where it was made, `RECIPE/STAGE`.
-        target: a folder that does not exist.
-        identifier: id of the artifact, searched in `dvc.lock` and the run cache; by default the artifact in `dvc.lock`.
-        parts: names of files and folders of the artifact.
-
-    Returns:
-        False, and no folder, if neither place has it complete and undamaged.
+    It is the artifact in `dvc.lock`, or the one with this id, in `dvc.lock` or the run cache. False, and no folder, if no place has it
+    complete and undamaged.
     """
     for entry in _entries(ledger, address, history=identifier is not None):
         outs = entry.objects

@@ -3,18 +3,19 @@
 An object's name is the MD5 of its bytes; that of a folder has `.dir` and is the list of its files.
 """
 
+import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pedigree.configs.base.texts import shown
-from pedigree.data.store.hashing import LONG_BYTES, Beat, silent
+from pedigree.data.store.hashing import LONG_BYTES, Beat, pieces, silent
 from pedigree.data.store.untrusted import LIST_BYTES, ArtifactError, parse_listing, read_plain
-from pedigree.pipelines.ledger.objects import files_of, hash_info, md5_of, remove
 from pedigree.pipelines.ledger.repository import Repository
 from pedigree.pipelines.ledger.transfers import Bytes, Files, LedgerError, ProgressCallback, last_error
 
@@ -106,12 +107,7 @@ class Cache:
     # --- files in place -------------------------------------------------------------------------------------------------
 
     def remember(self, md5s: Mapping[Path, str], looks: Mapping[Path, dict[str, Any]] | None = None) -> None:
-        """Add known MD5s of files to DVC's database, so that they are not read again.
-
-        Args:
-            md5s: of each file.
-            looks: metadata of each file before it was read; by default the current metadata.
-        """
+        """Add known MD5s of files to DVC's database, so that they are not read again; `looks`: the metadata before a file was read."""
         known = [(str(path), hash_info(md5), looks[path] if looks else None) for path, md5 in md5s.items()]
         self.repository.repo.state.save_many(known, self.repository.repo.fs)
 
@@ -205,3 +201,43 @@ class Cache:
             found = dict(zip(unknown, pool.map(lambda file: md5_of(file, tell), unknown), strict=True))
         with suppress(FileNotFoundError):  # replaced at this moment: its hash is not remembered
             self.remember({file: md5 for file, md5 in found.items() if md5}, looks)
+
+
+def md5_of(path: Path, tell: Callable[[int], None] = lambda count: None) -> str | None:
+    """MD5 of a file's current bytes, reporting the size of each piece read; None if there is no file."""
+    found = hashlib.md5(usedforsecurity=False)
+    try:
+        for piece in pieces(path):
+            found.update(piece)
+            tell(len(piece))
+    except FileNotFoundError:
+        return None
+    return found.hexdigest()
+
+
+def md5_of_bytes(data: bytes) -> str:
+    """The name of the object with these bytes."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def hash_info(oid: str) -> Any:
+    """An object's name as a DVC HashInfo."""
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    return HashInfo("md5", oid)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def files_of(place: Path) -> Iterator[Path]:
+    """The files of a folder, or a file itself; none if the path does not exist."""
+    if place.is_dir():
+        yield from (path for path in place.rglob("*") if path.is_file())
+    elif place.is_file():
+        yield place

@@ -65,7 +65,7 @@ def git(
 
 
 def names_at(project: Project, revision: str) -> list[str] | None:
-    """Paths of all files below the root in a commit, relative to the root; None if git does not know the commit."""
+    """Paths of all files below the root in a commit; None if git does not know the commit."""
     answer = git(project, "ls-tree", "-r", "--name-only", "-z", "--end-of-options", revision, "--", ".")
     return None if answer.returncode else [name for name in answer.stdout.split("\0") if name]
 

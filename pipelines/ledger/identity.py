@@ -95,10 +95,9 @@ class Identities:
 
     def _need(self, node: Node, beat: Beat, recorded: bool = False) -> StageInputs:
         """`recorded`: take inputs that cannot be found from the stage's own record."""
-        inputs, folders = [], {}
+        inputs = tuple(self._input(node, edge, recorded) for edge in node.edges)
+        folders: dict[str, dict[str, Path]] = {}
         for edge in node.edges:
-            given = self._input(node, edge, recorded)
-            inputs.append(given)
             folders.setdefault(edge.port, {})[edge.label] = self.project.artifact(edge.source)
         missing = [name for name in node.files if not (self.project.root / name).exists()]
         if missing:
@@ -106,7 +105,7 @@ class Identities:
         files = {name: HASHES.sha256(self.project.root / name, beat) for name in node.files}
         edges = [(given.port, given.label, given.content) for given in inputs]
         key = stage_key(node.kind, node.declaration.version, node.config.model_dump(mode="json"), edges, files)
-        return StageInputs(key, tuple(inputs), folders, files)
+        return StageInputs(key, inputs, folders, files)
 
     def _input(self, node: Node, edge: Edge, recorded: bool) -> Input:
         try:

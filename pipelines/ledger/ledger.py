@@ -17,9 +17,8 @@ from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, c
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.hashing import Beat, Hashed, silent
 from pedigree.data.store.untrusted import RECORD_BYTES, LockEntry, LockOut, parse_entry
-from pedigree.pipelines.ledger.cache import Cache, Output
+from pedigree.pipelines.ledger.cache import Cache, Output, remove
 from pedigree.pipelines.ledger.lock_files import Entry, LockFiles
-from pedigree.pipelines.ledger.objects import remove
 from pedigree.pipelines.ledger.remote import Remote
 from pedigree.pipelines.ledger.repository import Repository, dvc_errors
 from pedigree.pipelines.ledger.transfers import NO_PROGRESS, LedgerError, ProgressCallback, RemoteError, TransferProgress
@@ -84,10 +83,6 @@ class Ledger:
     @dvc_errors()
     def is_away(self, node: Node, reasons: Collection[str]) -> bool:
         """Whether a stage lacks only its files, which the remote has: `dvc.lock` records it with the current inputs and parameters.
-
-        Args:
-            node: the stage.
-            reasons: why it must run, from `reasons`.
 
         Raises:
             RemoteError: they are not in the cache, and the remote cannot be reached.
@@ -206,12 +201,9 @@ class Ledger:
     ) -> None:
         """Add the stage's outputs to the cache and record it in `dvc.lock` and in the run cache.
 
-        Args:
-            node: the stage.
-            before: dependencies at the start of its job, under which it is recorded even if they have changed; default: the current ones.
-            seen: hashes and metadata of payload files from its job; files with unchanged metadata are not read again.
-            beat: reports the hashing of objects that the cache already has.
-            check: called before the artifact is read, and again before it is recorded; raises if another runner may have replaced it.
+        It is recorded under the dependencies `before`, those at the start of its job, even if they have changed; default: the current ones.
+        Payload files with unchanged metadata in `seen`, the hashes from its job, are not read again. `beat` reports the hashing of objects
+        that the cache already has. `check` is called before the artifact is read, and again before it is recorded.
         """
         check()
         entry = self._asked(node, self.dependencies(node) if before is None else before)
@@ -379,16 +371,12 @@ def _md5s(parts: Iterable[LockOut]) -> dict[str, str | None]:
 def _parameter_changes(node: Node, recorded: Mapping[str, Any]) -> list[str]:
     """Identity fields that differ from the recorded ones, with both values."""
     before, now = dict(_leaves(recorded)), dict(_leaves({node.name: node.identity()}))
-    changes = []
-    for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name):
-            field = name.removeprefix(f"{node.name}.").removeprefix("config.")
-            changes.append(f"{field} {_value_text(before, name)} -> {_value_text(now, name)}")
+    changes = [
+        f"{name.removeprefix(f'{node.name}.').removeprefix('config.')} {before.get(name, '(absent)')} -> {now.get(name, '(absent)')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
     return [f"parameters changed: {', '.join(changes)}"] if changes else []
-
-
-def _value_text(values: Mapping[str, Any], name: str) -> str:
-    return str(values[name]) if name in values else "(absent)"
 
 
 def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:

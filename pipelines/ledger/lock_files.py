@@ -1,20 +1,33 @@
-"""Results of stages as DVC records them: entries of `dvc.lock`, of the present, and of the run cache, of the past.
+"""Results of stages as DVC records them: entries of `dvc.lock`, of the present or of a git revision, and of the run cache, of the past.
 
-Both may come from a branch or a remote, so they are untrusted.
+All may come from a branch or a remote, so they are untrusted.
 """
 
 import os
 import re
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.project import Project
 from pedigree.configs.language.compile import pipeline_file
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.durable import replace
-from pedigree.data.store.untrusted import LOCK_BYTES, ArtifactError, LockEntry, parse_entry, parse_lock, parse_yaml, read_plain
+from pedigree.data.store.untrusted import (
+    LOCK_BYTES,
+    ArtifactError,
+    LockEntry,
+    LockOut,
+    inside,
+    parse_entry,
+    parse_lock,
+    parse_yaml,
+    read_plain,
+)
 from pedigree.pipelines.ledger.dvc_private import run_cache_names
+from pedigree.pipelines.ledger.git import names_at, text_at
 from pedigree.pipelines.ledger.repository import Repository
 from pedigree.pipelines.ledger.transfers import LedgerError
 
@@ -39,6 +52,18 @@ def read_run_entry(path: Path) -> LockEntry | None:
         return parse_entry(parse_yaml(read_plain(path, LOCK_BYTES).decode(), path.name), path.name)
     except (ArtifactError, UnicodeDecodeError):
         return None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An output recorded in a `dvc.lock`."""
+
+    address: str
+    part: str
+    """`payload`, `evidence`, `record.json` …"""
+    path: Path
+    md5: str
+    """With `.dir` for a folder."""
 
 
 class LockFiles:
@@ -131,3 +156,52 @@ def _state_of(path: Path) -> tuple[int, int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def recorded(project: Project) -> list[Recorded]:
+    """All parts of artifacts recorded in the working tree, sorted by address and part.
+
+    Raises:
+        LedgerError: a file is damaged.
+    """
+    paths = (project.root / "dvc.lock", *sorted(project.artifacts.glob("*/dvc.lock")))
+    try:
+        return _sorted(project, {path: read_lock(path) for path in paths})
+    except ArtifactError as error:
+        raise LedgerError(str(error)) from error
+
+
+def recorded_at(project: Project, revision: str) -> list[Recorded]:
+    """All parts of artifacts recorded in a git revision, sorted by address and part.
+
+    Raises:
+        LedgerError: git knows no such revision, or one of the files is damaged.
+    """
+    names = names_at(project, revision)
+    if names is None:
+        raise LedgerError(f"{revision!r} is not a commit, branch or tag of this git repository: `git log` lists commits")
+    return _sorted(project, {project.root / name: text_at(project, revision, name) for name in names if Path(name).name == "dvc.lock"})
+
+
+def _sorted(project: Project, texts: dict[Path, str]) -> list[Recorded]:
+    found = []
+    for path, text in texts.items():
+        try:
+            outs = [out for entry in parse_lock(text, "it").values() for out in entry.outs]
+            found += filter(None, (_output(project, path.parent, out) for out in outs))
+        except ArtifactError as error:
+            remedy = "restore it from git, or delete it and `pedigree run` rebuilds it from the cache"
+            raise LedgerError(f"{path.relative_to(project.root)} is damaged ({error}): {remedy}") from error
+    return sorted(found, key=lambda entry: (entry.address, entry.part))
+
+
+def _output(project: Project, folder: Path, out: LockOut) -> Recorded | None:
+    """An output of a `dvc.lock` in `folder`; None for one outside the artifacts, where a user's own stage may write."""
+    place = Path(os.path.normpath(folder / out.path))
+    if not place.is_relative_to(project.artifacts):
+        return None
+    name = place.relative_to(project.artifacts).as_posix()
+    address, _, part = inside(project.artifacts, name).relative_to(project.artifacts).as_posix().rpartition("/")
+    if out.md5 is None or address.count("/") != 1:
+        raise ArtifactError(f"output {name} has no md5, or is not part of an artifact RECIPE/STAGE")
+    return Recorded(address, part, place, out.md5)

@@ -116,11 +116,10 @@ def _chosen(before: str | None, one: str | None, other: str | None) -> str | Non
         return one
     if one == before:
         return other
-    if before is not None and _inputs(one) == _inputs(before) != _inputs(other):
-        return other
-    if before is not None and _inputs(other) == _inputs(before) != _inputs(one):
-        return one
-    return one if _inputs(one) == _inputs(other) and _result(one) == _result(other) else None
+    if _inputs(one) == _inputs(other):
+        return one if _result(one) == _result(other) else None
+    base = before and _inputs(before)
+    return other if _inputs(one) == base else one if _inputs(other) == base else None
 
 
 def _entry(block: str) -> Mapping[str, Any]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from pedigree.data.store.durable import replace
 from pedigree.data.store.hashing import silent
 from pedigree.data.store.untrusted import LOCK_BYTES
-from pedigree.pipelines.ledger.cache import OBJECT, Cache
+from pedigree.pipelines.ledger.cache import OBJECT, Cache, hash_info
 from pedigree.pipelines.ledger.lock_files import RUN_ENTRY, Entry, LockFiles
-from pedigree.pipelines.ledger.objects import hash_info
 from pedigree.pipelines.ledger.repository import dvc_errors
 from pedigree.pipelines.ledger.transfers import (
     Bytes,
@@ -128,11 +127,7 @@ class Remote:
     def open(self, oid: str, limit: int | None = None) -> BinaryIO | None:
         """The verified bytes of an object of the cache or the remote; None if unavailable.
 
-        Objects fetched from the remote are stored in the cache, in read-only mode in a temporary file.
-
-        Args:
-            oid: its name.
-            limit: maximum number of bytes to fetch.
+        Objects fetched from the remote are stored in the cache, in read-only mode in a temporary file of at most `limit` bytes.
 
         Raises:
             RemoteError: the remote cannot be reached, or its object is damaged or too large.

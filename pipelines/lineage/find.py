@@ -16,7 +16,7 @@ from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, parse_record
 from pedigree.data.store.untrusted import LINEAGE_BYTES, LIST_BYTES, RECORD_BYTES, RUN_BYTES, parse_json, parse_listing
 from pedigree.pipelines.ledger.by_id import copy_objects
 from pedigree.pipelines.ledger.ledger import Ledger
-from pedigree.pipelines.ledger.recorded import Recorded, recorded_at
+from pedigree.pipelines.ledger.lock_files import Recorded, recorded_at
 from pedigree.pipelines.ledger.transfers import LedgerError
 from pedigree.pipelines.lineage.ancestry import Pedigree, find_artifact, pedigree_of, published, read_pedigree
 from pedigree.pipelines.lineage.named_models import find_named, named_models, revision_of

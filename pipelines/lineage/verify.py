@@ -37,9 +37,9 @@ from pedigree.data.artifacts.artifacts import (
     without_places,
 )
 from pedigree.data.store.untrusted import LIST_BYTES, MIB, NotPlain, inside, open_plain, parse_listing, plain_files, read_plain
+from pedigree.pipelines.ledger.cache import md5_of_bytes
 from pedigree.pipelines.ledger.ledger import Ledger
-from pedigree.pipelines.ledger.objects import md5_of_bytes
-from pedigree.pipelines.ledger.recorded import Recorded, recorded
+from pedigree.pipelines.ledger.lock_files import Recorded, recorded
 from pedigree.pipelines.ledger.remote import Remote
 from pedigree.pipelines.lineage.ancestry import parents_first
 from pedigree.pipelines.quantities import size

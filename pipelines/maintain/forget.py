@@ -4,7 +4,7 @@ A row is forgotten by a filter in the stages that bring it in (`configs.rows.fil
 that their recipes, and variants of them, derive from them: what a plan would show after that change.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,12 +88,7 @@ class Forgetting:
 
 
 def forget(project: Project, trace: Trace) -> Forgetting:
-    """Find what would be rebuilt without the traced rows.
-
-    Args:
-        project: whose recipes and variants are examined.
-        trace: of the rows, in all artifacts.
-    """
+    """Find what would be rebuilt without the rows traced in all artifacts, by the project's recipes and variants."""
     unread: dict[str, str] = {}
     graphs = list(_graphs(project, unread))
     holding: dict[str, list[str]] = {}
@@ -124,21 +119,14 @@ def forget(project: Project, trace: Trace) -> Forgetting:
 
 def _graphs(project: Project, unread: dict[str, str]) -> Iterator[Graph]:
     """All recipes and variants; unreadable ones are added to `unread`."""
-    loads: dict[str, Callable[[], Graph]] = {}
-    for name in recipe_names(project.recipes):
-        loads[name] = lambda name=name: load_recipe(project.recipes, name)
-    for path in sorted(project.artifacts.glob("*/source.json")):
-        loads[path.parent.name] = lambda name=path.parent.name: _compiled(project, name)
-    for name, load in loads.items():
+    variants = {path.parent.name for path in project.artifacts.glob("*/source.json")}
+    recipes = recipe_names(project.recipes)
+    for name in [*recipes, *sorted(variants - set(recipes))]:
         try:
-            yield load()
+            source = read_source(project.root / source_file(name)) if name in variants else None
+            yield load_recipe(project.recipes, source.recipe if source else name, source.overrides if source else ())
         except (ArtifactError, ConfigError) as error:
             unread[name] = str(error).partition("\n")[0]
-
-
-def _compiled(project: Project, name: str) -> Graph:
-    source = read_source(project.root / source_file(name))
-    return load_recipe(project.recipes, source.recipe, source.overrides)
 
 
 def _below(graph: Graph, held: Collection[str]) -> list[str]:

@@ -9,7 +9,7 @@ If any lineage is damaged or missing, nothing is deleted, because its needs are 
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -37,10 +37,10 @@ from pedigree.pipelines.jobs.code import unused
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.liveness import Signs
 from pedigree.pipelines.jobs.scratch_state import read_mapping
+from pedigree.pipelines.ledger.cache import md5_of_bytes
 from pedigree.pipelines.ledger.git import git
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.lock_files import read_lock, read_run_entry
-from pedigree.pipelines.ledger.objects import md5_of_bytes
 from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.stages.job.job import TOKENS
 
@@ -268,10 +268,8 @@ class _Survey:
         for entry in entries:
             owners |= dict.fromkeys(entry.objects, entry.owner)
             for oid in entry.objects:
-                try:
+                with suppress(ArtifactError):  # deleted anyway
                     owners |= dict.fromkeys(self.cache.listing(oid).values() if oid.endswith(".dir") else (), entry.owner)
-                except ArtifactError:  # deleted anyway
-                    continue
         return owners
 
     # --- objects --------------------------------------------------------------------------------------------------------

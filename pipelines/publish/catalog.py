@@ -11,7 +11,7 @@ from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import ArtifactError, Record, load_record, open_artifact
 from pedigree.pipelines.jobs.events import Watch, unwatched
 from pedigree.pipelines.ledger.ledger import Ledger
-from pedigree.pipelines.ledger.recorded import recorded
+from pedigree.pipelines.ledger.lock_files import recorded
 from pedigree.pipelines.lineage.evaluations import evaluations_of
 from pedigree.pipelines.lineage.named_models import Named, named_models, versions
 from pedigree.pipelines.lineage.waivers import touched

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,11 +81,7 @@ class RebuiltStage:
 def members_of(root: Record, run: Run, lineage: Mapping[str, tuple[Record, Run]], patches: Mapping[str, str]) -> dict[str, RebuiltStage]:
     """All artifacts of an ancestry by id in topological order, the root last.
 
-    Args:
-        root: record of the artifact itself.
-        run: its `run.json`.
-        lineage: id → record and run of its ancestors.
-        patches: sha256 → text, of the artifact and its ancestors.
+    `run` is the root's, `lineage` has the ancestors by id, and `patches` the texts of all patches by sha256.
 
     Raises:
         UsageProblem: records contradict themselves or each other; the message lists all contradictions.
@@ -131,14 +128,10 @@ def find_member(members: Mapping[str, RebuiltStage], name: str) -> RebuiltStage:
 def write_project(
     home: Path, members: Mapping[str, RebuiltStage], places: Sequence[Path], wanted: Collection[str], *, here: bool = False
 ) -> Project:
-    """Write a project with the rebuilt recipe, the recorded profile, the source files, and its own DVC cache.
+    """Write a project in `home` with the rebuilt recipe, the recorded profile, the source files, and its own DVC cache.
 
-    Args:
-        home: its folder; existing files are retained, so that an interrupted reproduction resumes.
-        members: the ancestry.
-        places: where to look for source files, in order; only files with the recorded hash are used.
-        wanted: ids of the stages that will run.
-        here: use the current code instead of the recorded code.
+    Existing files are retained, so that an interrupted reproduction resumes. Source files of the stages with a `wanted` id are taken from
+    the first of `places` that has one with the recorded hash. `here`: the current code will run, not the recorded code.
 
     Raises:
         UsageProblem: no file with the recorded hash of a source file exists.
@@ -179,7 +172,8 @@ def profile(members: Mapping[str, RebuiltStage], *, here: bool = False) -> dict[
     """
     hardware = provenance.hardware()
     on_gpu = any(member.run.numerics.get("device") == "cuda" for member in members.values())
-    asked = {address: _slots(member.run.placement.get("slots")) for address, member in members.items()}
+    recorded = {address: member.run.placement.get("slots") for address, member in members.items()}
+    asked = {address: max(1, min(count, MOST_PROCESSES)) if isinstance(count, int) else 1 for address, count in recorded.items()}
     slots = max(1, len(hardware.get("gpus", ()))) if on_gpu else max(hardware["cores"], *asked.values())
     stages = {}
     for address, member in members.items():
@@ -195,10 +189,6 @@ def profile(members: Mapping[str, RebuiltStage], *, here: bool = False) -> dict[
     return {"slots": slots, "stages": stages}
 
 
-def _slots(recorded: object) -> int:
-    return max(1, min(recorded, MOST_PROCESSES)) if isinstance(recorded, int) else 1
-
-
 def identity_differences(project: Project, member: RebuiltStage) -> list[str]:
     """Differences in version, config fields, and labels between a compiled stage and its record."""
     compiled = yaml.safe_load((project.root / params_file(RECIPE)).read_text())[member.name]
@@ -207,10 +197,9 @@ def identity_differences(project: Project, member: RebuiltStage) -> list[str]:
         labels.setdefault(given.port, []).append(given.label)
     recorded = {"kind": member.record.kind, "version": member.record.version, "config": member.record.config, "inputs": labels}
     before, now = dict(_leaves(recorded)), dict(_leaves(compiled))
-    names = sorted(before.keys() | now.keys())
     return [
         f"{name.removeprefix('config.')} {before.get(name, '(absent)')} -> {now.get(name, '(absent)')}"
-        for name in names
+        for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     ]
 
@@ -231,17 +220,16 @@ def _contradictions(identifier: str, record: Record, run: Run, known: Mapping[st
 
 def _names(addresses: Mapping[str, str]) -> dict[str, str]:
     """A unique stage name per id: the stage name of its address if unique, else the whole address, else one from the id."""
-    short = {identifier: address.partition("/")[2] for identifier, address in addresses.items()}
-    found = {}
-    for identifier, address in addresses.items():
-        choices = (short[identifier], re.sub(r"\W", "_", address), f"s_{identifier[:16]}")
-        counts = (list(short.values()), [re.sub(r"\W", "_", other) for other in addresses.values()], [])
-        found[identifier] = next(
-            choice
-            for choice, others in zip(choices, counts, strict=True)
-            if others.count(choice) <= 1 and re.fullmatch("[a-z][a-z0-9_]*", choice)
+    choices = {key: (address.partition("/")[2], re.sub(r"\W", "_", address), f"s_{key[:16]}") for key, address in addresses.items()}
+    counts = [Counter(names) for names in zip(*choices.values(), strict=True)]
+    return {
+        identifier: next(
+            name
+            for name, count in zip(names, counts, strict=True)
+            if name == names[-1] or (count[name] == 1 and re.fullmatch("[a-z][a-z0-9_]*", name))
         )
-    return found
+        for identifier, names in choices.items()
+    }
 
 
 def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], member: RebuiltStage) -> None:

@@ -203,13 +203,9 @@ def environment_text(differences: Sequence[str]) -> str:
 def reproduce(
     project: Project, request: ReproductionRequest, tell: Callable[[str], None] = print, ask: Callable[[], bool] | None = None
 ) -> Outcome:
-    """Reproduce a model.
+    """Reproduce a model; the project's private folder holds the work folder.
 
-    Args:
-        project: its private folder holds the work folder.
-        request: the options.
-        tell: receives progress messages.
-        ask: asks the user, after a review of what would run, whether to run a model of another project; None if not interactive.
+    `ask` asks the user, after a review of what would run, whether to run a model of another project; None if not interactive.
 
     Raises:
         UsageProblem: it cannot start (see `rebuild`), `strict` is set and the environment differs, the model is not trusted, or the
@@ -220,8 +216,10 @@ def reproduce(
     wanted = intents(subject, request)
     differences = environment_changes(wanted)
     if request.strict and differences:
-        remedy = "install the recorded versions, or omit --strict"
-        raise UsageProblem(f"--strict: this environment differs from the recorded one: {'; '.join(differences)}: {remedy}")
+        raise UsageProblem(
+            f"--strict: this environment differs from the recorded one: {'; '.join(differences)}: install the recorded versions, "
+            "or omit --strict"
+        )
     tell(environment_text(differences))
     ledger = Ledger(project)
     if not request.trust and not is_own(ledger, subject.md5):
@@ -431,11 +429,7 @@ class _Attempt:
 
 
 def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Store a git bundle in the remote for every commit in the records of these artifacts and their ancestors.
-
-    Args:
-        project: whose DVC remote is used.
-        records: folders with run.json and lineage.json.
+    """Store a git bundle in the DVC remote for every commit in the records of these artifact folders and their ancestors.
 
     Yields:
         (commit, `sent`, `there already`, or the reason why not)
@@ -444,14 +438,11 @@ def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, 
     for folder in records:
         runs = [read_run(folder / "run.json"), *(run for _, run in read_lineage(folder / "lineage.json").values())]
         for commit in dict.fromkeys(code.commit for code in (RecordedCode.of(run, {}) for run in runs) if code.commit):
-            if commit in seen:
-                continue
-            seen.add(commit)
-            with codetree.bundle(commit) as file:
-                if file is None:
-                    yield commit, "not in a clone here"
-                else:
-                    yield commit, "sent" if ledger.remote.put(file, codetree.bundle_name(commit)) else "there already"
+            if commit not in seen:
+                seen.add(commit)
+                with codetree.bundle(commit) as file:
+                    sent = file and ledger.remote.put(file, codetree.bundle_name(commit))
+                yield commit, "not in a clone here" if sent is None else "sent" if sent else "there already"
 
 
 def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subject:

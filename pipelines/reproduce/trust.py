@@ -6,7 +6,8 @@ evidence either, since its entries may come from the remote.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pedigree.configs.base.texts import shown
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.pipelines.ledger.git import git, is_work_tree, run_git
 from pedigree.pipelines.ledger.ledger import Ledger
-from pedigree.pipelines.ledger.recorded import Recorded, recorded, recorded_at
+from pedigree.pipelines.ledger.lock_files import Recorded, recorded, recorded_at
 from pedigree.pipelines.ledger.transfers import LedgerError
 from pedigree.pipelines.reproduce.rebuild import RebuiltStage
 from pedigree.pipelines.reproduce.work_tree import RecordedCode, has, obstacle
@@ -30,15 +31,9 @@ REFUSED = (
 
 
 def is_own(ledger: Ledger, records: Mapping[str, str]) -> bool:
-    """Whether this project made an artifact.
-
-    Args:
-        ledger: of the project.
-        records: record.json, run.json, and lineage.json → md5 of the bytes read.
-    """
-    if _names(recorded(ledger.project), records):
-        return True
-    return any(_names(entries, records) for entries in _history(ledger, records["run.json"]))
+    """Whether this project made an artifact; `records`: record.json, run.json, and lineage.json → md5 of the bytes read."""
+    found = chain([recorded(ledger.project)], _history(ledger.project, records["run.json"]))
+    return any(_names(entries, records) for entries in found)
 
 
 def review(members: Sequence[RebuiltStage], *, here: bool, show_patch: bool) -> str:
@@ -62,21 +57,14 @@ def review(members: Sequence[RebuiltStage], *, here: bool, show_patch: bool) -> 
     return shown("\n".join(lines))
 
 
-def _history(ledger: Ledger, md5: str) -> Iterator[list[Recorded]]:
+def _history(project: Project, md5: str) -> Iterator[list[Recorded]]:
     """Contents of `dvc.lock` files around the commits that added or removed this md5, newest first."""
-    found = _log(ledger.project, f"-S{md5}")
-    for commit in islice(found, MOST_COMMITS):
-        for revision in (commit, f"{commit}^"):
-            try:
-                yield recorded_at(ledger.project, revision)
-            except LedgerError:  # no parent commit, or a damaged file
-                continue
-
-
-def _log(project: Project, what: str) -> list[str]:
-    form = ("--format=%H", "--no-ext-diff", "--no-textconv", what)
+    form = ("--format=%H", "--no-ext-diff", "--no-textconv", f"-S{md5}")
     places = ("--", "dvc.lock", ":(glob)artifacts/*/dvc.lock")
-    return git(project, "log", *form, "--branches", "--tags", "HEAD", *places).stdout.split()
+    for commit in git(project, "log", *form, "--branches", "--tags", "HEAD", *places).stdout.split()[:MOST_COMMITS]:
+        for revision in (commit, f"{commit}^"):
+            with suppress(LedgerError):  # no parent commit, or a damaged file
+                yield recorded_at(project, revision)
 
 
 def _names(recorded: Sequence[Recorded], records: Mapping[str, str]) -> bool:

@@ -71,14 +71,14 @@ def judge(
         return "identical", f"despite {'; '.join(other)}" if other else "", {}, other
     before = {(given.port, given.label): given.content for given in record.inputs}
     inputs = [f"{given.port} {given.label}" for given in made.record.inputs if before.get((given.port, given.label)) != given.content]
-    details = [_files(record, made.record)]
     measures = measure(record, made, original)
-    if "first_divergence" in measures:
-        details.append(measures["first_divergence"])
-    if "weights_relative_l2" in measures:
-        details.append(f"weights differ by {measures['weights_relative_l2']:.3g} (relative L2)")
-    if inputs:
-        details.append(f"inputs differ: {', '.join(inputs)}")
+    l2 = measures.get("weights_relative_l2")
+    details = [
+        _files(record, made.record),
+        *([measures["first_divergence"]] if "first_divergence" in measures else []),
+        *([f"weights differ by {l2:.3g} (relative L2)"] if l2 is not None else []),
+        *([f"inputs differ: {', '.join(inputs)}"] if inputs else []),
+    ]
     exact = record.kind in KINDS and KINDS[record.kind].engine == "none"
     verdict: Verdict = "drifted" if inputs or (other and not exact) else "different"
     if measures.get("scores"):
@@ -101,16 +101,14 @@ def passes(findings: Sequence[Finding]) -> bool:
 
 def conditions(before: Run, now: Run) -> list[str]:
     """Differences in numerics, hardware, libraries, and code between two runs, one phrase each."""
-    found = []
     then, today = _named(before), _named(now)
-    for name in sorted(then.keys() | today.keys()):
-        old, new = then.get(name), today.get(name)
-        if old != new:
-            found.append(f"numerics {name} {old} -> {new}")
+    names = sorted(name for name in then.keys() | today.keys() if then.get(name) != today.get(name))
+    found = [f"numerics {name} {then.get(name)} -> {today.get(name)}" for name in names]
     for name in ("machine", "cpu", "instruction_sets", "gpus"):
         old, new = getattr(before.hardware, name), getattr(now.hardware, name)
         if old != new and not (name == "instruction_sets" and old is None):  # older records lack it
-            found.append(f"{name} {_plain(old)} -> {_plain(new)}")
+            old, new = (list(value) if isinstance(value, tuple) else value for value in (old, new))
+            found.append(f"{name} {old} -> {new}")
     found += environment_differences(before.environment, now.environment, locks=False)
     old, new = before.fingerprint.files, now.fingerprint.files
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
@@ -136,14 +134,12 @@ def measure(record: Record, made: Artifact, original: Original | None) -> dict[s
     """Measure the distance between the new and the old artifact, if the old files are available."""
     found: dict[str, Any] = {}
     if original and original.evidence:
-        step = first_divergence(original.evidence / "curve.csv", made.evidence / "curve.csv")
-        found |= {"first_divergence": step} if step else {}
+        found["first_divergence"] = first_divergence(original.evidence / "curve.csv", made.evidence / "curve.csv")
     if original and any(original.payload.glob("*.safetensors")) and any(made.payload.glob("*.safetensors")):
-        distance = weights_distance(original.payload, made.payload)
-        found |= {} if distance is None else {"weights_relative_l2": distance}
+        found["weights_relative_l2"] = weights_distance(original.payload, made.payload)
     if record.type == "scores":
         found["scores"] = score_differences(record, made, original)
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def first_divergence(before: Path, after: Path) -> str | None:
@@ -222,10 +218,6 @@ def _files(old: Record, new: Record) -> str:
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more} differ{'s' if len(names) == 1 else ''}"
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _short(value: Any) -> str:

@@ -46,12 +46,7 @@ class RecordedCode:
 
     @classmethod
     def of(cls, run: Run, patches: Mapping[str, str]) -> "RecordedCode":
-        """The code of the run's last attempt, which completed the artifact.
-
-        Args:
-            run: from `run.json`.
-            patches: sha256 → text, from the lineage.
-        """
+        """The code of the run's last attempt, which completed the artifact; `patches`: sha256 → text, from the lineage."""
         state = (run.attempts[-1].code if run.attempts else None) or CodeState()
         sha256 = state.patch_sha256
         left_out = state.patch_left_out or ("its text is not among the records" if sha256 else "")
@@ -103,13 +98,8 @@ def _other_code(code: RecordedCode) -> str:
 def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_ROOT) -> Path:
     """Check out the recorded code at `target`, reusing an existing work tree with exactly this code; returns its folder.
 
-    Without git and patch this is `root`, whose code is then the recorded one.
-
-    Args:
-        code: what to check out.
-        target: a folder; its parent is created.
-        fetch: fetches a bundle if neither the clone nor its git remotes have the commit.
-        root: the clone, or the folder of the installed package.
+    `root` is the clone, or the folder of the installed package. Without git and patch, it is returned: its code is then the recorded one.
+    `fetch` brings a bundle if neither the clone nor its git remotes have the commit.
 
     Raises:
         UsageProblem: the commit or its patch is unavailable, or the patch does not match its hash.
@@ -119,9 +109,11 @@ def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_
         raise UsageProblem(problem)
     if code.commit is None or not is_work_tree(root):
         return _patched(code, target, root) if code.patch else root
-    if target.exists():
-        if _is(code, target):
+    if (target / ".git").exists():
+        state = code_state(target, new_files=True)
+        if (state["commit"], state["patch_sha256"]) == (code.commit, code.patch_sha256):
             return target
+    if target.exists():
         remove(target, root)
     _bring(code.commit, fetch, root)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +182,7 @@ def _bring(commit: str, fetch: Fetch, root: Path) -> None:
             reference = f"refs/pedigree/{commit}"  # without a ref, git would eventually prune it
             options = ("--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--end-of-options")
             _must(root, *SOUND, "fetch", *options, str(file), f"{reference}:{reference}")
-            if not _is_at(root, reference, commit):
+            if _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", reference).stdout.decode().strip() != commit:
                 _git(root, "update-ref", "-d", reference)
                 problem = f"the bundle of commit {commit} in the DVC remote contains a different commit, so it is forged"
                 remedy = f"run `pedigree push` where the artifact was made, or {HERE}"
@@ -200,17 +192,6 @@ def _bring(commit: str, fetch: Fetch, root: Path) -> None:
             f"commit {commit} is not in this clone, its git remotes, or the DVC remote: run `pedigree push` where the artifact was made, "
             f"or {HERE}"
         )
-
-
-def _is_at(root: Path, reference: str, commit: str) -> bool:
-    return _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", reference).stdout.decode().strip() == commit
-
-
-def _is(code: RecordedCode, target: Path) -> bool:
-    if not (target / ".git").exists():
-        return False
-    state = code_state(target, new_files=True)
-    return (state["commit"], state["patch_sha256"]) == (code.commit, code.patch_sha256)
 
 
 def _must(folder: Path, *arguments: str, stdin: bytes | None = None) -> None:

@@ -61,9 +61,9 @@ from pedigree.pipelines.jobs.scratch_state import (
     read_spec,
 )
 from pedigree.pipelines.jobs.slots import Pool, slots
+from pedigree.pipelines.ledger.cache import files_of
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs
 from pedigree.pipelines.ledger.ledger import is_complete
-from pedigree.pipelines.ledger.objects import files_of
 from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError, TransferProgress
 from pedigree.pipelines.lineage.inheritance import write_origin
 from pedigree.stages.job.failures import storage_cause

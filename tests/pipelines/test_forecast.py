@@ -129,7 +129,8 @@ def test_a_stage_waits_for_slots_that_another_one_holds():
 def demo(folder: Path) -> Estimates:
     project = project_at(folder)
     graph, execution = load_recipe(project.recipes, "demo"), load_execution(project, "cpu")
-    return Estimates(project, graph, execution, lambda: MADE)
+    numerics = execution.numerics.model_copy(update={"bf16_products": "fp32"})  # otherwise the processor decides
+    return Estimates(project, graph, execution.model_copy(update={"numerics": numerics}), lambda: MADE)
 
 
 def ran_here(project: Project, execution: Execution, monkeypatch: pytest.MonkeyPatch) -> None:

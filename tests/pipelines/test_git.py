@@ -12,7 +12,7 @@ from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.pipelines.ledger.git import run_git
 from pedigree.pipelines.ledger.ledger import Ledger
-from pedigree.pipelines.ledger.recorded import recorded_at
+from pedigree.pipelines.ledger.lock_files import recorded_at
 from pedigree.pipelines.lineage.named_models import named_models, versions
 from pedigree.pipelines.maintain.gc import collect
 from pedigree.pipelines.publish.commits import check_commit

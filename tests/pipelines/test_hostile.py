@@ -20,7 +20,7 @@ from hostile_lab import COMMIT, Folder, snapshot
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.pipelines.cli.main import main
-from pedigree.pipelines.ledger.objects import remove
+from pedigree.pipelines.ledger.cache import remove
 from pedigree.pipelines.publish.report import write_report
 from pedigree.pipelines.reproduce.reproduction import ReproductionRequest, read_subject, reproduce
 from pedigree.pipelines.reproduce.trust import review

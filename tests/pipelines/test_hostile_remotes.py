@@ -26,8 +26,8 @@ from pedigree.data.artifacts.artifacts import Run, parse_record
 from pedigree.data.artifacts.mirror import Mirror
 from pedigree.data.store.storage import ContentChanged
 from pedigree.pipelines.cli.main import main
+from pedigree.pipelines.ledger.cache import remove
 from pedigree.pipelines.ledger.ledger import Ledger
-from pedigree.pipelines.ledger.objects import remove
 from pedigree.pipelines.reproduce.rebuild import members_of, profile, recipe, write_project
 from pedigree.pipelines.reproduce.trust import is_own
 from pedigree.pipelines.reproduce.work_tree import RecordedCode, check_out

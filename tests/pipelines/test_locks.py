@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reproduction_lab import REPOSITORY, Clone
+from commands import InProcessCommand
+from running_lab import REPOSITORY, Lab
 
 from pedigree.pipelines.ledger.lock_merge import COMMAND, DRIVER, merge_locks
 
@@ -119,12 +120,13 @@ def test_git_uses_the_driver_or_merges_lines_where_there_is_no_environment(tmp_p
 # --- with real runs ----------------------------------------------------------------------------------------------------
 
 
-def branch(clone: Clone, name: str, old: str, new: str) -> None:
+def branch(lab: Lab, name: str, old: str, new: str) -> None:
     """A branch from `main` on which the recipe is changed, run and committed."""
-    clone.shell(f"git checkout -q -b {name} main")
-    clone.edit("configs/recipes/lab.yaml", old, new)
-    clone.pedigree("run", "lab")
-    clone.shell(f"git add -A && {IDENTITY} commit -qm {name}")
+    lab.shell(f"git checkout -q -b {name} main")
+    lab.edit("configs/recipes/lab.yaml", old, new)
+    InProcessCommand(lab)("run", "lab")
+    lab.shell(f"git add -A && {IDENTITY} commit -qm {name}")
+    lab.forget_runs()
 
 
 def more(name: str) -> str:
@@ -132,25 +134,24 @@ def more(name: str) -> str:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Clone:
-    """A clone with its recipe run and committed on `main`."""
-    clone = Clone.first(tmp_path)
-    clone.pedigree("run", "lab")
-    clone.shell(f"git add -A && {IDENTITY} commit -qm made")
-    return clone
+def made(finished: Lab) -> Lab:
+    """A lab with its recipe run and committed on `main`."""
+    finished.shell(f"echo runs.log >> .git/info/exclude && git branch -M main && git add -A && {IDENTITY} commit -qm made")
+    return finished
 
 
-def test_two_branches_that_add_stages_merge_and_either_side_of_the_lock_will_do(made: Clone) -> None:
+def test_two_branches_that_add_stages_merge_and_either_side_of_the_lock_will_do(made: Lab) -> None:
+    pedigree = InProcessCommand(made)
     branch(made, "one", "    ngram: 5\n", more("x"))
     branch(made, "two", "    ngram: 5\n", more("yy"))
-    assert made.ran() and made.shell("git status --porcelain").stdout == ""
+    assert made.shell("git status --porcelain").stdout == ""
     made.shell(f"{IDENTITY} merge one; true")
     conflicts = set(made.shell("git diff --name-only --diff-filter=U").stdout.split())
     assert conflicts == {"configs/recipes/lab.yaml", LOCK, "artifacts/lab/dvc.yaml", "artifacts/lab/params.yaml"}
     both = made.shell("git show main:configs/recipes/lab.yaml").stdout.replace("    ngram: 5\n", more("x") + more("yy").partition("\n")[2])
     made.write("configs/recipes/lab.yaml", both)
 
-    said = made.pedigree("run", "lab", code=2)
+    said = pedigree("run", "lab", code=2)
     number = (made.root / LOCK).read_text().splitlines().index("<<<<<<< HEAD") + 1
     assert said.startswith(f"{LOCK}:{number}: ") and f"git checkout --ours -- {LOCK}" in said and said.count("\n") == 1
     assert "<<<<<<<" not in (made.root / "artifacts/lab/dvc.yaml").read_text() + (made.root / "artifacts/lab/params.yaml").read_text()
@@ -158,28 +159,25 @@ def test_two_branches_that_add_stages_merge_and_either_side_of_the_lock_will_do(
     for side in ("ours", "theirs"):
         made.shell(f"git checkout -q --{side} -- {LOCK}")
         made.shell("rm -rf artifacts/lab/x artifacts/lab/yy")
-        made.pedigree("run", "lab")
-        assert made.ran() == []
+        pedigree("run", "lab")
+        assert made.runs() == []
         assert {"x", "yy"} <= yaml.safe_load((made.root / LOCK).read_text())["stages"].keys()
     made.shell(f"git add -A && {IDENTITY} commit -qm merged")
-    assert "up to date, nothing to do" in made.pedigree("run", "lab") and made.ran() == []
+    assert "up to date, nothing to do" in pedigree("run", "lab") and made.runs() == []
 
 
-@pytest.mark.nightly
-def test_where_both_branches_changed_one_stage_the_recipe_decides_and_nothing_is_run_again(made: Clone) -> None:
+def test_where_both_branches_changed_one_stage_the_recipe_decides_and_nothing_is_run_again(made: Lab) -> None:
     branch(made, "one", "ngram: 5", "ngram: 6")
     branch(made, "two", "ngram: 5", "ngram: 7")
-    made.ran()
     made.shell(f"{IDENTITY} merge one; git checkout -q --theirs -- configs/recipes/lab.yaml; git checkout -q --ours -- {LOCK}")
-    made.pedigree("run", "lab")
+    InProcessCommand(made)("run", "lab")
     entry = yaml.safe_load((made.root / LOCK).read_text())["stages"]["cleaner"]
-    assert made.ran() == [] and entry["params"]["params.yaml"]["cleaner"]["config"]["ngram"] == 6
+    assert made.runs() == [] and entry["params"]["params.yaml"]["cleaner"]["config"]["ngram"] == 6
 
 
-def test_the_driver_merges_real_locks_and_no_job_runs(made: Clone) -> None:
+def test_the_driver_merges_real_locks(made: Lab) -> None:
     branch(made, "one", "    ngram: 5\n", more("x"))
     branch(made, "two", "    ngram: 5\n", more("yy"))
-    made.ran()
     made.write(".gitattributes", (REPOSITORY / ".gitattributes").read_text())
     made.shell(f"git config merge.{DRIVER}.driver '{sys.executable} -m pedigree.pipelines.cli merge-lock %O %A %B'")
     made.shell(f"{IDENTITY} merge one; true")
@@ -189,6 +187,6 @@ def test_the_driver_merges_real_locks_and_no_job_runs(made: Clone) -> None:
     assert merged == sides[0] | sides[1] and {"x", "yy"} <= merged.keys()
 
 
-def test_a_recipe_that_conflicts_is_named_with_its_line(made: Clone) -> None:
+def test_a_recipe_that_conflicts_is_named_with_its_line(made: Lab) -> None:
     made.edit("configs/recipes/lab.yaml", "    ngram: 5\n", "<<<<<<< HEAD\n    ngram: 5\n=======\n    ngram: 6\n>>>>>>> one\n")
-    assert "lab.yaml:" in made.pedigree("plan", "lab", code=2)
+    assert "lab.yaml:" in InProcessCommand(made)("plan", "lab", code=2)

@@ -7,7 +7,7 @@ import pytest
 from running_lab import Lab
 
 from pedigree.data.artifacts.artifacts import ArtifactError
-from pedigree.pipelines.ledger.recorded import recorded_at
+from pedigree.pipelines.ledger.lock_files import recorded_at
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree, walk
 from pedigree.pipelines.lineage.difference import compare
 from pedigree.pipelines.lineage.find import find_pedigree

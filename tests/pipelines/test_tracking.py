@@ -18,8 +18,8 @@ from running_lab import Lab
 from pedigree.data.artifacts.artifacts import ArtifactError, content_hash, entries_of, survey, write_json
 from pedigree.data.store import hashing, untrusted
 from pedigree.pipelines.jobs import attempts, context
+from pedigree.pipelines.ledger.cache import md5_of
 from pedigree.pipelines.ledger.ledger import Ledger
-from pedigree.pipelines.ledger.objects import md5_of
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.maintain.gc import collect
 from pedigree.pipelines.run.ensure import Result
