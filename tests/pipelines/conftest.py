@@ -1,9 +1,11 @@
 """What the tests of the orchestrator share."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 from in_process import in_process
 from running_lab import Lab, outcomes
 
@@ -11,6 +13,14 @@ from running_lab import Lab, outcomes
 @pytest.fixture(scope="module", autouse=True)
 def _jobs_may_run_in_this_process() -> Iterator[None]:
     with in_process():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_command_line_is_built_once() -> Iterator[None]:
+    """Typer builds all commands anew at each call, which takes most of the time of a command in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
 
 

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from running_lab import RECIPE, unneeded
 
+from pedigree.configs.base.project import Project
+from pedigree.pipelines.jobs.launcher import LocalLauncher
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("configs", "data", "pipelines", "stages")
 PROFILE = "{slots: 2, numerics: {threads: 1}, placement: {slots: 1, retries: 0}}"
@@ -64,6 +67,14 @@ class Clone:
             "GIT_CONFIG_GLOBAL": os.devnull,
         }
 
+    @property
+    def code(self) -> Path:
+        return self.root
+
+    @property
+    def launcher(self) -> LocalLauncher:
+        return LocalLauncher(Project(self.root))
+
     @classmethod
     def first(cls, folder: Path, *, whole: bool = False) -> "Clone":
         """The repository, with a DVC remote, committed. `whole`: with the code of all stages."""
@@ -75,9 +86,9 @@ class Clone:
             clone.write(f"stages/{kind}/run.py", STAGE.replace("rows = ROWS", f"rows = {rows}"))
         for name in (".gitignore", ".dvcignore", ".dvc/.gitignore"):
             clone.write(name, (REPOSITORY / name).read_text())
-        clone.write(".dvc/config", (REPOSITORY / ".dvc/config").read_text())
+        config = (REPOSITORY / ".dvc/config").read_text().replace("[core]\n", "[core]\n    remote = store\n")
+        clone.write(".dvc/config", f"{config}['remote \"store\"']\n    url = {folder / 'store'}\n")
         clone.shell("git init -q -b main")
-        clone.shell(f"{sys.executable} -m dvc remote add -q -d store {folder / 'store'}")
         clone.write("configs/recipes/lab.yaml", RECIPE)
         clone.write("configs/execution/lab.yaml", PROFILE)
         clone.commit()
