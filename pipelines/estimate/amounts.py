@@ -119,10 +119,5 @@ def tokens_of(row: Mapping[str, Any]) -> float:
     texts += [str(answer.get("text", "")) for answer in row.get("answers") or ()]
     texts += [row["text"]] if isinstance(row.get("text"), str) else []
     texts += [str(given) for name, given in (row.get("template_arguments") or {}).items() if name == OFFERED]
-    return sum(_text_tokens(texts))
-
-
-def _text_tokens(texts: Iterable[str]) -> Iterable[float]:
-    for text in texts:
-        digits = len(re.findall(r"\d", text))
-        yield digits + (len(text) - digits) / CHARACTERS + TURN
+    digits = len(re.findall(r"\d", "".join(texts)))
+    return digits + (sum(map(len, texts)) - digits) / CHARACTERS + TURN * len(texts)

@@ -13,6 +13,12 @@ from pedigree.pipelines.estimate.flops import CPU_UTILIZATION, speedup
 from pedigree.pipelines.estimate.peak_memory import GIB
 from pedigree.pipelines.estimate.rates import Rates
 
+PATTERNS = {
+    "a100": "a100-80gb", "h100.*pcie": "h100-pcie", "h100": "h100", "h200": "h200", "b200": "b200", "l40s": "l40s", "a10g": "a10g",
+    "rtx ?4090": "rtx4090", r"\bl4\b": "l4",
+}  # fmt: skip
+"""Pattern in the driver's name of a GPU → its name in `GPUS`; the first that matches counts."""
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -83,14 +89,9 @@ def gpu_named(line: str) -> tuple[str | None, Gpu | None]:
     name = line.partition(",")[0].lower()
     memory = re.search(r"(\d+) MiB", line)
     gib = int(memory[1]) / 1024 if memory else None
-    key = None
-    if "a100" in name:
-        key = "a100-40gb" if (gib or 80) < 60 else "a100-80gb"
-    elif "h100" in name:
-        key = "h100-pcie" if "pcie" in name else "h100"
-    else:
-        key = next((known for known in ("h200", "b200", "l40s", "a10g", "rtx4090") if known in name.replace(" ", "")), None)
-        key = key or ("l4" if re.search(r"\bl4\b", name) else None)
+    key = next((known for pattern, known in PATTERNS.items() if re.search(pattern, name)), None)
+    if key == "a100-80gb" and gib and gib < 60:
+        key = "a100-40gb"
     table = GPUS.get(key or "")
     if table is None:
         return None, Gpu(gib, 0, 0) if gib else None

@@ -238,18 +238,18 @@ class _Survey:
                 f"nothing is deleted: the lineage of {entry.owner} ({entry.where}) cannot be read: {error}. {remedy}"
             ) from error
         self.held.add(record.id)
-        self._keep_records(record, lineage)
+        self._keep_with_ancestors(record, lineage)
 
     def _keep_folder(self, folder: Path) -> None:
         """Keep an artifact in place, recorded or not."""
         try:
             lineage = read_lineage(folder / "lineage.json")
-            self._keep_records(open_artifact(folder).record, lineage)
+            self._keep_with_ancestors(open_artifact(folder).record, lineage)
         except ArtifactError as error:
             shown = folder.relative_to(self.project.root)
             raise UsageProblem(f"nothing is deleted: the lineage of {shown} cannot be read: {error}. `pedigree run` restores it") from error
 
-    def _keep_records(self, record: Record, lineage: dict[str, tuple[Record, Run]]) -> None:
+    def _keep_with_ancestors(self, record: Record, lineage: dict[str, tuple[Record, Run]]) -> None:
         self.contents |= {record.id: record.content} | {name: ancestor.content for name, (ancestor, _) in lineage.items()}
 
     def _record(self, entry: PastOutput) -> Record | Literal["unknown"] | None:
@@ -285,8 +285,9 @@ class _Survey:
                 damaged = damaged or path != place  # the file in place may be another object
         if self.remote.name is not None:
             self.remote.require("ask")
-            if self.remote.objects().exists(oid):
-                with self.remote.objects().open(oid) as stream:
+            there = self.remote.objects()
+            if there.exists(oid):
+                with there.open(oid) as stream:
                     data = stream.read(LIST_BYTES + 1)
                 if md5_of_bytes(data) == oid.removesuffix(".dir"):
                     return data

@@ -203,13 +203,10 @@ def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell)
     commits = {
         (place.partition("s/")[0], place.partition("/")[2]): rehearsal_hub.commit_of(folder) for place, folder in repositories.items()
     }
-    judge_url = serve(project.root) if any(_is_answered_here(node) for node in nodes.values()) else ""
+    # `shrink_asking` replaces a policy by an endpoint
+    answers = any(hasattr(node.config, "by") or asks_endpoint(node.config) for node in nodes.values())
+    judge_url = serve(project.root) if answers else ""
     return StandIns(commits, files, judge_url), rehearsal_hub.mirror(repositories)
-
-
-def _is_answered_here(node: Node) -> bool:
-    """Whether the stage's requests go to the stand-in endpoint."""
-    return hasattr(node.config, "by") or asks_endpoint(node.config)  # `shrink_asking` replaces a policy by an endpoint
 
 
 def _ruled(nodes: Iterable[Node]) -> list[Arithmetic | Constraints]:
@@ -259,16 +256,17 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
         if done.returncode:
             raise PedigreeError(f"building tiny models failed with exit code {done.returncode}: {done.stderr[-2000:]}")
         found = zip(building, json.loads(done.stdout.splitlines()[-1]), strict=True)
-        problems = [Problem(wanted[of[name]].recipe, None, _unmade(of[name], problem)) for name, problem in found if problem is not None]
+        remedy = "fix the description of its family in configs/rehearsal/models"
+        problems = [
+            Problem(wanted[of[name]].recipe, None, f"cannot build a tiny model to replace {of[name]}: {problem}; {remedy}")
+            for name, problem in found
+            if problem is not None
+        ]
         if problems:
             raise ConfigError(problems)
 
     made = rehearsal_hub.build_once(names.values(), make)
     return {f"models/{repo}": made[name] for repo, name in names.items()}
-
-
-def _unmade(repo: str, problem: str) -> str:
-    return f"cannot build a tiny model to replace {repo}: {problem}; fix the description of its family in configs/rehearsal/models"
 
 
 def not_only_sampled(nodes: Iterable[Node]) -> set[str]:

@@ -156,13 +156,6 @@ def sentences(proof: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {one['what']}" + (f"; changed: {shown}" if shown else "")
 
 
-def _models_line(models: Sequence[Mapping[str, Any]]) -> str:
-    templates = sorted({str(one["template"])[:12] for one in models})
-    added = sorted({token for one in models for token in one["added_tokens"]})
-    same = "one chat template" if len(templates) == 1 else f"{len(templates)} chat templates"
-    return f"models: {len(models)} with {same} ({', '.join(templates)})" + (f"; tokens added: {', '.join(added)}" if added else "")
-
-
 def _proved_lines(proof: Mapping[str, Any]) -> Iterator[str]:
     refused = Counter[str]()
     for one in proof["rows"]:
@@ -173,8 +166,11 @@ def _proved_lines(proof: Mapping[str, Any]) -> Iterator[str]:
     for one in proof["decontamination"]:
         by = ", ".join(f"{count} by {suite}" for suite, count in one["by"].items())
         yield f"decontamination: {one['stage']} against {one['suites']} suites, {one['rows']} rows removed" + (f" ({by})" if by else "")
-    if proof["models"]:
-        yield _models_line(proof["models"])
+    if models := proof["models"]:
+        templates = sorted({str(one["template"])[:12] for one in models})
+        added = sorted({token for one in models for token in one["added_tokens"]})
+        same = "one chat template" if len(templates) == 1 else f"{len(templates)} chat templates"
+        yield f"models: {len(models)} with {same} ({', '.join(templates)})" + (f"; tokens added: {', '.join(added)}" if added else "")
     for one in proof["training"]:
         yield f"training: {one['stage']} ({one['kind']}), {one['steps']} steps on {one['ranks']} ranks at ZeRO stage {one['zero_stage']}"
     for name, counts in proof["verifiers"].items():

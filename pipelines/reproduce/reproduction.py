@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -262,14 +262,13 @@ class _Attempt:
         Raises:
             UsageProblem: a source file, an input or the recorded code is unavailable.
         """
-        members = self.subject.members
-        (self.work / "project").mkdir(parents=True, exist_ok=True)
+        self.home.root.mkdir(parents=True, exist_ok=True)
         restored = {intent.member.id for intent in wanted if intent.action.startswith("restore") and self._restore(intent)}
         run = [intent.member for intent in wanted if intent.action != "leave out" and intent.member.id not in restored]
         for code in dict.fromkeys(self._code(member) for member in run):
             self.trees[code] = self._tree(code)
         places = [*self.trees.values(), self.project.root]
-        write_project(self.home.root, members, places, {member.id for member in run}, here=self.request.here)
+        write_project(self.home.root, self.subject.members, places, {member.id for member in run}, here=self.request.here)
         changed = self._changed(run)
         ended = {} if changed else self._run_all(run, restored)
         found = []
@@ -499,7 +498,7 @@ def _write_report(
         "recorded": {name: root.run.as_json().get(name) for name in ("environment", "hardware")},
         "here": now,
         "environment_differences": list(differences),
-        "stages": [finding.to_json() for finding in findings],
+        "stages": [asdict(finding) for finding in findings],
         "passed": passes(findings),
     }
     path = project.private / "reproductions" / f"{started[:19].replace(':', '').replace('-', '')}-{root.id[:12]}.json"

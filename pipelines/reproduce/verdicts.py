@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -41,9 +41,6 @@ class Finding:
     """Conditions of the new run that differ from the recorded ones."""
     measures: Mapping[str, Any] = field(default_factory=dict)
     """`first_divergence`, `weights_relative_l2`, `scores`, if measurable."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,10 @@ def objects(lab: Lab) -> set[str]:
     return set(Ledger(lab.project).cache.objects())
 
 
-def sweep_up(lab: Lab, **options: bool) -> None:
+def sweep_up(lab: Lab, *, remote: bool = False, workspace: bool = False) -> None:
     """Deletes, and looks whether all is well after it."""
-    collect(lab.project, delete=True, **options)
-    assert not collect(lab.project, **options).objects
+    collect(lab.project, remote=remote, workspace=workspace, delete=True)
+    assert not collect(lab.project, remote=remote, workspace=workspace).objects
     assert verify_project(lab.project, remote=False).problems == []
 
 

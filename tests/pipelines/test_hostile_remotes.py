@@ -97,66 +97,38 @@ def place(made: Path, tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-CASES: dict[str, Callable[[Place], object]] = {}
+def member(place: Place, path: object) -> dict:
+    return {"md5": place.put(b"owned\n"), "relpath": path}
+
+
+CASES: dict[str, Callable[[Place], object]] = {
+    "listing-above": lambda place: place.listing([member(place, "../../../../../canary/diary.jsonl")]),
+    "listing-by-absolute-path": lambda place: place.listing([member(place, str(place.canary / "diary.jsonl"))]),
+    "listing-through-the-middle": lambda place: place.listing([member(place, "a/../../../../../../canary/diary.jsonl")]),
+    "listing-with-escapes": lambda place: place.listing([member(place, "\x1b[2Jrows.jsonl")]),
+    "listing-of-one-name-twice": lambda place: place.listing(
+        [member(place, "rows.jsonl"), {"md5": place.put(ROWS), "relpath": "rows.jsonl"}]
+    ),
+    "listing-of-numbers": lambda place: place.listing([{"md5": 7, "relpath": 7}]),
+    "listing-that-is-none": lambda place: place.listing({"rows.jsonl": "x"}),
+    "listing-that-is-deep": lambda place: place.name("payload", place.put(b"[" * 100_000 + b"]" * 100_000, ".dir")),
+    "listing-of-an-object-above": lambda place: place.listing([{"md5": "../../../../canary/diary.jsonl", "relpath": "rows.jsonl"}]),
+    "object-above": lambda place: place.name("record.json", "../../../../../canary/diary.jsonl"),
+    "object-by-absolute-path": lambda place: place.name("run.json", str(place.canary / "diary.jsonl")),
+    "object-that-is-an-option": lambda place: place.name("lineage.json", "--help"),
+    "record-that-is-deep": lambda place: place.name("record.json", place.put(b"[" * 100_000 + b"]" * 100_000)),
+    "record-of-another-stage": lambda place: place.name("record.json", place.put(json.dumps(record_of({"rows.jsonl": b"{}\n"})).encode())),
+    "lock-with-a-tag": lambda place: place.lock.write_text(
+        f"schema: '2.0'\nstages: !!python/object/apply:os.system ['rm -rf {place.canary}']\n"
+    ),
+    "lock-that-is-deep": lambda place: place.lock.write_text("schema: '2.0'\nstages: " + "[" * 900 + "]" * 900 + "\n"),
+    "lock-that-is-no-text": lambda place: place.lock.write_bytes(b"\xff\xfe\x00stages"),
+}
 
 
 def hostile(change: Callable[[Place], object]) -> Callable[[Place], object]:
     CASES[change.__name__.replace("_", "-")] = change
     return change
-
-
-def member(place: Place, path: object) -> dict:
-    return {"md5": place.put(b"owned\n"), "relpath": path}
-
-
-@hostile
-def listing_above(place):
-    place.listing([member(place, "../../../../../canary/diary.jsonl")])
-
-
-@hostile
-def listing_by_absolute_path(place):
-    place.listing([member(place, str(place.canary / "diary.jsonl"))])
-
-
-@hostile
-def listing_through_the_middle(place):
-    place.listing([member(place, "a/../../../../../../canary/diary.jsonl")])
-
-
-@hostile
-def listing_with_escapes(place):
-    place.listing([member(place, "\x1b[2Jrows.jsonl")])
-
-
-@hostile
-def listing_of_one_name_twice(place):
-    place.listing([member(place, "rows.jsonl"), {"md5": place.put(ROWS), "relpath": "rows.jsonl"}])
-
-
-@hostile
-def listing_of_numbers(place):
-    place.listing([{"md5": 7, "relpath": 7}])
-
-
-@hostile
-def listing_that_is_none(place):
-    place.listing({"rows.jsonl": "x"})
-
-
-@hostile
-def listing_that_is_deep(place):
-    place.name("payload", place.put(b"[" * 100_000 + b"]" * 100_000, ".dir"))
-
-
-@hostile
-def listing_of_an_object_above(place):
-    place.listing([{"md5": "../../../../canary/diary.jsonl", "relpath": "rows.jsonl"}])
-
-
-@hostile
-def object_above(place):
-    place.name("record.json", "../../../../../canary/diary.jsonl")
 
 
 @hostile
@@ -172,26 +144,6 @@ def member_above(place):
 
 
 @hostile
-def object_by_absolute_path(place):
-    place.name("run.json", str(place.canary / "diary.jsonl"))
-
-
-@hostile
-def object_that_is_an_option(place):
-    place.name("lineage.json", "--help")
-
-
-@hostile
-def record_that_is_deep(place):
-    place.name("record.json", place.put(b"[" * 100_000 + b"]" * 100_000))
-
-
-@hostile
-def record_of_another_stage(place):
-    place.name("record.json", place.put(json.dumps(record_of({"rows.jsonl": b"{}\n"})).encode()))
-
-
-@hostile
 def run_with_an_option_for_a_commit(place):
     run = {"schema_version": 1, "address": "lab/raw", "attempts": [{"code": {"commit": "--upload-pack=touch owned"}}]}
     place.name("run.json", place.put(json.dumps(run).encode()))
@@ -202,21 +154,6 @@ def lock_that_is_a_bomb(place):
     lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
     lines += [f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in zip("abcdefgh", "bcdefghi", strict=True)]
     place.lock.write_text(f"schema: '2.0'\nstages:\n  raw:\n    cmd: x\n    outs: *i\n{chr(10).join(lines)}\n")
-
-
-@hostile
-def lock_with_a_tag(place):
-    place.lock.write_text(f"schema: '2.0'\nstages: !!python/object/apply:os.system ['rm -rf {place.canary}']\n")
-
-
-@hostile
-def lock_that_is_deep(place):
-    place.lock.write_text("schema: '2.0'\nstages: " + "[" * 900 + "]" * 900 + "\n")
-
-
-@hostile
-def lock_that_is_no_text(place):
-    place.lock.write_bytes(b"\xff\xfe\x00stages")
 
 
 @hostile

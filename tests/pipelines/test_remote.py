@@ -263,8 +263,8 @@ def test_a_model_is_reproduced_from_an_s3_remote_whose_bundle_has_its_commit(sto
     made.pedigree("run", "lab")
     assert f"code {commit[:12]}: sent" in made.pedigree("push", "lab")
     assert f"code {commit[:12]}: there already" in made.pedigree("push", "lab")
-    bucket = boto3.resource("s3", endpoint_url=store.upstream.geturl()).Bucket(BUCKET)
-    assert [entry.key for entry in bucket.objects.all() if "pedigree" in entry.key] == [f"store/pedigree/code/{commit}.bundle"]
+    s3: Any = boto3.resource("s3", endpoint_url=store.upstream.geturl())
+    assert [entry.key for entry in s3.Bucket(BUCKET).objects.all() if "pedigree" in entry.key] == [f"store/pedigree/code/{commit}.bundle"]
     made.ran()
     made.shell("git add -A && git -c user.name=l -c user.email=l@example.org commit -qm made")
     made.shell("git checkout -q --orphan other && git -c user.name=l -c user.email=l@example.org commit -qm other && git branch -qD main")
