@@ -39,6 +39,12 @@ def rehearsal_of(folder: Path, name: str, *overrides: str, recipes: Path = RECIP
     return graphs[-1], load_recipe(folder, rehearsed_name(graphs[-1].recipe)), changes
 
 
+def rehearsal_of_text(folder: Path, text: str) -> tuple[Graph, Graph, list[Reduced]]:
+    (folder / "real").mkdir()
+    (folder / "real" / "made.yaml").write_text(text)
+    return rehearsal_of(folder, "made", recipes=folder / "real")
+
+
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Graph, Graph, list[Reduced]]]:
     """`rehearsal_of` a recipe that is shipped, loaded once."""
@@ -133,8 +139,6 @@ def test_ids_of_real_rows_are_no_ids_of_made_ones(tmp_path):
 
 
 def test_every_source_of_rows_has_a_stand_in(tmp_path):
-    recipes = tmp_path / "real"
-    recipes.mkdir()
     sources = """
       - {type: hub, repo: o/n, revision: pin me, split: train, count: 900, max_bad_rows: 0.001}
       - {type: files, path: rows.jsonl}
@@ -142,8 +146,7 @@ def test_every_source_of_rows_has_a_stand_in(tmp_path):
       - {type: packaged, asset: alpaca-en-demo}
       - {type: arithmetic, operations: [add], digits: [1], count: 1000, seed: 1}
     """ % ("c" * 64)
-    (recipes / "mixed.yaml").write_text(f"stages:\n  rows:\n    kind: prepare_data\n    record: conversation\n    sources: {sources}")
-    _, small, _ = rehearsal_of(tmp_path, "mixed", recipes=recipes)
+    _, small, _ = rehearsal_of_text(tmp_path, f"stages:\n  rows:\n    kind: prepare_data\n    record: conversation\n    sources: {sources}")
     hub, files, stored, packaged, ruled = small.find("rows").config.model_dump()["sources"]
     assert hub["revision"] == COMMIT and hub["count"] == 3 and 0 < hub["max_bad_rows"] < 1
     assert files["path"] == "rows.jsonl" and stored["sha256"] == "b" * 64
@@ -152,9 +155,9 @@ def test_every_source_of_rows_has_a_stand_in(tmp_path):
 
 def test_a_mixture_is_made_of_the_few_rows_that_there_are(tmp_path):
     """Whatever it says of amounts: none is too few, and filters may leave less."""
-    recipes = tmp_path / "real"
-    recipes.mkdir()
-    (recipes / "mixed.yaml").write_text("""
+    _, small, _ = rehearsal_of_text(
+        tmp_path,
+        """
 stages:
   parts:
     kind: prepare_data
@@ -170,8 +173,8 @@ stages:
     in: {rows: [parts]}
     record: conversation
     sources: [{type: artifact, input: parts, count: 500}, {type: packaged, asset: alpaca-en-demo, epochs: 0.5}]
-""")
-    _, small, _ = rehearsal_of(tmp_path, "mixed", recipes=recipes)
+""",
+    )
     said = {name: small.find(name).config for name in ("parts", "again")}
     assert said["parts"].total is None and not said["parts"].sources[0].weights
     drawn = [(source.count, source.share, source.epochs, source.repeat) for config in said.values() for source in config.sources]
@@ -180,9 +183,9 @@ stages:
 
 
 def test_made_rows_need_not_be_as_expected(tmp_path):
-    recipes = tmp_path / "recipes"
-    recipes.mkdir()
-    (recipes / "rows.yaml").write_text("""
+    _, small, changes = rehearsal_of_text(
+        tmp_path,
+        """
 stages:
   rows:
     kind: prepare_data
@@ -191,17 +194,17 @@ stages:
     expectations:
       - {expect: table_row_count_to_be_between, min_value: 900000}
       - {expect: column_values_to_not_match_regex, column: text, regex: a, severity: warn}
-""")
-    _, small, changes = rehearsal_of(tmp_path, "rows", recipes=recipes)
+""",
+    )
     assert [one["severity"] for one in small.find("rows").config.model_dump()["expectations"]] == ["warn", "warn"]
     assert [change.reason for change in changes if change.setting == "expectations.0.severity"] == ["thresholds"]
     assert not any(change.setting.startswith("expectations.1") for change in changes)
 
 
 def test_an_endpoint_becomes_a_made_one(tmp_path):
-    recipes = tmp_path / "real"
-    recipes.mkdir()
-    (recipes / "judged.yaml").write_text("""
+    _, small, changes = rehearsal_of_text(
+        tmp_path,
+        """
 stages:
   pool: {kind: prepare_data, record: prompt, sources: [{type: arithmetic, operations: [add], digits: [1], count: 8, seed: 1}]}
   base: {kind: source_model, source: {type: hub, repo: allenai/OLMo-2-0425-1B, revision: pin me}, chat_template: tulu}
@@ -211,17 +214,17 @@ stages:
     in: {completions: said}
     rating_weight: 1.0
     rating: {rubrics: [honesty], by: {type: endpoint, base_url: "https://api.openai.com/v1", model: m}}
-""")
-    _, small, changes = rehearsal_of(tmp_path, "judged", recipes=recipes)
+""",
+    )
     assert small.find("rated").config.model_dump()["rating"]["by"]["base_url"] == EVERYTHING.judge_url
-    assert {change.reason for change in changes if change.where == "judged/rated"} == {"judges", "lengths", "thresholds"}
+    assert {change.reason for change in changes if change.where == "made/rated"} == {"judges", "lengths", "thresholds"}
 
 
 @pytest.mark.parametrize(("temperature", "samples", "rehearsed_samples"), [("1.0", 8, 2), ("[0.5, 1.0]", 8, 2), ("[0.5, 0.8, 1.0]", 9, 3)])
 def test_all_temperatures_of_a_pool_are_rehearsed(tmp_path, temperature, samples, rehearsed_samples):
-    recipes = tmp_path / "real"
-    recipes.mkdir()
-    (recipes / "drawn.yaml").write_text(f"""
+    real, small, _ = rehearsal_of_text(
+        tmp_path,
+        f"""
 stages:
   pool: {{kind: prepare_data, record: prompt, sources: [{{type: arithmetic, operations: [add], digits: [1], count: 8, seed: 1}}]}}
   base: {{kind: source_model, source: {{type: hub, repo: allenai/OLMo-2-0425-1B, revision: pin me}}, chat_template: tulu}}
@@ -231,8 +234,8 @@ stages:
     sampling: {{temperature: {temperature}, max_tokens: 512}}
     samples_per_prompt: {samples}
     prompts: {{count: 8}}
-""")
-    real, small, _ = rehearsal_of(tmp_path, "drawn", recipes=recipes)
+""",
+    )
     found, was = small.find("said").config, real.find("said").config
     assert isinstance(found, Sample) and isinstance(was, Sample)
     assert found.samples_per_prompt == rehearsed_samples and found.sampling.temperature == was.sampling.temperature

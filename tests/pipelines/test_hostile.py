@@ -16,6 +16,7 @@ import pytest
 from handmade import everything, project_at
 from hostile_folders import CORPUS, SECRET, lead
 from hostile_lab import COMMIT, Folder, snapshot
+from sweeps import nightly_after
 
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
@@ -151,7 +152,9 @@ def test_a_record_that_names_a_file_outside_deletes_nothing(tmp_path: Path, cana
     assert snapshot(canary) == before
 
 
-@pytest.mark.parametrize("name", ["source-file-above", "git-option-for-a-commit", "pipe-for-a-run", "escapes-for-the-terminal"])
+@pytest.mark.parametrize(
+    "name", nightly_after(2, ["source-file-above", "escapes-for-the-terminal", "git-option-for-a-commit", "pipe-for-a-run"])
+)
 def test_a_real_command_line_does_no_harm_either(name: str, tmp_path: Path, canary: Path, root: Path) -> None:
     folder = Folder()
     CORPUS[name](folder, canary)

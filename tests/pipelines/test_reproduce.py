@@ -201,7 +201,7 @@ def test_each_stage_runs_under_the_code_that_made_it(first, tmp_path):
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(first, tmp_path):
     clone = fresh(first, tmp_path)
     said = here(clone, "reproduce", "lab/cleaner", "--dry-run", "--stage", "clean")
-    assert [line.split()[:2] for line in said.splitlines()[2:]] == [
+    assert [line.split()[:2] for line in said.splitlines() if line.startswith("lab/")] == [
         ["lab/raw", "restore"], ["lab/suite", "restore"], ["lab/clean", "run"], ["lab/cleaner", "leave"],
     ]  # fmt: skip
     assert clone.ran() == [] and not (clone.root / ".pedigree/reproductions").exists()
@@ -217,7 +217,7 @@ def test_another_environment_is_listed_and_refused_when_strict(first, tmp_path):
     (moved / "pedigree/run.json").write_text(json.dumps(run))
     clone = fresh(first, tmp_path)
     said = here(clone, "reproduce", str(moved), "--strict", code=2)
-    assert "torch 1.0 -> " in said and "lock cpu.txt 000000000000 -> none" in said and "dvc" not in said
+    assert "torch 1.0 -> " in said and "lock cpu.txt 000000000000 -> " in said and "dvc" not in said
     assert clone.ran() == []
     clone.pedigree("reproduce", str(first.folder / "exported"), "--strict", "--stage", "raw")
 
