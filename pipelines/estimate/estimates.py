@@ -114,7 +114,8 @@ class Estimates:
         time = self._time(node, setting, new)
         if not isinstance(facts, Facts):
             return Estimate(node, setting.hardware, amounts, None, None, facts or "", time)
-        hardware, artifact = setting.hardware, artifact_bytes(facts)
+        hardware = setting.hardware
+        artifact = SIZES[facts.dtype] * facts.policy.parameters if facts.training or facts.imported else None
         if facts.imported and hardware.device == "cuda":  # it uses only host memory
             return Estimate(node, hardware, amounts, facts, None, time=time, artifact=artifact)
         trial = Trial(facts, numerics, placement, hardware)
@@ -158,7 +159,8 @@ class Estimates:
         """Time from this machine's measured matmul speed; None if that or the workload is unknown."""
         amounts, facts = self._facts(node)
         start = CPU_START_S[node.declaration.engine]
-        if _is_immediate(node):
+        only_names = node.output in MODELS and node.declaration.engine == "none"
+        if only_names or isinstance(getattr(node.config, "source", None), PackagedModel | RandomLlama):  # no download of unknown duration
             return Time(start, "the startup time")
         if facts is None:
             return Time(start + amounts.rows.value / ROWS_A_SECOND, "the number of rows") if amounts.rows else None
@@ -273,17 +275,6 @@ def operations(amounts: Amounts, facts: Facts | None, checkpointing: bool) -> fl
     if facts.value is not None:  # one forward pass per token, and full training
         a_token += flops.forward(facts.value, document) + plan.updates * flops.training(facts.value, document, checkpointing=checkpointing)
     return a_token * amounts.tokens.value
-
-
-def _is_immediate(node: Node) -> bool:
-    """Whether a stage only names a model, or makes one that is packaged or generated, without a download of unknown duration."""
-    only_names = node.output in MODELS and node.declaration.engine == "none"
-    return only_names or isinstance(getattr(node.config, "source", None), PackagedModel | RandomLlama)
-
-
-def artifact_bytes(facts: Facts) -> int | None:
-    """Bytes of the model that a stage trains or imports, in its compute dtype."""
-    return SIZES[facts.dtype] * facts.policy.parameters if facts.training or facts.imported else None
 
 
 def checkpoint_bytes(facts: Facts, kept: int) -> int:

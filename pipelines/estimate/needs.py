@@ -130,8 +130,10 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
 def _scoring(facts: Facts, plan: ScoringPlan, numerics: Numerics) -> Needs:
     tokens = tokens_of_a_frozen_pass(facts, plan, numerics)
     terms = peak_memory.inference(facts.policy, numerics, SIZES[plan.dtype], tokens, scores=plan.scalar_head)
-    host = 0 if numerics.device == "cpu" else 4 * facts.policy.parameters
-    return Needs(device=terms | _runtime(numerics), loading=_arriving(facts.policy, numerics), host=host, tokens_a_pass=tokens)
+    read = 4 * facts.policy.parameters  # in fp32, on the host
+    on_cpu = numerics.device == "cpu"
+    loading = {"weights": read} | _runtime(numerics) if on_cpu else {}
+    return Needs(device=terms | _runtime(numerics), loading=loading, host=0 if on_cpu else read, tokens_a_pass=tokens)
 
 
 def _one_after_the_other(scoring: Needs, rating: Needs, numerics: Numerics) -> Needs:
@@ -152,7 +154,8 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
         terms["reference"] = SIZES[plan.dtype] * facts.reference.parameters
     if facts.value is not None:
         critic = Trained(scored(facts.value), plan.dtype, scored(facts.value).parameters)
-        terms["value_model"] = _at_rest(critic, numerics)
+        states = (peak_memory.weights, peak_memory.gradients, peak_memory.optimizer, peak_memory.buckets)
+        terms["value_model"] = sum(part(critic, numerics) for part in states)  # at rest while the policy computes
         host += peak_memory.host(critic, numerics) if numerics.offload_optimizer else 0
     if engine is not None:
         taken = _engine_on(engine, numerics)
@@ -164,11 +167,6 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
         device=terms | _runtime(numerics), loading=loading | _runtime(numerics), engine=engine, host=host, ranks=numerics.world_size,
         tokens_a_pass=tokens,
     )  # fmt: skip
-
-
-def _at_rest(model: Trained, numerics: Numerics) -> int:
-    """Memory of a model and its optimizer while another model computes."""
-    return sum(part(model, numerics) for part in (peak_memory.weights, peak_memory.gradients, peak_memory.optimizer, peak_memory.buckets))
 
 
 def tokens_of_a_pass(facts: Facts, plan: TrainingPlan, numerics: Numerics) -> int:
@@ -235,11 +233,6 @@ def _engine_on(engine: Engine, numerics: Numerics) -> dict[str, int]:
     if engine.share is None:
         return engine.terms
     return {"weights": engine.weights, "overhead": engine.overhead, "kv_cache": max(0, engine.share - engine.weights - engine.overhead)}
-
-
-def _arriving(shape: Shape, numerics: Numerics) -> dict[str, int]:
-    """Memory while loading a frozen model, which is read in fp32 on the host."""
-    return {"weights": 4 * shape.parameters} | _runtime(numerics) if numerics.device == "cpu" else {}
 
 
 def _runtime(numerics: Numerics) -> dict[str, int]:

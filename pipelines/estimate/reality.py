@@ -36,13 +36,11 @@ class Outcome:
 
 def outcomes_of(project: Project, graph: Graph, execution: Execution) -> dict[str, Outcome]:
     """Address → outcome, for finished stages that use a model, on the hardware of the profile."""
-    estimates, found = Estimates(project, graph, execution), {}
+    estimates, found = Estimates(project, graph, execution), dict[str, Outcome | None]()
     for address, node in graph.nodes.items():
         with suppress(*UNREADABLE):  # skip only the unreadable stage
-            outcome = _outcome(project, node, estimates)
-            if outcome is not None:
-                found[address] = outcome
-    return found
+            found[address] = _outcome(project, node, estimates)
+    return {address: outcome for address, outcome in found.items() if outcome is not None}
 
 
 def _outcome(project: Project, node: Node, estimates: Estimates) -> Outcome | None:

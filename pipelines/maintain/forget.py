@@ -5,6 +5,7 @@ that their recipes, and variants of them, derive from them: what a plan would sh
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -101,9 +102,12 @@ def forget(project: Project, trace: Trace) -> Forgetting:
     why = {place.address: HELD if place.type != "scores" else "scored on it" for place in trace.places}
     why |= {found.address: found.how for found in trace.reached}
     named = named_models(project)
-    made = {address: run for address in nodes if (run := _run(project, address)) is not None}
+    made: dict[str, Run] = {}
+    for address in nodes:
+        with suppress(ArtifactError):
+            made[address] = read_run(project.artifact(address) / "run.json")
     again = [_again(project, node, made[address], why.get(address, AFTER), named) for address, node in nodes.items() if address in made]
-    touched = sorted(address for address in why if address not in nodes and (project.artifact(address) / "record.json").is_file())
+    strays = sorted(address for address in why if address not in nodes and (project.artifact(address) / "record.json").is_file())
     return Forgetting(
         ids=trace.ids,
         copies=tuple(trace.copies),
@@ -111,7 +115,7 @@ def forget(project: Project, trace: Trace) -> Forgetting:
         changes=changes,
         again=tuple(again),
         unmade=tuple(address for address in nodes if address not in made),
-        strays=tuple(touched),
+        strays=tuple(strays),
         unread=unread,
         missing=() if changes else _missing(project, graphs, trace),
     )
@@ -147,13 +151,6 @@ def _missing(project: Project, graphs: Sequence[Graph], trace: Trace) -> tuple[s
                 if address in trace.not_looked_in or not (project.artifact(address) / "record.json").is_file():
                     found[address] = None
     return tuple(found)
-
-
-def _run(project: Project, address: str) -> Run | None:
-    try:
-        return read_run(project.artifact(address) / "run.json")
-    except ArtifactError:
-        return None
 
 
 def _again(project: Project, node: Node, run: Run, why: str, named: list[Named]) -> Again:
