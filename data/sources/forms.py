@@ -18,9 +18,8 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.suite_forms import Form, Metric
 from pedigree.data.records.records import Message
 from pedigree.data.sources.golds import FUNCTIONS
-from pedigree.data.sources.row_files import Unreadable
+from pedigree.data.sources.row_files import Unreadable, listed
 
-SHOWN = 5
 NOT_ASKED = "not asked"
 """Reason for omitting a row that fails the form's `where`."""
 OVER = "over per_category"
@@ -83,13 +82,14 @@ def make(
         seed: draws worked examples by hash; by default the first ones are taken.
         problem: returns what is wrong with an item, in one sentence, or None.
 
-    Raises:
-        PedigreeError: there are too few worked examples, or some do not fit the form (the first five are shown).
+    Raises PedigreeError if worked examples are too few, or do not fit the form (the first five are shown).
     """
     questions, left_out, bad = _questions(form, rows)
     examples = shots if shots is not None else [(f"example {number}", row) for number, row in enumerate(form.examples, start=1)]
     given, _, unfit = _questions(form, examples, asked=True) if form.prompt.shots else ([], {}, [])
-    _refuse(unfit)
+    if unfit:
+        shown = listed([(one.place, one.reason) for one in unfit])
+        raise PedigreeError(f"{len(unfit)} worked examples do not fit the form; fix or remove them:\n  {shown}")
     chosen = _Shots(form, given, {question.text for _, question in questions}, seed)
     items = []
     for place, question in questions:
@@ -134,13 +134,6 @@ def _questions(
             continue
         questions.append((place, question))
     return questions, dict(left_out), bad
-
-
-def _refuse(examples: Sequence[Bad]) -> None:
-    if examples:
-        shown = "\n  ".join(f"{bad.place}: {bad.reason}" for bad in examples[:SHOWN])
-        more = f"\n  ... and {len(examples) - SHOWN} more" if len(examples) > SHOWN else ""
-        raise PedigreeError(f"{len(examples)} worked examples do not fit the form; fix or remove them:\n  {shown}{more}")
 
 
 def _seen(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pedigree.data.chat.turns import messages_from, refuse_more_than_messages
 from pedigree.data.records.messages import CALL, MARKED, divided, message_problem, text_and_calls
 from pedigree.data.records.records import Answer, Message
 from pedigree.data.sources import trees
-from pedigree.data.sources.procedural import Example
+from pedigree.data.sources.examples import Example
 from pedigree.data.sources.row_files import Unreadable, text_of
 from pedigree.data.sources.transcripts import is_transcript, messages_of
 from pedigree.data.sources.verifiable import verifier_of
@@ -68,11 +68,8 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
     and a `strength`, the probability that chosen is better. See `data/chat/turns.py` for fields of turns. Every row may have
     `template_arguments` or `chat_template_kwargs`, a mapping or its JSON text, and the `tools` or `functions` that it offers.
 
-    Args:
-        verifier: compares answers with the ground truth, overriding the row.
-
-    Raises:
-        ValueError: the row cannot be read, or has missing, empty or wrong-role messages; the message is one sentence.
+    `verifier` compares answers with the ground truth, overriding the row. Raises ValueError, one sentence, if the row cannot be read, or
+    has missing, empty or wrong-role messages.
     """
     if isinstance(row, Unreadable):
         raise ValueError(row.reason)

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.rows.row_sources import Stored
+from pedigree.data.artifacts import assets
 from pedigree.data.records.records import characters_in
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ LONGEST_LINE = 64 << 20
 """Maximum bytes of a JSONL row."""
 LARGEST_JSON = 2 << 30
 """Maximum bytes of a JSON list, which is loaded whole and takes several times as much memory."""
+SHOWN = 5
+"""Number of bad rows shown in an error."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br", ".zip")
 """Suffixes of compressed files."""
 
@@ -45,6 +49,12 @@ def writable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def listed(bad: Sequence[tuple[str, str]]) -> str:
+    """The first (place, reason) pairs of bad rows, one per line."""
+    more = f"\n  ... and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    return "\n  ".join(f"{place}: {reason}" for place, reason in bad[:SHOWN]) + more
+
+
 Block = Callable[[], Iterable[tuple[str, Any]]]
 """Reads and parses adjacent rows, (place, row) pairs; can be sent to another process."""
 
@@ -58,8 +68,7 @@ def read(path: Path) -> Iterator[tuple[str, Any]]:
 def blocks(path: Path) -> Iterator[Block]:
     """All blocks of a file, or of all data files below a folder, not yet parsed.
 
-    Raises:
-        PedigreeError: the file is not a row file, cannot be unpacked, is damaged, or has an overlong line.
+    Raises PedigreeError if the file is not a row file, cannot be unpacked, is damaged, or has an overlong line.
     """
     for file in _files(path) if path.is_dir() else [path]:
         if ending(file) not in READERS:
@@ -70,10 +79,13 @@ def blocks(path: Path) -> Iterator[Block]:
 def _files(folder: Path) -> list[Path]:
     """The data files below a folder, sorted, without hidden files and files such as a license.
 
-    Raises:
-        PedigreeError: there is none, or a file looks like rows in an unsupported format.
+    Raises PedigreeError if there is none, or a file looks like rows in an unsupported format.
     """
-    there = sorted(path for path in folder.rglob("*") if not path.is_dir() and not _is_hidden(path.relative_to(folder)))
+
+    def is_hidden(path: Path) -> bool:
+        return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+    there = sorted(path for path in folder.rglob("*") if not path.is_dir() and not is_hidden(path))
     left_out = [path.relative_to(folder).as_posix() for path in there if ending(path) not in READERS and _looks_like_rows(path)]
     if left_out:
         more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
@@ -85,10 +97,6 @@ def _files(folder: Path) -> list[Path]:
     if not files:
         raise PedigreeError(f"{folder.name} holds no {', '.join(sorted(READERS))} file")
     return files
-
-
-def _is_hidden(path: PurePath) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _looks_like_rows(file: PurePath) -> bool:
@@ -113,6 +121,16 @@ def in_blocks(rows: Iterable[tuple[str, Any]]) -> Iterator[Block]:
 def ending(file: PurePath) -> str:
     """A file's suffix, including compression."""
     return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+
+
+def file_name(source: Stored) -> str:
+    """The name of a stored source's file on this machine."""
+    return f"{source.name}{ending(PurePosixPath(source.url))}"
+
+
+def cached_at(source: Stored, sha256: str) -> Path:
+    """Where the machine-wide cache keeps the source's file with this hash."""
+    return assets.cache_folder() / "sources" / sha256 / file_name(source)
 
 
 def _jsonl(file: Path) -> Iterator[Block]:

@@ -28,10 +28,8 @@ def is_transcript(text: object) -> bool:
 def messages_of(transcript: str) -> list[Message]:
     """The turns of a transcript, stripped; a turn may be empty.
 
-    A turn that itself contains a marker is split there, because nothing distinguishes the two.
-
-    Raises:
-        ValueError: the text does not begin with a marker.
+    A turn that itself contains a marker is split there, because nothing distinguishes the two. Raises ValueError if the text does not
+    begin with a marker.
     """
     before, *turns = TURN.split(transcript)
     if before or not turns:
@@ -40,11 +38,7 @@ def messages_of(transcript: str) -> list[Message]:
 
 
 def marked(prompt: str) -> list[Message]:
-    """The turns of a prompt with markers on separate lines, stripped.
-
-    Raises:
-        ValueError: a marker is followed by neither User nor Assistant.
-    """
+    """The turns of a prompt with markers on separate lines, stripped. Raises ValueError for one without User or Assistant after it."""
     first, *turns = MARKED.split(prompt)
     if any(MARK in text for text in (first, *turns)):
         raise ValueError(f"the prompt has {MARK} and neither User nor Assistant on the same line after it")

@@ -19,8 +19,7 @@ def is_tree(row: Any) -> bool:
 def conversations(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One row per path from the root to a final answer; trailing user turns without an answer are omitted.
 
-    Raises:
-        ValueError: replies are not a list of turns.
+    Raises ValueError, as does `comparisons`, if replies are not a list of turns.
     """
     for way, node in _nodes(tree):
         if node.get("role") == "assistant" and not any(_replies(reply) for reply in _replies(node)):
@@ -28,11 +27,7 @@ def conversations(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def comparisons(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One row per user turn with at least two ranked answers (0 is best); unranked answers are omitted.
-
-    Raises:
-        ValueError: replies are not a list of turns.
-    """
+    """One row per user turn with at least two ranked answers (0 is best); unranked answers are omitted."""
     for way, node in _nodes(tree):
         ranked = [reply for reply in _replies(node) if reply.get("rank") is not None]
         if node.get("role") == "prompter" and len(ranked) > 1:
