@@ -9,12 +9,14 @@ import json
 import shutil
 import zlib
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyarrow import Table, parquet
 from row_reading import Loaded, load, load_items
+from sweeps import nightly_after
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.row_sources import Hub, RecordType
@@ -129,7 +131,7 @@ def as_parquet(repo: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stored", ["jsonl", "parquet"])
+@pytest.mark.parametrize("stored", nightly_after(1, ["jsonl", "parquet"]))
 @pytest.mark.parametrize("case", CASES, ids=[f"{repo.partition('/')[2]}-{record}" for repo, record, *_ in CASES])
 def test_every_row_is_taken_or_refused_with_its_reason(tmp_path, monkeypatch, case, stored):
     repo, record, split, usable, refused = case
@@ -138,13 +140,19 @@ def test_every_row_is_taken_or_refused_with_its_reason(tmp_path, monkeypatch, ca
     assert [row.place for row in loaded.bad] == [f"{repo}/{split}[{number}]" for number in refused]
     for row, reason in zip(loaded.bad, refused.values(), strict=True):
         assert reason in row.reason, row
-    with pytest.raises(PedigreeError, match=rf"{len(refused)} malformed rows of {usable + len(refused)}") if refused else nothing():
+    message = rf"{len(refused)} malformed rows of {usable + len(refused)}"
+    with pytest.raises(PedigreeError, match=message) if refused else nullcontext():
         read(HUB, monkeypatch, repo, record, split, max_bad_rows=max(len(refused) - 1, 0))
 
 
 def test_what_an_unpacker_says_of_a_damaged_file_is_told_of_the_data_set(tmp_path, monkeypatch):
-    """pyarrow says it by an OSError without a number, as if the disk failed."""
+    """pyarrow says it by an OSError without a number, as if the disk failed. Before, its rows are those of JSONL."""
     repo = "allenai/tulu-3-sft-mixture"
+    whole = read(as_parquet(repo, tmp_path / "whole"), monkeypatch, repo, "conversation", "train")
+    assert (whole.rows, [bad.place for bad in whole.bad]) == (
+        rows_of(monkeypatch, repo),
+        [f"{repo}/train[{number}]" for number in of(repo)[-1]],
+    )
     for file in as_parquet(repo, tmp_path).rglob("*.parquet"):
         parquet.write_table(Table.from_pylist([{"id": f"row {number}"} for number in range(5000)]), file, compression="zstd")
         data = bytearray(file.read_bytes())
@@ -172,19 +180,13 @@ def test_a_failing_disk_is_no_fault_of_the_data_set(tmp_path, error, kept):
     assert (told.value is error) == kept and (kept or str(told.value).startswith("hub data set lab/sums: "))
 
 
-def nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
-
-
 def test_every_fixture_is_small_and_has_a_case():
     files = list(HUB.rglob("*.jsonl"))
     assert {"/".join(file.relative_to(HUB).parts[1:3]) for file in files} == {repo for repo, *_ in (*CASES, *SUITES)}
     assert all(len(file.read_text().splitlines()) <= 13 for file in files)
 
 
-@pytest.mark.parametrize("stored", ["jsonl", "parquet"])
+@pytest.mark.parametrize("stored", nightly_after(1, ["jsonl", "parquet"]))
 @pytest.mark.parametrize(("repo", "form", "config", "split", "count", "not_asked"), SUITES, ids=[form for _, form, *_ in SUITES])
 def test_every_row_of_a_benchmark_is_an_item_of_its_form(tmp_path, monkeypatch, repo, form, config, split, count, not_asked, stored):
     monkeypatch.setenv("PEDIGREE_HUB", str(HUB if stored == "jsonl" else as_parquet(repo, tmp_path)))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty_store import KEYS, FaultyStore, s3_server, store_in_environment
+from faulty_store import KEYS, FaultyStore, emptied, s3_server, store_in_environment
 
 from pedigree.configs.base.stores import s3_object, store_url
 from pedigree.data.store import durable, storage
@@ -29,10 +29,19 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "PIECE", 8 << 20)
 
 
-@pytest.fixture
-def store() -> Iterator[FaultyStore]:
-    with store_in_environment("bucket") as found:
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[FaultyStore]:
+    with store_in_environment() as found:
         yield found
+
+
+@pytest.fixture
+def store(server: FaultyStore) -> FaultyStore:
+    """An empty bucket and no faults."""
+    emptied(server.upstream.geturl(), "bucket")
+    server.forget()
+    server.requests.clear()
+    return server
 
 
 @pytest.fixture(params=["s3", "folder"])
