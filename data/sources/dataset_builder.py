@@ -29,8 +29,8 @@ from pedigree.data.host.parallel import mapped
 from pedigree.data.records import columns, records
 from pedigree.data.records.scattered import Numbers, Scattered
 from pedigree.data.sources import shares
-from pedigree.data.sources.row_files import Block, writable
-from pedigree.data.sources.sources import USABLE, BadRow, OpenSource
+from pedigree.data.sources.row_files import BadRow, Block, writable
+from pedigree.data.sources.sources import USABLE, OpenSource
 
 ORDERED_BY = {"length": ["size"], "turns": [row_statistics.TURNS_OF["user"], row_statistics.TURNS_OF["assistant"]]}
 """Sort key → its columns in the index, which are summed."""

@@ -1,6 +1,5 @@
 """Examples, the content of rows before they become records, from records and as records."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +59,16 @@ def example_in(row: dict[str, Any]) -> Example:
 
 def record_of(example: Example, record: RecordType, task: str | None, source: str) -> dict[str, Any]:
     """The example as a row of one type, without its id. Raises ValueError if it lacks a part that the type requires."""
-    lacks, need = NEEDS.get(record, (lambda example: False, ""))
-    if lacks(example):
+    match record:
+        case "conversation" if not example.answers:
+            need = "an answer"
+        case "item" if example.verifier is None:
+            need = "a verifier"
+        case "preference" if not example.answers or (len(example.answers) == 1 and example.answers[0]["score"] is None):
+            need = "two answers, or one with a score or a label"
+        case _:
+            need = None
+    if need:
         raise ValueError(f"{record} rows need {need}, which this one lacks")
     row: dict[str, Any] = {"source": source, "messages": example.messages}
     if example.template_arguments:
@@ -93,14 +100,3 @@ def _last_turn(example: Example) -> list[Message]:
     if not ended(example.answers[0]):
         turn[-1]["finish_reason"] = "length"
     return turn
-
-
-NEEDS: dict[RecordType, tuple[Callable[[Example], bool], str]] = {
-    "conversation": (lambda example: not example.answers, "an answer"),
-    "item": (lambda example: example.verifier is None, "a verifier"),
-    "preference": (
-        lambda example: not example.answers or (len(example.answers) == 1 and example.answers[0]["score"] is None),
-        "two answers, or one with a score or a label",
-    ),
-}
-"""Record type → (whether an example lacks the required part, name of that part)."""

@@ -133,11 +133,8 @@ def rows(
 ) -> Iterator[tuple[str, Any]]:
     """Iterate over (place, row) of the source's configurations and splits, with columns selected and renamed.
 
-    Args:
-        source: the source's config.
-        beat: called periodically.
-        mark: records a caveat about the rows' origin.
-        beside: further columns to return; if there are some, each row is a `SelectedRow` with their values.
+    `beat` is called periodically, and `mark` records a caveat about the rows' origin. With further columns in `beside`, each row is a
+    `SelectedRow` with their values.
 
     Raises StoreError if the dataset is not available, does not match the commit, or lacks a configuration, split or column.
     """
@@ -164,14 +161,9 @@ def rows(
 
 
 def _names(repo: Repository, folder: Path, files: list[str], listed: Collection[str] | None) -> list[str]:
-    """Repository names of the files that `datasets` would read according to the dataset's card.
+    """Repository names of the `files`, full paths or URLs, that `datasets` would read according to the dataset's card.
 
-    Args:
-        repo: the repository.
-        folder: its resolved folder.
-        files: full paths or URLs, as found by `datasets`.
-        listed: names of all files of the commit; None for a mirror, where links must stay within the folder.
-
+    `listed` are the names of all files of the commit; None for a mirror, where links must stay within the folder, which is resolved.
     Raises StoreError if a file is not part of the repository.
     """
     names = []

@@ -28,6 +28,10 @@ LARGEST_JSON = 2 << 30
 """Maximum bytes of a JSON list, which is loaded whole and takes several times as much memory."""
 SHOWN = 5
 """Number of bad rows shown in an error."""
+EXCERPT, REASON = 200, 300
+"""Maximum characters of a bad row, and of the reason, in its evidence."""
+GAP = " .. "
+"""Replaces the omitted middle of a reason."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br", ".zip")
 """Suffixes of compressed files."""
 
@@ -41,7 +45,10 @@ class Unreadable(NamedTuple):
 
 def text_of(row: Any) -> str:
     """A row as text for display."""
-    return writable(row.text if isinstance(row, Unreadable) else json.dumps(row, ensure_ascii=False, default=str))
+    try:
+        return writable(row.text if isinstance(row, Unreadable) else json.dumps(row, ensure_ascii=False, default=str))
+    except RecursionError:  # it was read where fewer calls were on the stack
+        return "(nested too deeply to be shown)"
 
 
 def writable(text: str) -> str:
@@ -49,10 +56,29 @@ def writable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def listed(bad: Sequence[tuple[str, str]]) -> str:
-    """The first (place, reason) pairs of bad rows, one per line."""
+class BadRow(NamedTuple):
+    """A rejected row."""
+
+    place: str
+    """File and line, or dataset, split and number, or the id in another stage."""
+    reason: str
+    text: str
+    """Its beginning."""
+
+    @classmethod
+    def of(cls, place: str, reason: str, row: Any) -> "BadRow":
+        """Truncated, with characters escaped that cannot be written."""
+        reason = writable(reason)
+        if len(reason) > REASON:  # keep both ends: some reasons quote first and end with the problem
+            half = (REASON - len(GAP)) // 2
+            reason = f"{reason[:half]}{GAP}{reason[-half:]}"
+        return cls(place, reason, text_of(row)[:EXCERPT])
+
+
+def listed(bad: Sequence[BadRow]) -> str:
+    """The first bad rows with their reasons, one per line."""
     more = f"\n  ... and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-    return "\n  ".join(f"{place}: {reason}" for place, reason in bad[:SHOWN]) + more
+    return "\n  ".join(f"{row.place}: {row.reason}" for row in bad[:SHOWN]) + more
 
 
 Block = Callable[[], Iterable[tuple[str, Any]]]

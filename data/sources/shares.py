@@ -133,9 +133,5 @@ def ranks(codes: Numbers) -> Numbers:
 
 
 def positions(sources: Numbers) -> NDArray[np.float64]:
-    """Positions that spread each source's rows evenly over the whole: the k-th of n is at (k + 1/2) / n.
-
-    Args:
-        sources: source number of each row.
-    """
+    """Positions that spread the rows of each source (by its number) evenly over the whole: the k-th of n is at (k + 1/2) / n."""
     return (ranks(sources) + 0.5) / np.bincount(sources)[sources]

@@ -39,7 +39,7 @@ from pedigree.data.sources import forms, hub, layouts, leaks, named_columns, pro
 from pedigree.data.sources.attributes import grouped
 from pedigree.data.sources.examples import Example, example_in, record_of
 from pedigree.data.sources.named_columns import select_columns
-from pedigree.data.sources.row_files import Block
+from pedigree.data.sources.row_files import BadRow, Block, listed
 from pedigree.data.sources.shares import ALL, Portion
 from pedigree.data.sources.verifiable import instructions_of
 from pedigree.data.store import storage
@@ -48,29 +48,6 @@ from pedigree.data.store.storage import ContentChanged, Missing
 USABLE = "usable rows"
 NOTHING: Mapping[str, Any] = {}
 """Further columns of rows that have none."""
-EXCERPT, REASON = 200, 300
-"""Maximum characters of a bad row, and of the reason, in its evidence."""
-GAP = " .. "
-"""Replaces the omitted middle of a reason."""
-
-
-class BadRow(NamedTuple):
-    """A rejected row."""
-
-    place: str
-    """File and line, or dataset, split and number, or the id in another stage."""
-    reason: str
-    text: str
-    """Its beginning."""
-
-    @classmethod
-    def of(cls, place: str, reason: str, row: Any) -> "BadRow":
-        """Truncated, with characters escaped that cannot be written."""
-        reason = row_files.writable(reason)
-        if len(reason) > REASON:  # keep both ends: some reasons quote first and end with the problem
-            half = (REASON - len(GAP)) // 2
-            reason = f"{reason[:half]}{GAP}{reason[-half:]}"
-        return cls(place, reason, row_files.text_of(row)[:EXCERPT])
 
 
 @dataclass(frozen=True)
@@ -127,20 +104,12 @@ class OpenSource:
         allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
         if len(bad) > allowed:
             counts = f"{len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}"
-            shown = row_files.listed([(row.place, row.reason) for row in bad])
-            raise PedigreeError(f"{self.name}: {counts}: fix or remove them, or raise it:\n  {shown}")
+            raise PedigreeError(f"{self.name}: {counts}: fix or remove them, or raise it:\n  {listed(bad)}")
         self.portion.refuse(f"{self.name}: {self.portion.said}", self.portion.rows, usable, USABLE)
 
 
 def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside, beside: Sequence[str] = ()) -> OpenSource:
-    """Open a source whose rows become records of one type, in a fixed order.
-
-    Args:
-        source: the source's config.
-        record: record type.
-        task: task name of items.
-        outside: inputs outside the config.
-        beside: further columns to return with each record, if the row has them.
+    """Open a source whose rows become records of one type, in a fixed order, with their columns in `beside` next to them.
 
     Raises PedigreeError if the source cannot provide this type of record, or StoreError if its data cannot be fetched.
     """
@@ -270,9 +239,8 @@ def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, 
         return row_problem(item, "item", outside.check_verifier)
 
     made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
-    bad = tuple(BadRow.of(place, reason, row) for place, row, reason in made.bad)
     items = row_files.in_blocks(("", item) for item in made.items)
-    return OpenSource(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, bad)
+    return OpenSource(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, made.bad)
 
 
 def _allowed_of(source: RowSource | RowProgram) -> int | float:

@@ -29,8 +29,6 @@ CHECK_PAUSES_S = (1.0,)
 """Pauses for interactive checks."""
 PIECE = 16 << 20
 """Bytes per ranged request."""
-MOST_BYTES = 256 << 20
-"""Maximum bytes of an object that is read into memory."""
 
 NOTHING = "there is no such object"
 KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
@@ -174,7 +172,7 @@ Backend = _Bucket | _Folder
 """Paths are `BUCKET/KEY` or absolute file paths."""
 
 
-def read(url: str, limit: int = MOST_BYTES) -> bytes:
+def read(url: str, limit: int) -> bytes:
     """Read a small object. Raises Missing, or ContentChanged if it has more than `limit` bytes; reading stops there."""
 
     def bounded(backend: Backend, path: str) -> bytes:

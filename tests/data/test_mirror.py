@@ -100,7 +100,7 @@ def test_retention_keeps_the_latest_complete_ones_and_removes_leftovers(mirror, 
     assert steps == {"step-000010", "step-000015", "step-000020"}
 
 
-def test_a_changed_byte_a_missing_file_and_a_path_that_leads_outside_are_refused(mirror, tmp_path):
+def test_a_changed_byte_a_missing_file_a_path_that_leads_outside_and_a_manifest_without_end_are_refused(mirror, tmp_path, monkeypatch):
     send(mirror, tmp_path / "a", 5)
     weights = f"{mirror.url}/step-000005/engine/weights.pt"
     storage.write(weights, bytes([5]) * 999 + b"x")
@@ -111,6 +111,9 @@ def test_a_changed_byte_a_missing_file_and_a_path_that_leads_outside_are_refused
         mirror.download_checkpoint("step-000005", tmp_path / "b", lambda: None)
     storage.write(f"{mirror.url}/step-000005/manifest.json", b'{"../../evil": "00"}')
     with pytest.raises(ContentChanged, match="must be a normalized path"):
+        mirror.download_checkpoint("step-000005", tmp_path / "b", lambda: None)
+    monkeypatch.setattr(mirrors, "LIST_BYTES", 10)
+    with pytest.raises(ContentChanged, match="is too large"):
         mirror.download_checkpoint("step-000005", tmp_path / "b", lambda: None)
 
 

@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from data_lab import publish, rows_of, run_stage, seal
@@ -63,7 +62,7 @@ def test_every_row_that_went_in_is_kept_or_dropped_with_a_reason(raw):
     assert counts["read"] == 106 == counts["kept"] + sum(counts["drops"].values())
     for part in counts["per_source"]:
         assert part["in"] == part["kept"] + sum(part["dropped"].values())
-    drops = [json.loads(line) for line in (raw.evidence / "drops.jsonl").read_text().splitlines()]
+    drops = read_rows(raw.evidence / "drops.jsonl")
     assert Counter(drop["reason"] for drop in drops) == counts["drops"]
     assert len(rows_of(raw)) == counts["kept"] == raw.record.metrics["rows"]
 
@@ -123,15 +122,6 @@ def test_an_empty_file_is_no_fault_of_others_and_a_byte_order_mark_is_no_part_of
         run_stage(tmp_path / "nothing", "prepare_data", {**config, "sources": sources}, files=given)
 
 
-def test_a_set_that_is_stored_many_times_over_is_taken_once_and_every_row_is_accounted_for(tmp_path):
-    file = Path(__file__).parents[1] / "data" / "formats" / "dapo-math-17k.jsonl"  # six rows, one of them three times, two without answers
-    source = {"type": "files", "path": file.name, "verifier": "math", "max_bad_rows": 2}
-    config = {"record": "prompt", "sources": [source], "filters": [{"type": "exact_duplicates"}]}
-    made = run_stage(tmp_path / "made", "prepare_data", config, files={file.name: file})
-    metrics = made.record.metrics
-    assert (metrics["rows"], metrics["dropped"], metrics["bad_rows"]) == (2, {"exact_duplicates": 2}, 2)
-
-
 def test_a_row_left_out_by_id_goes_with_its_copies_and_its_text_and_a_slip_of_the_pen_is_told(tmp_path):
     rows = [{"prompt": "Say it.", "response": answer} for answer in ("Once.", "Twice.", "Once.", "once. ")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -161,7 +151,7 @@ def test_decontamination_removes_leaks_and_equal_problems_and_nothing_else(suite
     expected = [row for row in rows_of(raw) if not row["source"].startswith("leak") and row["messages"][0]["content"] not in asked]
     assert rows_of(clean) == expected
     assert clean.record.metrics["planted_leaks"] == clean.record.metrics["leaks_found"] == 6
-    manifest = [json.loads(line) for line in (clean.evidence / "manifest.jsonl").read_text().splitlines()]
+    manifest = read_rows(clean.evidence / "manifest.jsonl")
     assert {line["id"] for line in manifest} == {row["id"] for row in rows_of(raw)} - {row["id"] for row in expected}
     items = {item["id"] for item in rows_of(suite)}
     assert all(line["item"] in items and line["score"] == 1.0 and line["task"] == "sums" for line in manifest)
@@ -219,32 +209,28 @@ def test_hits_have_no_copies_of_items_whichever_process_finds_them(tmp_path, sui
     assert b"worked example" not in sent.read_bytes()
 
 
-@pytest.mark.parametrize(("turns", "left"), [(["user"], 2), (["system", "user", "assistant"], 1)])
-def test_the_turns_that_are_asked_for_are_searched_and_recorded(tmp_path, suite, turns, left):
+def test_the_turns_that_are_asked_for_are_searched_and_recorded(tmp_path, suite):
     item = rows_of(suite)[0]["messages"][0]["content"]
     rows = [
         {"id": name, "source": "s", "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]}
         for name, asked, answer in (("other", "Tell me of bees.", "They hum."), ("leak", "Ask me something.", f"Well. {item}"))
     ]
     data = publish(tmp_path / "rows", "conversation", rows)
-    clean = run_stage(tmp_path / "clean", "decontaminate", {"turns": turns}, data=data, benchmarks={"suite": suite})
-    assert len(rows_of(clean)) == left
-    assert clean.record.metrics["turns"] == evidence(clean, "report.json")["turns"] == turns
+    for turns, left in ((["user"], 2), (["system", "user", "assistant"], 1)):
+        clean = run_stage(tmp_path / str(left), "decontaminate", {"turns": turns}, data=data, benchmarks={"suite": suite})
+        assert len(rows_of(clean)) == left
+        assert clean.record.metrics["turns"] == evidence(clean, "report.json")["turns"] == turns
 
 
-@pytest.mark.parametrize(
-    ("setting", "bound"),
-    [
-        ({"threshold": 1.0}, "less than or equal to 0.9"),
+def test_a_setting_that_might_leave_copies_in_is_refused():
+    for setting, bound in (
         ({"threshold": 0.91}, "less than or equal to 0.9"),
         ({"ngram": 14}, "less than or equal to 13"),
         ({"turns": ["system", "assistant"]}, "add user"),
         ({"turns": []}, "add user"),
-    ],
-)
-def test_a_setting_that_might_leave_copies_in_is_refused(setting, bound):
-    with pytest.raises(ValueError, match=bound):
-        Decontaminate.model_validate(setting)
+    ):
+        with pytest.raises(ValueError, match=bound):
+            Decontaminate.model_validate(setting)
 
 
 def test_a_further_benchmark_that_removes_nothing_changes_no_content_and_explains_no_leak(tmp_path, suite, raw, clean):
@@ -389,6 +375,8 @@ def test_the_best_on_the_task_is_copied_whole_and_the_earlier_of_equals_wins(tmp
     by_mean = run_stage(tmp_path / "y", "select", {}, candidates=policies, scores=table)
     assert by_mean.record.content == policies["b"].record.content
     assert [entry["candidate"] for entry in evidence(by_mean, "choice.json")["ranking"]] == ["b", "a", "c"]
+    renamed = run_stage(tmp_path / "z", "select", {}, candidates={"final": policies["c"]}, scores=table)
+    assert renamed.record.metrics["scores"] == {"final": pytest.approx(0.15)}  # it goes by its content
     copied, original = by_task.payload / "model.safetensors", policies["a"].payload / "model.safetensors"
     assert copied.stat().st_ino != original.stat().st_ino
 
@@ -454,9 +442,3 @@ def test_an_unseen_suite_is_one_for_models_that_it_had_no_part_in(tmp_path):
         used = model(tmp_path / kind, "select", [(kind, port, secret)])
         with pytest.raises(StageError, match=f"secret is not unseen for best: in its lineage a {kind} stage used it as {port} x"):
             split_of({"policies": {"best": used}, "suites": {"secret": given["secret"]}})
-
-
-def test_a_model_evaluated_under_another_name_is_the_same_model(tmp_path, policies):
-    table = scores(tmp_path / "scores", policies, MEANS)
-    chosen = run_stage(tmp_path / "x", "select", {}, candidates={"final": policies["c"]}, scores=table)
-    assert chosen.record.metrics["scores"] == {"final": pytest.approx(0.15)}
