@@ -60,6 +60,7 @@ def test_a_fresh_clone_makes_them_again_from_an_export(tmp_path: Path) -> None:
     made.edit("configs/recipes/lab.yaml", SUMS, SOURCE)
     made.commit()
     made.pedigree("run", "lab")
+    made.commit()
     made.pedigree("export", "lab/clean", str(tmp_path / "exported"))
     clone = made.another("clone")
     clone.edit(".dvc/config", "remote = store", "")
