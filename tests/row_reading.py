@@ -12,7 +12,8 @@ from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.records import columns, records
 from pedigree.data.sources import sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder
-from pedigree.data.sources.sources import BadRow, OpenSource, Outside
+from pedigree.data.sources.row_files import BadRow
+from pedigree.data.sources.sources import OpenSource, Outside
 
 
 class Loaded(NamedTuple):

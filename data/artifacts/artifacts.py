@@ -165,9 +165,7 @@ def sha256_file(path: Path) -> str:
 
 def sha256_path(path: Path) -> str:
     """SHA-256 of a file, or of the sorted (path, sha256) list of a folder's files."""
-    if path.is_dir():
-        return content_hash(scan(path))
-    return sha256_file(path)
+    return content_hash(scan(path)) if path.is_dir() else sha256_file(path)
 
 
 class KnownHashes:
@@ -178,11 +176,7 @@ class KnownHashes:
         """File → (ctime in ns just before it was read, hashes)."""
 
     def sha256(self, path: Path, beat: Beat = silent) -> str:
-        """SHA-256 of a file or folder; `beat` receives bytes hashed and total bytes.
-
-        Raises:
-            ArtifactError: as in `scan`.
-        """
+        """SHA-256 of a file or folder; `beat` receives bytes hashed and total bytes. Raises ArtifactError as in `scan`."""
         files = plain_files(path) if path.is_dir() else {"": path}
         changed = {file: file.stat().st_ctime_ns for file in files.values()}
         known = {file: self._seen[file] for file in changed if file in self._seen}
@@ -197,18 +191,13 @@ class KnownHashes:
 def scan(folder: Path, beat: Beat = silent) -> tuple[FileEntry, ...]:
     """Hash all files below `folder`, sorted by path; `beat` receives bytes done and total bytes.
 
-    Raises:
-        ArtifactError: an entry is neither a file nor a folder (a link would leave the artifact).
+    Raises ArtifactError if an entry is neither a file nor a folder (a link would leave the artifact).
     """
     return entries_of(survey(folder, beat=beat))
 
 
 def survey(folder: Path, *, md5: bool = False, beat: Beat = silent) -> dict[str, Hashed]:
-    """Like `scan`, by path, with stat fields and optionally MD5.
-
-    Raises:
-        ArtifactError: as in `scan`.
-    """
+    """Like `scan`, by path, with stat fields and optionally MD5."""
     files = plain_files(folder)
     hashed = hash_files(files.values(), md5=md5, beat=beat)
     return {name: hashed[path] for name, path in files.items()}
@@ -232,15 +221,9 @@ MIGRATIONS["lineage"][1] = lineage.second_lineage
 
 
 def migrated(raw: Any, what: str, name: str) -> dict[str, Any]:
-    """Migrate a record, run or lineage to the current schema.
+    """Migrate a record, run or lineage (`what`) to the current schema; `name` is for messages.
 
-    Args:
-        raw: content of the file.
-        what: `record`, `run` or `lineage`.
-        name: file name for messages.
-
-    Raises:
-        ArtifactError: its schema is newer than this version's, or too old to migrate.
+    Raises ArtifactError if its schema is newer than this version's, or too old to migrate.
     """
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     now = SCHEMAS[what]
@@ -255,71 +238,38 @@ def migrated(raw: Any, what: str, name: str) -> dict[str, Any]:
 
 
 def read_record(raw: Any, name: str) -> Record:
-    """Parse a record of the current or an earlier schema.
+    """Parse a record of the current or an earlier schema, from a `record.json` or `lineage.json`; `name` is for messages.
 
-    Args:
-        raw: content from a `record.json` or `lineage.json`.
-        name: file name for messages.
-
-    Raises:
-        ArtifactError: the schema is newer, or a field is missing, unknown or of another type; the message names the field.
+    Raises ArtifactError, which names the field that is missing, unknown or of another type, or a newer schema. The functions below, for
+    the bytes and files of records, runs and lineages, do the same.
     """
-    try:
+    with _damage(name):
         return Record.model_validate(migrated(raw, "record", name))
-    except ValidationError as error:
-        raise ArtifactError(f"{name} is damaged ({described(error)}); {RESTORE}") from error
 
 
 def parse_record(data: bytes, name: str) -> Record:
-    """Parse the bytes of a `record.json`.
-
-    Raises:
-        ArtifactError: not JSON, or as in `read_record`.
-    """
     return read_record(parse_json(data, name, RECORD_BYTES), name)
 
 
 def load_record(path: Path) -> Record:
-    """Read a `record.json`.
-
-    Raises:
-        ArtifactError: missing, not a regular file, or as in `read_record`.
-    """
     return parse_record(read_plain(path, RECORD_BYTES), str(path))
 
 
 def parse_run(raw: Any, name: str) -> Run:
-    """Parse a run of the current or an earlier schema, from a `run.json` or `lineage.json`.
-
-    Raises:
-        ArtifactError: as in `read_record`.
-    """
-    try:
+    with _damage(name, "run: "):
         return Run.model_validate(migrated(raw, "run", name))
-    except ValidationError as error:
-        raise ArtifactError(f"{name} is damaged (run: {described(error)}); {RESTORE}") from error
 
 
 def read_run(path: Path) -> Run:
-    """Read a `run.json` of the current or an earlier schema.
-
-    Raises:
-        ArtifactError: missing, damaged, or of a newer version.
-    """
     return parse_run(read_json(path, RUN_BYTES), str(path))
 
 
 def read_lineage(path: Path) -> dict[str, tuple[Record, Run]]:
-    """Ancestor's id → its record and run, from a `lineage.json` of the current or an earlier schema.
-
-    Raises:
-        ArtifactError: missing, damaged, or of a newer version.
-    """
     return parse_lineage(read_json(path, LINEAGE_BYTES), str(path))
 
 
 def parse_lineage(raw: Any, name: str) -> dict[str, tuple[Record, Run]]:
-    """Like `read_lineage`, from the file's content; `name` is for messages."""
+    """Ancestor's id → its record and run."""
     found = migrated(raw, "lineage", name)
     if len(_artifacts(found, name)) > MOST_ANCESTORS:
         raise ArtifactError(f"{name} has too many ancestors ({len(found['artifacts'])} > {MOST_ANCESTORS}) for a Pedigree lineage")
@@ -337,15 +287,9 @@ def parse_lineage(raw: Any, name: str) -> dict[str, tuple[Record, Run]]:
 
 
 def parse_patches(run: Any, raw: Any, name: str) -> dict[str, str]:
-    """sha256 → text of the patches of an artifact and its ancestors.
+    """sha256 → text of the patches of an artifact, whose `run.json` holds those of schema 1, and of its ancestors (`raw`).
 
-    Args:
-        run: content of its `run.json`, which holds the patches of schema 1.
-        raw: content of its `lineage.json`.
-        name: name of the latter, for messages.
-
-    Raises:
-        ArtifactError: a patch does not match its hash, or a file is malformed.
+    Raises ArtifactError if a patch does not match its hash, or a file is malformed.
     """
     found = migrated(raw, "lineage", name)
     _artifacts(found, name)
@@ -364,10 +308,8 @@ _PATCHES = TypeAdapter(dict[Sha256, Annotated[str, Field(max_length=LONGEST_PATC
 
 
 def _patches(raw: Any, name: str) -> dict[str, str]:
-    try:
+    with _damage(name, "patches: "):
         return _PATCHES.validate_python(raw)
-    except ValidationError as error:
-        raise ArtifactError(f"{name} is damaged (patches: {described(error)}): {RESTORE}") from error
 
 
 def _artifacts(found: dict[str, Any], name: str) -> dict[str, Any]:
@@ -380,24 +322,20 @@ def _artifacts(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _damage(name: str) -> Iterator[None]:
+def _damage(name: str, part: str = "") -> Iterator[None]:
     """Turn exceptions caused by malformed values into an ArtifactError."""
     try:
         yield
+    except ValidationError as error:
+        raise ArtifactError(f"{name} is damaged ({part}{described(error)}): {RESTORE}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{name} is damaged ({shown(repr(error))[:300]}): {RESTORE}") from error
 
 
 def open_artifact(path: Path, verify: bool = False, beat: Beat = silent) -> Artifact:
-    """Open a published artifact.
+    """Open a published artifact; `verify` re-hashes the payload instead of trusting names and sizes.
 
-    Args:
-        path: its folder.
-        verify: re-hash the payload instead of trusting names and sizes.
-        beat: receives bytes hashed and total bytes.
-
-    Raises:
-        ArtifactError: no record, an unknown schema, or a payload that differs from the record; the message names each differing file.
+    Raises ArtifactError if it has no record, an unknown schema, or a payload that differs from the record, with each differing file.
     """
     record_file = path / "record.json"
     if not record_file.is_file():

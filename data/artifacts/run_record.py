@@ -77,11 +77,7 @@ class PortableAttempt(_Tried):
 
 
 def parse_attempts(reported: Any) -> list[dict[str, Any]]:
-    """Validate reported attempts of a job; returns JSON.
-
-    Raises:
-        ValidationError, TypeError: invalid.
-    """
+    """Validate reported attempts of a job; returns JSON. Raises ValidationError or TypeError."""
     return [PortableAttempt.model_validate(attempt).model_dump(mode="json", exclude_unset=True) for attempt in reported]
 
 

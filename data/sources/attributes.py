@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import Any
 
 from pedigree.data.chat import template_arguments
+from pedigree.data.sources.dialogues import MARK, marked
 from pedigree.data.sources.row_files import Unreadable, text_of
-from pedigree.data.sources.transcripts import MARK, marked
 
 
 def grouped(rows: Iterable[tuple[str, Any]], weights: Mapping[str, float]) -> Iterator[tuple[str, Any]]:

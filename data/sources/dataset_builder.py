@@ -29,8 +29,8 @@ from pedigree.data.host.parallel import mapped
 from pedigree.data.records import columns, records
 from pedigree.data.records.scattered import Numbers, Scattered
 from pedigree.data.sources import shares
-from pedigree.data.sources.row_files import Block, writable
-from pedigree.data.sources.sources import USABLE, BadRow, OpenSource
+from pedigree.data.sources.row_files import BadRow, Block, writable
+from pedigree.data.sources.sources import USABLE, OpenSource
 
 ORDERED_BY = {"length": ["size"], "turns": [row_statistics.TURNS_OF["user"], row_statistics.TURNS_OF["assistant"]]}
 """Sort key → its columns in the index, which are summed."""
@@ -124,11 +124,7 @@ class RowIndex:
         return places[np.argsort(keys, kind="stable")]
 
     def drawn(self, taken: Sequence[SourceRows], kept: Numbers) -> Numbers:
-        """Draw all sources' portions from the kept rows; positions may repeat.
-
-        Raises:
-            PedigreeError: a portion exceeds the available rows.
-        """
+        """Draw all sources' portions from the kept rows; positions may repeat. Raises PedigreeError as `Portion.refuse`."""
         found = []
         for number, part in enumerate(taken):
             mine = kept[self.sources[kept] == number]
@@ -192,8 +188,7 @@ class DatasetBuilder:
     def take(self, source: OpenSource) -> Iterator[int]:
         """Parse a source's rows into draft files; yields the number of rows so far after each block.
 
-        Raises:
-            PedigreeError: too many bad rows, or too few usable ones.
+        Raises PedigreeError for too many bad rows, or too few usable ones.
         """
         taken = SourceRows(source, [])
         number = len(self.taken)
@@ -242,8 +237,7 @@ class DatasetBuilder:
     def table(self, when: When = "before_filters") -> RowIndex:
         """Index of all drafted rows, or only of the drawn ones if drawing comes before filters. Equal ids get numbers.
 
-        Raises:
-            PedigreeError: a portion exceeds the available rows.
+        Raises PedigreeError as `Portion.refuse`.
         """
         drafts = [draft for taken in self.taken for draft in taken.drafts]
         sizes = [len(draft.index) for draft in drafts]

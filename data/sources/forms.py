@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, Undefined
 from jinja2.exceptions import SecurityError
@@ -18,9 +18,8 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.suite_forms import Form, Metric
 from pedigree.data.records.records import Message
 from pedigree.data.sources.golds import FUNCTIONS
-from pedigree.data.sources.row_files import Unreadable
+from pedigree.data.sources.row_files import BadRow, Unreadable, listed
 
-SHOWN = 5
 NOT_ASKED = "not asked"
 """Reason for omitting a row that fails the form's `where`."""
 OVER = "over per_category"
@@ -28,14 +27,6 @@ OVER = "over per_category"
 
 class RowProblem(ValueError):
     """A row lacks something that the form reads."""
-
-
-class Bad(NamedTuple):
-    """A row that does not fit the form."""
-
-    place: str
-    row: Any
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -59,7 +50,7 @@ class ParsedItems:
 
     items: list[dict[str, Any]]
     left_out: dict[str, int] = field(default_factory=dict)
-    bad: tuple[Bad, ...] = ()
+    bad: tuple[BadRow, ...] = ()
 
 
 def make(
@@ -77,42 +68,41 @@ def make(
     Args:
         form: prompt and scoring.
         rows: (place, row) in the benchmark's own columns.
-        task: the benchmark's name.
-        source: source name of the items.
+        task, source: of the items.
         shots: rows with worked examples; by default the form's own.
         seed: draws worked examples by hash; by default the first ones are taken.
         problem: returns what is wrong with an item, in one sentence, or None.
 
-    Raises:
-        PedigreeError: there are too few worked examples, or some do not fit the form (the first five are shown).
+    Raises PedigreeError if worked examples are too few, or do not fit the form (the first five are shown).
     """
     questions, left_out, bad = _questions(form, rows)
     examples = shots if shots is not None else [(f"example {number}", row) for number, row in enumerate(form.examples, start=1)]
     given, _, unfit = _questions(form, examples, asked=True) if form.prompt.shots else ([], {}, [])
-    _refuse(unfit)
-    chosen = _Shots(form, given, {question.text for _, question in questions}, seed)
+    if unfit:
+        raise PedigreeError(f"{len(unfit)} worked examples do not fit the form; fix or remove them:\n  {listed(unfit)}")
+    shots_of = _shots(form, given, {question.text for _, question in questions}, seed)
     items = []
     for place, question in questions:
-        worked = chosen.of(question)
+        worked = shots_of(question)
         try:
             item = _item(form, question, worked, task, source)
             if wrong := problem(item):
                 raise RowProblem(wrong)
             items.append(item)
         except RowProblem as error:
-            bad.append(Bad(place, question.row, str(error)))
+            bad.append(BadRow.of(place, str(error), question.row))
     return ParsedItems(items, left_out, tuple(bad))
 
 
 def _questions(
     form: Form, rows: Iterable[tuple[str, Any]], asked: bool = False
-) -> tuple[list[tuple[str, Question]], dict[str, int], list[Bad]]:
+) -> tuple[list[tuple[str, Question]], dict[str, int], list[BadRow]]:
     """((place, question) pairs, number of omitted rows by reason, bad rows).
 
     `asked`: ignore `where` and `per_category`.
     """
     questions: list[tuple[str, Question]] = []
-    bad: list[Bad] = []
+    bad: list[BadRow] = []
     left_out: Counter[str] = Counter()
     taken: Counter[str | None] = Counter()
     for number, (place, row) in enumerate(rows):
@@ -126,7 +116,7 @@ def _questions(
                 continue
             question = _question(form, row, number)
         except RowProblem as error:
-            bad.append(Bad(place, row, str(error)))
+            bad.append(BadRow.of(place, str(error), row))
             continue
         taken[question.category] += 1
         if not asked and form.rows.per_category is not None and taken[question.category] > form.rows.per_category:
@@ -134,13 +124,6 @@ def _questions(
             continue
         questions.append((place, question))
     return questions, dict(left_out), bad
-
-
-def _refuse(examples: Sequence[Bad]) -> None:
-    if examples:
-        shown = "\n  ".join(f"{bad.place}: {bad.reason}" for bad in examples[:SHOWN])
-        more = f"\n  ... and {len(examples) - SHOWN} more" if len(examples) > SHOWN else ""
-        raise PedigreeError(f"{len(examples)} worked examples do not fit the form; fix or remove them:\n  {shown}{more}")
 
 
 def _seen(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,31 +167,30 @@ def _question(form: Form, row: Mapping[str, Any], number: int) -> Question:
     return Question(dict(row), text, {**facts, "question": text})
 
 
-class _Shots:
-    """Selects the worked examples of each question."""
+def _shots(form: Form, given: list[tuple[str, Question]], items: set[str], seed: int | None) -> Callable[[Question], list[Question]]:
+    """A function that selects the worked examples of each question."""
+    count = form.prompt.shots
+    kept = [question for _, question in given if question.text not in items]
+    if seed is not None:
+        kept.sort(key=lambda question: digest([seed, question.row]))
 
-    def __init__(self, form: Form, given: list[tuple[str, Question]], items: set[str], seed: int | None) -> None:
-        self.form = form
-        kept = [question for _, question in given if question.text not in items]
-        self.left_out = len(given) - len(kept)
-        if seed is not None:
-            kept = sorted(kept, key=lambda question: digest([seed, question.row]))
-        self.by_category: dict[str | None, list[Question]] = defaultdict(list)
-        for question in kept:
-            self.by_category[question.category if form.prompt.shots_of == "category" else None].append(question)
+    def category_of(question: Question) -> str | None:
+        return question.category if form.prompt.shots_of == "category" else None
 
-    def of(self, question: Question) -> list[Question]:
-        count = self.form.prompt.shots
-        if not count:
-            return []
-        category = question.category if self.form.prompt.shots_of == "category" else None
-        found = self.by_category[category][:count]
+    by_category: dict[str | None, list[Question]] = defaultdict(list)
+    for question in kept:
+        by_category[category_of(question)].append(question)
+
+    def shots_of(question: Question) -> list[Question]:
+        category = category_of(question)
+        found = by_category[category][:count]
         if len(found) < count:
             of = f" of category {category}" if category else ""
-            raise PedigreeError(
-                f"{len(found)} worked examples{of}, but the form shows {count} ({self.left_out} are items themselves): provide more"
-            )
+            items = f"{len(given) - len(kept)} are items themselves"
+            raise PedigreeError(f"{len(found)} worked examples{of}, but the form shows {count} ({items}): provide more")
         return found
+
+    return shots_of
 
 
 def _item(form: Form, question: Question, shots: Sequence[Question], task: str, source: str) -> dict[str, Any]:

@@ -27,11 +27,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_hashes(text: str) -> str:
-    """GSM8K's answer: the text after the last `####`, without thousands separators.
-
-    Raises:
-        ValueError: there is no `####`.
-    """
+    """GSM8K's answer: the text after the last `####`, without thousands separators. Raises ValueError if there is no `####`."""
     _, found, after = text.rpartition("####")
     if not found:
         raise ValueError(f"{text[-80:]!r} has no number after `####`")
@@ -57,19 +53,18 @@ def unlabelled(choices: Sequence[str]) -> list[str]:
 
 
 def spans(row: Mapping[str, Any]) -> list[list[str]]:
-    """DROP's answers, each a list of spans: the first annotator's and the others'.
-
-    Raises:
-        ValueError: there is no answer, or an answer has another form.
-    """
+    """DROP's answers, each a list of spans: the first annotator's and the others'. Raises ValueError if there are none, or others."""
     further: Any = row.get("validated_answers") or []
     if isinstance(further, Mapping):  # a table stored by columns
         columns = [further.get(name) or [] for name in ("number", "date", "spans")]
         further = [{"number": number, "date": date, "spans": found} for number, date, found in zip(*columns, strict=True)]
     try:
-        return _different([found for one in (row["answer"], *further) if (found := _span(one))])
+        answers = dict.fromkeys(tuple(found) for one in (row["answer"], *further) if (found := _span(one)))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the answer {row.get('answer')!r:.80} is none of DROP's") from error
+    if not answers:
+        raise ValueError("there is no answer")
+    return [list(answer) for answer in answers]
 
 
 def _span(answer: Mapping[str, Any]) -> list[str]:
@@ -82,19 +77,8 @@ def _span(answer: Mapping[str, Any]) -> list[str]:
     return [" ".join(text)] if text else []
 
 
-def _different(answers: list[list[str]]) -> list[list[str]]:
-    found = [list(one) for one in dict.fromkeys(tuple(answer) for answer in answers)]
-    if not found:
-        raise ValueError("there is no answer")
-    return found
-
-
 def literal(value: Any) -> Any:
-    """Decode a list stored as JSON text, such as PopQA's possible answers.
-
-    Raises:
-        ValueError: the text is not JSON.
-    """
+    """Decode a list stored as JSON text, such as PopQA's possible answers. Raises ValueError if it is not JSON."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except RecursionError as error:

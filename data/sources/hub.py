@@ -80,8 +80,7 @@ class Found:
 def check(repo: Repository) -> None:
     """Check up front that a repository is available. Network failures are ignored, because a job waits for the network.
 
-    Raises:
-        StoreError: it is gated, missing or moved, has no such commit, is not in the mirror, or the mirror has another commit.
+    Raises StoreError if it is gated, missing or moved, has no such commit, is not in the mirror, or the mirror has another commit.
     """
     if mirror() is not None:
         _mirrored(repo)
@@ -98,11 +97,7 @@ def check(repo: Repository) -> None:
 
 
 def newest(repo: Repository) -> str:
-    """The newest commit of a repository's main branch, or the commit in the mirror.
-
-    Raises:
-        StoreError: it cannot be determined; the message has the cause and the remedy.
-    """
+    """The newest commit of a repository's main branch, or the commit in the mirror. Raises StoreError if it cannot be determined."""
     if mirror() is not None:
         folder = _mirrored(repo)
         commits = _stated(folder)
@@ -121,8 +116,7 @@ def newest(repo: Repository) -> str:
 def model(repo: Repository, beat: Beat = lambda: None) -> Found:
     """A model's folder: safetensors, configuration, tokenizer, and the record if Pedigree exported it.
 
-    Raises:
-        StoreError: it is not available, or its files do not match the commit.
+    Raises StoreError if it is not available, or its files do not match the commit.
     """
     if mirror() is not None:
         folder = _mirrored(repo)
@@ -139,14 +133,10 @@ def rows(
 ) -> Iterator[tuple[str, Any]]:
     """Iterate over (place, row) of the source's configurations and splits, with columns selected and renamed.
 
-    Args:
-        source: the source's config.
-        beat: called periodically.
-        mark: records a caveat about the rows' origin.
-        beside: further columns to return; if there are some, each row is a `SelectedRow` with their values.
+    `beat` is called periodically, and `mark` records a caveat about the rows' origin. With further columns in `beside`, each row is a
+    `SelectedRow` with their values.
 
-    Raises:
-        StoreError: the dataset is not available, does not match the commit, or lacks a configuration, split or column.
+    Raises StoreError if the dataset is not available, does not match the commit, or lacks a configuration, split or column.
     """
     repo = Repository("dataset", source.repo, source.revision)
     with tempfile.TemporaryDirectory(prefix="pedigree-hub-") as scratch:
@@ -171,16 +161,10 @@ def rows(
 
 
 def _names(repo: Repository, folder: Path, files: list[str], listed: Collection[str] | None) -> list[str]:
-    """Repository names of the files that `datasets` would read according to the dataset's card.
+    """Repository names of the `files`, full paths or URLs, that `datasets` would read according to the dataset's card.
 
-    Args:
-        repo: the repository.
-        folder: its resolved folder.
-        files: full paths or URLs, as found by `datasets`.
-        listed: names of all files of the commit; None for a mirror, where links must stay within the folder.
-
-    Raises:
-        StoreError: a file is not part of the repository.
+    `listed` are the names of all files of the commit; None for a mirror, where links must stay within the folder, which is resolved.
+    Raises StoreError if a file is not part of the repository.
     """
     names = []
     for file in files:
@@ -225,8 +209,7 @@ def _refuse_columns(split: str, rows: list[dict[str, Any]], source: Hub) -> None
 def _builder(repo: Repository, folder: Path, source: Hub, config: str | None, scratch: Path) -> "DatasetBuilder":
     """The builder of a configuration, restricted to the requested splits.
 
-    Raises:
-        StoreError: the configuration or split does not exist, or no file is readable by `datasets`.
+    Raises StoreError if the configuration or split does not exist, or no file is readable by `datasets`.
     """
     from datasets import load_dataset_builder
 
@@ -289,8 +272,7 @@ def _offline() -> bool:
 def _info(repo: Repository, revision: str | None) -> Any:
     """The hub's information on a repository that the user can access.
 
-    Raises:
-        StoreError: gated, missing, moved, without that commit, or the hub is unreachable (`passing`).
+    Raises StoreError if it is gated, missing, moved, without that commit, or the hub is unreachable (`passing`).
     """
     from huggingface_hub import HfApi
 
@@ -316,11 +298,7 @@ def _listed(repo: Repository) -> list[str] | None:
 
 
 def _reach(repo: Repository) -> None:
-    """Query a repository that is not cached yet, so that errors name their cause.
-
-    Raises:
-        StoreError: as in `check`, and if the hub is unreachable.
-    """
+    """Query a repository that is not cached yet, so that errors name their cause. Raises StoreError as in `_info`."""
     if repo.revision == PIN_ME:
         raise StoreError(f"{repo}: its revision is not pinned: {command('pin', 'RECIPE')} writes the newest commit into the recipe")
     print(f"{repo}: files of commit {repo.revision[:12]} from {_endpoint()} or its cache", flush=True)
@@ -421,11 +399,7 @@ def _away(repo: Repository, error: Exception) -> StoreError:
 
 
 def mirror() -> Path | None:
-    """The folder that replaces the hub, $PEDIGREE_HUB.
-
-    Raises:
-        StoreError: it is not a folder, or not an absolute path.
-    """
+    """The folder that replaces the hub, $PEDIGREE_HUB. Raises StoreError if it is not a folder, or not an absolute path."""
     given = os.environ.get(FOLDER)
     if not given:
         return None
@@ -438,11 +412,7 @@ def mirror() -> Path | None:
 
 
 def _mirrored(repo: Repository) -> Path:
-    """The repository's folder in the mirror.
-
-    Raises:
-        StoreError: it is missing, or of another commit.
-    """
+    """The repository's folder in the mirror. Raises StoreError if it is missing, or of another commit."""
     folder = (mirror() or Path()) / repo.place
     if not folder.is_dir():
         raise StoreError(f"{repo}: the mirror has no {folder}: {_download_again(repo)}, or unset {FOLDER} to use the hub")
@@ -459,11 +429,7 @@ def _download_again(repo: Repository) -> str:
 
 
 def _stated(folder: Path) -> dict[str, str]:
-    """File → recorded commit, one file per distinct commit; `REVISION` counts as such a file.
-
-    Raises:
-        StoreError: a recorded commit is not a commit hash.
-    """
+    """File → recorded commit, one file per distinct commit; `REVISION` counts as such a file. Raises StoreError for another text."""
     stated = {name: commit for name, (commit, _) in _notes(folder).items()}
     if (folder / STATEMENT).is_file():
         stated = {STATEMENT: (folder / STATEMENT).read_text().strip(), **stated}
@@ -488,8 +454,7 @@ def _notes(folder: Path) -> dict[str, tuple[str, str]]:
 def _proved_mirror(repo: Repository, folder: Path, wanted: list[str] | None, beat: Beat) -> str | None:
     """Verify the wanted files (all if None) against the mirror's metadata; returns why they are unverified, or None.
 
-    Raises:
-        StoreError: a file was changed after the download.
+    Raises StoreError if a file was changed after the download.
     """
     notes = _notes(folder)
     names = _laid(folder) if wanted is None else [name for name in (*wanted, *CARDS) if (folder / name).is_file()]

@@ -13,10 +13,10 @@ from pedigree.data.chat.tools import calls_in, is_there
 from pedigree.data.chat.turns import messages_from, refuse_more_than_messages
 from pedigree.data.records.messages import CALL, MARKED, divided, message_problem, text_and_calls
 from pedigree.data.records.records import Answer, Message
-from pedigree.data.sources import trees
-from pedigree.data.sources.procedural import Example
+from pedigree.data.sources import dialogues
+from pedigree.data.sources.dialogues import is_transcript, messages_of
+from pedigree.data.sources.examples import Example
 from pedigree.data.sources.row_files import Unreadable, text_of
-from pedigree.data.sources.transcripts import is_transcript, messages_of
 from pedigree.data.sources.verifiable import verifier_of
 
 BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
@@ -28,11 +28,11 @@ OTHER_ANSWERS = {"chosen", "rejected", "response1", "response2", "responses", "a
 def unfolded(rows: Iterable[tuple[str, Any]], record: RecordType) -> Iterator[tuple[str, Any]]:
     """The same (place, row) pairs, with rows of several examples split."""
     for place, row in rows:
-        if not trees.is_tree(row):
+        if not dialogues.is_tree(row):
             yield place, row
             continue
         try:
-            parts = list(trees.comparisons(row) if record == "preference" else trees.conversations(row))
+            parts = list(dialogues.comparisons(row) if record == "preference" else dialogues.conversations(row))
         except ValueError as error:
             yield place, Unreadable(text_of(row), str(error))
             continue
@@ -52,7 +52,7 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
         instruction [, input], output                       Alpaca
         conversations [, chosen, rejected]                  ShareGPT (`from`, `value`)
         [messages | prompt,] chosen, rejected               pair: answers, or whole chats with the same beginning
-        chosen, rejected                                    pair of transcripts, see `data/sources/transcripts.py`
+        chosen, rejected                                    pair of transcripts, see `data/sources/dialogues.py`
         context, response1, response2, overall_preference   pair; a preference below 0 prefers the first (HelpSteer3)
         messages | prompt, answers                          ranked answers: texts, best first, or {text, score} in any order
         messages | prompt, responses, rewards               scored answers in two lists (RLHFlow)
@@ -68,11 +68,8 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
     and a `strength`, the probability that chosen is better. See `data/chat/turns.py` for fields of turns. Every row may have
     `template_arguments` or `chat_template_kwargs`, a mapping or its JSON text, and the `tools` or `functions` that it offers.
 
-    Args:
-        verifier: compares answers with the ground truth, overriding the row.
-
-    Raises:
-        ValueError: the row cannot be read, or has missing, empty or wrong-role messages; the message is one sentence.
+    `verifier` compares answers with the ground truth, overriding the row. Raises ValueError, one sentence, if the row cannot be read, or
+    has missing, empty or wrong-role messages.
     """
     if isinstance(row, Unreadable):
         raise ValueError(row.reason)

@@ -7,7 +7,7 @@ from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.row_sources import Leaks, RecordType
 from pedigree.data.records.records import Item, Message
-from pedigree.data.sources.procedural import Example, unscored
+from pedigree.data.sources.examples import Example, unscored
 
 LEAK = "leak-"
 """Prefix of the sources of planted leaks."""
@@ -16,8 +16,7 @@ LEAK = "leak-"
 def plant(config: Leaks, record: RecordType, suites: Sequence[Item]) -> list[Example]:
     """Benchmark items disguised as training rows.
 
-    Raises:
-        PedigreeError: the record type has no prompt to leak into, or there are fewer items times styles than `count`.
+    Raises PedigreeError if the record type has no prompt to leak into, or there are fewer items times styles than `count`.
     """
     if record == "item":
         raise PedigreeError("leaks go into training rows: record must be conversation, prompt or preference, not item")

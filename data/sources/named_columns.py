@@ -18,22 +18,9 @@ def select_columns(row: Any, columns: Mapping[str, str], beside: Sequence[str]) 
         return row
     if not isinstance(row, Mapping):
         return SelectedRow(row, {})
-    return SelectedRow(chosen(row, columns) if columns else row, {way: at(row, way) for way in beside if has(row, way) is not False})
-
-
-def chosen(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The chosen columns under our names; None if the row lacks one."""
-    return {ours: at(row, theirs) for ours, theirs in columns.items()}
-
-
-def at(row: Mapping[str, Any], way: str) -> Any:
-    """The value of the column with this name or, failing that, at this path; None if the path ends early."""
-    if way in row:
-        return row[way]
-    found: Any = row
-    for name in way.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+    chosen = {ours: _at(row, theirs)[0] for ours, theirs in columns.items()} if columns else row
+    further = {way: _at(row, way) for way in beside}
+    return SelectedRow(chosen, {way: value for way, (value, is_there) in further.items() if is_there is not False})
 
 
 def lacking(rows: Iterable[Any], columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -45,7 +32,7 @@ def lacking(rows: Iterable[Any], columns: Mapping[str, str]) -> tuple[list[str],
     for row in rows:
         if isinstance(row, Mapping):
             instead = instead or list(_ways(row))
-            found = {way: has(row, way) for way in unseen}
+            found = {way: _at(row, way)[1] for way in unseen}
             missed |= {way for way in unseen if found[way] is False}
             unseen = {way for way in unseen if not found[way]}
         if not unseen:
@@ -53,18 +40,18 @@ def lacking(rows: Iterable[Any], columns: Mapping[str, str]) -> tuple[list[str],
     return sorted(unseen & missed), instead
 
 
-def has(row: Mapping[str, Any], way: str) -> bool | None:
-    """Whether a row has this column; None if the path to it ends at null."""
+def _at(row: Mapping[str, Any], way: str) -> tuple[Any, bool | None]:
+    """(value of the column with this name or, failing that, at this path; whether it is there, None if the path to it ends at null)."""
     if way in row:
-        return True
+        return row[way], True
     found: Any = row
     for name in way.split("."):
         if found is None:
-            return None
+            return None, None
         if not isinstance(found, Mapping) or name not in found:
-            return False
+            return None, False
         found = found[name]
-    return True
+    return found, True
 
 
 def _ways(row: Mapping[str, Any]) -> Iterable[str]:

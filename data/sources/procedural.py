@@ -2,48 +2,12 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints
-from pedigree.data.records.records import Answer, Message
-
-
-@dataclass(frozen=True)
-class Example:
-    """One row's content before it becomes a record; None for what the source does not specify."""
-
-    messages: list[Message]
-    """Ends with the user's turn, or with the result of a call."""
-    answers: tuple[Answer, ...] = ()
-    """Best first; the first is the assistant's reply."""
-    verifier: dict[str, Any] | None = None
-    source: str | None = None
-    """The row's own source name."""
-    strength: float | None = None
-    """P(the first of two answers is the better one)."""
-    train: bool | None = None
-    """`train` flag of the assistant turn that became the answer."""
-    calls: tuple[str, ...] = ()
-    """Tool calls at the end of that turn, as in `data/chat/tools.py`; the answer may then be empty."""
-    template_arguments: dict[str, Any] | None = None
-    """Variables of the chat template → their values."""
-
-    @property
-    def answer(self) -> str | None:
-        return self.answers[0]["text"] if self.answers else None
-
-    @property
-    def rejected(self) -> str | None:
-        return self.answers[1]["text"] if len(self.answers) > 1 else None
-
-
-def unscored(*texts: str) -> tuple[Answer, ...]:
-    """Answers without scores, best first."""
-    return tuple({"text": text, "score": None} for text in texts)
-
+from pedigree.data.sources.examples import Example, unscored
 
 Problem = tuple[str, int, int]
 """Operation and operands."""
@@ -61,9 +25,7 @@ def arithmetic(config: Arithmetic) -> list[Example]:
     """`count` distinct problems; operand lengths and operations are drawn uniformly.
 
     The problem determines its wording, so that the same problem has the same text in two datasets and decontamination finds it.
-
-    Raises:
-        PedigreeError: there are fewer than `count` distinct problems.
+    Raises PedigreeError if there are fewer than `count` distinct problems.
     """
     possible = len(set(config.operations)) * sum(_numbers(length) for length in set(config.digits)) ** 2
     if config.count > possible:
@@ -134,11 +96,7 @@ LEAST, MOST = (6, 8, 10, 12), (5, 6, 7, 8)
 
 
 def constraints(config: Constraints) -> list[Example]:
-    """`count` distinct instructions; checks are drawn uniformly.
-
-    Raises:
-        PedigreeError: there are fewer than `count` distinct instructions.
-    """
+    """`count` distinct instructions; checks are drawn uniformly. Raises PedigreeError if there are fewer."""
     possible = sum(len(OPENINGS) * len(TOPICS) * (len(LEAST) + len(MOST) if name == "word_count" else 1) for name in set(config.checks))
     if config.count > possible:
         raise PedigreeError(f"constraints: count {config.count} > {possible}, the number of different instructions: lower count")

@@ -12,8 +12,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.frozen import digest
@@ -23,8 +23,8 @@ from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.records.messages import ROLES
 from pedigree.data.sources import layouts, procedural, row_files
+from pedigree.data.sources.examples import Example
 from pedigree.data.sources.hub import NOTES, STATEMENT
-from pedigree.data.sources.procedural import Example
 from pedigree.data.store.durable import rename, sync_tree
 from pedigree.data.store.storage import StoreError
 
@@ -54,38 +54,26 @@ def places(project: Path) -> list[Path]:
 
 
 def data_set(repo: str, folders: Sequence[Path]) -> Path:
-    """The folder with synthetic rows for a hub dataset.
-
-    Raises:
-        StoreError: it does not exist; the message names the path to create.
-    """
-    found = [folder / "hub" / "datasets" / repo for folder in folders]
-    for folder in found:
-        if folder.is_dir():
-            return folder
-    raise StoreError(
-        f"dataset {repo} has no rehearsal rows: write a few in its own columns, with its quirks and its README.md, into {found[0]}"
-    )
+    """The folder with synthetic rows for a hub dataset. Raises StoreError with the path to create."""
+    return _first_of([folder / "hub" / "datasets" / repo for folder in folders], f"dataset {repo}", " and its README.md")
 
 
 def stored_rows(source: Stored, folders: Sequence[Path]) -> Path:
-    """The file with synthetic rows for a stored source.
+    """The file with synthetic rows for a stored source. Raises StoreError with the path to create."""
+    return _first_of([folder / "stored" / row_files.file_name(source) for folder in folders], f"source {source.name}")
 
-    Raises:
-        StoreError: it does not exist; the message names the path to create.
-    """
-    name = f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
-    found = [folder / "stored" / name for folder in folders]
-    for file in found:
-        if file.is_file():
-            return file
-    raise StoreError(f"source {source.name} has no rehearsal rows: write a few in its own columns, with its quirks, into {found[0]}")
+
+def _first_of(places: Sequence[Path], what: str, also: str = "") -> Path:
+    for place in places:
+        if place.exists():
+            return place
+    raise StoreError(f"{what} has no rehearsal rows: write a few in its own columns, with its quirks{also}, into {places[0]}")
 
 
 def place_stored(source: Stored, file: Path) -> str:
     """Put synthetic rows into the cache of stored sources under their hash; return the hash."""
     sha256 = sha256_file(file)
-    target = assets.cache_folder() / "sources" / sha256 / f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
+    target = row_files.cached_at(source, sha256)
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -116,8 +104,11 @@ def build_once(names: Iterable[str], make: Callable[[dict[str, Path]], None]) ->
             make(building)
         for name, folder in building.items():
             sync_tree(folder)
-            with _unless_there(targets[name]):
+            try:
                 rename(folder, targets[name])
+            except OSError:
+                if not targets[name].is_dir():  # otherwise another process was faster
+                    raise
     return targets
 
 
@@ -157,15 +148,6 @@ def _files(folder: Path) -> list[tuple[str, Path]]:
     return sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
 
 
-@contextmanager
-def _unless_there(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        if not target.is_dir():  # otherwise another process was faster
-            raise
-
-
 # --- training data of synthetic models ---------------------------------------------------------------------------------
 
 
@@ -177,12 +159,17 @@ def texts_and_dialogues(folders: Sequence[Path], ruled: Iterable[Arithmetic | Co
     """
     texts: list[str] = []
     examples: list[Example] = []
-    files = {file.relative_to(folder).as_posix(): file for folder in folders[::-1] for file in _made_files(folder)}
+    files: dict[str, Path] = {}
+    for folder in folders[::-1]:
+        stored = [file for file in (folder / "stored").glob("*") if row_files.ending(file) in row_files.READERS]
+        files |= {file.relative_to(folder).as_posix(): file for file in [*(folder / "hub").rglob("*.jsonl"), *stored]}
     for _, file in sorted(files.items()):
         rows = [row for _, row in row_files.read(file)]
         text = file.read_text() if file.suffix == ".jsonl" else "\n".join(json.dumps(row, ensure_ascii=False, default=str) for row in rows)
         texts.append(text[:LONGEST_TEXT])
-        examples += [example for row in rows if (example := _example(row)) is not None]
+        for row in rows:
+            with suppress(ValueError):  # a deliberately malformed row
+                examples.append(layouts.example_of(row))
     for source in ruled:
         made = procedural.arithmetic(source) if isinstance(source, Arithmetic) else procedural.constraints(source)
         texts += [f"{example.messages[-1]['content']} {example.answer}" for example in made]
@@ -190,23 +177,10 @@ def texts_and_dialogues(folders: Sequence[Path], ruled: Iterable[Arithmetic | Co
     return texts, [dialogue for example in examples for dialogue in _dialogues(example)]
 
 
-def _made_files(folder: Path) -> list[Path]:
-    """Files with rows for the hub and for object stores."""
-    stored = [file for file in (folder / "stored").glob("*") if row_files.ending(file) in row_files.READERS]
-    return [*(folder / "hub").rglob("*.jsonl"), *stored]
-
-
 def judging() -> list[dict[str, Any]]:
     """Training dialogues of a judge: all ratings equally often."""
     asked = [{"role": "user", "content": FRAME[-FRAME_END:]}]
     return [{"messages": asked, "answer": f"Rating: {rating}"} for rating in range(1, HIGHEST + 1)]
-
-
-def _example(row: Any) -> Example | None:
-    try:
-        return layouts.example_of(row)
-    except ValueError:  # a deliberately malformed row
-        return None
 
 
 def _dialogues(example: Example) -> Iterator[dict[str, Any]]:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.rows.row_sources import Stored
+from pedigree.data.artifacts import assets
 from pedigree.data.records.records import characters_in
 
 if TYPE_CHECKING:
@@ -24,6 +26,12 @@ LONGEST_LINE = 64 << 20
 """Maximum bytes of a JSONL row."""
 LARGEST_JSON = 2 << 30
 """Maximum bytes of a JSON list, which is loaded whole and takes several times as much memory."""
+SHOWN = 5
+"""Number of bad rows shown in an error."""
+EXCERPT, REASON = 200, 300
+"""Maximum characters of a bad row, and of the reason, in its evidence."""
+GAP = " .. "
+"""Replaces the omitted middle of a reason."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br", ".zip")
 """Suffixes of compressed files."""
 
@@ -37,12 +45,40 @@ class Unreadable(NamedTuple):
 
 def text_of(row: Any) -> str:
     """A row as text for display."""
-    return writable(row.text if isinstance(row, Unreadable) else json.dumps(row, ensure_ascii=False, default=str))
+    try:
+        return writable(row.text if isinstance(row, Unreadable) else json.dumps(row, ensure_ascii=False, default=str))
+    except RecursionError:  # it was read where fewer calls were on the stack
+        return "(nested too deeply to be shown)"
 
 
 def writable(text: str) -> str:
     """The text with lone surrogates, which cannot be encoded, as escapes."""
     return text.encode(errors="backslashreplace").decode()
+
+
+class BadRow(NamedTuple):
+    """A rejected row."""
+
+    place: str
+    """File and line, or dataset, split and number, or the id in another stage."""
+    reason: str
+    text: str
+    """Its beginning."""
+
+    @classmethod
+    def of(cls, place: str, reason: str, row: Any) -> "BadRow":
+        """Truncated, with characters escaped that cannot be written."""
+        reason = writable(reason)
+        if len(reason) > REASON:  # keep both ends: some reasons quote first and end with the problem
+            half = (REASON - len(GAP)) // 2
+            reason = f"{reason[:half]}{GAP}{reason[-half:]}"
+        return cls(place, reason, text_of(row)[:EXCERPT])
+
+
+def listed(bad: Sequence[BadRow]) -> str:
+    """The first bad rows with their reasons, one per line."""
+    more = f"\n  ... and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    return "\n  ".join(f"{row.place}: {row.reason}" for row in bad[:SHOWN]) + more
 
 
 Block = Callable[[], Iterable[tuple[str, Any]]]
@@ -58,8 +94,7 @@ def read(path: Path) -> Iterator[tuple[str, Any]]:
 def blocks(path: Path) -> Iterator[Block]:
     """All blocks of a file, or of all data files below a folder, not yet parsed.
 
-    Raises:
-        PedigreeError: the file is not a row file, cannot be unpacked, is damaged, or has an overlong line.
+    Raises PedigreeError if the file is not a row file, cannot be unpacked, is damaged, or has an overlong line.
     """
     for file in _files(path) if path.is_dir() else [path]:
         if ending(file) not in READERS:
@@ -70,10 +105,13 @@ def blocks(path: Path) -> Iterator[Block]:
 def _files(folder: Path) -> list[Path]:
     """The data files below a folder, sorted, without hidden files and files such as a license.
 
-    Raises:
-        PedigreeError: there is none, or a file looks like rows in an unsupported format.
+    Raises PedigreeError if there is none, or a file looks like rows in an unsupported format.
     """
-    there = sorted(path for path in folder.rglob("*") if not path.is_dir() and not _is_hidden(path.relative_to(folder)))
+
+    def is_hidden(path: Path) -> bool:
+        return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+    there = sorted(path for path in folder.rglob("*") if not path.is_dir() and not is_hidden(path))
     left_out = [path.relative_to(folder).as_posix() for path in there if ending(path) not in READERS and _looks_like_rows(path)]
     if left_out:
         more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
@@ -85,10 +123,6 @@ def _files(folder: Path) -> list[Path]:
     if not files:
         raise PedigreeError(f"{folder.name} holds no {', '.join(sorted(READERS))} file")
     return files
-
-
-def _is_hidden(path: PurePath) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _looks_like_rows(file: PurePath) -> bool:
@@ -113,6 +147,16 @@ def in_blocks(rows: Iterable[tuple[str, Any]]) -> Iterator[Block]:
 def ending(file: PurePath) -> str:
     """A file's suffix, including compression."""
     return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+
+
+def file_name(source: Stored) -> str:
+    """The name of a stored source's file on this machine."""
+    return f"{source.name}{ending(PurePosixPath(source.url))}"
+
+
+def cached_at(source: Stored, sha256: str) -> Path:
+    """Where the machine-wide cache keeps the source's file with this hash."""
+    return assets.cache_folder() / "sources" / sha256 / file_name(source)
 
 
 def _jsonl(file: Path) -> Iterator[Block]:

@@ -61,16 +61,19 @@ class Portion:
         """Whether every row is taken once."""
         return self.rows is None and self.epochs is None and self.most_per_source is None
 
-    def refuse(self, name: str, there: int, what: str) -> None:
-        """Raise PedigreeError if there are too few rows and repeats are not allowed, or if no row would be taken."""
-        _refuse(self, f"{name}: {self.said}", self.rows, there, what)
+    def refuse(self, said: str, rows: int | None, there: int, what: str) -> None:
+        """Raise PedigreeError if `rows` exceed those that are there and repeats are not allowed, or if none would be taken."""
+        if rows is not None and rows > there and not (self.repeats and there):
+            raise PedigreeError(f"{said} > {there} {what}: {self.remedy if there else 'leave the source out'}")
+        if rows == 0 and there:
+            raise PedigreeError(f"{said} takes none of {there} {what}: raise it, or leave the source out")
 
 
 ALL = Portion()
 
 
 def drawn(name: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray, what: str) -> Numbers:
-    """The positions drawn, possibly with repeats; higher-ranked rows repeat first.
+    """The positions drawn, possibly with repeats; higher-ranked rows repeat first. Raises PedigreeError as `Portion.refuse`.
 
     Args:
         name: source name, for errors.
@@ -78,9 +81,6 @@ def drawn(name: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray
         ranked: positions of the available rows.
         sources: `source` of each, in the same order.
         what: name for these rows in errors, e.g. `usable rows`.
-
-    Raises:
-        PedigreeError: there are too few rows and repeats are not allowed, or no row would be taken.
     """
     if portion.takes_all:
         return ranked
@@ -90,9 +90,8 @@ def drawn(name: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray
     if portion.most_per_source is not None:
         ranked = ranked[ranks(_coded(sources)[0]) < portion.most_per_source]
         what = f"{what} under most_per_source {portion.most_per_source}"
-    if portion.epochs is not None:
-        return _taken(portion, said, int(portion.epochs * len(ranked)), ranked, what)
-    return _taken(portion, said, len(ranked) if portion.rows is None else portion.rows, ranked, what)
+    rows = len(ranked) if portion.rows is None else portion.rows
+    return _taken(portion, said, rows if portion.epochs is None else int(portion.epochs * len(ranked)), ranked, what)
 
 
 def _weighted(said: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray, what: str) -> Numbers:
@@ -113,16 +112,9 @@ def _weighted(said: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedA
 
 def _taken(portion: Portion, said: str, rows: int, ranked: Numbers, what: str) -> Numbers:
     """The positions of `rows` rows: whole passes, then the first ones again."""
-    _refuse(portion, said, rows, len(ranked), what)
+    portion.refuse(said, rows, len(ranked), what)
     passes, rest = divmod(rows, max(1, len(ranked)))
     return np.concatenate([np.tile(ranked, passes), ranked[:rest]])
-
-
-def _refuse(portion: Portion, said: str, rows: int | None, there: int, what: str) -> None:
-    if rows is not None and rows > there and not (portion.repeats and there):
-        raise PedigreeError(f"{said} > {there} {what}: {portion.remedy if there else 'leave the source out'}")
-    if rows == 0 and there:
-        raise PedigreeError(f"{said} takes none of {there} {what}: raise it, or leave the source out")
 
 
 def _coded(names: pa.ChunkedArray) -> tuple[Numbers, dict[str, int]]:
@@ -141,9 +133,5 @@ def ranks(codes: Numbers) -> Numbers:
 
 
 def positions(sources: Numbers) -> NDArray[np.float64]:
-    """Positions that spread each source's rows evenly over the whole: the k-th of n is at (k + 1/2) / n.
-
-    Args:
-        sources: source number of each row.
-    """
+    """Positions that spread the rows of each source (by its number) evenly over the whole: the k-th of n is at (k + 1/2) / n."""
     return (ranks(sources) + 0.5) / np.bincount(sources)[sources]

@@ -1,13 +1,14 @@
 """Row sources: rules, programs, packaged files, project files, object stores, the hub, and deliberately planted leaks.
 
-Each source yields `Example`s, which `data/sources/example_records.py` turns into records. An id is the source's name plus the hash of
+Each source yields `Example`s, which `data/sources/examples.py` turns into records. An id is the source's name plus the hash of
 the row, so it depends on the row alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path, PurePosixPath
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
@@ -32,46 +33,21 @@ from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import Artifact, sha256_file
 from pedigree.data.expectations.validation import row_problem
-from pedigree.data.records.records import Item
-from pedigree.data.sources import forms, hub, layouts, leaks, named_columns, procedural, row_files, stage_rows
+from pedigree.data.records import records
+from pedigree.data.records.records import Item, RowGroup
+from pedigree.data.sources import forms, hub, layouts, leaks, named_columns, procedural, row_files
 from pedigree.data.sources.attributes import grouped
-from pedigree.data.sources.example_records import record_of
+from pedigree.data.sources.examples import Example, example_in, record_of
 from pedigree.data.sources.named_columns import select_columns
-from pedigree.data.sources.procedural import Example
-from pedigree.data.sources.row_files import Block
+from pedigree.data.sources.row_files import BadRow, Block, listed
 from pedigree.data.sources.shares import ALL, Portion
 from pedigree.data.sources.verifiable import instructions_of
 from pedigree.data.store import storage
 from pedigree.data.store.storage import ContentChanged, Missing
 
-SHOWN = 5
-"""Number of bad rows shown in an error."""
 USABLE = "usable rows"
 NOTHING: Mapping[str, Any] = {}
 """Further columns of rows that have none."""
-EXCERPT, REASON = 200, 300
-"""Maximum characters of a bad row, and of the reason, in its evidence."""
-GAP = " .. "
-"""Replaces the omitted middle of a reason."""
-
-
-class BadRow(NamedTuple):
-    """A rejected row."""
-
-    place: str
-    """File and line, or dataset, split and number, or the id in another stage."""
-    reason: str
-    text: str
-    """Its beginning."""
-
-    @classmethod
-    def of(cls, place: str, reason: str, row: Any) -> "BadRow":
-        """Truncated, with characters escaped that cannot be written."""
-        reason = row_files.writable(reason)
-        if len(reason) > REASON:  # keep both ends: some reasons quote first and end with the problem
-            half = (REASON - len(GAP)) // 2
-            reason = f"{reason[:half]}{GAP}{reason[-half:]}"
-        return cls(place, reason, row_files.text_of(row)[:EXCERPT])
 
 
 @dataclass(frozen=True)
@@ -124,29 +100,28 @@ class OpenSource:
 
     def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
         """Raise PedigreeError for too many bad rows or too few usable ones."""
-        _refuse_too_many(self.name, bad, usable + len(bad), self.max_bad_rows)
-        self.portion.refuse(self.name, usable, USABLE)
+        read, limit = usable + len(bad), self.max_bad_rows
+        allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
+        if len(bad) > allowed:
+            counts = f"{len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}"
+            raise PedigreeError(f"{self.name}: {counts}: fix or remove them, or raise it:\n  {listed(bad)}")
+        self.portion.refuse(f"{self.name}: {self.portion.said}", self.portion.rows, usable, USABLE)
 
 
 def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside, beside: Sequence[str] = ()) -> OpenSource:
-    """Open a source whose rows become records of one type, in a fixed order.
+    """Open a source whose rows become records of one type, in a fixed order, with their columns in `beside` next to them.
 
-    Args:
-        source: the source's config.
-        record: record type.
-        task: task name of items.
-        outside: inputs outside the config.
-        beside: further columns to return with each record, if the row has them.
-
-    Raises:
-        PedigreeError: the source cannot provide this type of record.
-        StoreError: its data cannot be fetched.
+    Raises PedigreeError if the source cannot provide this type of record, or StoreError if its data cannot be fetched.
     """
-    if isinstance(source, (Arithmetic, Constraints, Leaks)):
-        name, examples = _made(source, record, outside)
-        return OpenSource(name, row_files.in_blocks(("", _own(example, record, task, name)) for example in examples), _as_they_are)
-    if isinstance(source, StageRows):
-        return _opened_rows(source, record, outside)
+    match source:
+        case Arithmetic():
+            return _opened_examples("arithmetic", procedural.arithmetic(source), record, task)
+        case Constraints():
+            return _opened_examples("constraints", procedural.constraints(source), record, task)
+        case Leaks():
+            return _opened_examples("leak", leaks.plant(source, record, outside.suites), record, task)
+        case StageRows():
+            return _opened_rows(source, record, outside)
     name, blocks = _blocks(source, outside, beside)
     verifier, attributes, columns = None, {}, {}
     if isinstance(source, Read):
@@ -163,14 +138,31 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
     return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source))
 
 
+def _opened_examples(name: str, examples: Sequence[Example], record: RecordType, task: str | None) -> OpenSource:
+    """Open a generated source."""
+
+    def made(example: Example) -> dict[str, Any]:
+        try:
+            return record_of(example, record, task, example.source or name)
+        except ValueError as error:
+            raise PedigreeError(f"{name}: {error}") from error
+
+    return OpenSource(name, row_files.in_blocks(("", made(example)) for example in examples), _as_they_are)
+
+
 def _opened_rows(source: StageRows, record: RecordType, outside: Outside) -> OpenSource:
-    """Open another stage's rows."""
+    """Open another stage's rows, each group read by the process that parses it."""
 
     def parse(block: Block) -> Parsed:
         rows = ((place, row, NOTHING) for place, row in block())
-        return _parsed(rows, lambda row: _valid(stage_rows.example_of(row), record, None, source.input, outside))
+        return _parsed(rows, lambda row: _valid(example_in(row), record, None, source.input, outside))
 
-    return OpenSource(source.input, stage_rows.blocks(outside.artifacts[source.input]), parse, _portion_of(source))
+    blocks = (partial(_rows_in, group) for group in records.groups(outside.artifacts[source.input]))
+    return OpenSource(source.input, blocks, parse, _portion_of(source))
+
+
+def _rows_in(group: RowGroup) -> Iterator[tuple[str, Any]]:
+    yield from ((row["id"], row) for row in group.read())
 
 
 def _parsed(rows: Iterable[tuple[str, Any, Mapping[str, Any]]], make: Callable[[Any], dict[str, Any]]) -> Parsed:
@@ -195,29 +187,6 @@ def _as_they_are(block: Block) -> Parsed:
     return Parsed([row for _, row in given], [], [place for place, _ in given], [NOTHING] * len(given))
 
 
-def _refuse_too_many(name: str, bad: Sequence[BadRow], read: int, limit: int | float) -> None:
-    """Raise PedigreeError for more bad rows than `limit`, a number or a share of all rows read."""
-    allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
-    if len(bad) > allowed:
-        shown = "\n  ".join(f"{row.place}: {row.reason}" for row in bad[:SHOWN])
-        more = f"\n  ... and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-        raise PedigreeError(
-            f"{name}: {len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}: fix or remove them, or raise it:\n"
-            f"  {shown}{more}"
-        )
-
-
-def _made(source: Arithmetic | Constraints | Leaks, record: RecordType, outside: Outside) -> tuple[str, list[Example]]:
-    """(source name, examples) of a generated source."""
-    match source:
-        case Arithmetic():
-            return "arithmetic", procedural.arithmetic(source)
-        case Constraints():
-            return "constraints", procedural.constraints(source)
-        case Leaks():
-            return "leak", leaks.plant(source, record, outside.suites)
-
-
 def _blocks(source: RowSource | RowProgram, outside: Outside, beside: Sequence[str] = ()) -> tuple[str, Iterator[Block]]:
     """(source name, blocks) of an external source. Hub rows already have their columns selected."""
     match source:
@@ -236,11 +205,7 @@ def _blocks(source: RowSource | RowProgram, outside: Outside, beside: Sequence[s
 
 
 def _in_file(name: str, path: Path, columns: Mapping[str, str]) -> tuple[str, Iterator[Block]]:
-    """(source name, blocks) of a file.
-
-    Raises:
-        PedigreeError: no row has one of the chosen columns.
-    """
+    """(source name, blocks) of a file. Raises PedigreeError if no row has one of the chosen columns."""
     unknown, instead = named_columns.lacking((row for _, row in row_files.read(path)), columns) if columns else ([], [])
     if unknown:
         raise PedigreeError(f"{name} has no column {', '.join(unknown)}: its first row has {', '.join(instead)}")
@@ -265,9 +230,7 @@ def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iter
 def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> OpenSource:
     """Open a benchmark whose rows become items by a form. All rows are parsed here, because items depend on each other.
 
-    Raises:
-        PedigreeError: there are too few worked examples, or some of them are malformed.
-        StoreError: its data cannot be fetched.
+    Raises PedigreeError if worked examples are too few or malformed, or StoreError if its data cannot be fetched.
     """
     name, rows = raw(source, outside)
     examples = list(raw(shots.source, outside)[1]) if shots else None
@@ -276,9 +239,8 @@ def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, 
         return row_problem(item, "item", outside.check_verifier)
 
     made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
-    bad = tuple(BadRow.of(place, reason, row) for place, row, reason in made.bad)
     items = row_files.in_blocks(("", item) for item in made.items)
-    return OpenSource(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, bad)
+    return OpenSource(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, made.bad)
 
 
 def _allowed_of(source: RowSource | RowProgram) -> int | float:
@@ -288,10 +250,9 @@ def _allowed_of(source: RowSource | RowProgram) -> int | float:
 def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
     """The source's file in the machine-wide cache; downloaded if missing.
 
-    Raises:
-        StoreError: it cannot be fetched, or the file at its URL has another hash; the message has both hashes.
+    Raises StoreError if it cannot be fetched, or the file at its URL has another hash, with both hashes.
     """
-    file = assets.cache_folder() / "sources" / source.sha256 / f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
+    file = row_files.cached_at(source, source.sha256)
     if file.is_file() and sha256_file(file) != source.sha256:
         print(f"{file} is damaged; fetching it again", flush=True)
         file.unlink()
@@ -316,18 +277,9 @@ def _ifeval(file: Path) -> Iterator[tuple[str, Any]]:
 def _valid(example: Example, record: RecordType, task: str | None, name: str, outside: Outside) -> dict[str, Any]:
     """An external example as a valid row of one type, without its id.
 
-    Raises:
-        ValueError: it lacks a part that the type requires, or violates an expectation; the message is one sentence.
+    Raises ValueError, one sentence, if it lacks a part that the type requires, or violates an expectation.
     """
     made = record_of(example, record, task, example.source or name)
-    problem = row_problem(made, record, outside.check_verifier)
-    if problem:
+    if problem := row_problem(made, record, outside.check_verifier):
         raise ValueError(problem)
     return made
-
-
-def _own(example: Example, record: RecordType, task: str | None, name: str) -> dict[str, Any]:
-    try:
-        return record_of(example, record, task, example.source or name)
-    except ValueError as error:
-        raise PedigreeError(f"{name}: {error}") from error

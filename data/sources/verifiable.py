@@ -23,11 +23,7 @@ DEEPEST = 3
 
 
 def verifier_of(dataset: Any, ground_truth: Any) -> dict[str, Any]:
-    """The verifier of a row.
-
-    Raises:
-        ValueError: the verifier is unknown, several are named, or the ground truth does not fit it.
-    """
+    """The verifier of a row. Raises ValueError if it is unknown, several are named, or the ground truth does not fit it."""
     if isinstance(dataset, list) and len(dataset) > 1:
         raise ValueError(f"dataset names several verifiers ({', '.join(map(str, dataset)):.80}): rows with one verifier are understood")
     name = _single(dataset, "dataset")
@@ -94,8 +90,7 @@ def _constraint(given: Any) -> dict[str, Any]:
 def instructions_of(ids: Any, arguments: Any) -> list[dict[str, Any]]:
     """IFEval's instructions from ids and their arguments, which are null or absent if unused.
 
-    Raises:
-        ValueError: the lists differ in length, an id is not a string, or arguments are neither a mapping nor None.
+    Raises ValueError if the lists differ in length, an id is not a string, or arguments are neither a mapping nor None.
     """
     if not isinstance(ids, list) or not isinstance(arguments, list) or len(ids) != len(arguments):
         raise ValueError("the ids of instructions and their arguments are not lists of one length")
@@ -108,11 +103,7 @@ def instructions_of(ids: Any, arguments: Any) -> list[dict[str, Any]]:
 
 
 def _used(arguments: Mapping[Any, Any]) -> dict[str, Any]:
-    """Arguments that have a value.
-
-    Raises:
-        ValueError: a name is not a string, which Python literals allow.
-    """
+    """Arguments that have a value. Raises ValueError if a name is not a string, which Python literals allow."""
     for name in arguments:
         if not isinstance(name, str):
             raise ValueError(f"argument {name!r:.80} has no text for a name")

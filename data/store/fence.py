@@ -40,8 +40,7 @@ class Fence:
     def raised(cls, folder: Path, lease: int) -> "Fence":
         """Create the token of the next submission under a lease; all earlier tokens become invalid.
 
-        Raises:
-            Superseded: the holder of a higher lease number has already submitted.
+        Raises Superseded if the holder of a higher lease number has already submitted.
         """
         folder.mkdir(parents=True, exist_ok=True)
         while True:
@@ -63,8 +62,7 @@ class Fence:
     def closed(cls, folder: Path) -> "Fence":
         """Take the next number without submitting under it, so that every job submitted before exits with `OVERTAKEN`.
 
-        Raises:
-            Superseded: another submission happened at the same time.
+        Raises Superseded if another submission happened at the same time.
         """
         return cls.raised(folder, max(_numbers(folder), default=(0, 0))[0])
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pedigree.configs.base.installation import set_up
@@ -78,35 +78,112 @@ class StoredObject:
     size: int
 
 
-class Backend(Protocol):
-    """Operations of a store; paths are `BUCKET/KEY` or absolute file paths."""
+@dataclass(frozen=True)
+class _Bucket:
+    filesystem: Any
 
-    def read(self, path: str) -> bytes: ...
-    def pieces(self, path: str) -> Iterator[bytes]: ...
-    def write(self, path: str, data: bytes) -> None: ...
-    def create(self, path: str, data: bytes) -> bool: ...
-    def upload(self, file: Path, path: str) -> None: ...
-    def entries(self, path: str) -> list[StoredObject]: ...
-    def remove(self, path: str) -> None: ...
+    def pieces(self, path: str) -> Iterator[bytes]:
+        size = self.filesystem.info(path)["size"]
+        for start in range(0, size, PIECE):
+            yield self.filesystem.cat_file(path, start=start, end=min(start + PIECE, size))
+
+    def write(self, path: str, data: bytes) -> None:
+        self.filesystem.pipe_file(path, data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        try:
+            self.filesystem.pipe_file(path, data, mode="create")  # If-None-Match: *
+        except FileExistsError:
+            # after a lost response, the retry finds the object written by the first request
+            return self.filesystem.cat_file(path) == data
+        return True
+
+    def upload(self, file: Path, path: str) -> None:
+        largest = max(PIECE, file.stat().st_size // 9000)  # at most 10,000 parts
+        self.filesystem.put_file(str(file), path, chunksize=largest, max_concurrency=4)
+
+    def entries(self, path: str) -> list[StoredObject]:
+        bucket, _, prefix = path.partition("/")
+        found, more = [], {}
+        while True:
+            answer = self.filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=f"{prefix}/" if prefix else "", **more)
+            for entry in answer.get("Contents", ()):
+                name = entry["Key"].removeprefix(prefix).lstrip("/")
+                found.append(StoredObject(name, entry["Size"]))
+            if not answer.get("IsTruncated"):
+                return found
+            more = {"ContinuationToken": answer["NextContinuationToken"]}
+
+    def remove(self, path: str) -> None:
+        for entry in self.entries(path):
+            self.filesystem.rm_file(f"{path}/{entry.name}")
+        self.filesystem.rm_file(path)
 
 
-def read(url: str, limit: int | None = None) -> bytes:
-    """Read a small object.
+class _Folder:
+    def pieces(self, path: str) -> Iterator[bytes]:
+        with Path(path).open("rb") as stream:
+            while piece := stream.read(PIECE):
+                yield piece
 
-    Raises:
-        Missing: it does not exist.
-        ContentChanged: it has more than `limit` bytes; reading stops there.
-    """
+    def write(self, path: str, data: bytes) -> None:
+        with self._written(path) as temporary:
+            temporary.write_bytes(data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return durable.create(Path(path), data)
+
+    def upload(self, file: Path, path: str) -> None:
+        with self._written(path) as temporary:
+            shutil.copyfile(file, temporary)
+
+    def entries(self, path: str) -> list[StoredObject]:
+        root, found = Path(path), []
+        for file in root.rglob("*"):
+            if not file.name.startswith("."):
+                try:
+                    status = file.stat()
+                except FileNotFoundError:  # removed in the meantime
+                    continue
+                if file.is_file():
+                    found.append(StoredObject(file.relative_to(root).as_posix(), status.st_size))
+        return found
+
+    def remove(self, path: str) -> None:
+        if Path(path).is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            Path(path).unlink(missing_ok=True)
+
+    @contextmanager
+    def _written(self, path: str) -> Iterator[Path]:
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+        try:
+            yield temporary
+            durable.replace(temporary, file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+Backend = _Bucket | _Folder
+"""Paths are `BUCKET/KEY` or absolute file paths."""
+
+
+def read(url: str, limit: int) -> bytes:
+    """Read a small object. Raises Missing, or ContentChanged if it has more than `limit` bytes; reading stops there."""
 
     def bounded(backend: Backend, path: str) -> bytes:
         found = bytearray()
         for piece in backend.pieces(path):
             found += piece
-            if limit is not None and len(found) > limit:
+            if len(found) > limit:
                 raise ContentChanged(f"{url} is too large (more than {limit} bytes) to be a Pedigree file")
         return bytes(found)
 
-    return _patiently(url, bounded if limit is not None else lambda backend, path: backend.read(path))
+    return _patiently(url, bounded)
 
 
 def write(url: str, data: bytes) -> None:
@@ -125,17 +202,9 @@ def upload(file: Path, url: str) -> None:
 
 
 def download(url: str, file: Path, sha256: str, beat: Callable[[], None] = lambda: None) -> None:
-    """Download an object of known hash; the file appears only if the hash matches.
+    """Download an object of known hash into a file, whose folder is created; `beat` is called after each piece.
 
-    Args:
-        url: the object.
-        file: target; its folder is created.
-        sha256: expected hash.
-        beat: called after each piece.
-
-    Raises:
-        ContentChanged: the hash differs; no file is left.
-        Missing: the object does not exist.
+    Raises ContentChanged if the hash differs, and then leaves no file, or Missing.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}.part")
@@ -169,11 +238,7 @@ def remove(url: str) -> None:
 
 
 def check(url: str) -> None:
-    """Check that objects can be written, listed and removed below a URL, by doing so.
-
-    Raises:
-        StoreError: one of them fails.
-    """
+    """Check that objects can be written, listed and removed below a URL, by doing so."""
 
     def prove(backend: Backend, path: str) -> None:
         probe = f"{path}/probe-{uuid.uuid4().hex}"
@@ -229,7 +294,8 @@ def _reason(error: BaseException) -> tuple[str, bool]:
         return NOTHING, False
     if isinstance(error, PermissionError):
         return f"permission denied ({error}): grant this user read and write access", False
-    if _is_network(error):
+    modules = ("botocore", "aiobotocore", "aiohttp")
+    if isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.split(".")[0] in modules:
         where = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         return f"the store cannot be reached{f' at {where}' if where else ''} ({name}): check the network and AWS_ENDPOINT_URL", True
     return f"{name}: {error}", isinstance(error, OSError) and error.errno not in LASTING
@@ -244,14 +310,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _code(error: BaseException) -> str:
     answer = getattr(error, "response", None)
     return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
-
-
-def _is_network(error: BaseException) -> bool:
-    modules = ("botocore", "aiobotocore", "aiohttp")
-    return isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.split(".")[0] in modules
-
-
-# --- kinds of stores ---------------------------------------------------------------------------------------------------
 
 
 def _open(url: str) -> tuple[Backend, str]:
@@ -275,99 +333,3 @@ def _filesystem(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
         use_listings_cache=False,
         skip_instance_cache=True,
     )
-
-
-@dataclass(frozen=True)
-class _Bucket:
-    filesystem: Any
-
-    def read(self, path: str) -> bytes:
-        return self.filesystem.cat_file(path)
-
-    def pieces(self, path: str) -> Iterator[bytes]:
-        size = self.filesystem.info(path)["size"]
-        for start in range(0, size, PIECE):
-            yield self.filesystem.cat_file(path, start=start, end=min(start + PIECE, size))
-
-    def write(self, path: str, data: bytes) -> None:
-        self.filesystem.pipe_file(path, data)
-
-    def create(self, path: str, data: bytes) -> bool:
-        try:
-            self.filesystem.pipe_file(path, data, mode="create")  # If-None-Match: *
-        except FileExistsError:
-            # after a lost response, the retry finds the object written by the first request
-            return self.filesystem.cat_file(path) == data
-        return True
-
-    def upload(self, file: Path, path: str) -> None:
-        largest = max(PIECE, file.stat().st_size // 9000)  # at most 10,000 parts
-        self.filesystem.put_file(str(file), path, chunksize=largest, max_concurrency=4)
-
-    def entries(self, path: str) -> list[StoredObject]:
-        bucket, _, prefix = path.partition("/")
-        found, more = [], {}
-        while True:
-            answer = self.filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=f"{prefix}/" if prefix else "", **more)
-            for entry in answer.get("Contents", ()):
-                name = entry["Key"].removeprefix(prefix).lstrip("/")
-                found.append(StoredObject(name, entry["Size"]))
-            if not answer.get("IsTruncated"):
-                return found
-            more = {"ContinuationToken": answer["NextContinuationToken"]}
-
-    def remove(self, path: str) -> None:
-        for entry in self.entries(path):
-            self.filesystem.rm_file(f"{path}/{entry.name}")
-        self.filesystem.rm_file(path)
-
-
-class _Folder:
-    def read(self, path: str) -> bytes:
-        return Path(path).read_bytes()
-
-    def pieces(self, path: str) -> Iterator[bytes]:
-        with Path(path).open("rb") as stream:
-            while piece := stream.read(PIECE):
-                yield piece
-
-    def write(self, path: str, data: bytes) -> None:
-        with self._written(path) as temporary:
-            temporary.write_bytes(data)
-
-    def create(self, path: str, data: bytes) -> bool:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return durable.create(Path(path), data)
-
-    def upload(self, file: Path, path: str) -> None:
-        with self._written(path) as temporary:
-            shutil.copyfile(file, temporary)
-
-    def entries(self, path: str) -> list[StoredObject]:
-        root, found = Path(path), []
-        for file in root.rglob("*"):
-            if not file.name.startswith("."):
-                try:
-                    status = file.stat()
-                except FileNotFoundError:  # removed in the meantime
-                    continue
-                if file.is_file():
-                    found.append(StoredObject(file.relative_to(root).as_posix(), status.st_size))
-        return found
-
-    def remove(self, path: str) -> None:
-        if Path(path).is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            Path(path).unlink(missing_ok=True)
-
-    @contextmanager
-    def _written(self, path: str) -> Iterator[Path]:
-        file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
-        try:
-            yield temporary
-            durable.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
@@ -70,8 +71,10 @@ Size = Annotated[int, Field(ge=0, le=1 << 53)]
 Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
 
 
-def described(error: ValidationError) -> str:
-    """The problems of a value, field by field, on one line."""
+def described(error: Exception) -> str:
+    """The problems of a value, field by field, on one line; of any other error, its text."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     found = [
         f"{'.'.join(map(str, problem['loc'])) or 'the whole'}: {problem['msg'].removeprefix('Value error, ')}"[:300]
         for problem in error.errors(include_url=False, include_context=False, include_input=False)
@@ -80,16 +83,19 @@ def described(error: ValidationError) -> str:
     return shown(" ".join("; ".join(found[:SHOWN_PROBLEMS]).split()) + more)
 
 
+@contextmanager
+def _refused_as(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ArtifactError(f"{what} ({described(error)})") from error
+
+
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
 def open_plain(path: Path, limit: int | None = None) -> BinaryIO:
-    """Open a regular file for reading; links, pipes and devices are rejected.
-
-    Raises:
-        ArtifactError: it is not a regular file, or has more than `limit` bytes.
-        OSError: it cannot be opened.
-    """
+    """Open a file for reading. Raises ArtifactError unless it is a regular file (no link, pipe or device) of at most `limit` bytes."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -107,11 +113,7 @@ def open_plain(path: Path, limit: int | None = None) -> BinaryIO:
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """Read a small regular file.
-
-    Raises:
-        ArtifactError: as in `open_plain`, or it cannot be read.
-    """
+    """Read a small regular file. Raises ArtifactError as in `open_plain`, or if it cannot be read."""
     try:
         with open_plain(path, limit) as stream:
             data = stream.read(limit + 1)
@@ -126,8 +128,7 @@ def read_plain(path: Path, limit: int) -> bytes:
 def inside(root: Path, name: str) -> Path:
     """Join an untrusted name to a folder. This is the only way to do so.
 
-    Raises:
-        ArtifactError: the name is not a normalized relative path, or leads through a link.
+    Raises ArtifactError unless the name is a normalized relative path that leads through no link.
     """
     try:
         parts = relative_path(name).split("/")
@@ -200,15 +201,9 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(data: bytes, name: str, limit: int = LINEAGE_BYTES) -> Any:
-    """Parse untrusted JSON.
+    """Parse untrusted JSON of at most `limit` bytes; `name` is for messages.
 
-    Args:
-        data: UTF-8.
-        name: file name for messages.
-        limit: maximum bytes.
-
-    Raises:
-        ArtifactError: too large, nested too deeply, not UTF-8, not JSON, or it has a duplicate key or a non-finite number.
+    Raises ArtifactError if it is too large, nested too deeply, not UTF-8, not JSON, or has a duplicate key or a non-finite number.
     """
     if len(data) > limit:
         raise ArtifactError(f"{name} is too large ({len(data)} > {limit} bytes) to be a Pedigree file")
@@ -228,24 +223,14 @@ def parse_json(data: bytes, name: str, limit: int = LINEAGE_BYTES) -> Any:
 
 
 def read_json(path: Path, limit: int = LINEAGE_BYTES) -> Any:
-    """Read and parse a JSON file of an artifact.
-
-    Raises:
-        ArtifactError: missing, not a regular file, or as in `parse_json`.
-    """
+    """Read and parse a JSON file of an artifact. Raises ArtifactError as in `read_plain` and `parse_json`."""
     return parse_json(read_plain(path, limit), str(path), limit)
 
 
 def read_lines(stream: BinaryIO, name: str, words: Sequence[bytes] = ()) -> Iterator[dict[str, Any]]:
-    """Iterate over the rows of a JSONL file.
+    """Iterate over the rows of a JSONL file; if `words` are given, only over those of lines that contain one of them.
 
-    Args:
-        stream: the open file.
-        name: file name for messages.
-        words: if given, only lines containing one of them are parsed.
-
-    Raises:
-        ArtifactError: a line is too long, invalid or not a mapping; the message gives its number.
+    Raises ArtifactError, with its number, for a line that is too long, invalid or not a mapping.
     """
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
@@ -283,10 +268,8 @@ def _finite(text: str) -> float:
 def parse_yaml(text: str, name: str) -> Any:
     """Parse untrusted YAML in DVC's format, without aliases and tags, which DVC never writes.
 
-    DVC writes YAML 1.2, where 1e-08 is a number and `yes` a string; PyYAML reads YAML 1.1 and misreads both.
-
-    Raises:
-        ArtifactError: too long, nested too deeply, not YAML, or with an alias or a tag.
+    DVC writes YAML 1.2, where 1e-08 is a number and `yes` a string; PyYAML reads YAML 1.1 and misreads both. Raises ArtifactError if it is
+    too long, nested too deeply, not YAML, or has an alias or a tag.
     """
     if len(text) > LOCK_BYTES:
         raise ArtifactError(f"{name} is too large ({len(text)} > {LOCK_BYTES} characters) to be a DVC file")
@@ -322,15 +305,9 @@ class CompiledSource(BaseModel):
 
 
 def read_source(path: Path) -> CompiledSource:
-    """Parse a `source.json`.
-
-    Raises:
-        ArtifactError: missing, not a regular file, or invalid; the message names the field.
-    """
-    try:
+    """Parse a `source.json`. Raises ArtifactError, which names the field."""
+    with _refused_as(f"{path} is not a valid source.json"):
         return CompiledSource.model_validate(read_json(path, SOURCE_BYTES))
-    except ValidationError as error:
-        raise ArtifactError(f"{path} is not a valid source.json ({described(error)})") from error
 
 
 # --- DVC's files -------------------------------------------------------------------------------------------------------
@@ -387,64 +364,37 @@ _MANIFEST = TypeAdapter(dict[RelativePath, Sha256])
 
 
 def parse_listing(data: bytes, name: str) -> dict[str, str]:
-    """Path → MD5 of the files of a folder, from a DVC `.dir` object.
-
-    Raises:
-        ArtifactError: invalid; the message names the field.
-    """
-    try:
+    """Path → MD5 of the files of a folder, from a DVC `.dir` object. Raises ArtifactError, which names the field."""
+    with _refused_as(f"{name} is not a valid list of files"):
         found = _LISTING.validate_python(parse_json(data, name, LIST_BYTES))
         no_twins(member.relpath for member in found)
-    except ValidationError as error:
-        raise ArtifactError(f"{name} is not a valid list of files ({described(error)})") from error
-    except ValueError as error:
-        raise ArtifactError(f"{name} is not a valid list of files ({error})") from error
     return {member.relpath: member.md5 for member in found}
 
 
 def parse_manifest(data: bytes, name: str) -> dict[str, str]:
-    """Path → SHA-256 of the files of a checkpoint.
-
-    Raises:
-        ArtifactError: invalid; the message names the field.
-    """
+    """Path → SHA-256 of the files of a checkpoint. Raises ArtifactError, which names the field."""
     return parse_files(_MANIFEST, data, LIST_BYTES, name, "manifest")
 
 
 def parse_files(kind: TypeAdapter[dict[str, Held]], data: bytes, most: int, name: str, what: str) -> dict[str, Held]:
     """Parse a mapping from paths to values of type `kind`, of at most `most` bytes.
 
-    Raises:
-        ArtifactError: invalid, or two of its paths coincide on some file systems; the message calls it `what`.
+    Raises ArtifactError, which calls it `what`, if it is invalid or two of its paths coincide on some file systems.
     """
-    try:
+    with _refused_as(f"{name} is not a valid {what}"):
         found = kind.validate_python(parse_json(data, name, most))
         no_twins(found)
-    except ValidationError as error:
-        raise ArtifactError(f"{name} is not a valid {what} ({described(error)})") from error
-    except ValueError as error:
-        raise ArtifactError(f"{name} is not a valid {what} ({error})") from error
     return found
 
 
 def parse_entry(raw: Any, name: str) -> LockEntry:
-    """Parse an entry of a `dvc.lock` or of the run cache.
-
-    Raises:
-        ArtifactError: invalid; the message names the field.
-    """
-    try:
+    """Parse an entry of a `dvc.lock` or of the run cache. Raises ArtifactError, which names the field."""
+    with _refused_as(f"{name} is not a valid DVC entry"):
         return LockEntry.model_validate(raw)
-    except ValidationError as error:
-        raise ArtifactError(f"{name} is not a valid DVC entry ({described(error)})") from error
 
 
 def parse_lock(text: str, name: str) -> dict[str, LockEntry]:
-    """Stage → its result, from the text of a `dvc.lock`.
-
-    Raises:
-        ArtifactError: invalid; the message names the field.
-    """
+    """Stage → its result, from the text of a `dvc.lock`. Raises ArtifactError, which names the field."""
     value = parse_yaml(text, name) or {}
     stages = value.get("stages") or {} if isinstance(value, dict) else None
     if not isinstance(stages, dict):

@@ -347,7 +347,7 @@ def _entries(text: str, name: str, where: str) -> Iterator[PastOutput]:
             found = [parse_entry({"outs": value.get("outs") or []}, "it")]
         yield from [_past(entry, name, f"{name}{where}") for entry in found]
     except (ArtifactError, ValidationError, AttributeError) as error:
-        raise _unread(name, where, described(error) if isinstance(error, ValidationError) else str(error)) from error
+        raise _unread(name, where, described(error)) from error
 
 
 def _unread(name: str, where: str, problem: str) -> UsageProblem:

@@ -12,7 +12,7 @@ evidence/validation.json  whether each expectation was met, and unexpected rows 
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -111,7 +111,10 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
             job.doing("writing rows", rows, len(kept), "rows")
         with job.busy("writing evidence"):
             write_json(job.evidence / "statistics.json", statistics(config, drafts.taken, laid, kept))
-            bad = write_evidence(job, counts, drafts.taken, excerpts(laid, drops, config))
+            bad_rows = [{"source": part.source.name, **row._asdict()} for part in drafts.taken for row in part.bad]
+            write_json(job.evidence / "counts.json", counts)
+            write_rows(job.evidence / "drops.jsonl", excerpts(laid, drops, config))
+            write_rows(job.evidence / "bad_rows.jsonl", bad_rows)
             if inputs.get(ROWS):
                 parents.write(job.evidence, renamed(laid, config))
     if config.the_form is not None:
@@ -120,7 +123,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         "rows": len(kept),
         "sources": counts["sources"],
         "dropped": counts["drops"],
-        "bad_rows": bad,
+        "bad_rows": len(bad_rows),
         "planted_leaks": sum(number for name, number in counts["sources"].items() if name.startswith(LEAK)),
         "validation": recorded(verdict),
     }
@@ -267,21 +270,9 @@ def read(laid: RowIndex, places: Numbers, config: PrepareData) -> list[dict[str,
 def excerpt(row: dict[str, Any], drop: Drop, named: Collection[str]) -> dict[str, Any]:
     """A line of evidence. Omits the text of rows that the `ids` filter drops and of their copies, in case it must not be stored.
 
-    Args:
-        row: the dropped row.
-        drop: why it was dropped.
-        named: hashes in the ids that the `ids` filter names, even if another filter dropped the row first.
+    `named` are the hashes in the ids that this filter names, even if another one dropped the row first.
     """
     hidden = any(found in named for found in HASH.findall(f"{row['id']} {drop.evidence}"))
     evidence = "" if hidden and drop.reason not in NAMING else drop.evidence
     text = "" if hidden else "\n".join(row_filters.texts(row))
     return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": evidence, "text": text[:EXCERPT]}
-
-
-def write_evidence(job: Job, counts: dict[str, Any], taken: Sequence[SourceRows], dropped: Iterable[dict[str, Any]]) -> int:
-    """Write the evidence; return the number of rejected rows."""
-    bad = [{"source": part.source.name, **row._asdict()} for part in taken for row in part.bad]
-    write_json(job.evidence / "counts.json", counts)
-    write_rows(job.evidence / "drops.jsonl", dropped)
-    write_rows(job.evidence / "bad_rows.jsonl", bad)
-    return len(bad)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from recipe_lab import Recipe
 
-from pedigree.configs.base.document import ConfigError
-from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rows.datasets import PrepareData
 
 
@@ -27,7 +26,6 @@ def problem(sources: list[dict[str, Any]], **stage: Any) -> str:
         ({"share": 1.5}, "Input should be less than or equal to 1"),
         ({"count": True}, "Input should be a valid integer"),
         ({"count": 5, "share": 0.5}, "count and share all set the number of rows: keep one"),
-        ({"share": 0.5, "epochs": 2}, "share and epochs all set the number of rows: keep one"),
         ({"repeat": True}, "repeat requires `count` or `share`"),
         ({"epochs": 2, "repeat": True}, "repeat requires `count` or `share`"),
         ({"weights": {"a": 1.0}}, "weights divide `count` or `share`: set one of them"),
@@ -104,17 +102,12 @@ stages:
 """
 
 
-def problems(folder, text: str) -> list[str]:
-    (folder / "mix.yaml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load_recipe(folder, "mix")
-    return [str(problem) for problem in caught.value.problems]
+MIX = Recipe(RECIPE)
 
 
 def test_decontaminated_rows_are_decontaminated_when_they_are_mixed_again(tmp_path):
-    (tmp_path / "mix.yaml").write_text(RECIPE)
-    graph = load_recipe(tmp_path, "mix")
-    assert graph.find("mixed").parents == ("mix/clean", "mix/pairs") and graph.find("mixed").output == "conversation"
+    graph = MIX.load(tmp_path)
+    assert graph.find("mixed").parents == ("made/clean", "made/pairs") and graph.find("mixed").output == "conversation"
 
 
 @pytest.mark.parametrize(
@@ -126,9 +119,9 @@ def test_decontaminated_rows_are_decontaminated_when_they_are_mixed_again(tmp_pa
     ],
 )
 def test_nothing_that_was_not_decontaminated_slips_through_a_mixture(tmp_path, old, new):
-    other = f"  other: {{kind: prepare_data, record: item, task: more, sources: [{SUMS}]}}\n"
-    (found,) = problems(tmp_path, RECIPE.replace(old, new) + other)
-    assert "stage sft: trains on mix/mixed, which is not decontaminated against mix/suite" in found
+    other = f"  other: {{kind: prepare_data, record: item, task: more, sources: [{SUMS}]}}\n  raw:"
+    (found,) = MIX.complaints(tmp_path, (old, new), ("  raw:", other))
+    assert "stage sft: trains on made/mixed, which is not decontaminated against made/suite" in found
 
 
 @pytest.mark.parametrize(
@@ -143,24 +136,22 @@ def test_nothing_that_was_not_decontaminated_slips_through_a_mixture(tmp_path, o
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_fit_the_sources_are_told(tmp_path, old, new, said):
-    assert any(said in found for found in problems(tmp_path, RECIPE.replace(old, new)))
+    assert any(said in found for found in MIX.complaints(tmp_path, (old, new)))
 
 
 # --- order -------------------------------------------------------------------------------------------------------------
 
 
-def ordered(order: str, sft: str) -> str:
-    text = RECIPE.replace("in: {policy: base, data: [mixed]}", f"in: {{policy: base, data: [clean]}}\n    order: {sft}")
-    return text.replace("  raw: {kind: prepare_data, ", f"  raw: {{kind: prepare_data, order: {order}, ")
+def ordered(order: str, sft: str) -> list[tuple[str, str]]:
+    return [
+        ("in: {policy: base, data: [mixed]}", f"in: {{policy: base, data: [clean]}}\n    order: {sft}"),
+        ("  raw: {kind: prepare_data, ", f"  raw: {{kind: prepare_data, order: {order}, "),
+    ]
 
 
 def test_an_order_that_training_would_shuffle_away_is_refused(tmp_path):
     for order in ("by_source", "{by: length}"):
-        (found,) = problems(tmp_path, ordered(order, "shuffled"))
-        assert "mix.yaml:3: stage raw: orders its rows, but sft shuffles them: set `order: given` there" in found
-
-
-@pytest.mark.parametrize(("order", "sft"), [("by_source", "given"), ("shuffled", "shuffled"), ("shuffled", "given")])
-def test_an_order_that_some_stage_keeps_is_accepted(tmp_path, order, sft):
-    (tmp_path / "mix.yaml").write_text(ordered(order, sft))
-    assert load_recipe(tmp_path, "mix").find("sft")
+        (found,) = MIX.complaints(tmp_path, *ordered(order, "shuffled"))
+        assert "stage raw: orders its rows, but sft shuffles them: set `order: given` there" in found
+    for order, sft in (("by_source", "given"), ("shuffled", "shuffled"), ("shuffled", "given")):
+        assert MIX.load(tmp_path, *ordered(order, sft)).find("sft")

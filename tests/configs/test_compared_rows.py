@@ -1,20 +1,16 @@
 """What a recipe may have a language model compare with benchmarks, told when it is loaded: judges, the gate, unseen suites, estimates."""
 
-from collections import defaultdict
-from pathlib import Path
-
 import pytest
 from pydantic import ValidationError
+from recipe_lab import STAND, Recipe
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
-from pedigree.configs.base.shrink import StandIns
 from pedigree.configs.judging import rephrased
 from pedigree.configs.judging.language_model import ByEndpoint
 from pedigree.configs.judging.rephrased import FindRephrased
 from pedigree.configs.language.execution import Execution
-from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rehearsal.shrinking import rehearsed
 from pedigree.pipelines.estimate.amounts import amounts_of
@@ -40,35 +36,20 @@ stages:
 """
 
 
-def load(folder: Path, *changes: tuple[str, str]) -> Graph:
-    text = RECIPE
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    (folder / "made.yaml").write_text(text)
-    return load_recipe(folder, "made")
-
-
-def complaints(folder: Path, *changes: tuple[str, str]) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load(folder, *changes)
-    return [problem.message for problem in caught.value.problems]
+MADE = Recipe(RECIPE)
 
 
 def test_rows_stay_as_clean_as_they_were_and_what_a_model_says_makes_them_no_cleaner(tmp_path):
-    assert load(tmp_path).find("last").output == "conversation"
-    (found,) = complaints(tmp_path, ("in: {data: clean, ", "in: {data: raw, "))
+    assert MADE.load(tmp_path).find("last").output == "conversation"
+    (found,) = MADE.complaints(tmp_path, ("in: {data: clean, ", "in: {data: raw, "))
     assert found.startswith("stage sft: trains on made/last, which is not decontaminated against made/suite")
 
 
-def test_an_order_of_items_is_no_matter_to_who_trains_on_rows_that_were_compared_with_them(tmp_path):
-    moved = (", order: {by: length}}", "}"), ("record: item, ", "record: item, order: by_source, "), ("order: given, ", "")
-    assert load(tmp_path, *moved).find("sft")
-
-
-def test_an_order_is_kept_on_the_way(tmp_path):
-    (found,) = complaints(tmp_path, ("order: given, ", ""))
+def test_an_order_of_rows_is_kept_on_the_way_and_that_of_items_is_no_matter(tmp_path):
+    (found,) = MADE.complaints(tmp_path, ("order: given, ", ""))
     assert found.startswith("stage raw: orders its rows, but sft shuffles them")
+    moved = (", order: {by: length}}", "}"), ("record: item, ", "record: item, order: by_source, "), ("order: given, ", "")
+    assert MADE.load(tmp_path, *moved).find("sft")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +64,7 @@ def test_an_order_is_kept_on_the_way(tmp_path):
     ],
 )
 def test_what_nobody_could_judge_or_has_no_effect_is_refused(tmp_path, old, new, problem):
-    assert problem in complaints(tmp_path, (old, new))[0]
+    assert problem in MADE.complaints(tmp_path, (old, new))[0]
 
 
 def test_an_unseen_suite_has_no_waiver_here_either(tmp_path):
@@ -95,7 +76,7 @@ def test_an_unseen_suite_has_no_waiver_here_either(tmp_path):
         ("data: asked, benchmarks: [suite]", "data: asked, benchmarks: [secret]"),
         ("{benchmark: suite, ", "{benchmark: secret, "),
     )
-    (found,) = complaints(tmp_path, *changes)
+    (found,) = MADE.complaints(tmp_path, *changes)
     assert "keeps rows that overlap with the unseen suite made/secret: remove the waiver" in found
 
 
@@ -111,7 +92,7 @@ def test_the_question_and_the_vectors_are_identity(monkeypatch):
 
 
 def test_a_plan_knows_at_most_how_much_is_asked_and_how_many_rows_stay(tmp_path):
-    graph, project = load(tmp_path), Project(tmp_path)
+    graph, project = MADE.load(tmp_path), Project(tmp_path)
     asked, trained = (amounts_of(project, graph, graph.find(name)) for name in ("asked", "sft"))
     assert asked.requests and (asked.requests.value, asked.requests.how) == (3 * 40, "at most")
     assert asked.plan and (asked.plan.answer, asked.plan.together) == (256, 64)
@@ -119,7 +100,7 @@ def test_a_plan_knows_at_most_how_much_is_asked_and_how_many_rows_stay(tmp_path)
 
 
 def test_the_vectors_and_the_engine_are_asked_for_before_anything_runs(tmp_path, monkeypatch):
-    graph = load(tmp_path)
+    graph = MADE.load(tmp_path)
 
     def missing(name):
         raise PedigreeError(f"{name} is not here")
@@ -133,15 +114,14 @@ def test_the_vectors_and_the_engine_are_asked_for_before_anything_runs(tmp_path,
 
 
 def test_a_rehearsal_asks_a_made_endpoint_and_keeps_waivers_of_whole_suites(tmp_path):
-    stand = StandIns(defaultdict(lambda: "a" * 40), defaultdict(lambda: "b" * 64), "http://127.0.0.1:1/v1")
-    text, changes = rehearsed(load(tmp_path), "cpu", stand)
+    text, changes = rehearsed(MADE.load(tmp_path), "cpu", STAND)
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "made.yaml").write_text(text)
     graph = load_recipe(tmp_path / "small", "made")
     configs = [graph.find(name).config for name in ("asked", "last")]
     assert graph.find("asked").parents == ("made/clean", "made/suite")
     for config in configs:
-        assert isinstance(config, FindRephrased) and isinstance(config.by, ByEndpoint) and config.by.base_url == stand.judge_url
+        assert isinstance(config, FindRephrased) and isinstance(config.by, ByEndpoint) and config.by.base_url == STAND.judge_url
     assert configs[0].neighbours == 3 and configs[1].max_contaminated_share == 1.0 and len(configs[1].waivers) == 1
     told = {(change.where, change.setting): change.reason for change in changes}
     assert told["made/asked", "in.judge"] == told["made/asked", "by"] == told["made/last", "by.base_url"] == "judges"

@@ -32,7 +32,7 @@ def recipes(tmp_path: Path) -> Path:
     return folder
 
 
-def test_paths_are_relative_to_the_file_that_holds_them(recipes: Path) -> None:
+def test_paths_are_relative_to_the_file_that_holds_them_which_for_the_default_recipe_stands_at_the_root(recipes: Path) -> None:
     first, second = load_recipes(recipes, "second")
     raw = yaml.safe_load(compile_recipe(first)["artifacts/first/dvc.yaml"])["stages"]["raw"]
     assert raw["deps"] == ["../../rows/chat.jsonl"] and raw["params"] == [{"params.yaml": ["raw"]}]
@@ -41,11 +41,7 @@ def test_paths_are_relative_to_the_file_that_holds_them(recipes: Path) -> None:
     assert compiled["stages"]["clean"]["deps"] == ["../first/raw/payload", "../first/suite/payload"]
     assert compiled["stages"]["clean"]["cmd"] == "pedigree stage second/clean"
     assert compiled["metrics"] == ["clean/evidence/metrics.json"]
-
-
-def test_default_recipe_stands_at_the_root(recipes: Path) -> None:
-    compiled = compile_recipe(load_recipes(recipes, "demo")[-1])
-    stage = yaml.safe_load(compiled["dvc.yaml"])["stages"]["clean"]
+    stage = yaml.safe_load(compile_recipe(load_recipes(recipes, "demo")[-1])["dvc.yaml"])["stages"]["clean"]
     assert stage["deps"] == ["artifacts/first/raw/payload", "artifacts/first/suite/payload"]
     assert stage["params"] == [{"artifacts/demo/params.yaml": ["clean"]}]
     assert stage["outs"][0] == "artifacts/demo/clean/payload"
@@ -65,9 +61,7 @@ def test_variant_holds_only_what_differs_and_can_be_loaded_again(recipes: Path) 
     source = yaml.safe_load(compiled[f"artifacts/{graphs[-1].recipe}/source.json"])
     assert load_recipes(recipes, source["recipe"], source["set"])[-1] == graphs[-1]
     assert overrides_of(graphs[-1]) == ["clean.threshold=0.0001"]
-
-
-def test_override_without_effect_compiles_to_nothing(recipes: Path) -> None:
+    # one without effect
     assert compile_recipe(load_recipes(recipes, "second", ["clean.threshold=1e-5"])[-1]) == {}
 
 

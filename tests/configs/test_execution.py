@@ -20,12 +20,9 @@ def test_stage_beats_kind_beats_default():
             "stages": {"warm": {"numerics": {"threads": 3}}},
         }
     )
-    numerics, placement = profile.of("sft", "warm")
-    assert (numerics.threads, numerics.zero_stage, placement.slots) == (3, 2, 2)
-    numerics, placement = profile.of("sft", "other")
-    assert (numerics.threads, placement.slots) == (2, 2)
-    numerics, placement = profile.of("pair", "other")
-    assert (numerics.threads, placement.slots) == (1, 1)
+    for kind, stage, expected in (("sft", "warm", (3, 2, 2)), ("sft", "other", (2, 2, 2)), ("pair", "other", (1, 2, 1))):
+        numerics, placement = profile.of(kind, stage)
+        assert (numerics.threads, numerics.zero_stage, placement.slots) == expected
 
 
 @pytest.mark.parametrize(
@@ -81,9 +78,9 @@ def test_a_number_in_a_profile_stands_whatever_the_machine_has():
     overrides = {"sft": {"numerics": {"threads": "auto"}, "placement": {"slots": 3}}}
     given = {"slots": 4, "numerics": {"threads": 3}, "placement": {"slots": "auto"}, "kinds": overrides}
     profile = Execution.model_validate(fitted(given, cores=2, memory=None))
-    assert profile.slots == 4 and profile.numerics.threads == 3 and profile.placement.slots == 2
     numerics, placement = profile.of("sft", "sft")
-    assert (numerics.threads, placement.slots) == (2, 3)
+    found = (profile.slots, profile.numerics.threads, profile.placement.slots, numerics.threads, placement.slots)
+    assert found == (4, 3, 2, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -113,20 +110,10 @@ def test_a_kind_without_ranks_of_its_own_keeps_the_threads_of_the_profile():
     assert [profile.of(kind, "")[0].threads for kind in ("sft", "pair", "rlvr")] == [4, 8, 8]
 
 
-@pytest.mark.parametrize(
-    "profile",
-    [
-        None,
-        [],
-        "auto",
-        {"slots": 1, "kinds": 3},
-        {"slots": 1, "numerics": {"slots": "auto"}},
-        {"slots": 1, "numerics": {"zero_stage": "auto"}},
-    ],
-)
-def test_what_is_wrong_in_a_profile_is_left_for_its_check(profile):
-    with pytest.raises(ValidationError):
-        Execution.model_validate(fitted(profile, cores=2, memory=None))
+def test_what_is_wrong_in_a_profile_is_left_for_its_check():
+    for wrong in (None, [], "auto", *({"slots": 1, **more} for more in ({"kinds": 3}, {"numerics": {"zero_stage": "auto"}}))):
+        with pytest.raises(ValidationError):
+            Execution.model_validate(fitted(wrong, cores=2, memory=None))
 
 
 @pytest.mark.parametrize(

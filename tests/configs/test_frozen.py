@@ -19,13 +19,10 @@ def test_unknown_keys_are_refused():
         Optimizer.model_validate({"learning_rate": 0.1, "lr": 0.1})
 
 
-@pytest.mark.parametrize("value", ["0.1", True, None, "1e-4"])
-def test_nothing_is_coerced_to_a_number(value):
-    with pytest.raises(ValidationError):
-        Optimizer.model_validate({"learning_rate": value})
-
-
-def test_a_config_cannot_be_changed():
+def test_nothing_is_coerced_to_a_number_and_a_config_cannot_be_changed():
+    for value in ("0.1", True, None, "1e-4"):
+        with pytest.raises(ValidationError):
+            Optimizer.model_validate({"learning_rate": value})
     optimizer = Optimizer(learning_rate=0.1)
     with pytest.raises(ValidationError, match="frozen"):
         optimizer.learning_rate = 0.2  # pyright: ignore[reportAttributeAccessIssue]
@@ -39,15 +36,11 @@ def test_a_dump_with_computed_hashes_reads_back_as_the_same_config():
     assert SourceModel.model_validate(dump) == config
 
 
-@pytest.mark.parametrize("place", [("chat_template_sha256",), ("source", "sha256")])
-def test_a_file_that_changed_behind_a_name_is_refused(place):
+def test_a_file_that_changed_behind_a_name_is_refused():
     dump = SourceModel.model_validate(MODEL).model_dump(mode="json")
-    inner = dump
-    for part in place[:-1]:
-        inner = inner[part]
-    inner[place[-1]] = "0" * 64
-    with pytest.raises(ValidationError, match="the underlying file has changed"):
-        SourceModel.model_validate(dump)
+    for other in ({"chat_template_sha256": "0" * 64}, {"source": dump["source"] | {"sha256": "0" * 64}}):
+        with pytest.raises(ValidationError, match="the underlying file has changed"):
+            SourceModel.model_validate(dump | other)
 
 
 def test_a_data_asset_is_no_model():
@@ -61,10 +54,10 @@ def test_files_outside_the_project_are_refused(path):
         PrepareData.model_validate({"record": "prompt", "sources": [{"type": "files", "path": path}]})
 
 
-@pytest.mark.parametrize(("record", "task"), [("item", None), ("prompt", "sums")])
-def test_a_task_names_items_and_nothing_else(record, task):
-    with pytest.raises(ValidationError, match="`task` is required for `record: item`"):
-        PrepareData.model_validate({"record": record, "task": task, "sources": [{"type": "files", "path": "rows.jsonl"}]})
+def test_a_task_names_items_and_nothing_else():
+    for record, task in (("item", None), ("prompt", "sums")):
+        with pytest.raises(ValidationError, match="`task` is required for `record: item`"):
+            PrepareData.model_validate({"record": record, "task": task, "sources": [{"type": "files", "path": "rows.jsonl"}]})
 
 
 def test_canonical_json_has_one_form_and_refuses_what_has_none():

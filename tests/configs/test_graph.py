@@ -12,14 +12,11 @@ def tiny(request) -> Graph:
     return load_recipe(request.config.rootpath / "configs" / "recipes", "tiny")
 
 
-def test_parents_come_before_children(tiny):
+def test_parents_come_before_children_and_children_are_their_reverse(tiny):
     seen: set[str] = set()
     for node in tiny.nodes.values():
         assert set(node.parents) <= seen
         seen.add(node.address)
-
-
-def test_children_are_the_reverse_of_parents(tiny):
     edges = {(parent, node.address) for node in tiny.nodes.values() for parent in node.parents}
     assert {(parent, child) for parent, children in tiny.children.items() for child in children} == edges
 

@@ -78,11 +78,11 @@ def test_one_that_another_repository_merges_in_is_told_by_its_line():
     assert [one.repo for one in open_revisions(text.replace("REPO", f"repo: lab/two, revision: {A}"), "r.yaml")] == ["lab/one"]
 
 
-@pytest.mark.parametrize("moving", ["main", "v1.0", "a" * 39, "A" * 40, "pin  me", ""])
 @pytest.mark.parametrize(("config", "more"), [(HubModel, {}), (Hub, {"split": "train"})])
-def test_names_that_move_are_refused(config, more, moving):
-    with pytest.raises(ValueError, match=r"is not a full commit hash .*write a commit, or `pin me`"):
-        config.model_validate({"type": "hub", "repo": "lab/rows", "revision": moving, **more})
+def test_names_that_move_are_refused(config, more):
+    for moving in ("main", "v1.0", "a" * 39, "A" * 40, "pin  me", ""):
+        with pytest.raises(ValueError, match=r"is not a full commit hash .*write a commit, or `pin me`"):
+            config.model_validate({"type": "hub", "repo": "lab/rows", "revision": moving, **more})
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def publish(tmp_path, monkeypatch):
     assets.path.cache_clear()
 
 
-def test_fetching_gives_the_file_and_a_second_call_downloads_nothing(publish, tmp_path, monkeypatch, capsys):
+def test_fetching_gives_the_file_once_and_a_damaged_one_is_not_handed_out(publish, tmp_path, monkeypatch, capsys):
     publish(b"data")
     with pytest.raises(PedigreeError, match="run `make setup`"):
         assets.path("test")
@@ -65,6 +65,10 @@ def test_fetching_gives_the_file_and_a_second_call_downloads_nothing(publish, tm
     assets.fetch()
     assert "present" in capsys.readouterr().out
     assert not list((tmp_path / "cache").rglob(".download-*"))
+    assets.path("test").write_bytes(b"dat@")
+    assets.path.cache_clear()
+    with pytest.raises(PedigreeError, match="is damaged"):
+        assets.path("test")
 
 
 def test_another_archive_or_member_than_the_pinned_one_is_refused(publish, tmp_path):
@@ -75,14 +79,6 @@ def test_another_archive_or_member_than_the_pinned_one_is_refused(publish, tmp_p
     with pytest.raises(PedigreeError, match="not the pinned"):
         assets.fetch()
     assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
-
-
-def test_a_damaged_file_is_not_handed_out(publish):
-    publish()
-    (place,) = assets.fetch()
-    place.write_bytes(b"dat@")
-    with pytest.raises(PedigreeError, match="is damaged"):
-        assets.path("test")
 
 
 def test_a_registry_that_lacks_it_is_named_by_pips_own_words(publish, monkeypatch, tmp_path):

@@ -12,7 +12,8 @@ from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints, Packaged
 from pedigree.data.contamination.decontamination import Index
 from pedigree.data.contamination.reading import readings
-from pedigree.data.sources.procedural import Example, arithmetic, constraints
+from pedigree.data.sources.examples import Example
+from pedigree.data.sources.procedural import arithmetic, constraints
 from pedigree.data.sources.sources import Outside
 
 CYRILLIC = str.maketrans("aceopxyijsdhqwABCEHIJKMOPSTXY", "асеорхуіјѕԁһԛԝАВСЕНІЈКМОРЅТХҮ")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pedigree.data.artifacts.artifacts import scan, survey
 from pedigree.data.store.hashing import PIECE_BYTES, SMALL_BYTES, Hashed, hash_files
 
 
@@ -20,7 +19,7 @@ def test_both_hashes_are_those_of_hashlib(tmp_path: Path, size: int) -> None:
 
 
 def test_many_files_keep_their_own_hashes(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}" for number in range(40)]
+    paths = [tmp_path / f"{number}" for number in range(20)]
     for number, path in enumerate(paths):
         path.write_bytes(bytes([number]) * (number * 100_003))
     found = hash_files(paths, md5=True)
@@ -30,31 +29,13 @@ def test_many_files_keep_their_own_hashes(tmp_path: Path) -> None:
         assert found[path].md5 == hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
-def test_a_survey_says_what_a_scan_says(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "a").write_text("a")
-    (tmp_path / "b").write_text("b")
-    found = survey(tmp_path)
-    assert [(name, hashed.sha256, hashed.md5) for name, hashed in sorted(found.items())] == [
-        (entry.path, entry.sha256, "") for entry in scan(tmp_path)
-    ]
-
-
-def changed_bytes(path: Path) -> None:
-    path.write_text("two")
-
-
-def changed_time(path: Path) -> None:
-    os.utime(path, ns=(1, 1))
-
-
 def replaced(path: Path) -> None:
     (path.parent / "other").write_text("one")
     os.utime(path.parent / "other", ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
     os.replace(path.parent / "other", path)
 
 
-@pytest.mark.parametrize("change", [changed_bytes, changed_time, replaced, Path.unlink])
+@pytest.mark.parametrize("change", [lambda path: path.write_text("two"), lambda path: os.utime(path, ns=(1, 1)), replaced, Path.unlink])
 def test_a_file_that_looks_different_is_not_the_one_that_was_hashed(tmp_path: Path, change) -> None:
     path = tmp_path / "file"
     path.write_text("one")

@@ -11,8 +11,8 @@ from pedigree.configs.rows.row_sources import Files
 from pedigree.configs.rows.suite_forms import load_form
 from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.sources.attributes import grouped
-from pedigree.data.sources.row_files import Unreadable
-from pedigree.data.sources.sources import REASON, BadRow, Outside
+from pedigree.data.sources.row_files import REASON, BadRow, Unreadable
+from pedigree.data.sources.sources import Outside
 from pedigree.stages.verifiers import check
 
 HALF = "\ud800"
@@ -46,6 +46,13 @@ def test_a_reason_is_no_longer_than_people_read(tmp_path):
     assert len(bad.reason) == REASON and "extra" in bad.reason
 
 
+def test_a_row_that_is_nested_too_deeply_to_be_shown_is_a_bad_row_too():
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    assert BadRow.of("x:1", "there are no messages", {"a": deep}).text == "(nested too deeply to be shown)"
+
+
 def test_what_is_said_of_an_item_is_cut_and_written_too(tmp_path, monkeypatch):
     monkeypatch.setattr("pedigree.data.sources.sources.row_problem", lambda *given: f"{HALF}{'long' * 1000}")
     row = {"question": "2 + 2?", "answer": "#### 4"}
@@ -65,13 +72,10 @@ def test_a_rating_that_no_float_holds_is_no_number(rating):
     assert place == "x:1" and isinstance(found, Unreadable) and found.reason.startswith("help ") and found.reason.endswith("is no number")
 
 
-def test_ratings_whose_sum_no_float_holds_are_refused():
+def test_ratings_whose_sum_no_float_holds_are_refused_and_one_next_to_nothing_is_read_at_once():
+    """As a fraction it has a thousand million digits."""
     row = {"prompt": "x", "response": "y", "help": 1e308, "tone": 1e308}
     ((_, found),) = grouped([("x:1", row)], {"help": 1.0, "tone": 1.0})
     assert isinstance(found, Unreadable) and found.reason == "the score is larger than any float"
-
-
-def test_a_rating_next_to_nothing_is_read_at_once():
-    """As a fraction it has a thousand million digits."""
     ((_, found),) = grouped([("x:1", {"prompt": "x", "response": "y", "help": "1e-999999999"})], {"help": 1.0})
     assert found["score"] == 0.0

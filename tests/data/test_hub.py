@@ -77,8 +77,13 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="module")
-def online(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubChild]:
-    child = HubChild(hub.url, tmp_path_factory.mktemp("home"))
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def online(hub: Hub, home: Path) -> Iterator[HubChild]:
+    child = HubChild(hub.url, home)
     yield child
     child.close()
 
@@ -123,8 +128,6 @@ def test_several_configurations_follow_each_other_and_give_their_names(hub, onli
     chosen = online.ask("rows", source(hub, config="other", config_as="answer", columns={"prompt": "question"}))
     assert chosen["value"]["rows"] == [["lab/sums/train[0]", {"prompt": "e", "answer": "other"}]]  # theirs was not chosen
 
-
-def test_splits_may_be_the_sources_of_a_mixture(hub, online):
     both = online.ask("rows", source(hub, split=["test", "train"], columns={"prompt": "question"}, split_as="source"))
     assert [(row["source"], row["prompt"]) for _, row in both["value"]["rows"]] == [("test", "d"), *(("train", one) for one in "abc")]
 
@@ -135,20 +138,10 @@ def test_columns_that_are_not_chosen_are_told_beside_a_row_where_somebody_asks_f
     assert place == "lab/sums/train[0]" and row == {"prompt": "e", "part": "other"} and said == {"part": "other", "answer": "to e"}
 
 
-def test_reading_rows_loads_no_torch(hub, tmp_path):
-    child = HubChild(hub.url, tmp_path)
-    try:
-        assert child.ask("rows", source(hub))["value"]["rows"]
-        assert child.ask("loaded", ["datasets", "torch"])["value"] == ["datasets"]
-    finally:
-        child.close()
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_rows_are_those_that_the_library_gives(hub, online, split):
+def test_rows_are_those_that_the_library_gives(hub, online):
     """It asks the hub by itself here."""
-    there = online.ask("load_dataset", "lab/sums", "main", split, commits(hub)[1])
-    ours = online.ask("rows", source(hub, config="main", split=split, revision=commits(hub)[1]))
+    there = online.ask("load_dataset", "lab/sums", "main", "train", commits(hub)[1])
+    ours = online.ask("rows", source(hub, config="main", revision=commits(hub)[1]))
     assert [row for _, row in ours["value"]["rows"]] == there["value"] != []
 
 
@@ -181,20 +174,21 @@ def test_what_cannot_be_had_is_told_by_name_with_the_remedy(hub, online, changes
     assert re.search(says, answer["error"]), answer["error"]
 
 
-@pytest.mark.parametrize("name", ["none", "gated", "forbidden", "former"])
-def test_a_look_before_the_run_finds_it_too(hub, online, name):
-    repo = hub.repos.get(f"datasets/lab/{name}")
-    revision = repo.head if repo and repo.commits else commits(hub)[0]
-    assert online.ask("check", "dataset", f"lab/{name}", revision)["kind"] == "StoreError"
+def test_a_look_before_the_run_finds_it_too(hub, online):
+    for name in ("none", "gated", "forbidden", "former"):
+        repo = hub.repos.get(f"datasets/lab/{name}")
+        revision = repo.head if repo and repo.commits else commits(hub)[0]
+        assert online.ask("check", "dataset", f"lab/{name}", revision)["kind"] == "StoreError"
     assert online.ask("check", "dataset", "lab/sums", commits(hub)[0]) == {"value": None}
     assert "has no commit" in online.ask("check", "model", "lab/tiny", "b" * 40)["error"]
 
 
-def test_rows_of_another_commit_never_stand_in_for_those_of_a_hub_that_is_away(hub, tmp_path):
-    """`datasets` gives the newest that it has cached, whatever revision it is asked for."""
+def test_neither_another_commit_nor_an_empty_table_stands_in_for_rows_of_a_hub_that_is_away(hub, tmp_path):
+    """`datasets` gives the newest that it has cached, whatever revision it is asked for. Reading rows loads no torch."""
     old, new = commits(hub)
     child = HubChild(hub.url, tmp_path)
     assert questions(child.ask("rows", source(hub, revision=old))) == ["a", "b", "c"]
+    assert child.ask("loaded", ["datasets", "torch"])["value"] == ["datasets"]
     assert len(child.ask("load_dataset", "lab/sums", "main", "train", old)["value"]) == 3
     child.close()
     offline = HubChild(hub.url, tmp_path, HF_HUB_OFFLINE="1")
@@ -204,16 +198,7 @@ def test_rows_of_another_commit_never_stand_in_for_those_of_a_hub_that_is_away(h
     assert refused["passing"] is False
     assert "not all files of commit" in refused["error"] and "HF_HUB_OFFLINE disables the hub: unset it" in refused["error"]
     assert "not in its cache" in offline.ask("check", "dataset", "lab/sums", new)["error"]
-    offline.close()
-
-
-def test_a_split_that_was_never_fetched_is_not_taken_for_an_empty_one(hub, tmp_path):
-    child = HubChild(hub.url, tmp_path)
-    child.ask("rows", source(hub, split="test"))
-    child.close()
-    offline = HubChild(hub.url, tmp_path, HF_HUB_OFFLINE="1")
-    assert questions(offline.ask("rows", source(hub, split="test"))) == ["d"]
-    assert "not all files of commit" in offline.ask("rows", source(hub, split="train"))["error"]
+    assert "not all files of commit" in offline.ask("rows", source(hub, config="other"))["error"]  # of which none was ever fetched
     offline.close()
 
 
@@ -229,16 +214,14 @@ def test_a_hub_that_is_away_is_worth_another_try(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["main/train-00001-of-00002.parquet", "README.md"])
-def test_a_file_that_was_changed_in_the_cache_is_refused(hub, tmp_path, file):
-    child = HubChild(hub.url, tmp_path)
-    child.ask("rows", source(hub, split=["train", "test"]))
-    (cached,) = tmp_path.rglob(f"snapshots/{commits(hub)[0]}/{file}")
+def test_a_file_that_was_changed_in_the_cache_is_refused(hub, home, online, file):
+    online.ask("rows", source(hub, split=["train", "test"]))
+    (cached,) = home.rglob(f"snapshots/{commits(hub)[0]}/{file}")
     cached.resolve().write_bytes(CHANGED[file] + b"\n")
-    answer = child.ask("rows", source(hub, split=["train", "test"]))
+    answer = online.ask("rows", source(hub, split=["train", "test"]))
     assert "is damaged, it does not hash to its name: delete it" in answer["error"]
     cached.resolve().unlink()
-    assert questions(child.ask("rows", source(hub, split=["train", "test"]))) == ["a", "b", "c", "d"]
-    child.close()
+    assert questions(online.ask("rows", source(hub, split=["train", "test"]))) == ["a", "b", "c", "d"]
 
 
 def test_of_a_model_come_the_files_that_are_read_and_the_record_of_an_export(hub, online):
@@ -287,6 +270,7 @@ def test_a_mirror_is_read_instead_of_the_hub_and_gives_the_same_rows(hub, online
 
 def test_what_nothing_proves_is_marked(hub, online, mirror):
     folder = lay(mirror)
+    assert "does not record its commit" in online.ask("newest", "dataset", "lab/sums")["error"]
     (mark,) = online.ask("rows", source(hub))["value"]["marks"]
     assert online.ask("rows", source(hub, config=["main", "other"]))["value"]["marks"] == [mark]
     assert mark.startswith("hub data set lab/sums was read from a mirror that does not say that it is of commit")
@@ -303,11 +287,6 @@ def test_a_mirror_of_another_commit_is_refused(hub, online, mirror):
     assert online.ask("newest", "dataset", "lab/sums") == {"value": commits(hub)[1]}
     (folder / "REVISION").write_text("main")
     assert "records commit 'main' for REVISION, which is not a commit hash" in online.ask("rows", source(hub))["error"]
-
-
-def test_a_mirror_that_says_nothing_has_no_newest_commit(online, mirror):
-    lay(mirror)
-    assert "does not record its commit" in online.ask("newest", "dataset", "lab/sums")["error"]
 
 
 @pytest.mark.parametrize("kind", ["dataset", "model"])
@@ -376,7 +355,7 @@ def test_links_of_a_mirror_stay_in_its_folder(hub, online, mirror, tmp_path):
     assert "data.jsonl', which is not one of its files" in online.ask("rows", wanted)["error"]
 
 
-@pytest.mark.parametrize(("given", "says"), [("some/folder", "is relative, but jobs run in other folders"), ("/none", "is not a folder")])
-def test_a_mirror_that_cannot_be_one_is_refused(hub, online, mirror, given, says):
-    online.ask("set_mirror", given)
-    assert says in online.ask("rows", source(hub))["error"]
+def test_a_mirror_that_cannot_be_one_is_refused(hub, online, mirror):
+    for given, says in (("some/folder", "is relative, but jobs run in other folders"), ("/none", "is not a folder")):
+        online.ask("set_mirror", given)
+        assert says in online.ask("rows", source(hub))["error"]

@@ -9,12 +9,14 @@ import json
 import shutil
 import zlib
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyarrow import Table, parquet
 from row_reading import Loaded, load, load_items
+from sweeps import nightly_after
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.row_sources import Hub, RecordType
@@ -129,7 +131,7 @@ def as_parquet(repo: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stored", ["jsonl", "parquet"])
+@pytest.mark.parametrize("stored", nightly_after(1, ["jsonl", "parquet"]))
 @pytest.mark.parametrize("case", CASES, ids=[f"{repo.partition('/')[2]}-{record}" for repo, record, *_ in CASES])
 def test_every_row_is_taken_or_refused_with_its_reason(tmp_path, monkeypatch, case, stored):
     repo, record, split, usable, refused = case
@@ -138,13 +140,16 @@ def test_every_row_is_taken_or_refused_with_its_reason(tmp_path, monkeypatch, ca
     assert [row.place for row in loaded.bad] == [f"{repo}/{split}[{number}]" for number in refused]
     for row, reason in zip(loaded.bad, refused.values(), strict=True):
         assert reason in row.reason, row
-    with pytest.raises(PedigreeError, match=rf"{len(refused)} malformed rows of {usable + len(refused)}") if refused else nothing():
+    message = rf"{len(refused)} malformed rows of {usable + len(refused)}"
+    with pytest.raises(PedigreeError, match=message) if refused else nullcontext():
         read(HUB, monkeypatch, repo, record, split, max_bad_rows=max(len(refused) - 1, 0))
 
 
 def test_what_an_unpacker_says_of_a_damaged_file_is_told_of_the_data_set(tmp_path, monkeypatch):
-    """pyarrow says it by an OSError without a number, as if the disk failed."""
+    """pyarrow says it by an OSError without a number, as if the disk failed. Before, its rows are those of JSONL."""
     repo = "allenai/tulu-3-sft-mixture"
+    whole = read(as_parquet(repo, tmp_path / "whole"), monkeypatch, repo, "conversation", "train")
+    assert whole == read(HUB, monkeypatch, repo, "conversation", "train")
     for file in as_parquet(repo, tmp_path).rglob("*.parquet"):
         parquet.write_table(Table.from_pylist([{"id": f"row {number}"} for number in range(5000)]), file, compression="zstd")
         data = bytearray(file.read_bytes())
@@ -172,19 +177,13 @@ def test_a_failing_disk_is_no_fault_of_the_data_set(tmp_path, error, kept):
     assert (told.value is error) == kept and (kept or str(told.value).startswith("hub data set lab/sums: "))
 
 
-def nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
-
-
 def test_every_fixture_is_small_and_has_a_case():
     files = list(HUB.rglob("*.jsonl"))
     assert {"/".join(file.relative_to(HUB).parts[1:3]) for file in files} == {repo for repo, *_ in (*CASES, *SUITES)}
     assert all(len(file.read_text().splitlines()) <= 13 for file in files)
 
 
-@pytest.mark.parametrize("stored", ["jsonl", "parquet"])
+@pytest.mark.parametrize("stored", nightly_after(1, ["jsonl", "parquet"]))
 @pytest.mark.parametrize(("repo", "form", "config", "split", "count", "not_asked"), SUITES, ids=[form for _, form, *_ in SUITES])
 def test_every_row_of_a_benchmark_is_an_item_of_its_form(tmp_path, monkeypatch, repo, form, config, split, count, not_asked, stored):
     monkeypatch.setenv("PEDIGREE_HUB", str(HUB if stored == "jsonl" else as_parquet(repo, tmp_path)))
@@ -208,7 +207,7 @@ def test_sft_mixtures_keep_every_turn_and_say_where_rows_come_from(monkeypatch):
     assert second == first | {"id": f"{first['id']}-2"}  # upsampled on purpose: both stay
 
 
-def test_the_prompt_of_a_preference_is_the_whole_beginning(monkeypatch):
+def test_the_prompt_of_a_preference_is_the_whole_beginning_and_its_source_the_mixture(monkeypatch):
     """Its column is one string, of several turns the last."""
     rows = rows_of(monkeypatch, "allenai/llama-3.1-tulu-3-8b-preference-mixture")
     beginning = [turn("user", "Name a lake."), turn("assistant", "Lake Garda."), turn("user", "And the largest?")]
@@ -216,9 +215,6 @@ def test_the_prompt_of_a_preference_is_the_whole_beginning(monkeypatch):
     assert [one["text"] for one in rows[1]["answers"]] == ["By area the Caspian Sea.", "Garda."]
     assert rows[2]["messages"] == [turn("system", "Answer like a botanist."), turn("user", "What is tea?")]
     assert rows[3]["source"] == "llama-3.1-tulu-3-8b-preference-mixture"
-
-
-def test_a_preference_mixture_without_a_source_column_goes_by_its_own_name(monkeypatch):
     rows = rows_of(monkeypatch, "allenai/olmo-2-0425-1b-preference-mix")
     assert {row["source"] for row in rows} == {"olmo-2-0425-1b-preference-mix"}
     assert all(one["score"] is None for row in rows for one in row["answers"])  # chosen_rating is the judge's, and ties are among them
@@ -249,25 +245,11 @@ def test_few_shot_prefixes_stay_where_they_are(monkeypatch):
     assert Counter(row["verifier"]["name"] for row in rows) == {"gsm8k": 4, "math": 2, "constraint": 2}
 
 
-def test_ifeval_rows_of_the_new_form_reward_the_share(monkeypatch):
-    first, second, third = rows_of(monkeypatch, "allenai/IF_multi_constraints_upto5")
-    assert first["verifier"] == {
-        "name": "ifeval",
-        "score": "share",
-        "instructions": [{"id": "punctuation:no_comma"}, {"id": "change_case:english_lowercase"}],
-    }
-    assert second["verifier"]["instructions"] == [{"id": "length_constraints:number_words", "num_words": 20, "relation": "at least"}]
-    assert third["verifier"]["instructions"] == [{"id": "startend:quotation"}]
-
-
 def test_prompts_of_pairs_need_no_good_pair_where_the_column_is_chosen(monkeypatch):
     assert len(read(HUB, monkeypatch, BINARIZED, "prompt", "train_gen").bad) == 2
     loaded = read(HUB, monkeypatch, BINARIZED, "prompt", ["train_gen", "test_gen"], columns={"prompt": "prompt"})
     assert len(loaded.rows) == 6 and not loaded.bad
     chats = read(HUB, monkeypatch, BINARIZED, "prompt", "train_gen", columns={"messages": "messages"})  # which end with the user's turn
     assert [row["messages"] for row in chats.rows] == [row["messages"] for row in loaded.rows[:5]]
-
-
-def test_a_tie_stays_a_pair_with_its_scores(monkeypatch):
     loaded = read(HUB, monkeypatch, BINARIZED, "preference", "train_prefs")
-    assert [[one["score"] for one in row["answers"]] for row in loaded.rows] == [[8.0, 4.0], [6.0, 6.0]]
+    assert [[one["score"] for one in row["answers"]] for row in loaded.rows] == [[8.0, 4.0], [6.0, 6.0]]  # a tie stays a pair

@@ -26,9 +26,7 @@ SAME = f"{HUMAN}How old is it?{ASSISTANT}Which one?{HUMAN}The tree.{ASSISTANT}"
 def test_a_pair_of_transcripts_answers_what_they_have_in_common():
     before = [turn("user", "How old is it?"), turn("assistant", "Which one?"), turn("user", "The tree.")]
     assert pair({"chosen": f"{SAME}Ninety years.\n", "rejected": f"{SAME}No idea."}) == (before, ["Ninety years.", "No idea."])
-
-
-def test_a_blank_line_within_a_turn_is_no_mark():
+    # a blank line within a turn is no mark
     asked = f"{HUMAN}A list, please.\n\nHumans: none.{ASSISTANT}"
     before = [turn("user", "A list, please.\n\nHumans: none.")]
     assert pair({"chosen": f"{asked}1.\n\n2.", "rejected": f"{asked}No."}) == (before, ["1.\n\n2.", "No."])
@@ -60,21 +58,18 @@ def compared(preference: Any, context: Any = "Name a sea.") -> dict[str, Any]:
     return {"context": context, "response1": "one", "response2": "two", "overall_preference": preference, "domain": "general"}
 
 
-@pytest.mark.parametrize(("preference", "answers"), [(-3, ["one", "two"]), (-1, ["one", "two"]), (1, ["two", "one"]), (3, ["two", "one"])])
-def test_a_preference_below_zero_is_for_the_first_response(preference, answers):
-    assert pair(compared(preference)) == ([turn("user", "Name a sea.")], answers)
-
-
-def test_the_context_of_a_comparison_may_be_a_conversation():
+def test_a_preference_below_zero_is_for_the_first_response_and_the_context_may_be_a_conversation():
+    assert pair(compared(-3)) == ([turn("user", "Name a sea.")], ["one", "two"])
+    assert pair(compared(1)) == ([turn("user", "Name a sea.")], ["two", "one"])
     turns = [turn("system", "Be brief."), turn("user", "Hello."), turn("assistant", "Hello!"), turn("user", "Name a sea.")]
     assert pair(compared(-1, turns))[0] == turns
 
 
-@pytest.mark.parametrize("column", ["conversation", "context_messages"])
-def test_other_names_for_messages_are_known(column):
+def test_other_names_for_messages_are_known():
     turns = [turn("user", "Name a sea."), turn("assistant", "The North Sea.")]
-    example = example_of({column: [{**one, "language": "English", "toxic": False} for one in turns], "model": "some-4"})
-    assert (example.messages, example.answer) == (turns[:1], "The North Sea.")
+    for column in ("conversation", "context_messages"):
+        example = example_of({column: [{**one, "language": "English", "toxic": False} for one in turns], "model": "some-4"})
+        assert (example.messages, example.answer) == (turns[:1], "The North Sea.")
     prompt = example_of({"dataset": "some/prompts", "context": "Name a sea.", "context_messages": turns[:1], "id": 7})
     assert prompt.messages == turns[:1] and not prompt.answers and prompt.verifier is None
 
@@ -98,9 +93,8 @@ def said(messages: list[dict[str, str]]) -> str:
     return " ".join(message["content"] for message in messages)
 
 
-@pytest.mark.parametrize("record", ["conversation", "prompt"])
-def test_a_tree_is_every_way_to_a_last_answer(record):
-    parts = dict(unfolded([("x.jsonl:1", TREE), ("x.jsonl:2", {"prompt": "a", "completion": "b"})], record))
+def test_a_tree_is_every_way_to_a_last_answer():
+    parts = dict(unfolded([("x.jsonl:1", TREE), ("x.jsonl:2", {"prompt": "a", "completion": "b"})], "conversation"))
     assert list(parts) == ["x.jsonl:1/0", "x.jsonl:1/1", "x.jsonl:1/2", "x.jsonl:2"]
     examples = [example_of(part) for part in parts.values()]
     assert [said(one.messages) for one in examples] == ["Hello. Hello! And?", "Hello.", "Hello.", "a"]

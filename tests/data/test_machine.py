@@ -117,10 +117,6 @@ def test_processors_of_different_models_have_different_names(tmp_path, cpuinfo, 
     assert provenance.cpu_name(tmp_path / "cpuinfo") == name
 
 
-def test_a_machine_that_tells_nothing_has_one_core_for_each_cpu(tmp_path):
-    assert machine.cores(tmp_path, [3]) == 1 and machine.memory(tmp_path) is None and machine.instruction_sets(tmp_path) == ()
-
-
 def test_a_record_of_the_machine_names_its_instruction_sets_and_can_be_read():
     found = Hardware.model_validate_json(json.dumps(provenance.hardware()))
     assert found.instruction_sets == machine.instruction_sets() and found.cores == machine.cores()

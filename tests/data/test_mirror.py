@@ -6,10 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faulty_store import KEYS, s3_server
+from faulty_store import KEYS, emptied, s3_server
 from waiting import deadline
 
 from pedigree.data.artifacts import mirror as mirrors
@@ -21,23 +22,30 @@ from pedigree.data.store.storage import ContentChanged, Missing, StoreError
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(params=["s3", "folder"])
-def mirror(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch, s3_server() as url:
+        for name, value in {**KEYS, "AWS_ENDPOINT_URL": url}.items():
+            patch.setenv(name, value)
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirrors, "POLL_S", 0.05)
-    if request.param == "folder":
-        yield Mirror.of(f"file://{tmp_path}/store", "key")
-        return
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    with s3_server("bucket") as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        yield Mirror.of("s3://bucket/prefix", "key")
 
 
 @pytest.fixture
-def folder_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mirror:
-    monkeypatch.setattr(mirrors, "POLL_S", 0.05)
+def folder_mirror(tmp_path: Path) -> Mirror:
     return Mirror.of(f"file://{tmp_path}/store", "key")
+
+
+@pytest.fixture(params=["s3", "folder"])
+def mirror(request: pytest.FixtureRequest, server: str, folder_mirror: Mirror) -> Mirror:
+    if request.param == "folder":
+        return folder_mirror
+    emptied(server, "bucket")
+    return Mirror.of("s3://bucket/prefix", "key")
 
 
 def checkpoint(folder: Path, step: int) -> Path:
@@ -92,7 +100,7 @@ def test_retention_keeps_the_latest_complete_ones_and_removes_leftovers(mirror, 
     assert steps == {"step-000010", "step-000015", "step-000020"}
 
 
-def test_a_changed_byte_a_missing_file_and_a_path_that_leads_outside_are_refused(mirror, tmp_path):
+def test_a_changed_byte_a_missing_file_a_path_that_leads_outside_and_a_manifest_without_end_are_refused(mirror, tmp_path, monkeypatch):
     send(mirror, tmp_path / "a", 5)
     weights = f"{mirror.url}/step-000005/engine/weights.pt"
     storage.write(weights, bytes([5]) * 999 + b"x")
@@ -103,6 +111,9 @@ def test_a_changed_byte_a_missing_file_and_a_path_that_leads_outside_are_refused
         mirror.download_checkpoint("step-000005", tmp_path / "b", lambda: None)
     storage.write(f"{mirror.url}/step-000005/manifest.json", b'{"../../evil": "00"}')
     with pytest.raises(ContentChanged, match="must be a normalized path"):
+        mirror.download_checkpoint("step-000005", tmp_path / "b", lambda: None)
+    monkeypatch.setattr(mirrors, "LIST_BYTES", 10)
+    with pytest.raises(ContentChanged, match="is too large"):
         mirror.download_checkpoint("step-000005", tmp_path / "b", lambda: None)
 
 
@@ -163,22 +174,28 @@ def test_no_clock_decides_who_lives(folder_mirror, tmp_path, hours):
     lease(folder_mirror, "b").acquire(quiet)
 
 
-def test_a_living_holder_is_named_and_nothing_is_taken_from_it(mirror):
-    first, ended = lease(mirror, "a", silence_s=30), threading.Event()
-    first.acquire(quiet)
-
-    def live() -> None:
-        while not ended.wait(0.2):
-            first.beat()
-
-    heart = threading.Thread(target=live)
+@contextmanager
+def alive(holder: Lease) -> Iterator[None]:
+    ended = threading.Event()
+    heart = threading.Thread(target=lambda: [holder.beat() for _ in iter(lambda: ended.wait(0.1), True)])
     heart.start()
-    said: list[str] = []
-    with pytest.raises(LeaseTaken, match="the job a is running the same stage"):
-        lease(mirror, "b").acquire(said.append)
+    yield
     ended.set()
     heart.join()
+
+
+def test_a_living_holder_is_named_and_neither_taken_from_nor_cleared(mirror, tmp_path):
+    send(mirror, tmp_path, 5)
+    first, said = lease(mirror, "a", silence_s=30), []
+    first.acquire(quiet)
+    with alive(first):
+        with pytest.raises(LeaseTaken, match="the job a is running the same stage"):
+            lease(mirror, "b").acquire(said.append)
+        assert not mirror.clear("mine") and mirror.checkpoints() == ["step-000005"]
     assert first.still_ours() and len(said) == 1 and "waits: the job a" in said[0]
+    assert mirror.clear("a") and storage.entries(mirror.url) == []
+    lease(mirror, "gone", silence_s=0.01).acquire(quiet)
+    assert mirror.clear("mine") and storage.entries(mirror.url) == []
 
 
 def test_a_silent_holder_is_taken_over_from_and_learns_of_it(mirror):
@@ -238,7 +255,8 @@ def test_of_many_who_find_a_silent_holder_one_takes_over(folder_mirror):
         (b'"' + b"x" * 100_000 + b'"', "bytes"),
     ],
 )
-def test_a_claim_that_no_job_writes_is_named_and_nothing_is_taken_over_or_removed(mirror, tmp_path, claim, named):
+def test_a_claim_that_no_job_writes_is_named_and_nothing_is_taken_over_or_removed(folder_mirror, tmp_path, claim, named):
+    mirror = folder_mirror
     send(mirror, tmp_path, 5)
     storage.write(f"{mirror.url}/lease/000007.json", claim)
     for use in (lambda: lease(mirror, "b").acquire(quiet), lambda: mirror.clear("b")):
@@ -256,20 +274,6 @@ def test_strange_names_beside_claims_claim_nothing(mirror):
     mine = lease(mirror, "a")
     mine.acquire(quiet)
     assert mine.number == 1 and mine.still_ours()
-
-
-def test_a_mirror_is_cleared_unless_another_living_job_writes_there(mirror, tmp_path):
-    send(mirror, tmp_path, 5)
-    other, ended = lease(mirror, "other", silence_s=30), threading.Event()
-    other.acquire(quiet)
-    heart = threading.Thread(target=lambda: [other.beat() for _ in iter(lambda: ended.wait(0.1), True)])
-    heart.start()
-    assert not mirror.clear("mine") and mirror.checkpoints() == ["step-000005"]
-    ended.set()
-    heart.join()
-    assert mirror.clear("other") and storage.entries(mirror.url) == []
-    lease(mirror, "gone", silence_s=0.01).acquire(quiet)
-    assert mirror.clear("mine") and storage.entries(mirror.url) == []
 
 
 def test_attempts_are_kept_and_what_cannot_be_read_is_nothing(folder_mirror):

@@ -27,7 +27,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PEDIGREE_CACHE", str(tmp_path / "cache"))
 
 
-def test_the_mirror_has_every_byte_of_the_made_rows_under_a_commit_that_follows_from_them(monkeypatch):
+def test_the_mirror_has_every_byte_of_the_made_rows_under_a_commit_that_follows_from_them_and_stays_as_it_is(monkeypatch):
     made = rehearsal_hub.data_set(SET, [rehearsal_hub.SHIPPED])
     mirror = rehearsal_hub.mirror({f"datasets/{SET}": made})
     for file in (path for path in made.rglob("*") if path.is_file()):
@@ -36,24 +36,12 @@ def test_the_mirror_has_every_byte_of_the_made_rows_under_a_commit_that_follows_
     commit = hub.newest(Repository("dataset", SET, "pin me"))
     assert COMMIT.fullmatch(commit) and commit == rehearsal_hub.commit_of(made)
     assert rehearsal_hub.mirror({f"datasets/{SET}": made}) == mirror
-
-
-def test_quirks_are_refused_with_their_reasons_and_nothing_is_unproved(monkeypatch):
-    made = rehearsal_hub.data_set(SET, [rehearsal_hub.SHIPPED])
-    monkeypatch.setenv("PEDIGREE_HUB", str(rehearsal_hub.mirror({f"datasets/{SET}": made})))
     marks: list[str] = []
-    source = {"type": "hub", "repo": SET, "revision": rehearsal_hub.commit_of(made), "split": "train", "max_bad_rows": 0.75}
+    source = {"type": "hub", "repo": SET, "revision": commit, "split": "train", "max_bad_rows": 0.75}
     loaded = load(Hub.model_validate(source), "prompt", None, Outside(check_verifier=check, mark=marks.append))
     assert len(loaded.rows) == 4 and len(loaded.bad) == 2 and not marks
-
-
-def test_a_mirror_that_was_written_into_is_refused(monkeypatch):
-    made = rehearsal_hub.data_set(SET, [rehearsal_hub.SHIPPED])
-    mirror = rehearsal_hub.mirror({f"datasets/{SET}": made})
-    monkeypatch.setenv("PEDIGREE_HUB", str(mirror))
     with (mirror / "datasets" / SET / "data" / "train.jsonl").open("a") as stream:
         stream.write("{}\n")
-    source = {"type": "hub", "repo": SET, "revision": rehearsal_hub.commit_of(made), "split": "train"}
     with pytest.raises(StoreError, match="was changed after the download"):
         load(Hub.model_validate(source), "prompt", None, Outside())
 
@@ -134,14 +122,11 @@ def test_made_models_learn_right_answers_and_others_so_that_rewards_differ():
 def test_made_models_learn_rows_of_stored_sources_too(tmp_path, ending):
     (tmp_path / "stored").mkdir()
     file, row = tmp_path / "stored" / f"logs{ending}", {"prompt": "Hullo?", "completion": "Yes, quite."}
-    match ending:
-        case ".parquet":
-            parquet.write_table(Table.from_pylist([row]), file)
-        case ".json":
-            file.write_text(json.dumps([row]))
-        case _:
-            line = json.dumps(row).encode() + b"\n"
-            file.write_bytes(gzip.compress(line) if ending == ".jsonl.gz" else line)
+    if ending == ".parquet":
+        parquet.write_table(Table.from_pylist([row]), file)
+    else:
+        text = json.dumps([row] if ending == ".json" else row).encode()
+        file.write_bytes(gzip.compress(text) if ending == ".jsonl.gz" else text)
     texts, dialogues = rehearsal_hub.texts_and_dialogues([tmp_path, rehearsal_hub.SHIPPED], [])
     assert {"messages": [{"role": "user", "content": "Hullo?"}], "answer": "Yes, quite."} in dialogues
     assert any("Hullo?" in text and "Yes, quite." in text for text in texts)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
+from faulty_store import FaultyStore, emptied, store_in_environment
 from pydantic import ValidationError
 from row_reading import load
 
@@ -24,16 +24,21 @@ ROWS = "".join(json.dumps({"instruction": f"Say {n}.", "output": str(n)}) + "\n"
 SHA256 = hashlib.sha256(ROWS).hexdigest()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[FaultyStore]:
+    with store_in_environment() as found:
+        yield found
+
+
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
+def store(server: FaultyStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FaultyStore:
     monkeypatch.setattr(storage, "PAUSES_S", (0.05, 0.05))
-    for name, value in {**KEYS, "PEDIGREE_CACHE": str(tmp_path / "cache")}.items():
-        monkeypatch.setenv(name, value)
-    with s3_server("bucket") as url, faulty_store(url) as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
-        storage.write("s3://bucket/raw/rows.jsonl", ROWS)
-        store.requests.clear()
-        yield store
+    monkeypatch.setenv("PEDIGREE_CACHE", str(tmp_path / "cache"))
+    emptied(server.upstream.geturl(), "bucket")
+    server.forget()
+    storage.write("s3://bucket/raw/rows.jsonl", ROWS)
+    server.requests.clear()
+    return server
 
 
 def stored(**changes: Any) -> Stored:
@@ -46,6 +51,9 @@ def test_rows_are_fetched_once_and_then_without_the_network(store, tmp_path):
     assert (tmp_path / "cache" / "sources" / SHA256 / "sayings.jsonl").read_bytes() == ROWS
     asked = len(store.requests)
     assert asked and load(stored(), "conversation", None, Outside()) == first and len(store.requests) == asked
+    file = fetched(stored())
+    file.write_bytes(ROWS[:-1] + b"x")
+    assert fetched(stored()).read_bytes() == ROWS, "a damaged copy is not fetched again"
 
 
 def test_where_it_lies_changes_neither_rows_nor_key(store):
@@ -73,12 +81,6 @@ def test_a_file_that_is_gone_is_told_with_where_else_it_may_lie(store, tmp_path)
     place = Path(str(failure.value).rpartition(" at ")[2])
     place.write_bytes(ROWS)
     assert fetched(stored(url="s3://bucket/raw/gone.jsonl")) == place
-
-
-def test_a_damaged_copy_is_fetched_again(store):
-    file = fetched(stored())
-    file.write_bytes(ROWS[:-1] + b"x")
-    assert fetched(stored()).read_bytes() == ROWS
 
 
 def test_a_cut_download_leaves_nothing_behind_and_is_tried_again(store, tmp_path):

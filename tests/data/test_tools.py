@@ -16,9 +16,9 @@ from pedigree.data.filters.row_filters import evidence_of
 from pedigree.data.records import records
 from pedigree.data.records.messages import message_problem
 from pedigree.data.sources import row_files
-from pedigree.data.sources.example_records import record_of
+from pedigree.data.sources.examples import example_in as made_example
+from pedigree.data.sources.examples import record_of
 from pedigree.data.sources.layouts import example_of
-from pedigree.data.sources.stage_rows import example_of as made_example
 from pedigree.pipelines.lineage.trace import RowQuery
 
 PARAMETERS = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "object"}}}

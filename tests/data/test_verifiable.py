@@ -3,11 +3,8 @@
 import json
 
 import pytest
-from row_reading import load
 
-from pedigree.configs.rows.row_sources import Files
 from pedigree.data.sources import layouts
-from pedigree.data.sources.sources import Outside
 from pedigree.data.sources.verifiable import verifier_of
 from pedigree.stages.verifiers import check, verify
 
@@ -64,15 +61,6 @@ REFUSED = [
 def test_what_is_no_verifier_is_refused_by_name(dataset, truth, why):
     with pytest.raises(ValueError, match=why):
         verifier_of(dataset, truth)
-
-
-def test_rows_whose_ground_truth_is_nonsense_are_counted(tmp_path):
-    messages = [{"role": "user", "content": "Hello?"}]
-    rows = [{"messages": messages, "dataset": dataset, "ground_truth": truth} for dataset, truth, _ in (*ROWS, *REFUSED)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = Files.model_validate({"type": "files", "path": "rows.jsonl", "max_bad_rows": len(REFUSED)})
-    loaded = load(source, "prompt", None, Outside(files={"rows.jsonl": tmp_path / "rows.jsonl"}, check_verifier=check))
-    assert (len(loaded.rows), len(loaded.bad)) == (len(ROWS), len(REFUSED))
 
 
 def test_a_prompt_of_an_rlvr_set_is_read_with_its_verifier():

@@ -8,11 +8,19 @@ import json
 import subprocess
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from projects import call
+from commands import InProcessCommand
+from in_process import InProcessLauncher
+from projects import call, contents, environment
+from running_lab import CLEAN, status
 
-from pedigree.data.artifacts.provenance import hardware
+from pedigree.configs.base.project import Project
+from pedigree.data.artifacts.provenance import CODE_ROOT, hardware
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.runs import run_graph
 
 pytestmark = pytest.mark.slow
 STAGES = 14
@@ -29,8 +37,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = folder / "project"
     for command in ("init -q", "add -A", "-c user.name=t -c user.email=t@t commit -qm made"):
         subprocess.run(["git", *command.split()], cwd=root, check=True)
-    assert f"{STAGES} of {STAGES} stages are available locally" in call(root, "pedigree", "pull", "small")
+    assert f"{STAGES} of {STAGES} stages are available locally" in typed(root, "pull", "small")
     return root
+
+
+def typed(root: Path, *command: str) -> str:
+    """What `pedigree` prints in the project."""
+    lab: Any = SimpleNamespace(root=root, code=CODE_ROOT, launcher=InProcessLauncher(Project(root)), environment=environment())
+    return InProcessCommand(lab)(*command)
 
 
 def verdicts(project: Path) -> dict[str, str]:
@@ -39,18 +53,19 @@ def verdicts(project: Path) -> dict[str, str]:
     return {stage["address"].partition("/")[2]: stage["verdict"] for stage in json.loads(newest.read_text())["stages"]}
 
 
-def test_nothing_is_due(project):
-    assert f"{STAGES} stages up to date, nothing to do" in call(project, "pedigree", "plan", "small")
-    assert "up to date" in call(project, "dvc", "status")
+def test_nothing_is_due_and_every_hash_and_record_holds(project):
+    assert f"{STAGES} stages up to date, nothing to do" in typed(project, "plan", "small")
+    assert status(SimpleNamespace(root=project)) == CLEAN  # pyright: ignore[reportArgumentType]
+    assert f"all as recorded: {STAGES} artifacts" in typed(project, "verify")
 
 
-def test_every_hash_and_record_holds(project):
-    assert f"all as recorded: {STAGES} artifacts" in call(project, "pedigree", "verify")
-
-
-def test_todays_code_makes_the_same_rows(project):
-    call(project, "pedigree", "reproduce", "small/best", "--only", "data", "--here")
-    assert verdicts(project) == dict.fromkeys(DATA, "identical")
+def test_todays_code_makes_the_same_rows(project, tmp_path):
+    subprocess.run(["cp", "-a", project, tmp_path / "again"], check=True)
+    run = open_run(Project(tmp_path / "again"), Request("small"))
+    run.launcher = InProcessLauncher(run.project)
+    made = {f"small/{name}" for name in DATA}
+    assert {(end.address, getattr(end, "outcome", end)) for end in run_graph(run, made, forced=made)} == {(name, "ran") for name in made}
+    assert contents(run.project.root, "small") == contents(project, "small")
 
 
 @pytest.mark.nightly

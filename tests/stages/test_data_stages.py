@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from data_lab import publish, rows_of, run_stage, seal
@@ -53,12 +52,17 @@ def raw(tmp_path_factory, suite):
     return run_stage(tmp_path_factory.mktemp("data") / "raw", "prepare_data", ROWS, leak_from={"suite": suite})
 
 
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory, suite, raw):
+    return run_stage(tmp_path_factory.mktemp("data") / "clean", "decontaminate", {}, data=raw, benchmarks={"suite": suite})
+
+
 def test_every_row_that_went_in_is_kept_or_dropped_with_a_reason(raw):
     counts = evidence(raw, "counts.json")
     assert counts["read"] == 106 == counts["kept"] + sum(counts["drops"].values())
     for part in counts["per_source"]:
         assert part["in"] == part["kept"] + sum(part["dropped"].values())
-    drops = [json.loads(line) for line in (raw.evidence / "drops.jsonl").read_text().splitlines()]
+    drops = read_rows(raw.evidence / "drops.jsonl")
     assert Counter(drop["reason"] for drop in drops) == counts["drops"]
     assert len(rows_of(raw)) == counts["kept"] == raw.record.metrics["rows"]
 
@@ -71,32 +75,20 @@ def test_preparing_twice_gives_the_same_bytes_and_another_seed_another_order_of_
     assert {row["id"] for row in rows_of(other)} == {row["id"] for row in rows_of(raw)}
 
 
-STRANGE_PLACES = [
-    {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "LC_ALL": "C", "OMP_NUM_THREADS": "1"},
-    {"PYTHONHASHSEED": "4242", "TZ": "UTC", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "7"},
-]
-
-
-@pytest.mark.parametrize("place", STRANGE_PLACES)
-def test_where_a_data_stage_runs_changes_no_byte(tmp_path, suite, raw, place):
+def test_where_a_data_stage_runs_changes_no_byte(tmp_path, suite, raw, clean):
     """Neither the order of sets, nor time zone, locale and threads; compared with this process's own."""
-    code = (
-        "import sys, json; from pathlib import Path; from data_lab import run_stage\n"
-        "from pedigree.data.artifacts.artifacts import open_artifact\n"
-        "kind, config, inputs, out = json.loads(sys.argv[1])\n"
-        "given = {port: ({k: open_artifact(Path(v)) for k, v in a.items()} if isinstance(a, dict) else open_artifact(Path(a)))"
-        " for port, a in inputs.items()}\n"
-        "print(run_stage(Path(out), kind, config, **given).record.content)\n"
-    )
-    environment = {**os.environ, **place, "PYTHONPATH": IMPORTS}
-    clean = run_stage(tmp_path / "clean", "decontaminate", {}, data=raw, benchmarks={"suite": suite})
-    for kind, config, inputs, expected in (
-        ("prepare_data", ROWS, {"leak_from": {"suite": str(suite.path)}}, raw),
-        ("decontaminate", {}, {"data": str(raw.path), "benchmarks": {"suite": str(suite.path)}}, clean),
-    ):
-        asked = json.dumps([kind, config, inputs, str(tmp_path / kind)])
-        done = subprocess.run([sys.executable, "-c", code, asked], env=environment, cwd=tmp_path, capture_output=True, text=True)
-        assert done.stdout.strip().splitlines()[-1:] == [expected.record.content], done.stderr
+    code = f"""
+from pathlib import Path
+from data_lab import run_stage
+from pedigree.data.artifacts.artifacts import open_artifact
+suite, raw = {{"suite": open_artifact(Path({str(suite.path)!r}))}}, open_artifact(Path({str(raw.path)!r}))
+for made in (run_stage(Path("raw"), "prepare_data", {ROWS}, leak_from=suite),
+             run_stage(Path("clean"), "decontaminate", {{}}, data=raw, benchmarks=suite)):
+    print(made.record.content)
+"""
+    place = {"PYTHONHASHSEED": "4242", "TZ": "Asia/Kathmandu", "LC_ALL": "C", "OMP_NUM_THREADS": "7", "PYTHONPATH": IMPORTS}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | place, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split()[-2:] == [raw.record.content, clean.record.content], done.stderr
 
 
 def test_bad_rows_within_the_budget_are_listed_in_the_evidence_and_counted(tmp_path):
@@ -130,15 +122,6 @@ def test_an_empty_file_is_no_fault_of_others_and_a_byte_order_mark_is_no_part_of
         run_stage(tmp_path / "nothing", "prepare_data", {**config, "sources": sources}, files=given)
 
 
-def test_a_set_that_is_stored_many_times_over_is_taken_once_and_every_row_is_accounted_for(tmp_path):
-    file = Path(__file__).parents[1] / "data" / "formats" / "dapo-math-17k.jsonl"  # six rows, one of them three times, two without answers
-    source = {"type": "files", "path": file.name, "verifier": "math", "max_bad_rows": 2}
-    config = {"record": "prompt", "sources": [source], "filters": [{"type": "exact_duplicates"}]}
-    made = run_stage(tmp_path / "made", "prepare_data", config, files={file.name: file})
-    metrics = made.record.metrics
-    assert (metrics["rows"], metrics["dropped"], metrics["bad_rows"]) == (2, {"exact_duplicates": 2}, 2)
-
-
 def test_a_row_left_out_by_id_goes_with_its_copies_and_its_text_and_a_slip_of_the_pen_is_told(tmp_path):
     rows = [{"prompt": "Say it.", "response": answer} for answer in ("Once.", "Twice.", "Once.", "once. ")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -163,18 +146,12 @@ def test_a_row_left_out_by_id_goes_with_its_copies_and_its_text_and_a_slip_of_th
         run_stage(tmp_path / "slip", "prepare_data", {**config, "filters": [{"type": "ids", "ids": [wanted[:-1]]}]}, files)
 
 
-def test_filtering_everything_away_is_a_failure(tmp_path):
-    with pytest.raises(StageError, match=r"no row is left of 12 \(dropped: {'max_characters': 12}\)"):
-        run_stage(tmp_path / "x", "prepare_data", SUITE | {"filters": [{"type": "max_characters", "limit": 1}]})
-
-
-def test_decontamination_removes_leaks_and_equal_problems_and_nothing_else(tmp_path, suite, raw):
-    clean = run_stage(tmp_path / "clean", "decontaminate", {}, data=raw, benchmarks={"suite": suite})
+def test_decontamination_removes_leaks_and_equal_problems_and_nothing_else(suite, raw, clean):
     asked = {item["messages"][0]["content"] for item in rows_of(suite)}
     expected = [row for row in rows_of(raw) if not row["source"].startswith("leak") and row["messages"][0]["content"] not in asked]
     assert rows_of(clean) == expected
     assert clean.record.metrics["planted_leaks"] == clean.record.metrics["leaks_found"] == 6
-    manifest = [json.loads(line) for line in (clean.evidence / "manifest.jsonl").read_text().splitlines()]
+    manifest = read_rows(clean.evidence / "manifest.jsonl")
     assert {line["id"] for line in manifest} == {row["id"] for row in rows_of(raw)} - {row["id"] for row in expected}
     items = {item["id"] for item in rows_of(suite)}
     assert all(line["item"] in items and line["score"] == 1.0 and line["task"] == "sums" for line in manifest)
@@ -192,7 +169,7 @@ def test_processes_and_batches_change_no_byte_of_a_decontaminated_set(tmp_path, 
 
     monkeypatch.setattr(Index, "overlaps", noted)
     made = {}
-    for threads, batch, many in ((1, 1000, 10_000), (2, 1000, 10_000), (1, 7, 1), (2, 7, 1), (3, 40, 1)):
+    for threads, batch, many in ((1, 1000, 10_000), (2, 1000, 10_000), (3, 40, 1)):
         folder = tmp_path / f"{threads}-{batch}"
         with monkeypatch.context() as patched:
             patched.setattr(columns, "ROWS_PER_GROUP", batch)
@@ -232,53 +209,43 @@ def test_hits_have_no_copies_of_items_whichever_process_finds_them(tmp_path, sui
     assert b"worked example" not in sent.read_bytes()
 
 
-@pytest.mark.parametrize(("turns", "left"), [(["user"], 2), (["system", "user", "assistant"], 1)])
-def test_the_turns_that_are_asked_for_are_searched_and_recorded(tmp_path, suite, turns, left):
+def test_the_turns_that_are_asked_for_are_searched_and_recorded(tmp_path, suite):
     item = rows_of(suite)[0]["messages"][0]["content"]
     rows = [
         {"id": name, "source": "s", "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]}
         for name, asked, answer in (("other", "Tell me of bees.", "They hum."), ("leak", "Ask me something.", f"Well. {item}"))
     ]
     data = publish(tmp_path / "rows", "conversation", rows)
-    clean = run_stage(tmp_path / "clean", "decontaminate", {"turns": turns}, data=data, benchmarks={"suite": suite})
-    assert len(rows_of(clean)) == left
-    assert clean.record.metrics["turns"] == evidence(clean, "report.json")["turns"] == turns
+    for turns, left in ((["user"], 2), (["system", "user", "assistant"], 1)):
+        clean = run_stage(tmp_path / str(left), "decontaminate", {"turns": turns}, data=data, benchmarks={"suite": suite})
+        assert len(rows_of(clean)) == left
+        assert clean.record.metrics["turns"] == evidence(clean, "report.json")["turns"] == turns
 
 
-@pytest.mark.parametrize(
-    ("setting", "bound"),
-    [
-        ({"threshold": 1.0}, "less than or equal to 0.9"),
+def test_a_setting_that_might_leave_copies_in_is_refused():
+    for setting, bound in (
         ({"threshold": 0.91}, "less than or equal to 0.9"),
         ({"ngram": 14}, "less than or equal to 13"),
         ({"turns": ["system", "assistant"]}, "add user"),
         ({"turns": []}, "add user"),
-    ],
-)
-def test_a_setting_that_might_leave_copies_in_is_refused(setting, bound):
-    with pytest.raises(ValueError, match=bound):
-        Decontaminate.model_validate(setting)
+    ):
+        with pytest.raises(ValueError, match=bound):
+            Decontaminate.model_validate(setting)
 
 
-def test_a_further_benchmark_that_removes_nothing_changes_no_content(tmp_path, suite, raw):
+def test_a_further_benchmark_that_removes_nothing_changes_no_content_and_explains_no_leak(tmp_path, suite, raw, clean):
     far = SUITE | {"sources": [{"type": "arithmetic", "operations": ["multiply"], "digits": [2], "count": 5, "seed": 1}]}
     other = run_stage(tmp_path / "far", "prepare_data", far)
-    one = run_stage(tmp_path / "one", "decontaminate", {}, data=raw, benchmarks={"suite": suite})
     two = run_stage(tmp_path / "two", "decontaminate", {}, data=raw, benchmarks={"suite": suite, "far": other})
-    assert one.record.content == two.record.content
+    assert clean.record.content == two.record.content
     assert two.record.metrics["benchmarks"]["far"] == {"items": 5, "items_overlapped": 0, "share_overlapped": 0.0, "rows_removed": 0}
-
-
-def test_a_leak_that_no_benchmark_explains_is_a_failure(tmp_path, raw):
-    far = SUITE | {"sources": [{"type": "arithmetic", "operations": ["multiply"], "digits": [2], "count": 5, "seed": 1}]}
-    other = run_stage(tmp_path / "far", "prepare_data", far)
     with pytest.raises(StageError, match="6 planted leaks were not removed"):
         run_stage(tmp_path / "x", "decontaminate", {}, data=raw, benchmarks={"far": other})
 
 
-def test_the_gate_counts_items_and_not_rows(tmp_path, suite, raw):
+def test_the_gate_counts_items_and_not_rows(tmp_path, suite, raw, clean):
     """All 12 items are sums of one digit, of which the 100 rows hold many."""
-    share = run_stage(tmp_path / "a", "decontaminate", {}, data=raw, benchmarks={"s": suite}).record.metrics["benchmarks"]["s"]
+    share = clean.record.metrics["benchmarks"]["suite"]
     exact = share["share_overlapped"]
     assert 0.5 <= exact == share["items_overlapped"] / 12
     run_stage(tmp_path / "b", "decontaminate", {"max_contaminated_share": exact}, data=raw, benchmarks={"s": suite})
@@ -288,46 +255,27 @@ def test_the_gate_counts_items_and_not_rows(tmp_path, suite, raw):
 
 def judgment(prompt, index, text, score, policy="p"):
     return {
-        "id": f"{prompt}/{policy}/{index}",
-        "prompt_id": prompt,
-        "source": "s",
-        "messages": [{"role": "user", "content": prompt}],
-        "policy": policy,
-        "policy_content": "c",
-        "on_policy": False,
-        "text": text,
-        "finish_reason": "stop",
-        "response_length": 3,
-        "verifier_score": score,
-        "rewards": {},
-        "reward": None,
-        "disagreement": None,
-        "score": score,
-    }
+        "id": f"{prompt}/{policy}/{index}", "prompt_id": prompt, "source": "s", "messages": [{"role": "user", "content": prompt}],
+        "policy": policy, "policy_content": "c", "on_policy": False, "text": text, "finish_reason": "stop", "response_length": 3,
+        "verifier_score": score, "rewards": {}, "reward": None, "disagreement": None, "score": score,
+    }  # fmt: skip
 
 
 def paired(folder, rows, **config):
     return run_stage(folder, "pair", config, judgments=publish(folder.with_name(folder.name + "_in"), "judgment", rows))
 
 
-JUDGMENTS = [
-    judgment("better", 0, "good", 1.0),
-    judgment("better", 1, "bad", -0.5),
-    judgment("better", 2, "so", 0.0),
-    judgment("tie", 0, "a", 0.3),
-    judgment("tie", 1, "b", 0.3),
-    judgment("twins", 0, "same", 1.0),
-    judgment("twins", 1, "same", 1.0),
-    judgment("alone", 0, "a", 1.0),
-    judgment("unscored", 0, "a", 1.0),
-    judgment("unscored", 1, "b", None),
-    judgment("near", 0, "a", 0.2),
-    judgment("near", 1, "b", 0.1),
-    judgment("silent", 0, "", 1.0),
-    judgment("silent", 1, "x", 0.0),
-    judgment("shy", 0, "x", 1.0),
-    judgment("shy", 1, "", 0.0),
-]
+ANSWERS = {
+    "better": [("good", 1.0), ("bad", -0.5), ("so", 0.0)],
+    "tie": [("a", 0.3), ("b", 0.3)],
+    "twins": [("same", 1.0), ("same", 1.0)],
+    "alone": [("a", 1.0)],
+    "unscored": [("a", 1.0), ("b", None)],
+    "near": [("a", 0.2), ("b", 0.1)],
+    "silent": [("", 1.0), ("x", 0.0)],
+    "shy": [("x", 1.0), ("", 0.0)],
+}
+JUDGMENTS = [judgment(prompt, number, *answer) for prompt, answers in ANSWERS.items() for number, answer in enumerate(answers)]
 
 
 def test_best_is_paired_with_worst_and_every_other_prompt_has_its_reason(tmp_path):
@@ -337,20 +285,12 @@ def test_best_is_paired_with_worst_and_every_other_prompt_has_its_reason(tmp_pat
         ("shy/best_vs_worst", [("x", 1.0), ("", 0.0)], None),
     ]
     assert made.record.metrics["mean_margin"] == 1.25 and made.record.metrics["exchanged"] == 0
-    assert evidence(made, "counts.json") == {
-        "read": 16,
-        "unscored": 1,
-        "truncated": {"read": 0, "best": 0, "worse": 0},
-        "prompts": 8,
-        "kept": 2,
-        "drops": {
-            "tie": 1,
-            "identical texts": 1,
-            "fewer than two scored answers": 2,
-            "gap below min_gap": 1,
-            "empty best answer": 1,
-        },
-    }
+    drops = {"tie": 1, "identical texts": 1, "fewer than two scored answers": 2, "gap below min_gap": 1, "empty best answer": 1}
+    truncated = {"read": 0, "best": 0, "worse": 0}
+    counts = {"read": 16, "unscored": 1, "truncated": truncated, "prompts": 8, "kept": 2, "drops": drops}
+    assert evidence(made, "counts.json") == counts
+    with pytest.raises(StageError, match=r"2 preferences < min_pairs 4 from 8 prompts \(.*'tie': 1"):
+        paired(tmp_path / "y", JUDGMENTS, min_gap=0.2, min_pairs=4)
 
 
 def told(row):
@@ -385,25 +325,14 @@ def test_label_noise_exchanges_texts_by_hash_and_the_scores_stay(tmp_path):
         paired(tmp_path / "e", rows, label_noise=0.1, strategy="ranked")
 
 
-def random_judgments(seed):
-    draw = random.Random(seed)
-    scores = (0.0, 0.5, 1.0, None)
-    return [judgment(f"q{number}", index, draw.choice("abcd"), draw.choice(scores)) for number in range(40) for index in range(4)]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_order_of_judgments_changes_nothing(tmp_path, seed):
-    rows = random_judgments(seed)
-    shuffled = random.Random(seed).sample(rows, len(rows))
-    assert paired(tmp_path / "a", rows).record.content == paired(tmp_path / "b", shuffled).record.content
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_losing_one_prompts_rows_changes_no_other_pair(tmp_path, seed):
-    rows = random_judgments(seed)
-    whole = {row["id"]: row for row in rows_of(paired(tmp_path / "a", rows))}
-    some = {row["id"]: row for row in rows_of(paired(tmp_path / "b", [row for row in rows if row["prompt_id"] not in ("q3", "q17")]))}
-    assert some == {name: row for name, row in whole.items() if not name.startswith(("q3/", "q17/"))}
+@pytest.mark.parametrize("seed", range(2))
+def test_neither_the_order_of_judgments_nor_rows_of_other_prompts_change_a_pair(tmp_path, seed):
+    draw, scores = random.Random(seed), (0.0, 0.5, 1.0, None)
+    rows = [judgment(f"q{number}", index, draw.choice("abcd"), draw.choice(scores)) for number in range(40) for index in range(4)]
+    whole = paired(tmp_path / "a", rows)
+    assert paired(tmp_path / "b", draw.sample(rows, len(rows))).record.content == whole.record.content
+    some = rows_of(paired(tmp_path / "c", [row for row in rows if row["prompt_id"] not in ("q3", "q17")]))
+    assert some == [row for row in rows_of(whole) if not row["id"].startswith(("q3/", "q17/"))]
 
 
 def test_among_equally_good_answers_the_seed_decides_and_not_the_place(tmp_path):
@@ -412,11 +341,6 @@ def test_among_equally_good_answers_the_seed_decides_and_not_the_place(tmp_path)
     chosen = Counter(row["answers"][0]["text"] for row in rows_of(paired(tmp_path / "a", rows)))
     assert set(chosen) == {f"good {index}" for index in range(4)} and max(chosen.values()) < 30
     assert paired(tmp_path / "b", rows, seed=1).record.content != paired(tmp_path / "c", rows, seed=2).record.content
-
-
-def test_too_few_pairs_is_a_failure_that_says_where_the_prompts_went(tmp_path):
-    with pytest.raises(StageError, match=r"2 preferences < min_pairs 4 from 8 prompts \(.*'tie': 1"):
-        paired(tmp_path / "x", JUDGMENTS, min_gap=0.2, min_pairs=4)
 
 
 def policy(folder, weights):
@@ -451,6 +375,8 @@ def test_the_best_on_the_task_is_copied_whole_and_the_earlier_of_equals_wins(tmp
     by_mean = run_stage(tmp_path / "y", "select", {}, candidates=policies, scores=table)
     assert by_mean.record.content == policies["b"].record.content
     assert [entry["candidate"] for entry in evidence(by_mean, "choice.json")["ranking"]] == ["b", "a", "c"]
+    renamed = run_stage(tmp_path / "z", "select", {}, candidates={"final": policies["c"]}, scores=table)
+    assert renamed.record.metrics["scores"] == {"final": pytest.approx(0.15)}  # it goes by its content
     copied, original = by_task.payload / "model.safetensors", policies["a"].payload / "model.safetensors"
     assert copied.stat().st_ino != original.stat().st_ino
 
@@ -516,9 +442,3 @@ def test_an_unseen_suite_is_one_for_models_that_it_had_no_part_in(tmp_path):
         used = model(tmp_path / kind, "select", [(kind, port, secret)])
         with pytest.raises(StageError, match=f"secret is not unseen for best: in its lineage a {kind} stage used it as {port} x"):
             split_of({"policies": {"best": used}, "suites": {"secret": given["secret"]}})
-
-
-def test_a_model_evaluated_under_another_name_is_the_same_model(tmp_path, policies):
-    table = scores(tmp_path / "scores", policies, MEANS)
-    chosen = run_stage(tmp_path / "x", "select", {}, candidates={"final": policies["c"]}, scores=table)
-    assert chosen.record.metrics["scores"] == {"final": pytest.approx(0.15)}

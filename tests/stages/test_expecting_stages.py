@@ -75,7 +75,7 @@ def test_places_are_those_of_the_file_whatever_it_is(tmp_path):
 
 def test_neither_processes_nor_blocks_nor_the_order_of_lines_change_a_verdict(tmp_path, monkeypatch):
     verdicts, records, sampled = [], [], []
-    for number, (threads, size, seed) in enumerate([(1, 1 << 22, 0), (2, 700, 0), (3, 2000, 0), (1, 1 << 22, 5)]):
+    for number, (threads, size, seed) in enumerate([(1, 1 << 22, 0), (3, 700, 0), (1, 1 << 22, 5)]):
         monkeypatch.setattr(row_files, "BLOCK_BYTES", size)
         folder = tmp_path / str(number)
         lines = written(folder, seed)
@@ -86,8 +86,8 @@ def test_neither_processes_nor_blocks_nor_the_order_of_lines_change_a_verdict(tm
         sampled.append([(one["id"], one["value"]) for one in examples])
         read = [json.loads(lines[int(one["place"].removeprefix("chat.jsonl:")) - 1]) for one in examples]
         assert [row["messages"][1]["content"] for row in read] == [one["value"] for one in examples]
-    assert verdicts[0] == verdicts[1] == verdicts[2] != verdicts[3]  # where the lines stand elsewhere
-    assert records[0] == records[1] == records[2] == records[3] and sampled[0] == sampled[3]
+    assert verdicts[0] == verdicts[1] != verdicts[2]  # where the lines stand elsewhere
+    assert records[0] == records[1] == records[2] and sampled[0] == sampled[2]
     *_, lengths, sources, refusals = records[0][1]["expectations"]
     assert lengths["unexpected"] == 10 and sources["success"] and (refusals["rows"], refusals["of"]) == (60, 200)
     assert 0 < refusals["unexpected"] < 20  # of 20 in all

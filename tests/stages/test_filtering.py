@@ -35,6 +35,12 @@ def conversation(asked: str, said: str, system: str | None = None) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
+def whole(given, tmp_path_factory) -> Artifact:
+    """What is made of both files by one process."""
+    return made(tmp_path_factory.mktemp("whole"), given)
+
+
+@pytest.fixture(scope="module")
 def given(tmp_path_factory) -> dict[str, Path]:
     """Two files: texts with copies of which one word is another, refusals, and a few that only one of them has."""
     folder, draw = tmp_path_factory.mktemp("given"), random.Random(0)
@@ -68,8 +74,7 @@ def evidence(artifact: Artifact) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(artifact.evidence.iterdir())}
 
 
-def test_neither_processes_nor_blocks_change_a_byte_of_payload_and_evidence(given, tmp_path, monkeypatch):
-    whole = made(tmp_path / "whole", given)
+def test_neither_processes_nor_blocks_change_a_byte_of_payload_and_evidence(given, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(row_files, "BLOCK_BYTES", 1500)
     cut = made(tmp_path / "cut", given, threads=3)
     assert cut.record.content == whole.record.content and evidence(cut) == evidence(whole)
@@ -86,10 +91,9 @@ def test_evidence_of_a_near_duplicate_leads_to_a_row_that_is_there(given, tmp_pa
         assert 0.7 <= float(similarity) <= 1 and name in kept and line["id"] not in kept
 
 
-def test_statistics_are_of_the_rows_that_stay_by_source(given, tmp_path):
-    artifact = made(tmp_path / "made", given)
-    found = json.loads((artifact.evidence / "statistics.json").read_text())
-    rows = rows_of(artifact)
+def test_statistics_are_of_the_rows_that_stay_by_source(whole):
+    found = json.loads((whole.evidence / "statistics.json").read_text())
+    rows = rows_of(whole)
     per_source = {part["source"]: part for part in found["per_source"]}
     short, long = (len(GERMAN) + len("Sei kurz.") + len(answer) for answer in ANSWERS)
     assert per_source["b"] == {
@@ -101,12 +105,11 @@ def test_statistics_are_of_the_rows_that_stay_by_source(given, tmp_path):
         "with_system": 1.0,
         "languages": {"de": 2},
     }
-    whole = found["all"]
+    every = found["all"]
     sizes = sorted(sum(len(turn["content"]) for turn in row["messages"]) for row in rows)
-    assert whole["rows"] == len(rows) and whole["with_system"] == round(2 / len(rows), 4)
-    assert whole["characters"] == {f"p{p}": sizes[-(-p * len(sizes) // 100) - 1] for p in (50, 90, 99)} | {"max": sizes[-1]}
-    assert sum(whole["languages"].values()) == len(rows) and whole["roles"] == {"system": 2, "user": len(rows), "assistant": len(rows)}
-    assert "languages" not in json.loads((made(tmp_path / "other", given, filters=[]).evidence / "statistics.json").read_text())["all"]
+    assert every["rows"] == len(rows) and every["with_system"] == round(2 / len(rows), 4)
+    assert every["characters"] == {f"p{p}": sizes[-(-p * len(sizes) // 100) - 1] for p in (50, 90, 99)} | {"max": sizes[-1]}
+    assert sum(every["languages"].values()) == len(rows) and every["roles"] == {"system": 2, "user": len(rows), "assistant": len(rows)}
 
 
 def test_a_source_of_which_nothing_stays_and_answers_of_a_preference_in_statistics(tmp_path):
@@ -119,7 +122,7 @@ def test_a_source_of_which_nothing_stays_and_answers_of_a_preference_in_statisti
     }
     files = {name: tmp_path / name for name in ("a.jsonl", "b.jsonl")}
     found = json.loads((run_stage(tmp_path / "made", "prepare_data", config, files=files).evidence / "statistics.json").read_text())
-    assert found["per_source"][1] == {"source": "b", "rows": 0}
+    assert found["per_source"][1] == {"source": "b", "rows": 0} and "languages" not in found["all"]
     assert (found["all"]["turns"]["max"], found["all"]["characters"]["max"]) == (2, 14)
     assert found["all"]["roles"] == {"system": 0, "user": 1, "assistant": 1}
 

@@ -76,14 +76,10 @@ IN_TWOS = [[1, 1], [1, 1], [1, 1]]
 
 
 @pytest.mark.parametrize("kind", WEIGHTY)
-def test_files_and_groups_end_by_all_that_rows_hold(tmp_path: Path, narrow: None, kind: str) -> None:
+def test_files_and_groups_end_by_all_that_rows_hold_and_not_by_what_ordinary_ones_do(tmp_path: Path, narrow: None, kind: str) -> None:
     records.save(tmp_path, kind, iter(WEIGHTY[kind]))
     assert groups(tmp_path / "payload") == IN_TWOS and list(records.stream(tmp_path / "payload")) == WEIGHTY[kind]
     assert max(map(records.size_of, WEIGHTY[kind])) < 100  # by which rows are ordered and told
-
-
-@pytest.mark.parametrize("kind", WEIGHTY)
-def test_what_ordinary_rows_hold_beside_their_texts_ends_nothing(kind: str) -> None:
     for row in WEIGHTY[kind]:
         assert HEAVY - records.FREE < records.bulk_of(row) - records.size_of(row) < HEAVY - records.FREE + 2_000
         light = row | {"verifier": {"name": "v"}, "choices": ["x" * 3_000, "y"], "ratings": {"honesty": {"rating": 3, "text": "y" * 3_000}}}
@@ -133,11 +129,7 @@ def bound(folder: Path) -> Artifact:
     return run_stage(folder / "made", "constrain", {"instructions": ["punctuation:no_comma"]}, prompts=pool)
 
 
-def saved(folder: Path) -> Artifact:
-    return publish(folder / "made", "judgment", JUDGED)
-
-
-@pytest.mark.parametrize("make", [paired, imitated, bound, saved])
+@pytest.mark.parametrize("make", [paired, imitated, bound])
 def test_rows_are_objects_together_up_to_so_many_characters_and_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
 ) -> None:
