@@ -13,7 +13,6 @@ from pedigree.configs.rows.expectations import Expectation, refuse_unfit
 from pedigree.configs.rows.filters import Filter, Licences, Values
 from pedigree.configs.rows.mixing import DRAWING, Order, When, amounts, refuse_amounts
 from pedigree.configs.rows.row_sources import DataSource, Files, Hub, Packaged, Read, RecordType, RowSource, StageRows, Stored, Written
-from pedigree.configs.rows.source_models import HubModel, PackagedModel, SourceModel
 from pedigree.configs.rows.suite_forms import Form, load_form
 
 
@@ -39,39 +38,6 @@ class Shots(Frozen):
 def title(source: Mapping[str, Any]) -> str | None:
     """Display name of a model or data source, from its dump; None for generated rows and random weights."""
     return source.get("repo") or source.get("asset") or source.get("path") or source.get("name")
-
-
-def hub_sources(config: Frozen) -> "list[Hub | HubModel]":
-    """The stage's sources on the Hugging Face Hub."""
-    return [source for source in _sources(config) if isinstance(source, Hub | HubModel)]
-
-
-def _sources(config: Frozen) -> tuple[Any, ...]:
-    """All external sources of a stage, including worked examples."""
-    if isinstance(config, PrepareData):
-        return (*config.sources, *([config.shots.source] if config.shots else []))
-    return (config.source,) if isinstance(config, SourceModel) else ()
-
-
-def licences_of(config: Frozen) -> dict[str, list[str]]:
-    """Title → stated licenses, for the external sources of a stage."""
-    found: dict[str, set[str]] = {}
-    for source in _sources(config):
-        named = title(source.model_dump())
-        if named is not None:
-            stated = ASSETS[source.asset].licence if isinstance(source, Packaged | PackagedModel) else getattr(source, "licence", UNKNOWN)
-            found.setdefault(named, set()).add(stated)
-    return {named: sorted(stated) for named, stated in sorted(found.items())}
-
-
-def generators_of(config: Frozen) -> dict[str, list[str]]:
-    """Title → models that wrote the rows, for external sources that state them."""
-    found: dict[str, set[str]] = {}
-    for source in _sources(config):
-        if isinstance(source, Written) and source.generator:
-            named = [source.generator] if isinstance(source.generator, str) else source.generator
-            found.setdefault(str(title(source.model_dump())), set()).update(named)
-    return {named: sorted(stated) for named, stated in sorted(found.items())}
 
 
 def is_of(given: Any, kind: str) -> bool:
