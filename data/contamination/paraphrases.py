@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pedigree.configs.rows.overlap_criteria import Embedded, Waiver
-from pedigree.data.contamination.coverage import Benchmarks, Overlap, compared, searched
+from pedigree.data.contamination.coverage import ALIKE, Benchmarks, Overlap, compared, searched
 from pedigree.data.contamination.embedding import Embedder, Places, Vectors, nearest
-from pedigree.data.contamination.evidence import ALIKE
 
 SHOWN = 300
 """Characters of a turn that are reported."""

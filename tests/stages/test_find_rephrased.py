@@ -16,9 +16,9 @@ from row_reading import read_rows
 from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.data.records import columns, records, searching
+from pedigree.data.records import columns, records, scattered
 from pedigree.stages.find_rephrased import run as find_rephrased
-from pedigree.stages.find_rephrased.rephrasing import parse_same, same_task_question
+from pedigree.stages.find_rephrased.run import parse_same, same_task_question
 from pedigree.stages.job.failures import StageError
 
 PENCILS = "Noor bought 3 boxes with 12 pencils each and gave half of them to her sister. How many pencils does she have left?"
@@ -257,7 +257,7 @@ def test_neither_processes_nor_groups_of_rows_change_a_byte(tmp_path: Path, monk
     rows = [row(f"r{number}", "Hi!", f"{REWORDED if number % 3 else POEM} ({number % 4})") for number in range(23)]
     made = set()
     with chat_server(judge) as chats:
-        monkeypatch.setattr(searching, "MANY", 1)
+        monkeypatch.setattr(scattered, "MANY", 1)
         for threads, group in ((1, 1000), (2, 3)):
             monkeypatch.setattr(columns, "ROWS_PER_GROUP", group)
             done = Done(tmp_path / str(group), chats.base_url, rows, threads=threads)

@@ -118,7 +118,7 @@ def test_what_follows_from_each_overlap_is_told_and_the_same_for_any_processes(t
         with monkeypatch.context() as patched:
             patched.setattr(columns, "ROWS_PER_GROUP", batch)
             data = publish(tmp_path / f"data{threads}", "conversation", rows)
-        monkeypatch.setattr("pedigree.data.records.searching.MANY", 1)
+        monkeypatch.setattr("pedigree.data.records.scattered.MANY", 1)
         done = run_stage(tmp_path / f"made{threads}", "decontaminate", ALL, data=data, benchmarks={"b": bench}, threads=threads)
         made.add((done.record.content, (done.evidence / "manifest.jsonl").read_bytes()))
     assert len(made) == 1
