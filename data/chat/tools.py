@@ -32,12 +32,8 @@ OF_IDS, LENGTH_OF_IDS = string.digits + string.ascii_letters, 9
 def calls_in(given: Any, which: str) -> list[Message]:
     """Parse one call or a list, each {name, arguments} or OpenAI's {type, function: {name, arguments}}, or their JSON text.
 
-    Args:
-        given: the calls.
-        which: name of the calls' owner, for errors.
-
     Raises:
-        ValueError: malformed.
+        ValueError: malformed; `which` names their owner.
     """
     given = _of_json(given, which)
     calls = given if isinstance(given, list) else [given]

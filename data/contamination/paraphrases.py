@@ -27,10 +27,10 @@ class VectorIndex:
     """Index of text embeddings to compare rows with. Safe to share with forked processes."""
 
     def __init__(self, texts: Sequence[str], apart: Sequence[bool], threshold: float, most: int) -> None:
-        """Embed the texts.
+        """Embed the texts of benchmark items.
 
         Args:
-            texts: texts of benchmark items.
+            texts: the texts.
             apart: whether a text is searched separately, so that it does not hide others.
             threshold: minimum reported cosine.
             most: maximum texts reported per row, and again for the separate ones.
@@ -58,16 +58,11 @@ class VectorIndex:
                 text = int(numbers[places_NK[at, rank]])
                 like.setdefault(row, []).append(VectorMatch(text, float(cosines_NK[at, rank]), at - int(ends[row]) + len(rows[row])))
             for row, some in like.items():
-                found[row] += _first_of_each(some)[: self._most]
+                best: dict[int, VectorMatch] = {}  # each text once, with its nearest turn
+                for one in sorted(some, key=lambda one: (-one.cosine, one.turn, one.text)):
+                    best.setdefault(one.text, one)
+                found[row] += list(best.values())[: self._most]
         return found
-
-
-def _first_of_each(like: Sequence[VectorMatch]) -> list[VectorMatch]:
-    """Each text once, with its nearest turn."""
-    best: dict[int, VectorMatch] = {}
-    for one in sorted(like, key=lambda one: (-one.cosine, one.turn, one.text)):
-        best.setdefault(one.text, one)
-    return list(best.values())
 
 
 class Paraphrases:
@@ -90,8 +85,7 @@ class Paraphrases:
         return [[self._overlap(like, row) for like in some] for some, row in zip(self._likeness.of(texts), texts, strict=True)]
 
     def _overlap(self, like: VectorMatch, turns: Sequence[str]) -> Overlap:
-        label, item = self._items[like.text]
-        return Overlap(label, item, like.cosine, turns[like.turn][:SHOWN], "embedded", doubt=self._doubt)
+        return Overlap(*self._items[like.text], like.cosine, turns[like.turn][:SHOWN], "embedded", doubt=self._doubt)
 
 
 def question(item: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ class Scattered:
 
     @classmethod
     def of(cls, artifact: Artifact, sizes: Sequence[int]) -> "Scattered":
-        """An artifact's rows; `sizes` is the size of each, see `records.bulk_of`."""
+        """An artifact's rows, with the size of each."""
         files = records.files(artifact.payload)
         counts = [records.count(file) for file in files]
         lines = np.concatenate([np.arange(count) for count in counts])
@@ -77,14 +77,8 @@ class Scattered:
     def write(
         self, payload: Path, places: Numbers, workers: int, change: Callable[[pa.Table, Numbers], pa.Table] = lambda rows, places: rows
     ) -> Iterator[int]:
-        """Write the rows at these positions, in that order, as a payload; yields the number of rows written after each file.
-
-        Args:
-            payload: folder.
-            places: positions of the rows.
-            workers: number of processes.
-            change: transforms (rows, their positions) before writing.
-        """
+        """Write the rows at these positions, in that order, as a payload, by `workers` processes; yields the number of rows written after
+        each file. `change` transforms (rows, their positions) before writing."""
         sizes = self.sizes[places].tolist()
         parts = columns.file_cuts(sizes)
 

@@ -68,10 +68,6 @@ class Suites:
     """Benchmark items, grouped by equal questions."""
 
     def __init__(self, benchmarks: Benchmarks) -> None:
-        """
-        Args:
-            benchmarks: label → items.
-        """
         self.labels = list(benchmarks)
         self._by_text: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         for label, items in benchmarks.items():
@@ -140,7 +136,8 @@ def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
     suspects, lying = looked_up(config, data, suites, job)
     rows = records.opened(data)
     questions = SameTaskQuestions(config, rows, suites.texts, suspects)
-    replies = ask_judge(config, only_or_none(inputs, "judge"), questions, job)
+    bound = Bound(config.max_unanswered_share, len(questions), "no verdict on {} of {} questions", "max_unanswered_share")
+    replies = ask(config.by, only_or_none(inputs, "judge"), questions, job, bound) if len(questions) else []  # starts no engine for nothing
     verdicts = [reply if isinstance(reply, str) else parse_same(reply.text, ended=reply.ended) for reply in replies]
     judged = [Judged(suspect, replies[number], verdicts[number]) for suspect, number in zip(suspects, questions.of, strict=True)]
     with job.busy("writing evidence"):
@@ -181,27 +178,17 @@ def looked_up(config: FindRephrased, data: Artifact, suites: Suites, job: Job) -
             for like in some
         ]
 
-    def report(done: int, total: int) -> None:
-        job.doing("comparing rows", done, total, "rows")
-
-    groups, lying = search(data, look, job.numerics.threads, report)
+    groups, lying = search(data, look, job.numerics.threads, lambda done, total: job.doing("comparing rows", done, total, "rows"))
     return [suspect for group in groups for suspect in group], lying
 
 
 def hash_of(text: str) -> str:
-    """Hash of a text."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def turn_of(row: dict[str, Any], suspect: Suspect, config: FindRephrased) -> str:
     """The turn of a row that is nearest to the benchmark question."""
     return searched(row, frozenset(config.turns))[suspect.like.turn]
-
-
-def ask_judge(config: FindRephrased, judge: Artifact | None, questions: SameTaskQuestions, job: Job) -> list[Reply | str]:
-    """For each question its reply, or why there is none. Without questions no engine is started."""
-    bound = Bound(config.max_unanswered_share, len(questions), "no verdict on {} of {} questions", "max_unanswered_share")
-    return ask(config.by, judge, questions, job, bound) if len(questions) else []
 
 
 def same_task_question(turn: str, item: str) -> list[Message]:

@@ -29,11 +29,6 @@ POEM = "Please write me a short poem about the sea in winter, with gulls and wit
 SUITE = {"pencils": PENCILS, "crayons": CRAYONS, "gas": GAS}
 
 
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
 def item(name: str, question: str, task: str = "t") -> dict[str, Any]:
     said = [{"role": "user", "content": question}]
     return {"id": name, "source": "s", "task": task, "messages": said, "verifier": {"name": "arithmetic", "answer": "1"}}

@@ -12,24 +12,13 @@ from pedigree.data.store.storage import StoreError
 from pedigree.stages.job.failures import StageError
 
 LLAMA = {
-    "type": "random_llama",
-    "layers": 1,
-    "hidden": 16,
-    "heads": 2,
-    "kv_heads": 1,
-    "ffn": 32,
-    "vocabulary": 320,
-    "context": 64,
-    "seed": 5,
-}
+    "type": "random_llama", "layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "ffn": 32, "vocabulary": 320, "context": 64, "seed": 5,
+}  # fmt: skip
 
 
 def conversation(number):
-    messages = [
-        {"role": "user", "content": f"How many rivers are {number} + 1 rivers?"},
-        {"role": "assistant", "content": f"{number + 1} rivers"},
-    ]
-    return {"id": f"r{number}", "source": "s", "messages": messages}
+    asked = {"role": "user", "content": f"How many rivers are {number} + 1 rivers?"}
+    return {"id": f"r{number}", "source": "s", "messages": [asked, {"role": "assistant", "content": f"{number + 1} rivers"}]}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +61,7 @@ def test_digits_are_tokens_of_their_own(llama):
 def test_a_folder_gives_the_same_bytes_wherever_it_lies(tmp_path, llama):
     source = {"source": {"type": "folder", "path": "models/x"}, "dtype": "bf16"}
     made = [
-        run_stage(tmp_path / name, "source_model", source, files={"models/x": copy(llama.payload, tmp_path / f"{name}_in")})
+        run_stage(tmp_path / name, "source_model", source, files={"models/x": shutil.copytree(llama.payload, tmp_path / f"{name}_in")})
         for name in ("a", "b")
     ]
     assert made[0].record.content == made[1].record.content
@@ -80,15 +69,8 @@ def test_a_folder_gives_the_same_bytes_wherever_it_lies(tmp_path, llama):
     assert all(torch.equal(stored[name], original[name].bfloat16()) for name in original)
 
 
-def copy(source, target):
-    target.mkdir()
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    return target
-
-
 def test_a_damaged_model_and_a_foreign_tokenizer_are_refused(tmp_path, llama):
-    folder = copy(llama.payload, tmp_path / "damaged")
+    folder = shutil.copytree(llama.payload, tmp_path / "damaged")
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -97,23 +79,26 @@ def test_a_damaged_model_and_a_foreign_tokenizer_are_refused(tmp_path, llama):
         run_stage(tmp_path / "a", "source_model", source, files={"m": folder})
     few = publish(tmp_path / "rows", "conversation", [{"messages": [{"role": "user", "content": "a"}]}])
     small = run_stage(tmp_path / "small", "source_model", {"source": LLAMA}, corpus=few)
-    foreign = copy(small.payload, tmp_path / "foreign")
+    foreign = shutil.copytree(small.payload, tmp_path / "foreign")
     (foreign / "tokenizer.json").write_bytes((llama.payload / "tokenizer.json").read_bytes())
     with pytest.raises(StageError, match=r"the tokenizer has \d+ tokens, but the model embeds \d+"):
         run_stage(tmp_path / "b", "source_model", source, files={"m": foreign})
 
 
-@pytest.mark.parametrize("file, text", [("config.json", '{"model_type": "of-tomorrow"}'), ("tokenizer.json", '{"model": 5}')])
+@pytest.mark.parametrize(
+    ("file", "text"), [("config.json", '{"model_type": "of-tomorrow"}'), ("tokenizer.json", '{"model": 5}'), ("model.safetensors", None)]
+)
 def test_a_model_that_transformers_does_not_know_is_refused(tmp_path, llama, file, text):
-    folder = copy(llama.payload, tmp_path / "strange")
-    (folder / file).write_text(text)
-    with pytest.raises(StageError, match="transformers cannot load this model"):
+    """Of missing weights it speaks by an OSError, which a job would take for its disk's, and try again."""
+    folder = shutil.copytree(llama.payload, tmp_path / "strange")
+    (folder / file).write_text(text) if text else (folder / file).unlink()
+    with pytest.raises(StageError, match=f"transformers cannot load this model{'' if text else ' .*safetensors'}"):
         run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
 
 
 def test_a_model_that_a_recipe_made_is_no_source(tmp_path, llama, monkeypatch):
     """Its data, and the suites that it was chosen by, would be forgotten with its lineage."""
-    export = copy(llama.payload, tmp_path / "export")
+    export = shutil.copytree(llama.payload, tmp_path / "export")
     (export / "pedigree").mkdir()
     record = (llama.path / "record.json").read_text()
     (export / "pedigree" / "record.json").write_text(record)
@@ -132,7 +117,7 @@ def test_a_model_that_a_recipe_made_is_no_source(tmp_path, llama, monkeypatch):
 
 
 def test_a_model_of_the_hub_gives_the_bytes_of_its_folder(tmp_path, llama, monkeypatch):
-    folder = copy(llama.payload, tmp_path / "folder")
+    folder = shutil.copytree(llama.payload, tmp_path / "folder")
     direct = run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
     monkeypatch.setenv("PEDIGREE_HUB", str(tmp_path / "mirror"))
     shutil.copytree(folder, tmp_path / "mirror" / "models" / "lab" / "tiny")
@@ -140,14 +125,6 @@ def test_a_model_of_the_hub_gives_the_bytes_of_its_folder(tmp_path, llama, monke
     assert run_stage(tmp_path / "b", "source_model", {"source": hub}).record.content == direct.record.content
     with pytest.raises(StoreError, match=r"hub model lab/other: the mirror has no .*models/lab/other: download it with `hf download"):
         run_stage(tmp_path / "c", "source_model", {"source": hub | {"repo": "lab/other"}})
-
-
-def test_a_model_without_safetensors_is_refused_for_good(tmp_path, llama):
-    """transformers says so by an OSError, which a job would take for its disk's, and try again."""
-    folder = copy(llama.payload, tmp_path / "m")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(StageError, match=r"transformers cannot load this model .*safetensors"):
-        run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
 
 
 def test_a_random_model_needs_a_corpus(tmp_path):
