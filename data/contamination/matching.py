@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pedigree.data.contamination.compiled import compiled
-from pedigree.data.contamination.reading import ASCII_OPERATORS, CAPITAL, NAME, NUMBER, NUMBER_WORDS, composes, folded, invisible, unescaped
+from pedigree.data.contamination.reading import ASCII_OPERATORS, CAPITAL, FOLDED, NAME, NUMBER, NUMBER_WORDS, composes, invisible, unescaped
 
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint64]
@@ -136,8 +136,8 @@ class Characters:
     def learn(self, codes: Iterable[int]) -> None:
         for code in codes:
             char = chr(code)
-            written, looked = folded(char, looks=False), folded(char, looks=True)
-            kinds = (INVISIBLE * invisible(char)) | (DIFFERS * (written != looked)) | (COMPOSES * composes(char))
+            written, looked = (FOLDED[looks, False][char] for looks in (False, True))
+            kinds = (INVISIBLE * bool(invisible.match(char))) | (DIFFERS * (written != looked)) | (COMPOSES * bool(composes.match(char)))
             places = self._keep(written), self._keep(looked)
             known, *tables, _ = self.folds
             known[code] = KNOWN | kinds

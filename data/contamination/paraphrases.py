@@ -30,7 +30,6 @@ class VectorIndex:
         """Embed the texts of benchmark items.
 
         Args:
-            texts: the texts.
             apart: whether a text is searched separately, so that it does not hide others.
             threshold: minimum reported cosine.
             most: maximum texts reported per row, and again for the separate ones.

@@ -63,12 +63,7 @@ class Asked(NamedTuple):
 
 
 def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> Verdict:
-    """Validate rows against the suite of their type.
-
-    Args:
-        rows: records, see `data/records/records.py`.
-        record_type: conversation, prompt, item or preference.
-        check_verifier: raises a user-facing error for a malformed verifier (`stages.verifiers.check`).
+    """Validate rows against the suite of their type; `check_verifier` raises a user-facing error for a malformed verifier.
 
     Raises:
         PedigreeError: an expectation fails; the message shows the first five violating rows of each.
@@ -107,9 +102,6 @@ def examine(
         expectations: the recipe's expectations.
         texts_of: n → texts of the first n rows; required if an expectation reads texts.
         places_of: row numbers → where each was read.
-
-    Returns:
-        A verdict, see `data/expectations/results.py`.
 
     Raises:
         PedigreeError: an expectation cannot be evaluated on the rows, or a regular expression takes too long for a text.

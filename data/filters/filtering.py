@@ -75,14 +75,8 @@ def _facts(one: Filter, rows: Sequence[Row], beside: RowContext) -> Facts:
 
 
 def decide(filters: Sequence[Filter], facts: Sequence[Facts], ids: Sequence[str], read: Read, workers: int = 1) -> dict[int, Drop]:
-    """Position → drop; each filter decides on the rows kept by earlier ones.
-
-    Args:
-        filters: in the recipe's order.
-        facts: each filter's facts about all rows, see `look`.
-        ids: ids of all rows.
-        read: reads rows again for comparison, in `workers` processes.
-    """
+    """Position → drop; each filter decides on the rows kept by earlier ones, by its facts about all rows (`look`). Rows are read again for
+    comparison, in `workers` processes."""
     drops: dict[int, Drop] = {}
     for one, noted in zip(filters, facts, strict=True):
         left = np.setdiff1d(np.arange(len(noted)), np.fromiter(drops, np.int64, len(drops)))

