@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pedigree.configs.rows.overlap_criteria import Abstracted, CutShort, Decontaminate
+from pedigree.configs.rows.overlap_criteria import CutShort, Decontaminate
 from pedigree.data.contamination.coverage import (
     BELOW,
     COMMON,
@@ -126,9 +126,11 @@ class Comparison:
             self._paraphrases = Paraphrases(benchmarks, config.embedded, config.turns, config.waivers)
         self._waivers = config.waivers
         self._ways = [_Way(benchmarks, config, config.ngram, config.threshold, abstracted=False)]
-        telling = informative_items(benchmarks, config.abstracted) if config.abstracted else {}
-        if config.abstracted and telling:
-            self._ways.append(_Way(telling, config, config.abstracted.ngram, config.abstracted.threshold, abstracted=True))
+        if config.abstracted:
+            words = config.abstracted.words
+            telling = {label: [row for row in rows if ordinary_words(row) >= words] for label, rows in benchmarks.items()}
+            if any(telling.values()):
+                self._ways.append(_Way(telling, config, config.abstracted.ngram, config.abstracted.threshold, abstracted=True))
 
     def compile(self) -> None:
         """Prepare for many rows; otherwise done once many were compared. Does not affect results."""
@@ -205,9 +207,3 @@ def _first(ways: Iterable[Sequence[Overlap]]) -> list[Overlap]:
         if name not in best or (best[name].doubt and not overlap.doubt):
             best[name] = overlap
     return ordered(best.values())
-
-
-def informative_items(benchmarks: Benchmarks, rule: Abstracted) -> dict[str, list[dict[str, Any]]]:
-    """Items with at least `rule.words` ordinary words, not counting names and numbers; labels without any are omitted."""
-    found = {label: [row for row in rows if ordinary_words(row) >= rule.words] for label, rows in benchmarks.items()}
-    return {label: rows for label, rows in found.items() if rows}

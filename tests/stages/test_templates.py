@@ -39,8 +39,7 @@ QWEN = (
     "<|im_start|>user\nAnd 2 + 2?<|im_end|>\n<|im_start|>assistant\nIt is 4.<|im_end|>\n"
 )
 SMOLLM3 = QWEN.replace(
-    "Be brief.",
-    "## Metadata\n\nKnowledge Cutoff Date: June 2025\nReasoning Mode: /think\n\n## Custom Instructions\n\nBe brief.\n\n",
+    "Be brief.", "## Metadata\n\nKnowledge Cutoff Date: June 2025\nReasoning Mode: /think\n\n## Custom Instructions\n\nBe brief.\n\n"
 )
 SHIPPED = {
     "tulu": (TULU, []),
@@ -170,13 +169,7 @@ def text_of(template, messages, **arguments):
 
 
 THOUGHT = "<think>\nA sum of\n\nsmall numbers.\n</think>\n\nIt is 4."
-CONVERSATIONS = [
-    SYSTEM[:2],
-    SYSTEM[1:4],
-    SYSTEM[:4],
-    SYSTEM,
-    [user("  Two lines,\n\nand space. \n"), assistant("Yes."), user("日本?")],
-]
+CONVERSATIONS = [SYSTEM[:2], SYSTEM[1:4], SYSTEM[:4], SYSTEM, [user("  Two lines,\n\nand space. \n"), assistant("Yes."), user("日本?")]]
 THINKING = [
     ([user("And 2 + 2?")], {"enable_thinking": False}),
     ([user("And 2 + 2?")], {"enable_thinking": True}),
@@ -284,9 +277,11 @@ def test_an_argument_that_the_template_does_not_read_is_refused(template, reads,
 
 @pytest.mark.parametrize("value", [None, float("nan"), {"a": None}, [float("inf")]])
 def test_what_no_template_can_hold_is_no_argument(value):
-    config = {"source": {"type": "folder", "path": "given"}, "chat_template": "qwen", "template_arguments": {"enable_thinking": value}}
+    """Nor are tools, which templates receive from each conversation."""
     with pytest.raises(ValueError, match="template_arguments enable_thinking: each must be an identifier with"):
-        SourceModel.model_validate(config)
+        SourceModel.model_validate(OWN | {"template_arguments": {"enable_thinking": value}})
+    with pytest.raises(ValueError, match=r"template_arguments\.tools has no effect"):
+        SourceModel.model_validate(OWN | {"template_arguments": {"tools": []}})
 
 
 def test_a_text_of_any_characters_is_written_into_a_template_as_it_is(sourced):
