@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import gguf
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from pedigree.data.chat.chat import Chat
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.job.failures import StageError
+from pedigree.stages.source_model.run import load_gguf
 
 LLAMA = {
     "type": "random_llama", "layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "ffn": 32, "vocabulary": 320, "context": 64, "seed": 5,
@@ -132,12 +134,54 @@ def test_a_random_model_needs_a_corpus(tmp_path):
         run_stage(tmp_path / "x", "source_model", {"source": LLAMA})
 
 
-@pytest.mark.slow
-def test_the_packaged_model_is_parsed_once_and_speaks(tmp_path, monkeypatch):
+def as_gguf(folder, file):
+    """The model in F32, as llama.cpp lays it out: rows of queries and keys are in pairs of the two halves of each head."""
+    config, tokenizer = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer.json"))
+    writer = gguf.GGUFWriter(file, "llama")
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads["q_proj"])
+    writer.add_head_count_kv(heads["k_proj"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    tokens = tokenizer["model"]["vocab"] | {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(sorted(tokens, key=tokens.__getitem__))
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        for part, count in heads.items():
+            if part in name:
+                tensor = tensor.reshape(count, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_file_of_llama_cpp_is_parsed_once_and_gives_weights_and_tokens(tmp_path, llama, monkeypatch):
+    as_gguf(llama.payload, tmp_path / "m.gguf")
     parsed, parse = [], gguf.GGUFReader.__init__
     monkeypatch.setattr(gguf.GGUFReader, "__init__", lambda reader, file: (parsed.append(file), parse(reader, file))[1])
-    made = run_stage(tmp_path / "x", "source_model", {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}, "dtype": "bf16"})
+    model, tokenizer = load_gguf(tmp_path / "m.gguf")
     assert len(parsed) == 1
+    expected = AutoModelForCausalLM.from_pretrained(llama.payload).state_dict()
+    assert model.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+    text = "How many rivers are 17 + 1 rivers?"
+    assert tokenizer(text)["input_ids"] == Chat(llama.payload).tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_packaged_model_speaks(tmp_path):
+    made = run_stage(tmp_path / "x", "source_model", {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}, "dtype": "bf16"})
     assert made.record.metrics["parameters"] == 134_515_008
     chat = Chat(made.payload)
     assert (chat.eos_id, chat.pad_id) == (2, 0)
