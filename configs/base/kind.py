@@ -59,7 +59,9 @@ class Kind:
     unchecked: bool = False
     """A model writes its rows, which may repeat a benchmark that was removed upstream: the decontamination gate starts over."""
     sources: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None
-    """The sources outside the recipe in a recorded config, which cards list with their licenses; None for a kind that brings in nothing."""
+    """The sources outside the recipe in a config, by which cards list licenses and a run checks revisions; None for a kind that brings in
+    nothing. As in the sources of Pedigree, `repo`, `path` or `name` is the title, `licence` and `generator` are statements, and `type: hub`
+    marks a repository of the Hub, a dataset if it has a `split`."""
     subset_of: str | None = None
     """The port whose rows it passes on in their order, some of them left out."""
     decontaminates: bool = False

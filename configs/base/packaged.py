@@ -85,7 +85,7 @@ ASSETS: dict[str, Asset] = {
     ),
 }
 EMBEDDER = {"vectors": "wordllama-256", "tokenizer": "wordllama-256-tokenizer"}
-"""Assets of the text embedder (`data/contamination/embedding.py`)."""
+"""Assets of the text embedder (`data/contamination/paraphrases.py`)."""
 
 
 def embedder_sha256() -> dict[str, str]:

@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 from pydantic import Field, computed_field, field_validator, model_validator
 
-from pedigree.configs.base.frozen import Frozen, Many
+from pedigree.configs.base.frozen import Arrived, Frozen, Many
 from pedigree.configs.base.licenses import UNKNOWN, licence
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.rows.expectations import Expectation, refuse_unfit
 from pedigree.configs.rows.filters import Filter, Licences, Values
 from pedigree.configs.rows.mixing import DRAWING, Order, When, amounts, refuse_amounts
 from pedigree.configs.rows.row_sources import DataSource, Files, Hub, Packaged, Read, RecordType, RowSource, StageRows, Stored, Written
-from pedigree.configs.rows.source_models import HubModel, PackagedModel, SourceModel
+from pedigree.configs.rows.source_models import SourceModel
 from pedigree.configs.rows.suite_forms import Form, load_form
 
 
@@ -39,39 +39,6 @@ class Shots(Frozen):
 def title(source: Mapping[str, Any]) -> str | None:
     """Display name of a model or data source, from its dump; None for generated rows and random weights."""
     return source.get("repo") or source.get("asset") or source.get("path") or source.get("name")
-
-
-def hub_sources(config: Frozen) -> "list[Hub | HubModel]":
-    """The stage's sources on the Hugging Face Hub."""
-    return [source for source in _sources(config) if isinstance(source, Hub | HubModel)]
-
-
-def _sources(config: Frozen) -> tuple[Any, ...]:
-    """All external sources of a stage, including worked examples."""
-    if isinstance(config, PrepareData):
-        return (*config.sources, *([config.shots.source] if config.shots else []))
-    return (config.source,) if isinstance(config, SourceModel) else ()
-
-
-def licences_of(config: Frozen) -> dict[str, list[str]]:
-    """Title → stated licenses, for the external sources of a stage."""
-    found: dict[str, set[str]] = {}
-    for source in _sources(config):
-        named = title(source.model_dump())
-        if named is not None:
-            stated = ASSETS[source.asset].licence if isinstance(source, Packaged | PackagedModel) else getattr(source, "licence", UNKNOWN)
-            found.setdefault(named, set()).add(stated)
-    return {named: sorted(stated) for named, stated in sorted(found.items())}
-
-
-def generators_of(config: Frozen) -> dict[str, list[str]]:
-    """Title → models that wrote the rows, for external sources that state them."""
-    found: dict[str, set[str]] = {}
-    for source in _sources(config):
-        if isinstance(source, Written) and source.generator:
-            named = [source.generator] if isinstance(source.generator, str) else source.generator
-            found.setdefault(str(title(source.model_dump())), set()).update(named)
-    return {named: sorted(stated) for named, stated in sorted(found.items())}
 
 
 def is_of(given: Any, kind: str) -> bool:
@@ -122,11 +89,6 @@ class PrepareData(Frozen):
     seed: int = Field(default=0, ge=0)
     """Seed of the row order; with a sorted `order`, only of ties."""
 
-    @model_validator(mode="after")
-    def _check_amounts(self) -> "PrepareData":
-        refuse_amounts(self.total, self.draw, self.record, self.sources)
-        return self
-
     @property
     def brings_in(self) -> bool:
         """Whether some rows are external or generated here, so that no other stage can have checked them."""
@@ -138,12 +100,9 @@ class PrepareData(Frozen):
         return amounts(self.total, self.sources)
 
     @model_validator(mode="after")
-    def _check_expectations(self) -> "PrepareData":
+    def _check_fields(self) -> "PrepareData":
+        refuse_amounts(self.total, self.draw, self.record, self.sources)
         refuse_unfit(self.expectations, self.record)
-        return self
-
-    @model_validator(mode="after")
-    def _check_record(self) -> "PrepareData":
         if (self.record == "item") != (self.task is not None):
             raise ValueError(f"`task` is required for `record: item` and not allowed otherwise; the record is {self.record}")
         if self.split == "unseen" and self.record != "item":
@@ -242,8 +201,37 @@ ROWS = "rows"
 """The port of `prepare_data` for rows of other stages."""
 TOKENIZER = "tokenizer"
 """The port for the model whose tokenizer counts tokens."""
+FROM = {"conversation": ("conversation", "preference"), "prompt": ("prompt", "conversation", "preference"), "preference": ("preference",)}
+"""Record → types that convert to it."""
 
 
 def form_of(config: Frozen) -> Form | None:
     """How a suite is asked and scored; None where its items are prompts with verifiers and no more."""
     return config.the_form if isinstance(config, PrepareData) else None
+
+
+def needs_of(config: PrepareData) -> frozenset[str]:
+    """Inputs that the sources and filters require."""
+    types = {part.type for part in (*config.sources, *config.filters)}
+    return frozenset(port for kind, port in (("leaks", "leak_from"), ("artifact", ROWS), ("tokens", TOKENIZER)) if kind in types)
+
+
+def inputs_problem(config: PrepareData, arrived: Arrived) -> str | None:
+    """Error message if the inputs do not match the config, else None."""
+    given = arrived.get(ROWS, {})
+    named = [source.input for source in config.sources if isinstance(source, StageRows)]
+    for name in named:
+        if name not in given:
+            return f"a source reads the input {name!r}, but `rows` has {', '.join(given)}: use one of them, or add it to `rows`"
+        if given[name].type not in FROM.get(config.record, ()):
+            what = " or ".join(FROM.get(config.record, ())) or "no rows of other stages"
+            return f"{name} is of type {given[name].type}, but record {config.record} requires {what}: change the record or the input"
+    idle = [name for name in given if name not in named]
+    if idle:
+        return f"`rows` has {idle[0]}, which no source reads: add {{type: artifact, input: {idle[0]}}} to sources, or remove it"
+    for name, model in arrived.get(TOKENIZER, {}).items():
+        if config.record == "item":
+            return f"`{TOKENIZER}` counts tokens as in training, which a suite is not used for: remove it"
+        if not isinstance(model.config, SourceModel):
+            return f"{name} has the tokenizer of its base model: use that `source_model` as `{TOKENIZER}` instead"
+    return None

@@ -213,7 +213,10 @@ class Expectation(Frozen):
                 f"{self.expect} does not apply to column {self.column} of kind {COLUMNS[self.column].kind}: use one of {fitting}"
             )
         else:
-            _refuse_other_values(self.column, self.value_set or ())
+            kind = COLUMNS[self.column].kind
+            others = [value for value in self.value_set or () if _kind_of(value) != kind]
+            if others:
+                raise ValueError(f"value_set {others} cannot occur in column {self.column}: its values are of kind {kind}")
         if self.sample is not None and self.column not in TEXTS:
             raise ValueError(f"sample {self.sample} applies only to {' and '.join(TEXTS)}; here all rows are tested: remove it")
 
@@ -255,13 +258,6 @@ def texts_named(expectations: Iterable[Expectation]) -> tuple[str, ...]:
 def _ordered(least: float | None, most: float | None) -> None:
     if least is not None and most is not None and least > most:
         raise ValueError(f"minimum {least} exceeds maximum {most}: swap them")
-
-
-def _refuse_other_values(column: str, values: Sequence[Scalar]) -> None:
-    kind = COLUMNS[column].kind
-    others = [value for value in values if _kind_of(value) != kind]
-    if others:
-        raise ValueError(f"value_set {others} cannot occur in column {column}: its values are of kind {kind}")
 
 
 def _kind_of(value: Scalar) -> Kind:

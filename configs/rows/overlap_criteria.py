@@ -1,6 +1,6 @@
 """Config of `decontaminate`: criteria for a copy of a benchmark item, and copies to keep."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, computed_field, field_validator
 
@@ -118,21 +118,17 @@ class Decontaminate(Frozen):
     """Overlaps that do not cause removal. Rows kept only by waivers are counted, and reported next to the scores of every descendant model
     and in the model card of an export. Not allowed for unseen suites."""
 
-    @field_validator("cut_short")
+    @field_validator("cut_short", "report")
     @classmethod
-    def _check_cut_short(cls, value: CutShort | None, info: ValidationInfo) -> CutShort | None:
+    def _check_below_threshold(cls, value: Any, info: ValidationInfo) -> Any:
         threshold = info.data.get("threshold")
-        if value is not None and threshold is not None and value.of_item >= threshold:
+        if threshold is None:
+            return value
+        if isinstance(value, CutShort) and value.of_item >= threshold:
             raise ValueError(
                 f"of_item {value.of_item:g} is not below threshold {threshold:g}, above which rows are removed anyway: lower it"
             )
-        return value
-
-    @field_validator("report")
-    @classmethod
-    def _check_report(cls, value: float | None, info: ValidationInfo) -> float | None:
-        threshold = info.data.get("threshold")
-        if value is not None and threshold is not None and value > threshold:
+        if isinstance(value, float) and value > threshold:
             raise ValueError(f"report {value:g} is above threshold {threshold:g}, above which rows are removed anyway: lower it")
         return value
 

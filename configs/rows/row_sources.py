@@ -16,18 +16,12 @@ from pedigree.configs.rows.mixing import Drawn
 RecordType = Literal["conversation", "prompt", "preference", "item"]
 
 
-# --- external models ---------------------------------------------------------------------------------------------------
-
-
 class Licensed(Frozen):
     """Third-party material under a license."""
 
     licence: Licence = UNKNOWN
     """License: an SPDX or Hugging Face Hub identifier, e.g. `cc-by-nc-4.0`. It is tracked through all derived artifacts, and is not part of
     any stage's identity."""
-
-
-# --- external data -----------------------------------------------------------------------------------------------------
 
 
 class Arithmetic(Frozen):

@@ -41,8 +41,6 @@ CALLS_OF_TOOLS, RESULTS_OF_TOOLS = re.compile(r"\btool_calls\b"), re.compile(rf"
 """Found in templates that support calls and results. Other templates drop them silently, or use a form unknown to the model."""
 HALF_CHARACTER = "\ufffd"
 """Decoding of a character whose last bytes were cut off."""
-
-
 Arguments = Mapping[str, Any] | None
 """Template variable → value."""
 Turn = Mapping[str, Any]
@@ -70,7 +68,7 @@ class Chat:
     Attributes:
         tokenizer: the transformers tokenizer.
         eos_id: the token that ends an answer.
-        pad_id: padding token; differs from `eos_id` if the vocabulary allows it.
+        pad_id: padding token; differs from `eos_id` if the vocabulary allows it. Masks come from lengths, never from comparing ids.
     """
 
     def __init__(self, model_folder: Path) -> None:
@@ -92,7 +90,8 @@ class Chat:
             raise ChatError(f"the tokenizer in {self.folder} has no eos_token: name the token that ends a turn as eos_token")
         self.template: str = tokenizer.chat_template
         self.eos_id: int = tokenizer.eos_token_id
-        self.pad_id = self._pad()
+        candidates = [tokenizer.pad_token_id, tokenizer.unk_token_id, *sorted(tokenizer.all_special_ids)]
+        self.pad_id = next((token for token in candidates if token is not None and token != self.eos_id), self.eos_id)
         self._control = sorted({str(added) for added in tokenizer.added_tokens_decoder.values() if added.special})
         self._any_control = re.compile("|".join(map(re.escape, self._control)) or "(?!)")
         self._named: dict[str, Any] = tokenizer.special_tokens_map  # the tokenizer rebuilds it at each call
@@ -339,7 +338,9 @@ class Chat:
     ) -> None:
         """Reject trained turns that the template opens differently than its generation prompt."""
         turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
-        opening = self._opening(messages, arguments)
+        end = next(place for place, message in enumerate(messages) if message["role"] in MARKED)
+        without, asked = ("".join(text for text, _ in self._pieces(messages[:end], ask, arguments)) for ask in (False, True))
+        opening = asked.removeprefix(without)  # it may depend on the system's text, but not on later turns
         places = [place for place, (_, said) in enumerate(pieces) if said]
         for place, turn, trained in zip(places, turns, trained_turns(turns, train_on), strict=True):
             if trained and not (pieces[place - 1][0] if place else "").endswith(opening):
@@ -366,18 +367,6 @@ class Chat:
                 f"before the last question alone, so that {(turns[first]['content'] or 'a call')[:80]!r} would be trained in another "
                 "context than it is asked for in: set `train_on: last_turn`, or mark turns after the last question alone"
             )
-
-    def _opening(self, messages: Sequence[Message], arguments: Arguments) -> str:
-        """The template's generation prompt. It may depend on the system's text, but not on later turns."""
-        end = next(place for place, message in enumerate(messages) if message["role"] in MARKED)
-        without, asked = ("".join(text for text, _ in self._pieces(messages[:end], ask, arguments)) for ask in (False, True))
-        return asked.removeprefix(without)
-
-    def _pad(self) -> int:
-        """Choose the padding token. It may be EOS, because masks come from lengths, never from comparing ids."""
-        tokenizer = self.tokenizer
-        candidates = [tokenizer.pad_token_id, tokenizer.unk_token_id, *sorted(tokenizer.all_special_ids)]
-        return next((token for token in candidates if token is not None and token != self.eos_id), self.eos_id)
 
     def _check(self) -> None:
         pieces = self._pieces(PROBE, ask=False)

@@ -58,13 +58,8 @@ class TokenFile:
 
 @contextmanager
 def written(path: Path, unfinished: Path, form: pa.Schema) -> Iterator[pa.RecordBatchFileWriter]:
-    """Write a file that appears only if the block succeeds.
-
-    Args:
-        path: the file.
-        unfinished: its name until then, in the same folder, which no other live writer uses.
-        form: columns of its documents.
-    """
+    """Write a file that appears only if the block succeeds; until then it is `unfinished`, in the same folder, which no other live writer
+    uses."""
     try:
         with unfinished.open("w+b") as stream:
             with pa.ipc.new_file(stream, form) as file:

@@ -1,4 +1,4 @@
-"""Tools in conversations: offered tools, calls and results, in external formats and in rows.
+"""Tools in conversations, and template arguments (`enable_thinking`), in external formats and in rows.
 
 A call is a separate message, `{"role": "call", "content": '{"name": ..., "arguments": {...}}'}`, after the assistant's text in the same
 turn, if any; a result is `{"role": "tool", "content": ...}`. Code that processes texts therefore sees both, and rows without tools need no
@@ -18,6 +18,8 @@ OFFERED = "tools"
 """Template argument with a row's tools."""
 OFFERS = ("tools", "functions")
 """Columns with tools; the second is OpenAI's older name."""
+ARGUMENT_COLUMNS = ("template_arguments", "chat_template_kwargs")
+"""Columns with template arguments; the first that exists is used."""
 BLANK = ("", "[]", "{}", "null")
 """Texts that are empty as JSON."""
 OF_IDS, LENGTH_OF_IDS = string.digits + string.ascii_letters, 9
@@ -30,12 +32,8 @@ OF_IDS, LENGTH_OF_IDS = string.digits + string.ascii_letters, 9
 def calls_in(given: Any, which: str) -> list[Message]:
     """Parse one call or a list, each {name, arguments} or OpenAI's {type, function: {name, arguments}}, or their JSON text.
 
-    Args:
-        given: the calls.
-        which: name of the calls' owner, for errors.
-
     Raises:
-        ValueError: malformed.
+        ValueError: malformed; `which` names their owner.
     """
     given = _of_json(given, which)
     calls = given if isinstance(given, list) else [given]
@@ -120,6 +118,39 @@ def _is_blank(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip() in BLANK
     return value is None or (isinstance(value, (list, Mapping)) and not value)
+
+
+def arguments_in(row: Any) -> dict[str, Any] | None:
+    """A row's template arguments, including its tools; None if it has none.
+
+    Null and empty arguments are dropped, because a table has every argument in every row.
+
+    Raises:
+        ValueError: they are not a mapping of names to JSON values, or the tools are invalid or given twice.
+    """
+    if not isinstance(row, dict):
+        return None
+    given, tools = _given(row), tools_in(row)
+    if tools is not None and OFFERED in given:
+        raise ValueError("tools stand both in a column and among the template arguments: leave one of them out by `columns`")
+    return given | ({} if tools is None else {OFFERED: tools}) or None
+
+
+def _given(row: dict[str, Any]) -> dict[str, Any]:
+    column = next((name for name in ARGUMENT_COLUMNS if row.get(name) is not None), None)
+    if column is None:
+        return {}
+    try:
+        given = json.loads(row[column] or "{}") if isinstance(row[column], str) else row[column]
+        json.dumps(given, allow_nan=False)  # a table may hold dates and bytes, and Python's JSON allows NaN
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{column} is nothing that JSON has a form for ({error!s:.80})") from error
+    if not isinstance(given, dict) or not all(isinstance(name, str) and name.isidentifier() for name in given):
+        raise ValueError(f"{column} {given!r:.80} is no mapping of names to values")
+    found = {name: value for name, value in given.items() if value is not None and value not in ("", [], {})}
+    if OFFERED in found:
+        found[OFFERED] = offered(found[OFFERED], f"{OFFERED} in {column}")
+    return found
 
 
 # --- for templates and searches ----------------------------------------------------------------------------------------

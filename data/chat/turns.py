@@ -135,18 +135,10 @@ def _place(called: Any, ids: Sequence[Any], taken: Collection[int], number: int)
         return next(place for place in count() if place not in taken)
     if called not in ids:
         raise ValueError(f"message {number} is the result of the call {called!r:.40}, which is none of those before it")
-    place = next((place for place in _places(called, ids) if place not in taken), None)
+    place = next((place for place, name in enumerate(ids) if name == called and place not in taken), None)
     if place is None:
         raise ValueError(f"message {number} is one more result of the call {called!r:.40}")
     return place
-
-
-def _places(called: Any, ids: Sequence[Any]) -> Iterator[int]:
-    """All indices of an id, usually one."""
-    place = -1
-    for _ in range(ids.count(called)):
-        place = ids.index(called, place + 1)
-        yield place
 
 
 def _in_order(results: Mapping[int, list[Message]], ids: Sequence[Any]) -> Iterator[list[Message]]:

@@ -40,16 +40,7 @@ class Candidates:
     """Index of the items for compiled search; items are numbered in the given order."""
 
     def __init__(self, benchmarks: Benchmarks, ngram: int, abstracted: bool = False) -> None:
-        """Hash the questions of the items.
-
-        Args:
-            benchmarks: label → items.
-            ngram: longest n-gram, in tokens.
-            abstracted: treats all names as equal, and all numbers.
-
-        Raises:
-            PedigreeError: an item has no word, number or operator, so that nothing could ever match it.
-        """
+        """Hash the questions of the items; arguments and errors are those of `Coverage`."""
         self.items = [(label, row) for label, rows in benchmarks.items() for row in rows]
         self._abstracted = abstracted
         pieces = list(_pieces(self.items, ngram, abstracted))

@@ -7,6 +7,9 @@ shorter than n tokens is one n-gram; every occurrence of a repeated n-gram count
 
 Comparisons may be abstracted, treating all names as equal and all numbers, and may correct words with one wrong letter to the item's
 (`data/contamination/spelling.py`) if the row otherwise covers at least half of the threshold, but not all of it.
+
+Overlaps may be doubtful as evidence of copying: words that the item repeats and the row does not, short items in longer texts, and words
+common to many items.
 """
 
 from collections import Counter, defaultdict
@@ -15,9 +18,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
+
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.chat.tools import texts_called, texts_offered
-from pedigree.data.contamination.reading import NAME, NUMBER, readings
+from pedigree.data.contamination.reading import ASCII_OPERATORS, NAME, NUMBER, readings
 from pedigree.data.contamination.spelling import Vocabulary, corrected
 from pedigree.data.records.messages import CALL, RESULT, user_turns
 from pedigree.data.records.records import texts_within
@@ -29,8 +34,8 @@ OF_TURNS = {CALL: "assistant", RESULT: "user"}
 """Role of calls and results → role with which they are searched."""
 Common = Mapping[str, Set[Gram]]
 """Label → n-grams common to many of its items."""
-
-
+BELOW, FEWER, SHORT, COMMON, ALIKE = "below the threshold", "said less often", "short item", "common words", "only alike"
+"""The doubts."""
 Way = Literal["words", "cut short", "abstracted", "embedded", "rephrased"]
 """How an overlap was found: word by word, word by word for a part of the item, ignoring names and numbers, by embeddings, or by a language
 model."""
@@ -111,7 +116,10 @@ class Coverage:
         """
         least = threshold if least is None else least
         lines = lines_of(texts, self._abstracted)
-        found = self._compared(frozenset(self._shared(lines)), unmended(least) if typos else least)
+        key = frozenset(self._shared(lines)), unmended(least) if typos else least
+        if key not in self._known:
+            self._known[key] = self._compare(*key)
+        found = self._known[key]
         ways = readings(texts, self._abstracted) if self._abstracted and found else []
         if self._abstracted:
             found = [_counted(one, ways) for one in found]
@@ -127,15 +135,11 @@ class Coverage:
 
     def share_of(self, text: str) -> float:
         """Share of a turn's tokens that are in n-grams of the items, in the reading with the largest share."""
-        return max((len(set(self._places_in(line))) / len(line) for line in self._turns_in(text)), default=0.0)
-
-    def _turns_in(self, text: str) -> list[Gram]:
-        return [turn for line in lines_of([text], self._abstracted) if (turn := tuple(line.split()))]
-
-    def _places_in(self, turn: Gram) -> Iterator[int]:
-        """Positions of the tokens in an indexed n-gram."""
-        for start, gram in self._grams_in(turn):
-            yield from range(start, start + len(gram))
+        shares = [0.0]
+        for turn in filter(None, (tuple(line.split()) for line in lines_of([text], self._abstracted))):
+            places = {place for start, gram in self._grams_in(turn) for place in range(start, start + len(gram))}
+            shares.append(len(places) / len(turn))
+        return max(shares)
 
     def _most(self, overlap: Overlap, vocabulary: Vocabulary) -> float:
         """Upper bound on coverage after correction: share of the item's tokens that the row has, or may have after correction."""
@@ -143,22 +147,12 @@ class Coverage:
         return max(sum(map(vocabulary.perhaps, tokens)) / len(tokens) for tokens in readings)
 
     def _mended(self, overlap: Overlap, lines: Sequence[bytes], ways: Sequence[Sequence[bytes]]) -> Overlap:
-        """The overlap after correcting words with one wrong letter to the item's.
-
-        Args:
-            overlap: the overlap without correction.
-            lines: each text of the row in all its readings.
-            ways: the joint readings of all texts.
-        """
+        """The overlap after correcting words with one wrong letter to the item's; `lines` are the row's texts in all their readings, `ways`
+        the joint readings of all texts."""
         item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted, self._common)
         words = {token for one in item._items for token in one.tokens}
         (found,) = item._compare(item._shared(corrected(lines, words)), 0)
         return _counted(found, [corrected(way, words) for way in ways])
-
-    def _compared(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
-        if (shared, threshold) not in self._known:
-            self._known[shared, threshold] = self._compare(shared, threshold)
-        return self._known[shared, threshold]
 
     def _compare(self, shared: Set[Gram], threshold: float) -> list[Overlap]:
         covered: dict[int, int] = {}
@@ -276,3 +270,35 @@ def _stretches(item: Gram, places: int) -> str:
     """The covered tokens (bit i of `places` is token i), with one `…` per uncovered run."""
     shown = [token.decode() if places >> position & 1 else "…" for position, token in enumerate(item)]
     return " ".join(token for position, token in enumerate(shown) if token != "…" or position == 0 or shown[position - 1] != "…")
+
+
+# --- doubts ------------------------------------------------------------------------------------------------------------
+
+
+def common_grams(benchmarks: Benchmarks, ngram: int, abstracted: bool, many: int) -> Common:
+    """Label → n-grams that occur in at least `many` of its items, such as `which of the following statements is correct`."""
+    return {label: frozenset(_common(rows, ngram, abstracted, many)) for label, rows in benchmarks.items()}
+
+
+def _common(items: Sequence[Mapping[str, Any]], ngram: int, abstracted: bool, many: int) -> Iterator[Gram]:
+    """Count 8-byte hashes first, then only the n-grams whose hash is frequent enough."""
+    hashes = np.array([hash(gram) for item in items for gram in _different(item, ngram, abstracted)], np.int64)
+    known, counts = np.unique(hashes, return_counts=True)
+    often = set(known[counts >= many].tolist())
+    held = Counter(gram for item in items for gram in _different(item, ngram, abstracted) if hash(gram) in often)
+    return (gram for gram, count in held.items() if count >= many)
+
+
+def _different(item: Mapping[str, Any], ngram: int, abstracted: bool) -> set[Gram]:
+    return {gram for turns in turns_of(item, abstracted) for _, gram in grams_of(turns, ngram)}
+
+
+def ordinary_words(item: Mapping[str, Any]) -> int:
+    """Number of distinct words of an item as written, without names and numbers."""
+    (turns, *_) = readings(compared(item), abstracted=True)
+    return len({token for turn in turns for token in turn.split() if token not in (NAME, NUMBER) and token not in ASCII_OPERATORS})
+
+
+def fewest_tokens(text: str, abstracted: bool) -> int:
+    """Number of tokens of a text in its shortest reading."""
+    return min(len(line.split()) for line in lines_of([text], abstracted))

@@ -4,8 +4,7 @@ A compiled pass (`data/contamination/matching.py`) finds items' n-grams in rows,
 comparison (`data/contamination/coverage.py`) decides. The compiled pass does not change verdicts: hash collisions can only add candidates.
 
 Texts are compared word by word, and optionally with all names and all numbers treated as equal; rows without a copy are optionally compared
-by embeddings (`data/contamination/paraphrases.py`). Overlaps that are no evidence of a copy (`data/contamination/evidence.py`) are reported
-with the doubt.
+by embeddings (`data/contamination/paraphrases.py`). Overlaps that are no evidence of a copy are reported with the doubt.
 """
 
 from collections import OrderedDict
@@ -13,14 +12,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pedigree.configs.rows.overlap_criteria import Abstracted, CutShort, Decontaminate
-from pedigree.data.contamination.coverage import Benchmarks, Common, Coverage, Overlap, compared, ordered, searched, unmended
-from pedigree.data.contamination.evidence import BELOW, COMMON, FEWER, SHORT, common_grams, fewest_tokens, ordinary_words
+from pedigree.configs.rows.overlap_criteria import CutShort, Decontaminate
+from pedigree.data.contamination.coverage import (
+    BELOW,
+    COMMON,
+    FEWER,
+    SHORT,
+    Benchmarks,
+    Common,
+    Coverage,
+    Overlap,
+    common_grams,
+    compared,
+    fewest_tokens,
+    ordered,
+    ordinary_words,
+    searched,
+    unmended,
+)  # fmt: skip
 from pedigree.data.records.messages import ROLES
 
 if TYPE_CHECKING:
     from pedigree.data.contamination.candidates import Candidates
-    from pedigree.data.contamination.paraphrases import Paraphrases  # loads tokenizers
 
 LITTLE = 6 << 20
 """Characters of rows compared word by word before loading machine code, which takes as long."""
@@ -42,19 +55,8 @@ class Index:
         typos: bool = False,
         common: Common | None = None,
     ) -> None:
-        """Index the questions of `benchmarks`.
-
-        Args:
-            benchmarks: label → items.
-            ngram: longest n-gram, in tokens.
-            turns: roles of the row's turns to search; answers of a preference count as the assistant's.
-            abstracted: treats all names as equal, and all numbers.
-            typos: corrects words with one wrong letter to an item's.
-            common: label → n-grams common to many of its items.
-
-        Raises:
-            PedigreeError: an item has no word, number or operator, so that nothing could ever match it.
-        """
+        """Index the questions of `benchmarks` as `Coverage` does; `turns` are the roles of the row's turns to search, with the answers of
+        a preference as the assistant's, and with `typos`, words with one wrong letter are corrected to an item's."""
         self._benchmarks, self._ngram, self._turns = benchmarks, ngram, frozenset(turns)
         self._abstracted, self._typos, self._common = abstracted, typos, common
         self._candidates: Candidates | None = None
@@ -78,13 +80,7 @@ class Index:
             self._all = None
 
     def overlaps(self, rows: Sequence[dict[str, Any]], threshold: float, least: float | None = None) -> list[list[Overlap]]:
-        """For each row, the items of which it covers more than `least`, sorted by coverage, benchmark and id.
-
-        Args:
-            rows: rows to compare.
-            threshold: share of an item's tokens above which a row is removed.
-            least: share above which an item is reported; by default `threshold`.
-        """
+        """For each row, the items of which it covers more than `least`, see `Coverage.overlaps`."""
         least = threshold if least is None else least
         texts = [searched(row, self._turns) for row in rows]
         if self._all is not None:
@@ -123,11 +119,18 @@ class Comparison:
             PedigreeError: an item has no word, number or operator, so that nothing could ever match it; or embeddings are configured, but
                 not on this machine.
         """
-        self._paraphrases, self._waivers = _paraphrases(benchmarks, config), config.waivers
+        self._paraphrases = None
+        if config.embedded is not None:
+            from pedigree.data.contamination.paraphrases import Paraphrases  # loads tokenizers
+
+            self._paraphrases = Paraphrases(benchmarks, config.embedded, config.turns, config.waivers)
+        self._waivers = config.waivers
         self._ways = [_Way(benchmarks, config, config.ngram, config.threshold, abstracted=False)]
-        telling = informative_items(benchmarks, config.abstracted) if config.abstracted else {}
-        if config.abstracted and telling:
-            self._ways.append(_Way(telling, config, config.abstracted.ngram, config.abstracted.threshold, abstracted=True))
+        if config.abstracted:
+            words = config.abstracted.words
+            telling = {label: [row for row in rows if ordinary_words(row) >= words] for label, rows in benchmarks.items()}
+            if any(telling.values()):
+                self._ways.append(_Way(telling, config, config.abstracted.ngram, config.abstracted.threshold, abstracted=True))
 
     def compile(self) -> None:
         """Prepare for many rows; otherwise done once many were compared. Does not affect results."""
@@ -148,14 +151,6 @@ class Comparison:
 
     def _is_waived(self, overlap: Overlap) -> bool:
         return any(one.covers(overlap.benchmark, overlap.item["id"]) for one in self._waivers)
-
-
-def _paraphrases(benchmarks: Benchmarks, config: Decontaminate) -> "Paraphrases | None":
-    if config.embedded is None:
-        return None
-    from pedigree.data.contamination.paraphrases import Paraphrases
-
-    return Paraphrases(benchmarks, config.embedded, config.turns, config.waivers)
 
 
 class _Way:
@@ -212,9 +207,3 @@ def _first(ways: Iterable[Sequence[Overlap]]) -> list[Overlap]:
         if name not in best or (best[name].doubt and not overlap.doubt):
             best[name] = overlap
     return ordered(best.values())
-
-
-def informative_items(benchmarks: Benchmarks, rule: Abstracted) -> dict[str, list[dict[str, Any]]]:
-    """Items with at least `rule.words` ordinary words, not counting names and numbers; labels without any are omitted."""
-    found = {label: [row for row in rows if ordinary_words(row) >= rule.words] for label, rows in benchmarks.items()}
-    return {label: rows for label, rows in found.items() if rows}

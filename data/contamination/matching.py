@@ -9,13 +9,14 @@ which the exact comparison (`data/contamination/coverage.py`) removes.
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pedigree.data.contamination.compiled import compiled
-from pedigree.data.contamination.reading import ASCII_OPERATORS, CAPITAL, NAME, NUMBER, NUMBER_WORDS, composes, folded, invisible, unescaped
+from pedigree.data.contamination.reading import ASCII_OPERATORS, CAPITAL, FOLDED, NAME, NUMBER, NUMBER_WORDS, composes, invisible, unescaped
 
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint64]
@@ -59,26 +60,6 @@ POWERS = np.array([pow(int(BASE), power, 1 << 64) for power in range(LONGEST + 1
 BIT = np.array([1, 2, 4, 8, 16, 32, 64, 128], np.uint8)
 
 
-def _numbers_in_words() -> Hashes:
-    """Perfect hash table of `NUMBER_WORDS`, indexed by a hash's last bits; 0 if empty."""
-    hashes = list(map(_hash_of, NUMBER_WORDS))
-    size = next(size for size in (1 << power for power in range(5, 30)) if len({one % size for one in hashes}) == len(hashes))
-    found = np.zeros(size, np.uint64)
-    found[[one % size for one in hashes]] = hashes
-    return found
-
-
-def _hash_of(word: bytes) -> int:
-    """Python version of `_word` for lowercase words."""
-    value, whole = 0, 1 << 64
-    for start in range(0, len(word) + 1, 8):
-        value ^= int.from_bytes(word[start : start + 8], "little")
-        value = (value ^ value >> 32) * int(BASE) % whole
-        value = (value ^ value >> 32) * int(SPREAD) % whole
-        value ^= value >> 32
-    return value
-
-
 class Reader(NamedTuple):
     """Byte classes for tokenization: separator, operator, or the token's byte."""
 
@@ -89,6 +70,21 @@ class Reader(NamedTuple):
     """Whether all names are one token, and all numbers another."""
     in_words: Hashes
     """See `_numbers_in_words`. Passed as an argument, because it depends on other files (`data/contamination/compiled.py`)."""
+
+
+@cache
+def _reader(abstracted: bool, of_lines: bool) -> Reader:
+    """Reader of lines from `readings`, or of raw texts."""
+    texts = _classes()
+    if abstracted:
+        texts[FIRST : LAST + 1] = np.arange(FIRST, LAST + 1)
+        texts[ord(CAPITAL)] = FIRST  # it begins a word like a capital letter
+    folds = np.where(texts == FOREIGN, np.arange(256), texts).astype(np.uint8)  # in normalized texts, non-ASCII bytes belong to words
+    if of_lines:
+        texts = folds.copy()
+        if abstracted:  # a capital letter and a digit identify names and numbers
+            texts[ord(NAME)], texts[ord(NUMBER)] = FIRST, ZERO
+    return Reader(texts, folds, abstracted, _numbers_in_words() if abstracted else np.zeros(1, np.uint64))
 
 
 def _classes() -> Bytes:
@@ -110,34 +106,13 @@ def _classes() -> Bytes:
     return found
 
 
-def _cased(classes: Bytes) -> Bytes:
-    """Preserve capital letters, and map `CAPITAL` to one of them."""
-    found = classes.copy()
-    found[FIRST : LAST + 1] = np.arange(FIRST, LAST + 1)
-    found[ord(CAPITAL)] = FIRST  # it begins a word like a capital letter
+def _numbers_in_words() -> Hashes:
+    """Perfect hash table of `NUMBER_WORDS`, indexed by a hash's last bits; 0 if empty."""
+    hashes = line_hashes(sorted(NUMBER_WORDS))[0].tolist()
+    size = next(size for size in (1 << power for power in range(5, 30)) if len({one % size for one in hashes}) == len(hashes))
+    found = np.zeros(size, np.uint64)
+    found[[one % size for one in hashes]] = hashes
     return found
-
-
-def _read(classes: Bytes) -> Bytes:
-    """Classes for normalized texts, in which all non-ASCII bytes belong to words."""
-    return np.where(classes == FOREIGN, np.arange(256), classes).astype(np.uint8)
-
-
-def _marked_kinds(classes: Bytes) -> Bytes:
-    """Map `NAME` to a capital letter and `NUMBER` to a digit, which identify names and numbers."""
-    found = classes.copy()
-    found[ord(NAME)], found[ord(NUMBER)] = FIRST, ZERO
-    return found
-
-
-_PLAIN, _CASED, _IN_WORDS = _classes(), _cased(_classes()), _numbers_in_words()
-READERS = {False: Reader(_PLAIN, _read(_PLAIN), False, _IN_WORDS), True: Reader(_CASED, _read(_CASED), True, _IN_WORDS)}
-"""Whether texts are abstracted → reader of raw texts."""
-LINE_READERS = {
-    False: Reader(_read(_PLAIN), _read(_PLAIN), False, _IN_WORDS),
-    True: Reader(_marked_kinds(_read(_CASED)), _read(_CASED), True, _IN_WORDS),
-}
-"""Whether texts are abstracted → reader of lines from `readings`."""
 
 
 class Folds(NamedTuple):
@@ -161,8 +136,8 @@ class Characters:
     def learn(self, codes: Iterable[int]) -> None:
         for code in codes:
             char = chr(code)
-            written, looked = folded(char, looks=False), folded(char, looks=True)
-            kinds = (INVISIBLE * invisible(char)) | (DIFFERS * (written != looked)) | (COMPOSES * composes(char))
+            written, looked = (FOLDED[looks, False][char] for looks in (False, True))
+            kinds = (INVISIBLE * bool(invisible.match(char))) | (DIFFERS * (written != looked)) | (COMPOSES * bool(composes.match(char)))
             places = self._keep(written), self._keep(looked)
             known, *tables, _ = self.folds
             known[code] = KNOWN | kinds
@@ -438,16 +413,13 @@ def token_hashes(lines, bounds, reader, folds, counts):
 
 @compiled
 def gram_hashes(tokens, counts, offsets, usual, hashes, tails, starts, lengths):
-    """The n-grams of `usual` tokens of every line; a shorter line is one n-gram.
+    """Fill in hash, hash of the last two tokens, position of the first token and number of tokens of the n-grams of `usual` tokens of every
+    line; a shorter line is one n-gram. Returns their number.
 
     Args:
         tokens: token hashes, line by line.
         counts: number of tokens of each line.
         offsets: token offset of each line in its text.
-        hashes, tails, starts, lengths: outputs: hash, hash of the last two tokens, position of the first token, number of tokens.
-
-    Returns:
-        The number of n-grams.
     """
     found, begin = 0, 0
     for line in range(len(counts)):
@@ -552,7 +524,7 @@ def line_hashes(lines: Sequence[bytes], abstracted: bool = False) -> tuple[Hashe
     """(token hashes of lines from `readings`, number of tokens of each line)."""
     marked = [OPERATORS.sub(rb"\g<0>(", line) for line in lines]
     counts = np.empty(len(lines), np.int64)
-    return token_hashes(*_joined(marked), LINE_READERS[abstracted], CHARACTERS.folds, counts), counts
+    return token_hashes(*_joined(marked), _reader(abstracted, of_lines=True), CHARACTERS.folds, counts), counts
 
 
 def _joined(data: Sequence[bytes]) -> tuple[Bytes, Places]:
@@ -565,12 +537,12 @@ def _joined(data: Sequence[bytes]) -> tuple[Bytes, Places]:
 def search(texts: Sequence[str], table: Table, abstracted: bool = False) -> Numbers:
     """(text index, n-gram number) for every n-gram in any reading of a text, [2, H], unordered."""
     data = [unescaped(text).encode("utf-8", "replace") for text in texts]  # lone surrogates cannot be encoded
-    hits, composing = _searched(data, table, READERS[abstracted], together=False)
+    hits, composing = _searched(data, table, _reader(abstracted, of_lines=False), together=False)
     (late,) = composing.nonzero()
     if not len(late):
         return hits
     composed = [unicodedata.normalize("NFKC", data[number].decode()).encode() for number in late]
-    more, _ = _searched(composed, table, READERS[abstracted], together=True)
+    more, _ = _searched(composed, table, _reader(abstracted, of_lines=False), together=True)
     return np.concatenate([hits, np.stack([late[more[0]].astype(np.int32), more[1]])], axis=1)
 
 

@@ -46,9 +46,9 @@ NUMBER_WORDS = frozenset(
 
 _reference = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _fraction = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
-_invisible, _mark, _cjk = (re.compile(f"[{characters}]") for characters in (INVISIBLE, MARKS, CJK))
+invisible, _mark, _cjk = (re.compile(f"[{characters}]") for characters in (INVISIBLE, MARKS, CJK))
 _not_ascii = re.compile(r"[^\x00-\x7f]")
-_composes = re.compile("[\u1100-\u11ff\u3099\u309a\ua960-\ua97f\ud7b0-\ud7ff\uff9e-\uff9f]")
+composes = re.compile("[\u1100-\u11ff\u3099\u309a\ua960-\ua97f\ud7b0-\ud7ff\uff9e-\uff9f]")
 """Parts of Korean syllables and Japanese sound marks, which must be composed (NFKC) before folding single characters."""
 _ASCII = bytes(range(128))
 _CONTROLS = bytes([*range(9), *range(14, 28), 127])
@@ -56,11 +56,7 @@ _CONTROLS = bytes([*range(9), *range(14, 28), 127])
 
 def _table(words: bytes, codes: bool, cased: bool = False) -> bytes:
     """A table for `bytes.translate`: lowercases words and maps whitespace to spaces; other bytes stay or, with `codes`, become a space or
-    an operator.
-
-    Args:
-        cased: leave capital letters and `CAPITAL` unchanged.
-    """
+    an operator. `cased`: leave capital letters and `CAPITAL` unchanged."""
     found = bytearray(range(256))
     for byte in range(128):
         char = bytes([byte])
@@ -93,7 +89,7 @@ class _Folded(dict[str, str]):
         return found
 
     def _fold(self, char: str) -> str:
-        if _invisible.match(char):
+        if invisible.match(char):
             return " " if self._spaced else ""
         return "".join(map(self._part, unicodedata.normalize("NFKC", char)))
 
@@ -116,7 +112,8 @@ class _Folded(dict[str, str]):
         return CAPITAL * (char.isupper() or char.istitle()) + unicodedata.normalize("NFC", looked.casefold())
 
 
-_FOLDED = {(looks, spaced): _Folded(looks, spaced) for looks in (False, True) for spaced in (False, True)}
+FOLDED = {(looks, spaced): _Folded(looks, spaced) for looks in (False, True) for spaced in (False, True)}
+"""(as it looks, with spaces for invisible characters) → non-ASCII character → its folding."""
 
 
 def unescaped(text: str) -> str:
@@ -138,33 +135,18 @@ def readings(texts: Sequence[str], abstracted: bool = False) -> list[list[bytes]
             raw = text.encode("utf-8", "replace")  # lone surrogates cannot be encoded
             others = raw.translate(None, _ASCII).decode()
             text = raw.decode()
-            if _composes.search(others):
+            if composes.search(others):
                 text = unicodedata.normalize("NFKC", text)
                 others = _not_ascii.findall(text)
             foreign.update(others)
         composed.append(text)
-    hidden = (False, True) if any(map(_invisible.match, foreign)) else (False,)
+    hidden = (False, True) if any(map(invisible.match, foreign)) else (False,)
     found: dict[tuple[bytes, ...], None] = {}
     for spaced in hidden:
-        written, looked = _FOLDED[False, spaced], _FOLDED[True, spaced]
+        written, looked = FOLDED[False, spaced], FOLDED[True, spaced]
         for folds in (written, looked) if any(written[char] != looked[char] for char in foreign) else (written,):
             found.setdefault(tuple(line(_replaced(text, folds)) for text in composed))
     return [list(lines) for lines in found]
-
-
-def folded(char: str, looks: bool) -> str:
-    """The folding of a non-ASCII character, as written or as it looks; empty for invisible characters."""
-    return _FOLDED[looks, False][char]
-
-
-def invisible(char: str) -> bool:
-    """Whether the character is invisible."""
-    return _invisible.match(char) is not None
-
-
-def composes(char: str) -> bool:
-    """Whether a text with this character is composed (NFKC) before folding."""
-    return _composes.match(char) is not None
 
 
 def _replaced(text: str, folds: _Folded) -> str:

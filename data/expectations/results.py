@@ -66,16 +66,12 @@ def finding(entry: Entry) -> str:
         return f"{shown(json.dumps(entry['observed'], ensure_ascii=False))[:LONGEST]} observed{_sample(entry)}"
     values = entry["rows"] - entry["nulls"]
     nulls = f", {entry['nulls']:,} nulls apart" if entry["nulls"] else ""
-    share = f" ({_percent(entry['unexpected'], values)} of {values:,}{nulls})" if values else ""
+    share = f" ({100 * entry['unexpected'] / values:.3g} % of {values:,}{nulls})" if values else ""
     return f"{entry['unexpected']:,} rows unexpected{share}{_sample(entry)}"
 
 
 def _sample(entry: Entry) -> str:
     return f", in a sample of {entry['rows']:,} of {entry['of']:,} rows" if "of" in entry else ""
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.3g} %"
 
 
 def _lines(entry: Entry) -> list[str]:

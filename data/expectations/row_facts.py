@@ -28,15 +28,6 @@ def _answer(row: Row) -> str:
     return row["answers"][0]["text"] if "answers" in row else "\n".join(message["content"] for message in divided(row["messages"])[1])
 
 
-def _prompt_characters(row: Row) -> int:
-    before, _ = divided(row["messages"])
-    return sum(len(message["content"]) for message in before)
-
-
-def _has_system(row: Row) -> bool:
-    return row["messages"][0]["role"] == "system"
-
-
 def _score_gap(row: Row) -> float | None:
     scores = [answer["score"] for answer in row["answers"] if answer["score"] is not None]
     return max(scores) - min(scores) if len(scores) > 1 else None
@@ -44,9 +35,9 @@ def _score_gap(row: Row) -> float | None:
 
 OF_ROWS: dict[str, tuple[pa.DataType, Callable[[Row], Any]]] = {
     "characters": (pa.int64(), lambda row: sum(map(len, texts(row)))),
-    "prompt_characters": (pa.int64(), _prompt_characters),
+    "prompt_characters": (pa.int64(), lambda row: sum(len(message["content"]) for message in divided(row["messages"])[0])),
     "turns": (pa.int64(), turns_in),
-    "has_system": (pa.bool_(), _has_system),
+    "has_system": (pa.bool_(), lambda row: row["messages"][0]["role"] == "system"),
     "answer_characters": (pa.int64(), lambda row: len(_answer(row))),
     "verifier_name": (pa.string(), lambda row: (row["verifier"] or {}).get("name")),
     "answer_count": (pa.int64(), lambda row: len(row["answers"])),

@@ -62,24 +62,8 @@ class Asked(NamedTuple):
     """For a recipe's expectations; None for those of the record type, which are mandatory."""
 
 
-class Finding(NamedTuple):
-    """The result of an expectation for a table."""
-
-    success: bool
-    result: dict[str, Any]
-    """Great Expectations' summary."""
-
-
 def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> Verdict:
-    """Validate rows against the suite of their type.
-
-    Args:
-        rows: records, see `data/records/records.py`.
-        record_type: conversation, prompt, item or preference.
-        check_verifier: raises a user-facing error for a malformed verifier (`stages.verifiers.check`).
-
-    Returns:
-        {"suite", "success", "rows", "expectations": [{"expectation", "column", "success"}]}.
+    """Validate rows against the suite of their type; `check_verifier` raises a user-facing error for a malformed verifier.
 
     Raises:
         PedigreeError: an expectation fails; the message shows the first five violating rows of each.
@@ -118,9 +102,6 @@ def examine(
         expectations: the recipe's expectations.
         texts_of: n → texts of the first n rows; required if an expectation reads texts.
         places_of: row numbers → where each was read.
-
-    Returns:
-        A verdict, see `data/expectations/results.py`.
 
     Raises:
         PedigreeError: an expectation cannot be evaluated on the rows, or a regular expression takes too long for a text.
@@ -174,9 +155,9 @@ def _asked(own: Expectation) -> Asked:
     return Asked(f"expect_{own.expect}", own.column, own.arguments(), own.severity)
 
 
-def _entry(asked: Asked, found: Finding, table: "Table", of: int) -> dict[str, Any]:
+def _entry(asked: Asked, found: Any, table: "Table", of: int) -> dict[str, Any]:
     """The verdict's entry for one expectation on a table of some of `of` rows."""
-    entry: dict[str, Any] = {"expectation": asked.expectation, "column": asked.column, "success": found.success}
+    entry: dict[str, Any] = {"expectation": asked.expectation, "column": asked.column, "success": bool(found.success)}
     if asked.severity is None and found.success:
         return entry
     entry |= {"arguments": asked.arguments, "severity": asked.severity or "fail", "rows": len(table)}
@@ -296,8 +277,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _run(asked: Sequence[Asked], table: "Table") -> list[Finding]:
-    """Evaluate expectations on a table.
+def _run(asked: Sequence[Asked], table: "Table") -> list[Any]:
+    """The library's results of expectations on a table.
 
     Raises:
         PedigreeError: one of them cannot be evaluated.
@@ -320,16 +301,12 @@ def _run(asked: Sequence[Asked], table: "Table") -> list[Finding]:
         outcome = batch.get_batch({"dataframe": frame}).validate(suite, result_format=form)
     answers = sorted(outcome.results, key=lambda one: one.expectation_config.meta["number"])
     for one, answer in zip(asked, answers, strict=True):
-        _refuse_unheld(one, answer.exception_info)
-    return [Finding(bool(answer.success), dict(answer.result)) for answer in answers]
-
-
-def _refuse_unheld(asked: Asked, info: Any) -> None:
-    """Raise PedigreeError if the library reports an exception."""
-    errors = [info, *info.values()] if isinstance(info, dict) else []
-    message = next((one["exception_message"] for one in errors if isinstance(one, dict) and one.get("exception_message")), None)
-    if message:
-        raise PedigreeError(f"{asked.expectation} cannot be evaluated on {asked.column or 'rows'}, {asked.arguments}: {message}")
+        info = answer.exception_info
+        errors = [info, *info.values()] if isinstance(info, dict) else []
+        message = next((error["exception_message"] for error in errors if isinstance(error, dict) and error.get("exception_message")), None)
+        if message:
+            raise PedigreeError(f"{one.expectation} cannot be evaluated on {one.column or 'rows'}, {one.arguments}: {message}")
+    return answers
 
 
 def _of_library(number: int, asked: Asked) -> Any:

@@ -75,15 +75,8 @@ def _facts(one: Filter, rows: Sequence[Row], beside: RowContext) -> Facts:
 
 
 def decide(filters: Sequence[Filter], facts: Sequence[Facts], ids: Sequence[str], read: Read, workers: int = 1) -> dict[int, Drop]:
-    """Position → drop; each filter decides on the rows kept by earlier ones.
-
-    Args:
-        filters: in the recipe's order.
-        facts: each filter's facts about all rows, see `look`.
-        ids: ids of all rows.
-        read: reads rows again for comparison.
-        workers: number of processes for comparisons.
-    """
+    """Position → drop; each filter decides on the rows kept by earlier ones, by its facts about all rows (`look`). Rows are read again for
+    comparison, in `workers` processes."""
     drops: dict[int, Drop] = {}
     for one, noted in zip(filters, facts, strict=True):
         left = np.setdiff1d(np.arange(len(noted)), np.fromiter(drops, np.int64, len(drops)))
@@ -126,12 +119,7 @@ def languages(filters: Sequence[Filter], facts: Sequence[Facts]) -> NDArray[np.b
 
 
 def _repeated(keys: NDArray[np.void], places: Places) -> dict[int, int]:
-    """Position of a row with a repeated key → first position with that key.
-
-    Args:
-        keys: keys at these positions.
-        places: positions, ascending.
-    """
+    """Position of a row with a repeated key → first position with that key; `keys` are those at the ascending positions `places`."""
     order = np.lexsort((keys["low"], keys["high"]))  # stable: equal keys stay in order of position
     ranked = keys[order]
     fresh = np.concatenate([[True], ranked[1:] != ranked[:-1]]) if len(ranked) else np.zeros(0, bool)
@@ -140,22 +128,12 @@ def _repeated(keys: NDArray[np.void], places: Places) -> dict[int, int]:
 
 
 def unknown_columns(filters: Sequence[Filter], known: Collection[str]) -> list[str]:
-    """Columns of filters for which no row has any of their columns.
-
-    Args:
-        filters: in the recipe's order.
-        known: columns that some row has.
-    """
+    """Columns of filters for which no row has any of their columns; `known` are those that some row has."""
     named = (one.columns for one in filters if isinstance(one, Values))
     return [column for columns in named if not set(columns) & set(known) for column in columns]
 
 
 def unknown_ids(filters: Sequence[Filter], facts: Sequence[Facts]) -> list[str]:
-    """Ids named by filters that no row has.
-
-    Args:
-        filters: in the recipe's order.
-        facts: each filter's facts about all rows, see `look`.
-    """
+    """Ids named by filters that no row has; `facts` are each filter's about all rows, see `look`."""
     named = {name for one in filters if isinstance(one, Ids) for name in one.ids}
     return sorted(named.difference(*(noted.tolist() for one, noted in zip(filters, facts, strict=True) if isinstance(one, Ids))))

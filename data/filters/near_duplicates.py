@@ -213,13 +213,8 @@ Compare = Callable[[Places], Similarities]
 
 
 def near(keys: Bands, threshold: float, compare: Compare) -> dict[int, Near]:
-    """Near duplicates of an earlier row in their cluster; the order of the rows alone decides which row is kept.
-
-    Args:
-        keys: bands of the rows, see `bands`.
-        threshold: minimum Jaccard index of near duplicates.
-        compare: computes similarities.
-    """
+    """Near duplicates of an earlier row in their cluster, from the rows' `bands` and the minimum Jaccard index; the order of the rows alone
+    decides which row is kept."""
     count = len(keys)
     clusters = Clusters(np.arange(count), np.full(count, count), np.zeros(count))
     refused = np.empty(0, np.int64)
@@ -258,37 +253,21 @@ def _proposed(band: NDArray[np.uint32]) -> Iterator[tuple[Places, Places]]:
 
 
 def comparing(texts: Callable[[Places], Sequence[str]], size: int, workers: int) -> Compare:
-    """A comparison that reads texts again, `PAIRS` pairs at a time, in several processes if there are many.
-
-    Args:
-        texts: row indices → folded texts.
-        size: words per shingle.
-        workers: number of processes.
-    """
+    """A comparison that reads texts again (row indices → folded texts), `PAIRS` pairs at a time, in up to `workers` processes if there are
+    many; `size` is the number of words per shingle."""
 
     def compared(pairs: Places) -> Similarities:
         rows, numbers = np.unique(pairs, return_inverse=True)
         return similarities(texts(rows), size, numbers.reshape(pairs.shape))
 
     def compare(pairs: Places) -> Similarities:
-        parts = list(_parts(pairs))
+        parts = [pairs[:, start : start + PAIRS] for start in range(0, pairs.shape[1], PAIRS)]
         return np.concatenate([np.empty(0), *mapped(compared, parts, workers if len(parts) > FEW else 1)])
 
     return compare
 
 
-def _parts(pairs: Places) -> Iterator[Places]:
-    for start in range(0, pairs.shape[1], PAIRS):
-        yield pairs[:, start : start + PAIRS]
-
-
 def evidence(found: Near, threshold: float, kept: str, by: str) -> str:
-    """Evidence text: the row's similarity to the kept row, whose id names the cluster.
-
-    Args:
-        found: result for the row.
-        threshold: minimum similarity of near duplicates.
-        kept, by: ids of the rows in `found`.
-    """
+    """Evidence text: the row's similarity to the row with the id `kept`, which names the cluster."""
     text = f"{found.similarity:.3f} like {kept}"
     return text if found.similarity >= threshold else f"{text}, by way of {by}: {found.similarity_by:.3f}"

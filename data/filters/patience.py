@@ -25,13 +25,8 @@ class _Over(Exception):
 def each(look: Callable[[Thing], Found], things: Iterable[Thing], describe: Callable[[Thing], str]) -> list[Found]:
     """Apply `look` to each thing, in order.
 
-    A timer that ticks every `SECONDS` of CPU time aborts a call that was already running at the previous tick. This works in the main
-    thread only; in other threads there is no timeout.
-
-    Args:
-        look: may take long inside `re`, which checks for signals while matching.
-        things: processed one after the other.
-        describe: describes pattern and thing for the error.
+    A timer that ticks every `SECONDS` of CPU time aborts a call that was already running at the previous tick: `re` checks for signals
+    while matching. This works in the main thread only; in other threads there is no timeout. `describe` names pattern and thing.
 
     Raises:
         PedigreeError: one call took more than `SECONDS`.

@@ -134,10 +134,6 @@ def _max_characters(one: MaxCharacters, row: Row) -> str | None:
     return f"{length} > {one.limit}" if length > one.limit else None
 
 
-def _turns(one: Turns, row: Row) -> str | None:
-    return _outside(turns_in(row), one.min, one.max)
-
-
 def too_few_or_many(one: Tokens, count: Counted) -> str | None:
     """Evidence against a row with this number of tokens, or that the chat template rejects."""
     return _outside(count, one.min, one.max) if isinstance(count, int) else count
@@ -188,10 +184,6 @@ def _pattern(one: Pattern, row: Row) -> str | None:
     return found and found.group()[:SHOWN]
 
 
-def _control_tokens(one: ControlTokens, row: Row) -> str | None:
-    return next((token for text in _every(row) for token in one.tokens if token in text), None)
-
-
 def _refusals(one: Refusals, row: Row) -> str | None:
     heads = (spaced(_plain(text.lstrip(QUOTES)[:HEAD])) for text in taught(row))
     return next((head[:SHOWN] for head in heads if _beginnings(one.phrases).match(head)), None)
@@ -235,10 +227,6 @@ def _plain(text: str) -> str:
     return text.replace("’", "'")
 
 
-def _repetition(one: Repetition, row: Row) -> str | None:
-    return next((evidence for text in taught(row) if (evidence := _repeats(one, text)) is not None), None)
-
-
 def _repeats(one: Repetition, text: str) -> str | None:
     """Evidence of excessive repetition in a text."""
     words = text.split()
@@ -277,15 +265,15 @@ def most_frequent(words: Sequence[str], size: int) -> tuple[str, int, float]:
 
 LOOKS: dict[type[RowFilter], Callable[[Any, Row], str | None]] = {
     MaxCharacters: _max_characters,
-    Turns: _turns,
+    Turns: lambda one, row: _outside(turns_in(row), one.min, one.max),
     EmptyOrRepeatedTurns: _empty_or_repeated,
     Keywords: _keywords,
     Pattern: _pattern,
-    ControlTokens: _control_tokens,
+    ControlTokens: lambda one, row: next((token for text in _every(row) for token in one.tokens if token in text), None),
     Refusals: _refusals,
     Identity: _identity,
     CutoffDates: _cutoff_dates,
-    Repetition: _repetition,
+    Repetition: lambda one, row: next(filter(None, (_repeats(one, text) for text in taught(row))), None),
 }
 
 

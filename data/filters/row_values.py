@@ -51,13 +51,8 @@ def _outside(one: Values, value: Any, shown: str) -> str | None:
 
 
 def unlicensed(one: Licences, said: ColumnValues, stated: str | None) -> str | None:
-    """The first license of a row that is not allowed, and where it is stated; None if all are allowed.
-
-    Args:
-        one: allowed licenses.
-        said: column values of the row.
-        stated: license of its source; None for generated rows.
-    """
+    """The first license of a row that is not allowed, and where it is stated; None if all are allowed. `stated` is the license of its
+    source, None for generated rows."""
     if stated is None:
         return None
     column, values = next(((name, texts) for name in one.columns if (texts := _texts(said.get(name)))), ("", [stated]))

@@ -19,12 +19,8 @@ class TokenCounter:
 
     def __init__(self, folder: Path, record: RecordType) -> None:
         """
-        Args:
-            folder: model folder.
-            record: record type of the rows.
-
         Raises:
-            ChatError: its template or tokenizer is unusable for training.
+            ChatError: the template or tokenizer in the model folder is unusable for training.
         """
         self._chat, self._documents = Chat(folder), DOCUMENTS[record]
 
@@ -56,10 +52,6 @@ def _conversation(chat: Chat, row: Row) -> list[list[Piece]]:
     return [chat.conversation(row["messages"], "last_turn", row.get("template_arguments"))]
 
 
-def _prompt(chat: Chat, row: Row) -> list[list[Piece]]:
-    return [chat.prompt_pieces(row["messages"], row.get("template_arguments"))]
-
-
 def _answers(chat: Chat, row: Row) -> list[list[Piece]]:
     arguments = row.get("template_arguments")
     return [chat.answered(row["messages"], one["text"], ended=ended(one), arguments=arguments) for one in row["answers"]]
@@ -67,7 +59,7 @@ def _answers(chat: Chat, row: Row) -> list[list[Piece]]:
 
 DOCUMENTS: Mapping[str, Callable[[Chat, Row], list[list[Piece]]]] = {
     "conversation": _conversation,
-    "prompt": _prompt,
+    "prompt": lambda chat, row: [chat.prompt_pieces(row["messages"], row.get("template_arguments"))],
     "preference": _answers,
 }
 """Record type → the pieces of each of a row's documents."""

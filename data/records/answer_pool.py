@@ -78,11 +78,7 @@ Value = Callable[[Mapping[str, Any]], float | None]
 
 
 def read(artifact: Artifact, by: str | Value | None) -> AnswerPool:
-    """Read the metadata of all answers of an artifact.
-
-    Args:
-        artifact: judgments or completions.
-        by: field with their value, or a function of the row; None for no value.
+    """Read the metadata of all answers of judgments or completions. `by` is the field with their value, or a function of the row.
 
     Raises:
         PedigreeError: duplicate answer ids.
@@ -94,14 +90,7 @@ def read(artifact: Artifact, by: str | Value | None) -> AnswerPool:
 
 
 def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict[str, str]) -> AnswerFacts:
-    """The metadata of one answer.
-
-    Args:
-        place: position of the row.
-        row: a judgment or a completion.
-        by: see `read`.
-        same: interned strings seen so far.
-    """
+    """The metadata of the answer at this position; `by` as in `read`, and `same` has the interned strings seen so far."""
     rewards = tuple(row.get("rewards", {}).values())
     return AnswerFacts(
         place=place,

@@ -46,17 +46,11 @@ JSON = pa.json_(pa.string())
 
 def schema_of(record: type, fields: Sequence[str] | None = None) -> pa.Schema:
     """The schema of a record type, a `TypedDict`; restricted to `fields` if given."""
-    schema = _schema(record)
-    if fields is not None:
-        schema = pa.schema([field for field in schema if field.name in fields])
-    return schema.with_metadata({RECORD: record.__name__.lower().encode()})
+    found = [field for field in _fields(record) if fields is None or field.name in fields]
+    return pa.schema(found, {RECORD: record.__name__.lower().encode()})
 
 
 @cache
-def _schema(record: type) -> pa.Schema:
-    return pa.schema(_fields(record))
-
-
 def _fields(record: type) -> list[pa.Field]:
     hints = get_type_hints(record, include_extras=True)
     return [pa.field(name, _type(hint)) for name, hint in hints.items()]
@@ -87,11 +81,8 @@ def _type(hint: Any) -> pa.DataType:
 @cache
 def _structs(record: type) -> dict[str, type]:
     """Columns that are lists of structs → type of the struct."""
-    found = {}
-    for name, hint in get_type_hints(record).items():
-        if get_origin(hint) is list and is_typeddict(inner := get_args(hint)[0]):
-            found[name] = inner
-    return found
+    hints = get_type_hints(record).items()
+    return {name: inner for name, hint in hints if get_origin(hint) is list and is_typeddict(inner := get_args(hint)[0])}
 
 
 # --- rows and columns --------------------------------------------------------------------------------------------------
@@ -219,13 +210,7 @@ def in_files(
 
 
 def write(path: Path, table: pa.Table, sizes: Sequence[int]) -> None:
-    """Write one file of rows atomically and durably.
-
-    Args:
-        path: `….parquet`.
-        table: rows of one type, see `schema_of`.
-        sizes: size of each row.
-    """
+    """Write one file of rows of one type, with the size of each, atomically and durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     texts = [field.name for field in table.schema if field.name == "source"]
@@ -243,12 +228,7 @@ def write(path: Path, table: pa.Table, sizes: Sequence[int]) -> None:
 
 
 def read(source: Path | BinaryIO, name: str, fields: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Iterate over the row groups of a file.
-
-    Args:
-        source: the file.
-        name: file name for messages.
-        fields: columns to read, if they exist; None for all.
+    """Iterate over the row groups of a file: those of `fields` that exist, or all columns. `name` is its name in messages.
 
     Raises:
         ArtifactError: it is not Parquet, or a row group is too large for memory.

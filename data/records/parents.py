@@ -26,12 +26,8 @@ class Parents(TypedDict):
 
 
 def write(evidence: Path, parents: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Name the rows from which each row was made, for `pedigree trace` and `pedigree forget`.
-
-    Args:
-        evidence: the job's folder.
-        parents: (id of a row, ids of input rows); rows that keep their id need no entry.
-    """
+    """Name the rows from which each row was made, for `pedigree trace` and `pedigree forget`: (id of a row, ids of input rows). Rows that
+    keep their id need no entry."""
     rows = ({"id": name, "parents": list(of)} for name, of in parents)
     parts = [*columns.in_files(rows, Parents, lambda row: sum(map(len, (row["id"], *row["parents"]))))]
     table = pa.concat_tables([columns.to_table([], Parents), *(table for table, _ in parts)]).combine_chunks()

@@ -276,11 +276,7 @@ def form_of(suite: Artifact) -> Form | None:
 
 
 def check_ids(ids: Iterable[str]) -> None:
-    """Check that ids are unique.
-
-    Raises:
-        PedigreeError: an id repeats, e.g. because a part was read twice; its answer would count twice.
-    """
+    """Raise PedigreeError if an id repeats, e.g. because a part was read twice; its answer would count twice."""
     twice = [name for name, count in Counter(ids).items() if count > 1]
     if twice:
         raise PedigreeError(f"the rows have {len(twice)} duplicate ids, e.g. {twice[0]!r}: run the stage before this one again")
@@ -320,12 +316,7 @@ def file_name(number: int) -> str:
 
 
 def rows_in(stream: BinaryIO, name: str, fields: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Iterate over the rows of one file of an untrusted artifact.
-
-    Args:
-        stream: the open file.
-        name: file name.
-        fields: fields to read, if a row has them; None for all. Reading few fields is much faster.
+    """Iterate over the rows of one file of an untrusted artifact: those of `fields` that a row has, which is much faster, or all.
 
     Raises:
         ArtifactError: the file has no rows of a known type.

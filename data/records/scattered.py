@@ -1,10 +1,11 @@
-"""Rows addressed by position across many files: read in any order, rewritten by several processes."""
+"""Rows addressed by position across many files: read in any order, searched and rewritten by several processes."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,9 @@ from pedigree.data.records import columns, records
 
 Numbers = NDArray[np.integer[Any]]
 Lookup = Callable[[Iterable[int]], dict[int, dict[str, Any]]]
+Found = TypeVar("Found")
+MANY = 10_000
+"""Number of rows from which a search uses several processes."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Scattered:
 
     @classmethod
     def of(cls, artifact: Artifact, sizes: Sequence[int]) -> "Scattered":
-        """An artifact's rows; `sizes` is the size of each, see `records.bulk_of`."""
+        """An artifact's rows, with the size of each."""
         files = records.files(artifact.payload)
         counts = [records.count(file) for file in files]
         lines = np.concatenate([np.arange(count) for count in counts])
@@ -73,14 +77,8 @@ class Scattered:
     def write(
         self, payload: Path, places: Numbers, workers: int, change: Callable[[pa.Table, Numbers], pa.Table] = lambda rows, places: rows
     ) -> Iterator[int]:
-        """Write the rows at these positions, in that order, as a payload; yields the number of rows written after each file.
-
-        Args:
-            payload: folder.
-            places: positions of the rows.
-            workers: number of processes.
-            change: transforms (rows, their positions) before writing.
-        """
+        """Write the rows at these positions, in that order, as a payload, by `workers` processes; yields the number of rows written after
+        each file. `change` transforms (rows, their positions) before writing."""
         sizes = self.sizes[places].tolist()
         parts = columns.file_cuts(sizes)
 
@@ -100,3 +98,37 @@ def _read(path: Path, fields: Sequence[str] | None) -> pa.Table:
     with pa.memory_map(os.fspath(path)) as source:  # only the rows taken are read
         table = pa.ipc.open_file(source).read_all()
     return table if fields is None else table.select([name for name in table.schema.names if name in fields])
+
+
+def search(
+    data: Artifact,
+    look: Callable[[int, Sequence[dict[str, Any]]], Found],
+    processes: int,
+    report: Callable[[int, int], None],
+    ready: Callable[[], None] = lambda: None,
+) -> tuple[list[Found], Scattered]:
+    """Apply `look` to each row group; returns (results, rows by position), independent of the number of processes.
+
+    Args:
+        data: the rows, in columns.
+        look: called with the position of a group's first row, and the group's rows.
+        processes: maximum number of processes.
+        report: called with the number of rows done and the total.
+        ready: called before processes are forked, for work that each of them would otherwise repeat.
+    """
+    groups = records.groups(data)
+    ends = list(accumulate(group.rows for group in groups))
+
+    def look_at(number: int) -> tuple[Found, list[int]]:
+        rows = groups[number].read()
+        return look(ends[number] - len(rows), rows), [records.bulk_of(row) for row in rows]
+
+    workers = processes if ends[-1] >= MANY else 1
+    if workers > 1:
+        ready()
+    found, sizes = [], []
+    for end, (one, some) in zip(ends, mapped(look_at, range(len(groups)), workers), strict=True):
+        found.append(one)
+        sizes += some
+        report(end, ends[-1])
+    return found, Scattered.of(data, sizes)

@@ -3,23 +3,15 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
 
-class Indexed(Protocol):
-    """A sequence or NumPy array."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, place: Any, /) -> Any: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-
 class Mapped(Sequence[T]):
-    """Applies a function to another sequence's items on access."""
+    """Applies a function to the items of a sequence or NumPy array on access."""
 
-    def __init__(self, items: Indexed, make: Callable[[Any], T]) -> None:
+    def __init__(self, items: Any, make: Callable[[Any], T]) -> None:
         self._items, self._make = items, make
 
     def __len__(self) -> int:
@@ -45,11 +37,7 @@ class InParts(Sequence[T]):
     """
 
     def __init__(self, lengths: Iterable[int], read: Callable[[int], Sequence[T]]) -> None:
-        """
-        Args:
-            lengths: number of items per part.
-            read: returns the items of a part.
-        """
+        """`lengths` are the numbers of items per part; `read` returns those of one."""
         self._ends, self._read = list(accumulate(lengths)), read
         self._held: tuple[int, Sequence[T]] = (-1, ())
 

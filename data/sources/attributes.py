@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from pedigree.data.chat import template_arguments
+from pedigree.data.chat.tools import ARGUMENT_COLUMNS
 from pedigree.data.sources.dialogues import MARK, marked
 from pedigree.data.sources.row_files import Unreadable, text_of
 
@@ -48,7 +48,7 @@ def _compared(prompt: Any, responses: list[tuple[str, Any, Fraction]]) -> Any:
 
 def _asked(row: Any) -> tuple[Any, ...]:
     """The prompt and its template arguments."""
-    return tuple(row.get(column) if isinstance(row, dict) else None for column in ("prompt", *template_arguments.COLUMNS))
+    return tuple(row.get(column) if isinstance(row, dict) else None for column in ("prompt", *ARGUMENT_COLUMNS))
 
 
 def _score(row: Any, weights: Mapping[str, float]) -> Fraction:

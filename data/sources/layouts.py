@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from pedigree.configs.rows.row_sources import RecordType
-from pedigree.data.chat.template_arguments import arguments_in
-from pedigree.data.chat.tools import calls_in, is_there
+from pedigree.data.chat.tools import arguments_in, calls_in, is_there
 from pedigree.data.chat.turns import messages_from, refuse_more_than_messages
 from pedigree.data.records.messages import CALL, MARKED, divided, message_problem, text_and_calls
 from pedigree.data.records.records import Answer, Message

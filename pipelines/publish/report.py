@@ -17,8 +17,9 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import shown
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.kinds import generators_of, kind_of, licences_of, sources_of
 from pedigree.configs.language.suites import looks
-from pedigree.configs.rows.datasets import PrepareData, generators_of, licences_of, title
+from pedigree.configs.rows.datasets import title
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
 from pedigree.data.expectations import results
 from pedigree.data.expectations.results import finding
@@ -553,7 +554,7 @@ def _lengths_text(statistics: Mapping[str, Any], unit: str) -> str:
 
 def _origin(config: Frozen, name: str) -> str:
     """License and generators of the rows with one source name, in parentheses; empty for procedural rows."""
-    sources = [source.model_dump() for source in config.sources] if isinstance(config, PrepareData) else []
+    sources = sources_of(kind_of(config).name, config.model_dump(mode="json"))
     titles = sorted({str(title(source)) for source in brought(sources, name)})
     licences, generators = licences_of(config), generators_of(config)
     stated = sorted({licence for one in titles for licence in licences.get(one, ())})

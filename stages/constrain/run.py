@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pedigree.configs.judging.constraining import Constrain, ConstraintRules, load_constraints
-from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
+from pedigree.configs.judging.constraining import Constrain, load_constraints
+from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.records import parents, records
 from pedigree.data.records.records import Prompt
 from pedigree.data.records.scattered import Scattered
@@ -77,22 +77,17 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(found.kept)} prompts < min_rows {config.min_rows} of {len(found.sizes)} ({drops}): use prompts without other "
             "verifiers, lower min_constraints, list more instructions, or lower min_rows"
         )
-    verdict = write(pool, found, config, rules, job)
-    made = (row["id"] for row in records.stream(job.out / "payload", ("id",)))
-    parents.write(job.evidence, ((name, [name.removesuffix(f"/{PART}")]) for name in made))
-    total = sum(number * count for number, count in found.numbers.items())
-    return {"rows": len(found.kept), "prompts": len(found.sizes), "dropped": drops, "constraints": total, **counted, "validation": verdict}
-
-
-def write(pool: Artifact, found: FirstPass, config: Constrain, rules: ConstraintRules, job: Job) -> dict[str, Any]:
-    """Write the payload; return the verdict of the expectations."""
     lying = Scattered.of(pool, found.sizes)
-    places, sizes = [place for place, _ in found.kept], [size for _, size in found.kept]
+    places, sizes = zip(*found.kept, strict=True)
 
     def row_of(place: int, rows: Mapping[int, Mapping[str, Any]]) -> Any:
         return constrained(rows[place], config, rules)
 
-    return written(job, "prompt", places, sizes, lambda places: lying.lookup(places, Prompt), lambda place: [place], row_of)
+    verdict = written(job, "prompt", places, sizes, lambda places: lying.lookup(places, Prompt), lambda place: [place], row_of)
+    made = (row["id"] for row in records.stream(job.out / "payload", ("id",)))
+    parents.write(job.evidence, ((name, [name.removesuffix(f"/{PART}")]) for name in made))
+    total = sum(number * count for number, count in found.numbers.items())
+    return {"rows": len(found.kept), "prompts": len(found.sizes), "dropped": drops, "constraints": total, **counted, "validation": verdict}
 
 
 def _instructions(row: Mapping[str, Any]) -> list[str]:

@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 
 from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
-from pedigree.data.contamination.coverage import Benchmarks
+from pedigree.data.contamination.coverage import ALIKE, Benchmarks
 from pedigree.data.contamination.decontamination import Comparison
-from pedigree.data.contamination.evidence import ALIKE
 from pedigree.data.records import records
-from pedigree.data.records.scattered import Scattered
-from pedigree.data.records.searching import search
+from pedigree.data.records.scattered import Scattered, search
 from pedigree.data.sources.leaks import LEAK
 from pedigree.stages.core.overlaps import (
     REMOVED,

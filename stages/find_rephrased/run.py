@@ -6,17 +6,19 @@
     evidence/report.json       rows read, kept and removed; questions; per benchmark: items, items found, rows removed, pairs judged
 
 Embeddings retrieve the nearest items of each row. The model judges each turn and item above the threshold, duplicates once. A row without
-a clear verdict is kept and reported with the reason.
+a clear verdict is kept and reported with the reason: a verdict is never taken from text that the judge may have quoted.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import groupby
+from string import Template
 from typing import Any, NamedTuple
 
 from pedigree.configs.base.frozen import canonical_json
-from pedigree.configs.judging.rephrased import FindRephrased
+from pedigree.configs.judging.rephrased import FRAME, SAME, FindRephrased
 from pedigree.configs.methods.training import Sampling
 from pedigree.configs.rows.overlap_criteria import Waiver
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
@@ -24,10 +26,10 @@ from pedigree.data.contamination.coverage import Benchmarks, Overlap, ordered, s
 from pedigree.data.contamination.paraphrases import SHOWN, VectorIndex, VectorMatch, question
 from pedigree.data.records import records
 from pedigree.data.records.records import Message
-from pedigree.data.records.scattered import Scattered
-from pedigree.data.records.searching import search
+from pedigree.data.records.scattered import Scattered, search
 from pedigree.stages.core.overlaps import TOLD, Hit, hit_of, lines, refuse_contaminated, refuse_unknown, staying, summary, waiver_summary
-from pedigree.stages.find_rephrased.rephrasing import parse_same, same_task_question
+from pedigree.stages.core.rating import unused_mark
+from pedigree.stages.core.stated import stated_line
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.sampling.asking import Bound, ask, mark_models, reported
@@ -36,6 +38,8 @@ from pedigree.stages.sampling.sampler import seed_of
 
 OTHER = "another task"
 """The verdict on a row and an item that are different tasks."""
+STATED = re.compile(rf"{SAME}\s*[:=]", re.IGNORECASE)
+EXACT = re.compile(f"{SAME}: *(yes|no)")
 
 
 class Suspect(NamedTuple):
@@ -64,10 +68,6 @@ class Suites:
     """Benchmark items, grouped by equal questions."""
 
     def __init__(self, benchmarks: Benchmarks) -> None:
-        """
-        Args:
-            benchmarks: label → items.
-        """
         self.labels = list(benchmarks)
         self._by_text: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         for label, items in benchmarks.items():
@@ -136,7 +136,8 @@ def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
     suspects, lying = looked_up(config, data, suites, job)
     rows = records.opened(data)
     questions = SameTaskQuestions(config, rows, suites.texts, suspects)
-    replies = ask_judge(config, only_or_none(inputs, "judge"), questions, job)
+    bound = Bound(config.max_unanswered_share, len(questions), "no verdict on {} of {} questions", "max_unanswered_share")
+    replies = ask(config.by, only_or_none(inputs, "judge"), questions, job, bound) if len(questions) else []  # starts no engine for nothing
     verdicts = [reply if isinstance(reply, str) else parse_same(reply.text, ended=reply.ended) for reply in replies]
     judged = [Judged(suspect, replies[number], verdicts[number]) for suspect, number in zip(suspects, questions.of, strict=True)]
     with job.busy("writing evidence"):
@@ -177,15 +178,11 @@ def looked_up(config: FindRephrased, data: Artifact, suites: Suites, job: Job) -
             for like in some
         ]
 
-    def report(done: int, total: int) -> None:
-        job.doing("comparing rows", done, total, "rows")
-
-    groups, lying = search(data, look, job.numerics.threads, report)
+    groups, lying = search(data, look, job.numerics.threads, lambda done, total: job.doing("comparing rows", done, total, "rows"))
     return [suspect for group in groups for suspect in group], lying
 
 
 def hash_of(text: str) -> str:
-    """Hash of a text."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -194,10 +191,17 @@ def turn_of(row: dict[str, Any], suspect: Suspect, config: FindRephrased) -> str
     return searched(row, frozenset(config.turns))[suspect.like.turn]
 
 
-def ask_judge(config: FindRephrased, judge: Artifact | None, questions: SameTaskQuestions, job: Job) -> list[Reply | str]:
-    """For each question its reply, or why there is none. Without questions no engine is started."""
-    bound = Bound(config.max_unanswered_share, len(questions), "no verdict on {} of {} questions", "max_unanswered_share")
-    return ask(config.by, judge, questions, job, bound) if len(questions) else []
+def same_task_question(turn: str, item: str) -> list[Message]:
+    """The judge's question about a row's turn and an item's question: a single user turn, to support templates without a system turn."""
+    content = Template(FRAME).substitute(mark=unused_mark(turn, item), first=turn, second=item)
+    return [{"role": "user", "content": content}]
+
+
+def parse_same(text: str, *, ended: bool = True) -> bool | str:
+    """Parse whether both are the same task, or return why there is no verdict: the last line must be `Same: yes` or `Same: no`, and the
+    only one that begins with that label."""
+    found = stated_line(text, "verdict", STATED, EXACT, ended=ended, otherwise="is neither yes nor no")
+    return found if isinstance(found, str) else found[1] == "yes"
 
 
 def rephrased_rows(config: FindRephrased, suites: Suites, rows: Sequence[dict[str, Any]], judged: Sequence[Judged]) -> Iterator[Hit]:

@@ -5,11 +5,10 @@ from typing import Any
 from pedigree.configs.base.kind import Kind, port
 from pedigree.configs.base.shrink import RULE_ROWS, Cut
 from pedigree.configs.base.work import CHARACTERS, TURN, Amount, PlannedStage
-from pedigree.configs.rows.datasets import ROWS, TOKENIZER, PrepareData
+from pedigree.configs.rows.datasets import ROWS, TOKENIZER, PrepareData, inputs_problem, needs_of
 from pedigree.configs.rows.filters import MaxCharacters
 from pedigree.configs.rows.mixing import Drawn
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints, DataSource, Hub, Leaks, Packaged, StageRows, Stored
-from pedigree.configs.rows.source_inputs import inputs_problem, needs_of
 
 ROWS_OF_A_FILE, ROWS_OF_THE_HUB, LEAKED = 8, 3, 2
 """Of a file or a package; of the hub, where the recipe has a count; planted."""

@@ -131,7 +131,14 @@ def ask(config: SelectRows, inputs: Inputs, rows: Sequence[dict[str, Any]], ids:
     """
     found = Opinions()
     if config.reward_weight > 0:
-        found.members = ask_members(config, inputs["reward_models"], rows, job, found.problems)
+        from pedigree.stages.sampling.rewards import ask_all
+
+        def note(label: str, reasons: dict[int, str]) -> None:
+            for place, reason in reasons.items():
+                found.problems.setdefault(place, f"{label}: {reason}")
+            refuse_unscored(len(found.problems), len(rows), found.problems, config)
+
+        found.members = ask_all(inputs["reward_models"], rows, config.dtype, job, note)
     if config.rating is not None:
         from pedigree.stages.sampling.raters import rate
 
@@ -141,20 +148,6 @@ def ask(config: SelectRows, inputs: Inputs, rows: Sequence[dict[str, Any]], ids:
             if name in reasons:
                 found.problems.setdefault(place, reasons[name])
     return found
-
-
-def ask_members(
-    config: SelectRows, models: Mapping[str, Artifact], rows: Sequence[dict[str, Any]], job: Job, problems: dict[int, str]
-) -> dict[str, Member]:
-    """Label → rewards of each reward model; reasons for missing ones go to `problems`. Stops as soon as too many are missing."""
-    from pedigree.stages.sampling.rewards import ask_all
-
-    def note(label: str, reasons: dict[int, str]) -> None:
-        for place, reason in reasons.items():
-            problems.setdefault(place, f"{label}: {reason}")
-        refuse_unscored(len(problems), len(rows), problems, config)
-
-    return ask_all(models, rows, config.dtype, job, note)
 
 
 def refuse_unscored(unscored: int, rows: int, problems: Mapping[int, str], config: SelectRows) -> None:

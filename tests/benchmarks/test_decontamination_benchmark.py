@@ -56,10 +56,10 @@ def test_a_twin_has_other_people_and_numbers_and_one_other_word_in_ten():
 
 
 def test_clean_problems_that_are_an_item_otherwise_are_counted_apart(monkeypatch):
-    every = problems(30, 5)
-    texts = Texts(None)
-    texts.problems = [*every, *(renumbered(one, draw()) for one in every)]
     monkeypatch.setattr(decontamination, "ITEMS", 30)
+    monkeypatch.setattr(decontamination, "CLEAN", 30)
+    every, texts = problems(30, 5), Texts(None)
+    texts.problems = [*every, *(renumbered(one, draw()) for one in every)]
     items, cases = drawn(texts, 1)
     asked = [row["messages"][0]["content"] for kind, row in cases if kind == TWINS]
     numberless = {re.sub(r"\d+", "", one) for one in items}

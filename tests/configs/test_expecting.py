@@ -20,6 +20,7 @@ def expecting(*expectations, record="conversation"):
 
 BETWEEN = {"expect": "column_values_to_be_between", "column": "characters", "max_value": 9}
 REGEX = {"expect": "column_values_to_match_regex", "column": "source"}
+QUANTILES = {"expect": "column_quantile_values_to_be_between", "column": "turns"}
 WRONG = [
     (BETWEEN | {"expect": "column_values_to_be_betwene"}, "supported: column_values_to_be_between"),
     (BETWEEN | {"column": "charcters"}, "column 'charcters' is not one of id, source, characters"),
@@ -46,26 +47,9 @@ WRONG = [
     ({"expect": "column_values_to_be_in_set", "column": "has_system", "value_set": ["yes"]}, "['yes'] cannot occur"),
     ({"expect": "column_values_to_be_unique", "column": "id", "value_set": ["a"]}, "does not accept value_set: it accepts mostly"),
     ({"expect": "table_row_count_to_be_between", "column": "id", "min_value": 1}, "applies to the rows as a whole: remove column 'id'"),
-    (
-        {
-            "expect": "column_quantile_values_to_be_between",
-            "column": "turns",
-            "quantile_ranges": {"quantiles": [0.5, 0.9], "value_ranges": [[1, 2]]},
-        },
-        "value_ranges must be 2 pairs",
-    ),
-    (
-        {
-            "expect": "column_quantile_values_to_be_between",
-            "column": "turns",
-            "quantile_ranges": {"quantiles": [50.0], "value_ranges": [[1, 2]]},
-        },
-        "quantiles [50.0] are outside 0 to 1",
-    ),
-    (
-        {"expect": "column_values_to_not_be_null", "column": "strength"},
-        "column strength exists for preference rows, but these are of type conv",
-    ),
+    (QUANTILES | {"quantile_ranges": {"quantiles": [0.5, 0.9], "value_ranges": [[1, 2]]}}, "value_ranges must be 2 pairs"),
+    (QUANTILES | {"quantile_ranges": {"quantiles": [50.0], "value_ranges": [[1, 2]]}}, "quantiles [50.0] are outside 0 to 1"),
+    ({"expect": "column_values_to_not_be_null", "column": "strength"}, "column strength exists for preference rows, but these are of type"),
 ]
 
 

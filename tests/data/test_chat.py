@@ -1,4 +1,3 @@
-import shutil
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,6 @@ def save_tokenizer(folder: Path, template: str | None = CHATML, pad: str | None 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory) -> Chat:
     return Chat(save_tokenizer(tmp_path_factory.mktemp("model")))
-
-
-def test_the_mask_covers_the_answers_and_their_end_and_nothing_else(chat):
-    ids, mask = chat.training(PROBE)
-    said = [token for token, trained in zip(ids, mask, strict=True) if trained]
-    assert chat.tokenizer.decode(said) == "2<|im_end|>It is 4.<|im_end|>"
 
 
 def marked(*marks):
@@ -94,22 +87,11 @@ def test_no_token_straddles_the_border_between_prompt_and_answer(chat):
     assert chat.tokenizer.decode(prompt + answer) == whole
 
 
-def test_training_sees_what_the_sampler_saw(chat):
-    prompt, answer = chat.answer(PROBE[:3], "\nIt is 4.")
-    ids, mask = chat.training([*PROBE[:3], {"role": "assistant", "content": "\nIt is 4."}])
-    assert ids[: len(prompt + answer)] == prompt + answer
-    assert mask[len(prompt) :] == [True] * len(answer) + [False] * (len(ids) - len(prompt + answer))
-
-
-def test_an_empty_answer_is_the_end_of_the_turn(chat):
-    assert chat.answer(QUESTION, "")[1] == [chat.eos_id]
-
-
 def test_an_answer_that_was_cut_off_has_no_end(chat):
     prompt, whole = chat.answer(QUESTION, "It is 4")
     assert chat.answer(QUESTION, "It is 4", ended=False) == (prompt, whole[:-1]) and whole[-1] == chat.eos_id
     assert chat.answer(QUESTION, "It is 4\ufffd", ended=False)[1] == whole[:-1]  # half a character is no text
-    assert chat.answer(QUESTION, "", ended=False)[1] == []
+    assert chat.answer(QUESTION, "", ended=False)[1] == [] and chat.answer(QUESTION, "")[1] == [chat.eos_id]
 
 
 @pytest.mark.parametrize("train_on", ["assistant", "last_turn", "all"])
@@ -196,8 +178,3 @@ def test_a_model_without_template_or_with_a_prefix_space_is_refused(tmp_path):
 def test_one_bos_of_the_template_is_enough(tmp_path):
     chat = Chat(save_tokenizer(tmp_path, template="<bos>" + CHATML))
     assert chat.prompt(QUESTION)[:2] == chat.tokenizer.convert_tokens_to_ids(["<bos>", "<|im_start|>"])
-
-
-def test_the_folder_may_move(tmp_path, chat):
-    shutil.copytree(chat.folder, tmp_path / "moved")
-    assert Chat(tmp_path / "moved").training(PROBE) == chat.training(PROBE)

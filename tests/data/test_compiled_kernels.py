@@ -1,7 +1,5 @@
 import ast
-import os
-import shutil
-import subprocess
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -14,27 +12,26 @@ SOURCE = """
 from pedigree.data.contamination.compiled import compiled
 
 @compiled
-def twice(number):
-    return 2 * number
-
-assert twice({argument}) == 2 * {argument}
-print(sum(twice.stats.cache_hits.values()), sum(twice.stats.cache_misses.values()))
+def times(number):
+    return {factor} * number
 """
 
 
-def hits_and_misses(folder: Path, cache: Path, argument: int) -> str:
-    """Of a process that runs its own copy of the source."""
-    folder.mkdir(parents=True)
-    (folder / "some.py").write_text(SOURCE.format(argument=argument))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PEDIGREE_CACHE": str(cache)}
-    return subprocess.run([sys.executable, "some.py"], cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+def hits_and_misses(folder: Path, factor: int) -> tuple[int, int]:
+    """Of a module from its own copy of the source."""
+    folder.mkdir()
+    (folder / "some.py").write_text(SOURCE.format(factor=factor))
+    spec = importlib.util.spec_from_file_location(f"some_{folder.name}", folder / "some.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.times(3) == factor * 3
+    return sum(module.times.stats.cache_hits.values()), sum(module.times.stats.cache_misses.values())
 
 
-@pytest.mark.integration
-def test_machine_code_of_one_copy_of_a_source_serves_another_and_none_of_another_source(tmp_path):
-    assert hits_and_misses(tmp_path / "one", tmp_path / "cache", 3) == "0 1\n"
-    assert hits_and_misses(tmp_path / "two", tmp_path / "cache", 3) == "1 0\n"
-    assert hits_and_misses(tmp_path / "three", tmp_path / "cache", 4) == "0 1\n"
+def test_machine_code_of_one_copy_of_a_source_serves_another_and_none_of_another_source(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEDIGREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert [hits_and_misses(tmp_path / name, factor) for name, factor in (("one", 2), ("two", 2), ("three", 4))] == [(0, 1), (1, 0), (0, 1)]
     assert not list(tmp_path.glob("*/__pycache__"))
 
 
@@ -46,37 +43,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
         return 3 * number
 
     assert compiled(thrice)(5) == 15
-
-
-SEARCH = """
-from pedigree.configs.rows.overlap_criteria import Abstracted, Decontaminate
-from pedigree.data.contamination.decontamination import Comparison
-
-item = {"id": "q", "question": "Ann has 12 red apples in a basket under the old oak tree and gives Bob 3 of the green ones away"}
-text = "Tim has trillion red apples in a basket under the old oak tree and gives Kay trillion of the green ones away"
-comparison = Comparison({"suite": [item]}, Decontaminate(threshold=0.9, abstracted=Abstracted()))
-comparison.compile()
-((*found,),) = comparison.overlaps([{"messages": [{"role": "user", "content": text}]}])
-print(len(found))
-"""
-
-
-@pytest.mark.integration
-@pytest.mark.nightly
-def test_machine_code_kept_by_one_copy_of_our_code_knows_the_words_of_another(tmp_path):
-    """A job with an older list of words of numbers fills the cache that one with a longer list then uses."""
-    copy = tmp_path / "copy"
-    for package in ("data", "configs"):
-        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "pedigree", copy / "pedigree", symlinks=True)
-    reading = copy / "data" / "contamination" / "reading.py"
-    reading.write_text(reading.read_text().replace("million billion", "million billion trillion"))
-    found = []
-    for code in (ROOT, copy):
-        environment = os.environ | {"PYTHONPATH": str(code), "PEDIGREE_CACHE": str(tmp_path / "cache")}
-        command = [sys.executable, "-c", SEARCH]
-        found.append(subprocess.run(command, cwd=code, env=environment, check=True, capture_output=True, text=True).stdout)
-    assert found == ["0\n", "1\n"]
 
 
 def names_in(node: ast.AST) -> set[str]:

@@ -51,14 +51,6 @@ def test_operators_numbers_and_order_do(one, other):
 QUESTION = "one two three four five six seven eight nine ten eleven twelve"
 
 
-@pytest.mark.parametrize(
-    "leak",
-    [QUESTION, f"Please read this. {QUESTION} " + "and then something else " * 50, QUESTION.upper().replace(" ", "\n"), f"({QUESTION}!)"],
-)
-def test_a_planted_leak_is_found_whole(leak):
-    assert scores({"q": QUESTION}, leak) == {"q": 1.0}
-
-
 def test_the_threshold_is_exceeded_not_reached():
     item = " ".join(f"w{place}" for place in range(16))
     half, more = (" ".join(f"w{place}" for place in range(length)) for length in (8, 9))
@@ -127,18 +119,3 @@ def test_scores_are_those_of_the_definition(seed):
         other = text(40)
         expected = {name: brute_force(item, other, 4) for name, item in items.items()}
         assert scores(items, other, ngram=4, threshold=0.3) == {name: score for name, score in expected.items() if score > 0.3}
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_operators_count_though_the_first_look_leaves_them_out(seed):
-    draw = random.Random(seed)
-
-    def term() -> str:
-        return " ".join(draw.choice(["-(", "2", "3)", "+ 4", "* -5", "x"]) for _ in range(draw.randint(2, 9)))
-
-    items = {f"q{number}": f"{term()} 7" for number in range(10)}
-    for _ in range(20):
-        other = f"{term()} {term()} 7"
-        words = {name: " ".join(tokens(item)) for name, item in items.items()}
-        expected = {name: brute_force(item, " ".join(tokens(other)), 3) for name, item in words.items()}
-        assert scores(items, other, ngram=3, threshold=0.2) == {name: score for name, score in expected.items() if score > 0.2}

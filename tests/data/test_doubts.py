@@ -107,8 +107,7 @@ def test_a_copy_with_its_numbers_in_words_is_found_by_the_second_comparison(numb
 
 
 @pytest.mark.parametrize(
-    ("middle", "doubt"),
-    [("Cy sold half as many as Dan. Dan sold", "said less often"), ("Cy sold 7 cakes more than Dan. Dan sold", "")],
+    ("middle", "doubt"), [("Cy sold half as many as Dan. Dan sold", "said less often"), ("Cy sold 7 cakes more than Dan. Dan sold", "")]
 )
 def test_what_the_item_says_twice_the_row_must_say_twice(middle, doubt):
     """Without names and numbers one sentence of the row covers both of the item's: 15 of its 18 other words are said as often."""

@@ -120,9 +120,9 @@ def test_clusters_are_those_of_all_pairs_compared_plainly_whatever_the_processes
     frame = draw.choices(WORDS, k=80)
     texts += [" ".join([*frame, *draw.choices(WORDS, k=4)]) for _ in range(60)]
     draw.shuffle(texts)
-    first = list(range(len(texts)))
+    first, sets = list(range(len(texts))), [plain(text, 5) for text in texts]
     for one, other in combinations(range(len(texts)), 2):  # all pairs
-        if jaccard(texts[one], texts[other], 5) >= 0.7 and first[one] != first[other]:
+        if first[one] != first[other] and len(sets[one] & sets[other]) / len(sets[one] | sets[other]) >= 0.7:
             low, high = sorted((first[one], first[other]))
             first = [low if root == high else root for root in first]
     expected = {place: root for place, root in enumerate(first) if root != place}
@@ -130,7 +130,7 @@ def test_clusters_are_those_of_all_pairs_compared_plainly_whatever_the_processes
     kept = {place: int(evidence.split(" like row")[1].split(",")[0]) for place, evidence in found.items()}
     assert kept == expected and len(expected) > 120
     monkeypatch.setattr(near_duplicates, "PAIRS", 7)
-    assert applied(texts, workers=3) == found == applied(texts)
+    assert applied(texts, workers=3) == found
 
 
 def test_rows_of_a_band_are_compared_with_those_before_them_and_not_with_the_first_alone():

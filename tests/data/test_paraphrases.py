@@ -15,9 +15,9 @@ from waiting import deadline
 from pedigree.configs.base.packaged import EMBEDDER
 from pedigree.configs.rows.overlap_criteria import Abstracted, Decontaminate, Embedded, Waiver
 from pedigree.data.artifacts import assets
-from pedigree.data.contamination import embedding
+from pedigree.data.contamination import paraphrases
 from pedigree.data.contamination.decontamination import Comparison
-from pedigree.data.contamination.embedding import BLOCK, Embedder, nearest
+from pedigree.data.contamination.paraphrases import BLOCK, Embedder, nearest
 
 ITEM = "Noor bought 3 boxes with 12 pencils each and gave half of them to her sister. How many pencils does she have left?"
 REWORDED = "Her sister received one half of the pencils out of the three cartons of twelve that Noor purchased. How many remain for Noor?"
@@ -33,7 +33,7 @@ def embedder() -> Embedder:
 def test_processes_that_are_forked_after_it_wait_for_no_thread_of_its_tokenizer():
     """Whatever the environment says: the threads of a tokenizer that was used are not in the processes, and its locks are."""
     code = """
-from pedigree.data.contamination.embedding import Embedder
+from pedigree.data.contamination.paraphrases import Embedder
 from pedigree.data.host.parallel import mapped
 embedder = Embedder()
 embedder.vectors(["a b c"] * 1000)
@@ -61,12 +61,12 @@ def test_a_vector_is_the_mean_of_those_of_the_tokens(embedder):
     ids = torch.tensor([tokenizer.encode(ITEM, add_special_tokens=False).ids])
     mean = torch.nn.functional.embedding_bag(ids, table.float(), mode="mean")[0]
     (vector,) = embedder.vectors([ITEM])
-    assert np.abs(vector / embedding.LENGTH - (mean / mean.norm()).numpy()).max() <= 0.51 / embedding.LENGTH
+    assert np.abs(vector / paraphrases.LENGTH - (mean / mean.norm()).numpy()).max() <= 0.51 / paraphrases.LENGTH
 
 
 def test_long_texts_are_added_piece_by_piece(embedder, monkeypatch):
     whole = embedder.vectors([ITEM])
-    monkeypatch.setattr(embedding, "PIECE", 3)
+    monkeypatch.setattr(paraphrases, "PIECE", 3)
     assert (embedder.vectors([ITEM]) == whole).all()
 
 
@@ -80,7 +80,7 @@ def test_products_are_exact_and_no_text_depends_on_its_neighbours(embedder):
     for most in (1, 3, 9):
         numbers, cosines = nearest(vectors, others, most)
         assert (numbers == order[:, :most]).all() and numbers.shape == (len(texts), min(most, 4))
-        assert (cosines == np.take_along_axis(exact, numbers, axis=1) / embedding.LENGTH**2).all()
+        assert (cosines == np.take_along_axis(exact, numbers, axis=1) / paraphrases.LENGTH**2).all()
 
 
 def test_other_words_are_found_by_vectors_alone_and_only_told():

@@ -3,6 +3,7 @@ import json
 from collections import Counter
 
 import pytest
+from pyarrow import Table, parquet
 from row_reading import load
 
 from pedigree.configs.base.problems import PedigreeError
@@ -31,7 +32,10 @@ def examples_of(config):
 
 
 def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if path.suffix == ".parquet":
+        parquet.write_table(Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -42,28 +46,6 @@ def read(path, record="conversation", **source):
 
 def turn(role, content):
     return {"role": role, "content": content}
-
-
-def test_a_recipe_says_how_rated_responses_are_compared_and_what_compares_with_a_ground_truth(tmp_path):
-    rated = [
-        {"prompt": "Name a sea.", "response": "The Black Sea.", "tone": 1, "length": 1},
-        {"prompt": "Name a sea.", "response": "Gladly: the Black Sea.", "tone": 4, "length": 2},
-        {"prompt": "Name a lake.", "response": "Como.", "tone": 2, "length": 1},
-        {"prompt": "Name a lake.", "response": "Garda.", "tone": 2, "length": 1},
-        {"prompt": "Name a town.", "response": "Bonn.", "tone": 2},
-    ]
-    weighed = read(write(tmp_path / "x.jsonl", *rated), "preference", attributes={"tone": 1.0, "length": -0.5}, max_bad_rows=2)
-    (row,) = weighed.rows
-    assert [(answer["text"], answer["score"]) for answer in row["answers"]] == [("Gladly: the Black Sea.", 3.0), ("The Black Sea.", 0.5)]
-    assert [(bad.place, bad.reason) for bad in weighed.bad] == [
-        ("x.jsonl:3", "all 2 responses have the score 1.5: none is the better one"), ("x.jsonl:5", "length None is no number"),
-    ]  # fmt: skip
-    asked = [{"question": "6 times 7?", "answer": "#### 42", "prompt": "Hello."}, {"question": "And 6 plus 7?"}]
-    columns = {"prompt": "question", "ground_truth": "answer"}
-    judged = read(write(tmp_path / "y.jsonl", *asked), "prompt", columns=columns, verifier="gsm8k", max_bad_rows=1)
-    assert [row["messages"][0]["content"] for row in judged.rows] == ["6 times 7?"]
-    assert [row["verifier"] for row in judged.rows] == [{"name": "gsm8k", "answer": "42"}]
-    assert [bad.reason for bad in judged.bad] == ["ground_truth None is no answer, which gsm8k compares with"]
 
 
 @pytest.mark.parametrize("config", [arithmetic(), arithmetic(style="gsm"), constraints()], ids=["plain", "gsm", "constraints"])
@@ -118,45 +100,12 @@ def test_ids_follow_from_the_row_alone():
     assert all(every[name] == row for name, row in few.items() if name in every)
 
 
-def test_equal_rows_get_ids_of_their_own(tmp_path):
-    row = {"messages": [turn("user", "a"), turn("assistant", "b")]}
-    assert len({row["id"] for row in read(write(tmp_path / "x.jsonl", row, row, row)).rows}) == 3
-
-
-def test_sampling_does_not_depend_on_the_order_of_the_file(tmp_path):
-    rows = [{"messages": [turn("user", f"question {number}"), turn("assistant", "x")]} for number in range(30)]
-    one = read(write(tmp_path / "x.jsonl", *rows), count=10, seed=3)
-    other = read(write(tmp_path / "x.jsonl", *reversed(rows)), count=10, seed=3)
-    assert one == other and len(one.rows) == 10
-    assert read(tmp_path / "x.jsonl", count=10, seed=4).rows != one.rows
-    with pytest.raises(PedigreeError, match="count 31 > 30"):
-        read(tmp_path / "x.jsonl", count=31)
-
-
-def test_the_usual_layouts_give_the_same_conversation(tmp_path):
-    expected = [turn("user", "Add.\n\n1 2"), turn("assistant", "3")]
-    layouts = [
-        {"messages": expected},
-        {"instruction": "Add.", "input": "1 2", "output": "3"},
-        {"conversations": [{"from": "human", "value": "Add.\n\n1 2"}, {"from": "gpt", "value": "3"}]},
-    ]
-    for row in layouts:
-        assert read(write(tmp_path / "x.jsonl", row)).rows[0]["messages"] == expected
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_marks_of_turns_are_kept_also_on_the_last_one(tmp_path, suffix):
     """Parquet gives every turn the column, empty where the row has no mark."""
     marks = ({}, {"train": False}, {}, {"train": True})
     messages = [turn(role, "a") | mark for role, mark in zip(("user", "assistant") * 2, marks, strict=True)]
-    path = tmp_path / f"rows.{suffix}"
-    if suffix == "parquet":
-        from pyarrow import Table, parquet
-
-        parquet.write_table(Table.from_pylist([{"messages": messages}]), path)
-    else:
-        write(path, {"messages": messages})
-    assert read(path).rows[0]["messages"] == messages
+    assert read(write(tmp_path / f"rows.{suffix}", {"messages": messages})).rows[0]["messages"] == messages
 
 
 CUT = {"finish_reason": "length"}
@@ -175,14 +124,7 @@ CUT_OFF = [
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize(("row", "record", "cut"), CUT_OFF)
 def test_what_was_cut_off_stays_cut_off(tmp_path, row, record, cut, suffix):
-    path = tmp_path / f"rows.{suffix}"
-    if suffix == "parquet":
-        from pyarrow import Table, parquet
-
-        parquet.write_table(Table.from_pylist([row]), path)
-    else:
-        write(path, row)
-    (made,) = read(path, record=record).rows
+    (made,) = read(write(tmp_path / f"rows.{suffix}", row), record=record).rows
     answers = made["messages"][-1:] if record == "conversation" else made["answers"]
     assert [not ended(one) for one in answers] == cut
     if "answers" in row:
@@ -208,32 +150,6 @@ def test_half_of_a_surrogate_pair_makes_a_bad_row_wherever_it_is(tmp_path, recor
     write_rows(tmp_path / "bad_rows.jsonl", [row._asdict() for row in loaded.bad])
 
 
-@pytest.mark.parametrize("place", [1, 3])
-def test_a_mark_that_is_no_truth_value_is_refused(tmp_path, place):
-    messages = [turn(role, "a") for role in ("user", "assistant") * 2]
-    messages[place]["train"] = "yes"
-    with pytest.raises(PedigreeError, match="has train 'yes': true or false is meant"):
-        read(write(tmp_path / "rows.jsonl", {"messages": messages}))
-
-
-def test_the_usual_layouts_give_the_same_preference(tmp_path):
-    ask = turn("user", "1 + 2?")
-    layouts = [
-        {"messages": [ask], "chosen": "3", "rejected": "4"},
-        {"prompt": "1 + 2?", "chosen": "3", "rejected": "4"},
-        {"prompt": "1 + 2?", "chosen": [ask, turn("assistant", "3")], "rejected": [ask, turn("assistant", "4")]},
-        {
-            "conversations": [{"from": "human", "value": "1 + 2?"}],
-            "chosen": {"from": "gpt", "value": "3"},
-            "rejected": {"from": "gpt", "value": "4"},
-        },
-    ]
-    for row in layouts:
-        made = read(write(tmp_path / "x.jsonl", row), record="preference").rows[0]
-        assert made["messages"] == [ask] and made["answers"] == [{"text": "3", "score": None}, {"text": "4", "score": None}]
-        assert made["strength"] is None and set(made) == {"id", "source", "messages", "answers", "strength"}
-
-
 SCORED = [
     ({"chosen": "3", "rejected": "4", "score_chosen": 5, "score_rejected": 1.5, "strength": 0.8}, [("3", 5.0), ("4", 1.5)], 0.8),
     ({"chosen": "3", "rejected": "4", "score_chosen": 5}, [("3", None), ("4", None)], None),  # a gap needs both
@@ -256,25 +172,10 @@ def test_scores_labels_lists_and_strengths_are_read(tmp_path, columns, answers, 
     assert row["messages"] == [turn("user", "1 + 2?")]
 
 
-def test_lists_and_singles_are_read_from_parquet_too(tmp_path):
-    from pyarrow import Table, parquet
-
-    rows = [
-        {"prompt": "a", "answers": [{"text": "x", "score": 1.0}, {"text": "y", "score": 2.0}], "completion": None, "label": None},
-        {"prompt": "b", "answers": None, "completion": "z", "label": False},
-    ]
-    parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
-    first, second = sorted(read(tmp_path / "a.parquet", record="preference").rows, key=lambda row: row["messages"][0]["content"])
-    assert first["answers"] == [{"text": "y", "score": 2.0}, {"text": "x", "score": 1.0}]
-    assert second["answers"] == [{"text": "z", "score": 0.0}]
-
-
 def test_parquet_and_folders_are_read(tmp_path):
-    from pyarrow import Table, parquet
-
     rows = [{"instruction": f"q{number}", "input": None, "output": "x"} for number in range(3)]
     (tmp_path / "set").mkdir()
-    parquet.write_table(Table.from_pylist(rows[:2]), tmp_path / "set" / "a.parquet")
+    write(tmp_path / "set" / "a.parquet", *rows[:2])
     write(tmp_path / "set" / "b.jsonl", rows[2])
     assert sorted(row["messages"][0]["content"] for row in read(tmp_path / "set").rows) == ["q0", "q1", "q2"]
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "set" / "b.jsonl").read_bytes()))
@@ -301,12 +202,7 @@ def test_dots_lead_into_structs(tmp_path):
 def test_a_column_that_no_row_has_is_told_with_those_that_are_there(tmp_path, suffix):
     """Its rows would all be bad ones, or lack their scores without a word."""
     rows = [{"q": "6 times 7?", "reward_model": {"truth": "42"}}, {"q": "6 plus 7?", "reward_model": None}]
-    file = write(tmp_path / "x.jsonl", *rows)
-    if suffix == ".parquet":
-        from pyarrow import Table, parquet
-
-        file = tmp_path / "x.parquet"
-        parquet.write_table(Table.from_pylist(rows), file)
+    file = write(tmp_path / f"x{suffix}", *rows)
     for way in ("reward_model.answer", "reward_model.truth.value", "answer"):
         with pytest.raises(PedigreeError, match=rf"x has no column {way}: its first row has q, reward_model.truth"):
             read(file, "prompt", columns={"prompt": "q", "score": way})
@@ -414,13 +310,6 @@ def test_a_budget_covers_whatever_makes_a_row_bad(tmp_path):
     assert [(one.place, one.text) for one in loaded.bad][1:] == [("x.jsonl:3", '{"text": "no layout"}'), ("x.jsonl:4", '{"mess')]
     assert [one.reason for one in loaded.bad][:2] == ["conversation rows need an answer, which this one lacks", "there are no messages"]
     assert loaded.bad[2].reason.startswith("is not JSON")
-
-
-def test_rows_are_drawn_from_the_good_ones(tmp_path):
-    path = write(tmp_path / "x.jsonl", *map(good, range(5)), {"messages": []})
-    assert len(read(path, max_bad_rows=1, count=5).rows) == 5
-    with pytest.raises(PedigreeError, match="count 6 > 5 usable rows"):
-        read(path, max_bad_rows=1, count=6)
 
 
 @pytest.mark.parametrize("limit", [-1, 1.0, 0.0, 1.5, "3"])

@@ -8,11 +8,16 @@ import yaml
 from handmade import build, everything, project_at
 
 from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.frozen import Frozen, Many
+from pedigree.configs.base.kind import Kind, gives
 from pedigree.configs.base.licenses import CONDITIONS, TABLE, conditions, licence
+from pedigree.configs.language import kinds
 from pedigree.configs.language.compile import compile_recipe
+from pedigree.configs.language.kinds import generators_of, hub_sources, licences_of
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.configs.rows.datasets import PrepareData, generators_of, licences_of
-from pedigree.configs.rows.row_sources import Hub
+from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.row_sources import Hub, Licensed
+from pedigree.configs.rows.source_models import HubModel
 from pedigree.data.artifacts.artifacts import Record
 from pedigree.pipelines.lineage.ancestry import read_pedigree
 from pedigree.pipelines.publish.attribution import Origin, agreed, brought, combined, origins, rows_of, section
@@ -90,6 +95,28 @@ def test_a_licence_is_read_with_the_recipe_and_is_no_identity(tmp_path):
     (tmp_path / "lab.yaml").write_text(recipe("free for all"))
     with pytest.raises(ConfigError, match="'free for all' is not a license"):
         load_recipe(tmp_path, "lab")
+
+
+class Fetch(Frozen):
+    """Config of a kind from outside the repository."""
+
+    given: Many[Hub | HubModel]
+    notes: Licensed
+    name: str
+
+
+def test_a_kind_from_elsewhere_states_licences_writers_and_pins_through_its_hook(monkeypatch):
+    def sources(config):
+        return [*config["given"], {**config["notes"], "name": config["name"]}]
+
+    kind = Kind(name="fetch", version=1, config=Fetch, inputs={}, output=gives("conversation"), sources=sources)
+    monkeypatch.setitem(kinds._OF_CONFIGS, Fetch, kind)
+    hub = {"type": "hub", "revision": "a" * 40}
+    data = {**hub, "repo": "lab/rows", "split": "train", "licence": "mit", "generator": ["gpt-4o"]}
+    config = Fetch.model_validate({"given": [data, {**hub, "repo": "lab/model"}], "notes": {"licence": "odc-by"}, "name": "notes"})
+    assert licences_of(config) == {"lab/model": ["unknown"], "lab/rows": ["mit"], "notes": ["odc-by"]}
+    assert generators_of(config) == {"lab/rows": ["gpt-4o"]}
+    assert [(source["repo"], "split" in source) for source in hub_sources(config)] == [("lab/rows", True), ("lab/model", False)]
 
 
 def test_two_licences_for_one_source_are_both_kept():

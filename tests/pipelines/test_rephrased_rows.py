@@ -14,7 +14,7 @@ from pedigree.pipelines.publish.card import card
 from pedigree.pipelines.publish.report import gather, tables, write_report
 from pedigree.pipelines.rehearsal.judge import answer
 from pedigree.pipelines.rehearsal.proof import proof_of
-from pedigree.stages.find_rephrased.rephrasing import parse_same, same_task_question
+from pedigree.stages.find_rephrased.run import parse_same, same_task_question
 
 RECIPE = """
 description: Rows that a language model compares with a suite.

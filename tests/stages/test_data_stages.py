@@ -175,7 +175,7 @@ def test_processes_and_batches_change_no_byte_of_a_decontaminated_set(tmp_path, 
             patched.setattr(columns, "ROWS_PER_GROUP", batch)
             patched.setattr(columns, "ROWS_PER_FILE", 2 * batch)
             given = publish(folder / "raw", "conversation", rows_of(raw))
-        monkeypatch.setattr("pedigree.data.records.searching.MANY", many)
+        monkeypatch.setattr("pedigree.data.records.scattered.MANY", many)
         who.write_text("")
         clean = run_stage(folder / "clean", "decontaminate", {}, data=given, benchmarks={"suite": suite}, threads=threads)
         made[clean.record.content, (clean.evidence / "manifest.jsonl").read_bytes(), (clean.evidence / "report.json").read_bytes()] = folder
@@ -199,7 +199,7 @@ def test_hits_have_no_copies_of_items_whichever_process_finds_them(tmp_path, sui
         return real(data, noting, *rest)
 
     monkeypatch.setattr(decontaminate, "search", noted)
-    monkeypatch.setattr("pedigree.data.records.searching.MANY", 1)
+    monkeypatch.setattr("pedigree.data.records.scattered.MANY", 1)
     benchmarks = {"suite": [{**item, "examples": "A worked example. " * 1000} for item in rows_of(suite)]}
     config, job = Decontaminate(), a_job(tmp_path / "job", Numerics(threads=threads))
     found, _ = decontaminate.compared(Comparison(benchmarks, config), benchmarks, raw, config, job)

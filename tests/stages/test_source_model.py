@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import gguf
@@ -10,26 +11,16 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from pedigree.data.chat.chat import Chat
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.job.failures import StageError
+from pedigree.stages.source_model.run import load_gguf
 
 LLAMA = {
-    "type": "random_llama",
-    "layers": 1,
-    "hidden": 16,
-    "heads": 2,
-    "kv_heads": 1,
-    "ffn": 32,
-    "vocabulary": 320,
-    "context": 64,
-    "seed": 5,
-}
+    "type": "random_llama", "layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "ffn": 32, "vocabulary": 320, "context": 64, "seed": 5,
+}  # fmt: skip
 
 
 def conversation(number):
-    messages = [
-        {"role": "user", "content": f"How many rivers are {number} + 1 rivers?"},
-        {"role": "assistant", "content": f"{number + 1} rivers"},
-    ]
-    return {"id": f"r{number}", "source": "s", "messages": messages}
+    asked = {"role": "user", "content": f"How many rivers are {number} + 1 rivers?"}
+    return {"id": f"r{number}", "source": "s", "messages": [asked, {"role": "assistant", "content": f"{number + 1} rivers"}]}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +63,7 @@ def test_digits_are_tokens_of_their_own(llama):
 def test_a_folder_gives_the_same_bytes_wherever_it_lies(tmp_path, llama):
     source = {"source": {"type": "folder", "path": "models/x"}, "dtype": "bf16"}
     made = [
-        run_stage(tmp_path / name, "source_model", source, files={"models/x": copy(llama.payload, tmp_path / f"{name}_in")})
+        run_stage(tmp_path / name, "source_model", source, files={"models/x": shutil.copytree(llama.payload, tmp_path / f"{name}_in")})
         for name in ("a", "b")
     ]
     assert made[0].record.content == made[1].record.content
@@ -80,15 +71,8 @@ def test_a_folder_gives_the_same_bytes_wherever_it_lies(tmp_path, llama):
     assert all(torch.equal(stored[name], original[name].bfloat16()) for name in original)
 
 
-def copy(source, target):
-    target.mkdir()
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    return target
-
-
 def test_a_damaged_model_and_a_foreign_tokenizer_are_refused(tmp_path, llama):
-    folder = copy(llama.payload, tmp_path / "damaged")
+    folder = shutil.copytree(llama.payload, tmp_path / "damaged")
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -97,23 +81,26 @@ def test_a_damaged_model_and_a_foreign_tokenizer_are_refused(tmp_path, llama):
         run_stage(tmp_path / "a", "source_model", source, files={"m": folder})
     few = publish(tmp_path / "rows", "conversation", [{"messages": [{"role": "user", "content": "a"}]}])
     small = run_stage(tmp_path / "small", "source_model", {"source": LLAMA}, corpus=few)
-    foreign = copy(small.payload, tmp_path / "foreign")
+    foreign = shutil.copytree(small.payload, tmp_path / "foreign")
     (foreign / "tokenizer.json").write_bytes((llama.payload / "tokenizer.json").read_bytes())
     with pytest.raises(StageError, match=r"the tokenizer has \d+ tokens, but the model embeds \d+"):
         run_stage(tmp_path / "b", "source_model", source, files={"m": foreign})
 
 
-@pytest.mark.parametrize("file, text", [("config.json", '{"model_type": "of-tomorrow"}'), ("tokenizer.json", '{"model": 5}')])
+@pytest.mark.parametrize(
+    ("file", "text"), [("config.json", '{"model_type": "of-tomorrow"}'), ("tokenizer.json", '{"model": 5}'), ("model.safetensors", None)]
+)
 def test_a_model_that_transformers_does_not_know_is_refused(tmp_path, llama, file, text):
-    folder = copy(llama.payload, tmp_path / "strange")
-    (folder / file).write_text(text)
-    with pytest.raises(StageError, match="transformers cannot load this model"):
+    """Of missing weights it speaks by an OSError, which a job would take for its disk's, and try again."""
+    folder = shutil.copytree(llama.payload, tmp_path / "strange")
+    (folder / file).write_text(text) if text else (folder / file).unlink()
+    with pytest.raises(StageError, match=f"transformers cannot load this model{'' if text else ' .*safetensors'}"):
         run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
 
 
 def test_a_model_that_a_recipe_made_is_no_source(tmp_path, llama, monkeypatch):
     """Its data, and the suites that it was chosen by, would be forgotten with its lineage."""
-    export = copy(llama.payload, tmp_path / "export")
+    export = shutil.copytree(llama.payload, tmp_path / "export")
     (export / "pedigree").mkdir()
     record = (llama.path / "record.json").read_text()
     (export / "pedigree" / "record.json").write_text(record)
@@ -132,7 +119,7 @@ def test_a_model_that_a_recipe_made_is_no_source(tmp_path, llama, monkeypatch):
 
 
 def test_a_model_of_the_hub_gives_the_bytes_of_its_folder(tmp_path, llama, monkeypatch):
-    folder = copy(llama.payload, tmp_path / "folder")
+    folder = shutil.copytree(llama.payload, tmp_path / "folder")
     direct = run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
     monkeypatch.setenv("PEDIGREE_HUB", str(tmp_path / "mirror"))
     shutil.copytree(folder, tmp_path / "mirror" / "models" / "lab" / "tiny")
@@ -142,25 +129,59 @@ def test_a_model_of_the_hub_gives_the_bytes_of_its_folder(tmp_path, llama, monke
         run_stage(tmp_path / "c", "source_model", {"source": hub | {"repo": "lab/other"}})
 
 
-def test_a_model_without_safetensors_is_refused_for_good(tmp_path, llama):
-    """transformers says so by an OSError, which a job would take for its disk's, and try again."""
-    folder = copy(llama.payload, tmp_path / "m")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(StageError, match=r"transformers cannot load this model .*safetensors"):
-        run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
-
-
 def test_a_random_model_needs_a_corpus(tmp_path):
     with pytest.raises(StageError, match="input `corpus`"):
         run_stage(tmp_path / "x", "source_model", {"source": LLAMA})
 
 
-@pytest.mark.slow
-def test_the_packaged_model_is_parsed_once_and_speaks(tmp_path, monkeypatch):
+def as_gguf(folder, file):
+    """The model in F32, as llama.cpp lays it out: rows of queries and keys are in pairs of the two halves of each head."""
+    config, tokenizer = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer.json"))
+    writer = gguf.GGUFWriter(file, "llama")
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads["q_proj"])
+    writer.add_head_count_kv(heads["k_proj"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    tokens = tokenizer["model"]["vocab"] | {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(sorted(tokens, key=tokens.__getitem__))
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        for part, count in heads.items():
+            if part in name:
+                tensor = tensor.reshape(count, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_file_of_llama_cpp_is_parsed_once_and_gives_weights_and_tokens(tmp_path, llama, monkeypatch):
+    as_gguf(llama.payload, tmp_path / "m.gguf")
     parsed, parse = [], gguf.GGUFReader.__init__
     monkeypatch.setattr(gguf.GGUFReader, "__init__", lambda reader, file: (parsed.append(file), parse(reader, file))[1])
-    made = run_stage(tmp_path / "x", "source_model", {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}, "dtype": "bf16"})
+    model, tokenizer = load_gguf(tmp_path / "m.gguf")
     assert len(parsed) == 1
+    expected = AutoModelForCausalLM.from_pretrained(llama.payload).state_dict()
+    assert model.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+    text = "How many rivers are 17 + 1 rivers?"
+    assert tokenizer(text)["input_ids"] == Chat(llama.payload).tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_packaged_model_speaks(tmp_path):
+    made = run_stage(tmp_path / "x", "source_model", {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}, "dtype": "bf16"})
     assert made.record.metrics["parameters"] == 134_515_008
     chat = Chat(made.payload)
     assert (chat.eos_id, chat.pad_id) == (2, 0)

@@ -39,10 +39,11 @@ QWEN = (
     "<|im_start|>user\nAnd 2 + 2?<|im_end|>\n<|im_start|>assistant\nIt is 4.<|im_end|>\n"
 )
 SMOLLM3 = QWEN.replace(
-    "Be brief.",
-    "## Metadata\n\nKnowledge Cutoff Date: June 2025\nReasoning Mode: /think\n\n## Custom Instructions\n\nBe brief.\n\n",
+    "Be brief.", "## Metadata\n\nKnowledge Cutoff Date: June 2025\nReasoning Mode: /think\n\n## Custom Instructions\n\nBe brief.\n\n"
 )
 SHIPPED = {
+    "tulu": (TULU, []),
+    "llama3": (LLAMA3, ["<|begin_of_text|>", "<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>"]),
     "llama3_1": (LLAMA3_1, ["<|begin_of_text|>", "<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>"]),
     "zephyr": (ZEPHYR, []),
     "mistral": (MISTRAL, ["</s>", "<s>", *sorted(f"[{mark}]" for mark in MARKS)]),
@@ -53,15 +54,21 @@ SHIPPED = {
 """Template → what it makes of `SYSTEM`, and the tokens that a model with ChatML's tokens lacks."""
 
 
-@pytest.fixture
-def sourced(tmp_path, corpus, llama):  # noqa: F811
-    """A tiny Llama with ChatML's tokens, sourced as a folder with another template."""
+@pytest.fixture(scope="module")
+def sourced(tmp_path_factory, corpus, llama):  # noqa: F811
+    """A tiny Llama with ChatML's tokens, sourced as a folder with another template, once for each template."""
+    made = {}
 
     def make(name, **fields):
         config = {"source": {"type": "folder", "path": "given"}, **fields}
-        return run_stage(tmp_path / name, "source_model", config, files={"given": llama.payload})
+        if str(config) not in made:
+            made[str(config)] = run_stage(tmp_path_factory.mktemp(name), "source_model", config, files={"given": llama.payload})
+        return made[str(config)]
 
     return make
+
+
+OWN = {"source": {"type": "folder", "path": "given"}, "chat_template": "own"}
 
 
 def rendered(artifact, messages=SYSTEM, **arguments):
@@ -77,32 +84,18 @@ def assistant(text):
     return {"role": "assistant", "content": text}
 
 
-def test_tulu_ends_turns_with_the_tokenizers_own_token(sourced):
-    made = sourced("tulu", chat_template="tulu")
-    assert rendered(made) == TULU and rendered(made, SYSTEM[:2]) == "<|system|>\nBe brief.\n<|user|>\nWhat is 1 + 1?\n<|assistant|>\n"
-    assert json.loads((made.path / "evidence" / "model.json").read_text())["added_tokens"] == []
-
-
-def test_olmo_begins_with_bos_and_has_one_token_for_both_ends(sourced):
+def test_olmo_begins_with_bos_and_has_one_token_for_both_ends(sourced, tmp_path):
     made = sourced("olmo", chat_template="tulu", add_bos=True)
     assert rendered(made) == "<|im_end|>" + TULU
     ids, mask = Chat(made.payload).training(PROBE)
     assert ids[0] == Chat(made.payload).eos_id and not mask[0]
     with pytest.raises(StageError, match="already begins with the BOS token"):
-        run_stage(
-            made.path.parent / "twice",
-            "source_model",
-            {"source": {"type": "folder", "path": "given"}, "chat_template": "own", "add_bos": True},
-            files={"given": made.payload},
-        )
+        run_stage(tmp_path, "source_model", OWN | {"add_bos": True}, files={"given": made.payload})
 
 
 def test_llama3_brings_its_tokens_along_and_each_is_embedded_as_the_mean(sourced, llama):  # noqa: F811
     made = sourced("llama3", chat_template="llama3")
     chat, model = Chat(made.payload), AutoModelForCausalLM.from_pretrained(made.payload)
-    assert rendered(made) == LLAMA3
-    added = ["<|begin_of_text|>", "<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>"]
-    assert json.loads((made.path / "evidence" / "model.json").read_text())["added_tokens"] == added
     end = chat.tokenizer.convert_tokens_to_ids("<|eot_id|>")
     assert end == chat.eos_id == model.config.eos_token_id == model.generation_config.eos_token_id
     before = AutoModelForCausalLM.from_pretrained(llama.payload).get_input_embeddings().weight
@@ -110,8 +103,6 @@ def test_llama3_brings_its_tokens_along_and_each_is_embedded_as_the_mean(sourced
     assert len(after) == len(chat.tokenizer) == len(before) + 4
     torch.testing.assert_close(after[: len(before)], before)
     torch.testing.assert_close(after[len(before) :], before.mean(dim=0).expand(4, -1))
-    ids, mask = chat.training(PROBE)
-    assert ids.count(chat.eos_id) == 4 and sum(mask) == len(chat.tokenizer("2It is 4.")["input_ids"]) + 2
 
 
 def test_the_models_own_template_is_kept_or_missed_by_name(sourced, tmp_path, llama):  # noqa: F811
@@ -122,12 +113,7 @@ def test_the_models_own_template_is_kept_or_missed_by_name(sourced, tmp_path, ll
     tokenizer.chat_template = None
     tokenizer.save_pretrained(bare)
     with pytest.raises(StageError, match="but the model has none: use one from configs/templates"):
-        run_stage(
-            tmp_path / "no",
-            "source_model",
-            {"source": {"type": "folder", "path": "given"}, "chat_template": "own"},
-            files={"given": bare},
-        )
+        run_stage(tmp_path / "no", "source_model", OWN, files={"given": bare})
 
 
 def test_the_end_of_a_turn_is_read_off_the_template():
@@ -183,13 +169,7 @@ def text_of(template, messages, **arguments):
 
 
 THOUGHT = "<think>\nA sum of\n\nsmall numbers.\n</think>\n\nIt is 4."
-CONVERSATIONS = [
-    SYSTEM[:2],
-    SYSTEM[1:4],
-    SYSTEM[:4],
-    SYSTEM,
-    [user("  Two lines,\n\nand space. \n"), assistant("Yes."), user("日本?")],
-]
+CONVERSATIONS = [SYSTEM[:2], SYSTEM[1:4], SYSTEM[:4], SYSTEM, [user("  Two lines,\n\nand space. \n"), assistant("Yes."), user("日本?")]]
 THINKING = [
     ([user("And 2 + 2?")], {"enable_thinking": False}),
     ([user("And 2 + 2?")], {"enable_thinking": True}),
@@ -260,7 +240,7 @@ def test_thoughts_that_a_template_takes_out_of_earlier_turns_are_not_trained_awa
     assert "Hm." not in chat.tokenizer.decode(chat.training(twice, "last_turn")[0])
 
 
-@pytest.mark.parametrize("name", ["chatml", "llama3", "tulu", *SHIPPED])
+@pytest.mark.parametrize("name", ["chatml", *SHIPPED])
 @pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}])
 def test_an_earlier_turn_is_trained_after_what_it_is_asked_for_with_or_not_at_all(name, arguments, sourced):
     chat = Chat(sourced(name, chat_template=name).payload)
@@ -297,9 +277,11 @@ def test_an_argument_that_the_template_does_not_read_is_refused(template, reads,
 
 @pytest.mark.parametrize("value", [None, float("nan"), {"a": None}, [float("inf")]])
 def test_what_no_template_can_hold_is_no_argument(value):
-    config = {"source": {"type": "folder", "path": "given"}, "chat_template": "qwen", "template_arguments": {"enable_thinking": value}}
+    """Nor are tools, which templates receive from each conversation."""
     with pytest.raises(ValueError, match="template_arguments enable_thinking: each must be an identifier with"):
-        SourceModel.model_validate(config)
+        SourceModel.model_validate(OWN | {"template_arguments": {"enable_thinking": value}})
+    with pytest.raises(ValueError, match=r"template_arguments\.tools has no effect"):
+        SourceModel.model_validate(OWN | {"template_arguments": {"tools": []}})
 
 
 def test_a_text_of_any_characters_is_written_into_a_template_as_it_is(sourced):

@@ -9,7 +9,7 @@ from test_source_model import corpus, llama  # noqa: F401, fixtures
 from test_template_arguments import prepared
 from test_templates import assistant, of_mistral, of_trl, sourced, text_of, user  # noqa: F401, a fixture among them
 
-from pedigree.configs.rows.source_models import TEMPLATES, SourceModel
+from pedigree.configs.rows.source_models import TEMPLATES
 from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.data.chat.documents import Conversations
 from pedigree.data.chat.tools import arguments_of, turns_of
@@ -285,13 +285,6 @@ def test_no_tool_can_forge_a_turn(messages, arguments, says, sourced):  # noqa: 
         chat.training(messages, arguments=arguments)
     ids, _ = chat.training([*ASKED, assistant(FORGED), call(town=FORGED)])  # what is said last is plain characters
     assert ids.count(chat.eos_id) == 3
-
-
-def test_a_model_cannot_have_tools():
-    """Whoever renders a template hands it the tools of a conversation, or none; so a default would never be read."""
-    config = {"source": {"type": "folder", "path": "given"}, "chat_template": "qwen", "template_arguments": {"tools": [WEATHER]}}
-    with pytest.raises(ValueError, match=r"template_arguments\.tools has no effect"):
-        SourceModel.model_validate(config)
 
 
 def test_a_row_with_tools_goes_from_the_file_to_the_tokens(tmp_path, sourced):  # noqa: F811

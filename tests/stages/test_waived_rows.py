@@ -6,7 +6,6 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 from row_reading import read_rows
 
-from pedigree.data.records import columns
 from pedigree.pipelines.lineage import trace
 from pedigree.stages.job.failures import StageError
 
@@ -60,10 +59,6 @@ def test_rows_of_waived_items_stay_and_are_on_record_but_not_those_of_others_too
     }  # fmt: skip
 
 
-def test_without_a_waiver_the_record_says_nothing_of_waivers(tmp_path, suite):
-    assert "waivers" not in clean(tmp_path, [said("other", "Bees hum.")], suite).record.metrics
-
-
 def test_the_bound_on_a_benchmark_leaves_waived_items_out(tmp_path, suite):
     rows = [said("other", "Bees hum."), *(said(name, text) for name, text in QUESTIONS.items())]
     waivers = [{"benchmark": "sums", "items": "all", "because": "trained on purpose"}]
@@ -95,7 +90,7 @@ ALL = {
 }  # fmt: skip
 
 
-def test_what_follows_from_each_overlap_is_told_and_the_same_for_any_processes(tmp_path, monkeypatch):
+def test_what_follows_from_each_overlap_is_told(tmp_path):
     """The items: a tale, and two that begin alike and are short."""
     items = {"tale": ITEM, "bees": "Tell me all of the bees", "wasps": "Tell me all of the wasps"}
     bench = publish(tmp_path / "items", "item", [item(*one) for one in items.items()])
@@ -113,21 +108,14 @@ def test_what_follows_from_each_overlap_is_told_and_the_same_for_any_processes(t
         ("same", "tale", "words"): "removed", ("other numbers", "tale", "abstracted"): "removed", ("typos", "tale", "words"): "removed",
         ("half", "tale", "words"): "below the threshold", ("bees", "bees", "words"): "removed", ("long", "bees", "words"): "short item",
     }  # fmt: skip
-    made = set()
-    for threads, batch in ((1, 1000), (2, 3)):
-        with monkeypatch.context() as patched:
-            patched.setattr(columns, "ROWS_PER_GROUP", batch)
-            data = publish(tmp_path / f"data{threads}", "conversation", rows)
-        monkeypatch.setattr("pedigree.data.records.searching.MANY", 1)
-        done = run_stage(tmp_path / f"made{threads}", "decontaminate", ALL, data=data, benchmarks={"b": bench}, threads=threads)
-        made.add((done.record.content, (done.evidence / "manifest.jsonl").read_bytes()))
-    assert len(made) == 1
+    data = publish(tmp_path / "data", "conversation", rows)
+    done = run_stage(tmp_path / "made", "decontaminate", ALL, data=data, benchmarks={"b": bench})
     told = {(line["id"], line["item"], line["pass"]): line["verdict"] for line in read_rows(done.evidence / "manifest.jsonl")}
     assert expected.items() <= told.items()
     stem = {line["verdict"] for line in read_rows(done.evidence / "manifest.jsonl") if line["id"] == "stem"}
     assert stem == {"common words"}
     assert [row["id"] for row in rows_of(done)] == ["half", "stem", "long", "nothing"]
-    assert Counter(told.values())["removed"] == 4
+    assert Counter(told.values())["removed"] == 4 and "waivers" not in done.record.metrics
 
 
 REWORDED = "Please compute what 11 and 41 are: what is 41 plus 11?"
