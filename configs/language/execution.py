@@ -258,13 +258,7 @@ class Execution(Frozen):
 
 
 def fitted(profile: Any, cores: int, memory: int | None) -> Any:
-    """Replace `auto` in a parsed profile by numbers for this machine.
-
-    Args:
-        profile: the parsed document; `Execution` reports its errors.
-        cores: physical cores available to jobs.
-        memory: bytes available to jobs; None if unknown.
-    """
+    """Replace `auto` in a parsed profile by numbers for this machine."""
     if not isinstance(profile, dict):
         return profile
     room = max(1, min(cores, memory // SLOT_BYTES if memory else cores))

@@ -11,11 +11,7 @@ ROWS = DATASETS - {"item"} | {"completion", "judgment"}
 
 
 def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
-    """Inputs of training that are not decontaminated against a suite.
-
-    Args:
-        nodes: parents before children.
-    """
+    """Inputs of training that are not decontaminated against a suite. `nodes` has parents before children."""
     reported = {edge.source for node in nodes.values() if node.output == "scores" for edge in node.edges if edge.port == "suites"}
     reported.update(unseen_suites(nodes))
     covered = _covered(nodes)

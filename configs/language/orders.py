@@ -10,9 +10,6 @@ from pedigree.configs.rows.datasets import PrepareData
 def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
     """Ordered datasets whose every consumer in training shuffles them, with the field at fault. A stage that only drops rows preserves
     order.
-
-    Args:
-        nodes: parents before children.
     """
     readers: dict[str, list[Node]] = {}
     for node in reversed(list(nodes.values())):

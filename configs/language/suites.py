@@ -67,7 +67,7 @@ def _evaluated(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Itera
     if others:
         yield node, ("in", "suites"), f"{here[0]} is an unseen suite and {others[0]} a dev suite: evaluate them in separate stages"
     for policy in _at(node, "policies"):
-        if nodes[policy].kind not in ("select", "source_model"):
+        if not nodes[policy].declaration.frozen:
             message = f"{policy} is not frozen: the unseen suite {here[0]} takes only the output of a `select` stage or a base model"
             yield node, ("in", "policies"), message
 

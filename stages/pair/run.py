@@ -83,13 +83,8 @@ def read(config: Pair, inputs: Inputs, job: Job) -> tuple[AnswerPool, dict[str, 
 
 
 def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tuple[AnswerPool, dict[str, int]]:
-    """Join answers to constrained prompts with answers to the original prompts.
-
-    Args:
-        constrained: completions of constrained prompts.
-        relaxed: completions of the original prompts.
-        verified: value each answer by the verifier of the constrained prompt; otherwise answers have no value.
-    """
+    """Join answers to constrained prompts with answers to the original prompts, each valued by the verifier of the constrained prompt if
+    `verified`, else without a value."""
     verifiers: dict[str, dict[str, Any] | None] = {}
 
     def of_own_prompt(row: Mapping[str, Any]) -> float | None:

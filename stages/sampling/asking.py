@@ -79,13 +79,6 @@ class Bound:
 def ask(by: Speaker, policy: Artifact | None, questions: Questions, job: Job, bound: Bound) -> list[Reply | str]:
     """Ask all questions.
 
-    Args:
-        by: the policy or endpoint configuration.
-        policy: the policy's artifact; None for an endpoint.
-        questions: the questions.
-        job: the job.
-        bound: limit on questions without a reply from an endpoint.
-
     Returns:
         For each question the reply, or why there is none.
 

@@ -86,13 +86,6 @@ def rate(
 ) -> Ratings:
     """Rate all answers.
 
-    Args:
-        rating: the judge and its rubrics.
-        judge: the judge's artifact, if it is a policy.
-        completions: the answers in their contexts; read one by one.
-        job: the job.
-        max_unanswered_share: maximum share of answers without a reply.
-
     Raises:
         StageError: an endpoint rejects too many requests, its key or its model; or vLLM cannot serve the policy.
         EngineLost: the judge is down; its replies are kept for the next attempt.

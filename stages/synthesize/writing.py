@@ -16,12 +16,7 @@ MARKS = re.compile(f"{re.escape(OPEN)}|{re.escape(CLOSE)}")
 
 
 def writing_question(method: Persona | SelfInstruct | Rewrite, material: Sequence[str]) -> list[Message]:
-    """The request to the writer: a single user turn, to support templates without a system turn.
-
-    Args:
-        method: the method of generation.
-        material: a persona, a prompt, or examples.
-    """
+    """The request to the writer: a single user turn, to support templates without a system turn."""
     name, manner = MANNERS[method.type]
     mark = unused_mark(*material)
     shown = "\n\n".join(f"<{name}-{mark}>\n{text}\n</{name}-{mark}>" for text in material)
@@ -32,13 +27,7 @@ def writing_question(method: Persona | SelfInstruct | Rewrite, material: Sequenc
 
 
 def read_prompts(text: str, most: int, *, ended: bool = True) -> list[str] | str:
-    """Parse the prompts of a writer's reply, or return why there are none.
-
-    Args:
-        text: the full reply.
-        most: number of prompts requested.
-        ended: whether the reply is complete.
-    """
+    """Parse the prompts of a writer's reply, or return why there are none."""
     if not ended:
         return "the writer's words were cut off"
     marks = [found.group() for found in MARKS.finditer(text)]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -380,14 +379,14 @@ def test_when_one_engine_fails_the_others_are_ended_and_its_error_is_told(models
     """The others are still starting, or in the middle of something: nobody waits for them."""
     settings = engine_settings(models["a"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT)
 
-    def work(number, engine, later):
+    def work(number, engine, report):
         if number == 1:
             raise EngineLost("this one")
         engine.generate(CHUNK, WARM, STOP)
 
     with WarmEngines(Numerics(threads=1), engines=2) as ahead, open_engines(settings, 2, ahead) as engines:
         with pytest.raises(EngineLost, match="this one"):
-            side_by_side(engines, work)
+            list(side_by_side(engines, work))
         assert not any(alive(engine.pid) for engine in engines)
         assert "engine" not in [thread.name for thread in threading.enumerate()]
 
@@ -396,20 +395,21 @@ def test_what_the_others_have_told_when_one_fails_is_not_lost():
     """One that dies costs no chunk that another has finished, told or not yet read."""
     told = threading.Barrier(2)
 
-    def work(number, engine, later):
+    def work(number, engine, report):
         if number == 1:
             told.wait()
             raise EngineLost("this one")
         for chunk in ("a", "b"):
-            later(partial(heard.append, chunk))
+            report(chunk)
         told.wait()
         engine.ended.wait()
-        later(partial(heard.append, "c"))
+        report("c")
 
     engines: Any = [SimpleNamespace(ended=ended, abandon=ended.set) for ended in (threading.Event(), threading.Event())]
     heard: list[str] = []
     with pytest.raises(EngineLost, match="this one"):
-        side_by_side(engines, work)
+        for chunk in side_by_side(engines, work):
+            heard.append(chunk)
     assert heard == ["a", "b", "c"]
 
 

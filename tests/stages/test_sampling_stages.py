@@ -179,11 +179,10 @@ def test_requests_are_dealt_once_and_those_with_one_prompt_together(tmp_path):
     ask: Any = SimpleNamespace(requests=requests)
 
     def dealt(*answered: str) -> list[list[list[str]]]:
-        job = a_job(tmp_path, ONE_THREAD, engines=2)
-        with AnswerLog(job) as log:
+        with AnswerLog(a_job(tmp_path, ONE_THREAD)) as log:
             log.keep(dict.fromkeys(answered, ""))
-            work = generate._Work({"x": ask}, {"x": keys}, log, job, lambda *_: None, continuous=True)
-            return [[[keys[place] for place in batch.places] for batch in queue] for queue in work.shares(["x"])]
+            queues = generate.shares({"x": ask}, {"x": keys}, log, 2)
+            return [[[keys[place] for place in batch.places] for batch in queue] for queue in queues]
 
     assert dealt("3/0", "4/0", "4/1") == [[["3/1", "6/0"]], [["5/0", "5/1"]]]
     assert dealt(*keys) == []
