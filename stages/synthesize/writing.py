@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from string import Template
 
-from pedigree.configs.judging.synthesis import Persona, Rewrite, SelfInstruct
-from pedigree.configs.judging.writing_prompts import CLOSE, FRAME, MANNERS, OPEN, load_writing
+from pedigree.configs.judging.synthesis import CLOSE, FRAME, MANNERS, OPEN, Persona, Rewrite, SelfInstruct, load_writing
 from pedigree.data.records.records import Message
 from pedigree.stages.core.rating import unused_mark
 

@@ -95,16 +95,8 @@ def test_an_item_of_twenty_programs_is_scored_by_the_unbiased_estimate():
 
 
 def scored(policy: str, name: str, score: float | None) -> Any:
-    return {
-        "id": name,
-        "task": "t",
-        "policy": policy,
-        "text": "",
-        "answer": None,
-        "score": score,
-        "reason": "r",
-        "scores": {"score": score},
-    }
+    row = {"id": name, "task": "t", "policy": policy, "text": "", "answer": None, "score": score, "reason": "r"}
+    return row | {"scores": {"score": score}}
 
 
 def task(form: Form | None = None, **items: dict[str, Any]) -> Task:
@@ -132,6 +124,8 @@ def test_unknown_scores_are_left_out_and_counted_and_pairs_need_both():
     assert table["policies"]["p"]["metrics"]["t"]["score"]["unknown"] == 1
     assert table["policies"]["p"]["tasks"]["t"]["n"] == 2 and table["policies"]["p"]["tasks"]["t"]["mean"] == 0.5
     assert table["differences"][0]["n"] == 1 and table["differences"][0]["mean"] == 0
+    without = [row for row in rows if row["id"] != "a"]  # no item is known of both
+    assert tabulate(without, ["p", "q"], {"t": task(a={}, b={}, c={})}, [("p", "q")], DRAWS)["differences"] == []
 
 
 def test_too_many_unknown_scores_are_a_failure_that_names_the_reason():
@@ -163,12 +157,6 @@ def test_a_metric_that_no_item_has_is_a_failure_however_many_unknown_scores_are_
         refuse_unknown(Evaluate.model_validate({"max_unknown": 0.9}), rows)
 
 
-def test_policies_of_which_no_item_is_known_of_both_are_not_compared():
-    scores = {"p": (1.0, None), "q": (None, 1.0)}
-    rows = [scored(policy, name, score) for policy, own in scores.items() for name, score in zip("ab", own, strict=True)]
-    assert tabulate(rows, ["p", "q"], {"t": task(a={}, b={})}, [("p", "q")], DRAWS)["differences"] == []
-
-
 def test_the_reason_of_an_answer_is_that_of_the_metric_whose_score_is_unknown(monkeypatch):
     (item,) = made("mmlu")
     monkeypatch.setattr("pedigree.stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
@@ -176,6 +164,8 @@ def test_the_reason_of_an_answer_is_that_of_the_metric_whose_score_is_unknown(mo
     found = score_answer(item | {"others": {"exact_match": slow}}, metrics_of(load_form("mmlu")), "a" * 60 + "! (A)")
     assert found["scores"] == {"exact_match_flex": 1.0, "exact_match": None} and found["answer"] == "A"
     assert found["reason"].startswith("unknown: the pattern")
+    first = score_answer(item | {"verifier": slow}, metrics_of(load_form("mmlu")), "a" * 60 + "!")
+    assert first["scores"] == {"exact_match_flex": None, "exact_match": 0.0} and first["reason"].startswith("unknown: the pattern")
 
 
 def test_the_text_of_compared_choices_is_the_one_that_was_taken():
@@ -251,14 +241,6 @@ def test_what_ends_a_verification_ends_all_that_wait(monkeypatch):
         if thread.name.startswith("programs"):
             thread.join()
     assert len(asked) <= 3  # the first, and what two threads had begun
-
-
-def test_a_verifier_that_cannot_say_leaves_null(monkeypatch):
-    (item,) = made("mmlu")
-    slow = {"name": "extracted", "answer": "B", "patterns": [r"((?:a|aa)+)$"]}
-    monkeypatch.setattr("pedigree.stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
-    found = score_answer(item | {"verifier": slow}, metrics_of(load_form("mmlu")), "a" * 60 + "!")
-    assert found["scores"] == {"exact_match_flex": None, "exact_match": 0.0} and found["reason"].startswith("unknown: the pattern")
 
 
 def test_the_hash_of_a_task_is_that_of_form_rows_verifiers_and_settings(monkeypatch):

@@ -75,9 +75,9 @@ def test_evidence_is_written_while_replies_are_read(tmp_path, monkeypatch):
     read, written_at = [], []
     own = synthesize.Harvest.take
 
-    def taken(harvest, texts, shown):
-        read.append(texts)
-        return own(harvest, texts, shown)
+    def taken(harvest, text, *given):
+        read.append(text)
+        return own(harvest, text, *given)
 
     def lines(path, rows):
         for _ in rows:
