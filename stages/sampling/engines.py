@@ -145,20 +145,17 @@ def gpus_of(numerics: Numerics, engine: int) -> list[str] | None:
 
 
 def start(numerics: Numerics, gpus: list[str] | None = None) -> "subprocess.Popen[bytes]":
-    """Start a process that becomes an engine when it receives its settings."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "pedigree.stages.sampling.vllm_engine", str(os.getpid()), numerics.model_dump_json()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=_clean_environment(numerics) | ({GPUS: ",".join(gpus)} if gpus else {}),
-        cwd=Path(__file__).parents[3],
-    )
-
-
-def _clean_environment(numerics: Numerics) -> dict[str, str]:
-    """The environment without the variables of torchrun and DeepSpeed, whose process group vLLM would try to join."""
+    """Start a process that becomes an engine when it receives its settings. Its environment lacks the variables of torchrun and DeepSpeed,
+    whose process group vLLM would try to join."""
     ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     prefixes = ("MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "DS_")
     kept = {name: value for name, value in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
     quiet = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return kept | quiet | ({"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {})
+    threads = {"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pedigree.stages.sampling.vllm_engine", str(os.getpid()), numerics.model_dump_json()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=kept | quiet | threads | ({GPUS: ",".join(gpus)} if gpus else {}),
+        cwd=Path(__file__).parents[3],
+    )
