@@ -143,16 +143,16 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """With what a run of its recipe leaves."""
+    """Planned, and then run."""
     project = Project(tmp_path_factory.mktemp("added"))
+    (_, short) = json.loads(project("plan", "short", "--json"))["stages"]
+    assert short["estimate"]["amounts"]["rows"] == {"value": 40, "how": "at_most"}
     ran = json.loads(project("run", "short", "--json"))
     assert {stage["address"]: stage["outcome"] for stage in ran["stages"]} == {"short/sums": "ran", "short/short": "ran"}
     return project
 
 
 def test_it_is_planned_rehearsed_run_reported_and_traced(project):
-    (_, short) = json.loads(project("plan", "short", "--json"))["stages"]
-    assert short["estimate"]["amounts"]["rows"] == {"value": 40, "how": "at_most"}
     assert json.loads(project("rehearse", "short", "--json"))["outcome"] == "done"
     metrics = json.loads((project.root / "artifacts/short/short/record.json").read_text())["metrics"]
     assert metrics["rows"] + metrics["dropped"]["long"] == 40 and min(metrics["rows"], metrics["dropped"]["long"]) > 0

@@ -180,7 +180,7 @@ def test_the_stop_token_ends_an_answer_and_is_its_last_token(engine, models):
 @pytest.fixture(scope="module")
 def inline(models, tmp_path_factory):
     """What an engine inside its caller's process answers, how much of a short prompt is not computed again for each of its answers, how
-    it refuses weights, and what it asks vLLM for: by JSON."""
+    it refuses weights, what it asks vLLM for, and its blocks with those that plans expect: by JSON."""
     program = f"""
 import json, sys
 from pathlib import Path
@@ -207,6 +207,12 @@ for device in ("cuda", "cpu"):
     numerics = t.Numerics(device=device)
     t.Inline(t.engine_settings(Path({str(models["a"])!r}), dtype="fp32", context=256, numerics=numerics, placement=placement))
 found["asked"] = [[given.get("gpu_memory_utilization"), given.get("kv_cache_memory_bytes")] for given in asked]
+from pedigree.pipelines.estimate import flops
+from pedigree.stages.sampling.cpu_engine import block_size
+from pedigree.stages.sampling.vllm_engine import DTYPES
+settings = [("bf16", 72, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
+ours = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
+found["blocks"] = [ours, [flops.block_size("cpu", *setting) for setting in settings]]
 Path(sys.argv[1]).write_text(json.dumps(found))
 """
     told = tmp_path_factory.mktemp("inline") / "told.json"
@@ -228,18 +234,11 @@ def test_of_a_short_prompt_all_answers_but_the_first_compute_what_is_beyond_the_
 
 
 @pytest.mark.slow
-def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels():
-    program = """
-import platform
-from pedigree.pipelines.estimate import flops  # pipelines import no stage: what they know of one is copied, and equal
-from pedigree.stages.sampling.cpu_engine import block_size
-from pedigree.stages.sampling.vllm_engine import DTYPES
-settings = [("bf16", 72, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
-found = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
-assert found == [None, 16, 16, 32, 32] or platform.machine() != "x86_64", found
-assert [flops.block_size("cpu", *setting) for setting in settings] == [size or 128 for size in found]
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": IMPORTS}, timeout=deadline(240))
+def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels(inline):
+    """Pipelines import no stage: what they know of one is copied, and equal."""
+    ours, planned = inline["blocks"]
+    assert ours == [None, 16, 16, 32, 32] or platform.machine() != "x86_64"
+    assert planned == [size or 128 for size in ours]
 
 
 @pytest.mark.slow
