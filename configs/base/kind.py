@@ -56,6 +56,8 @@ class Kind:
     # lineage
     trains_on: frozenset[str] = frozenset()
     """Ports whose rows reach a gradient: the decontamination gate guards them."""
+    frozen: bool = False
+    """Its models are final or come from outside the recipe, so that unseen suites may measure them."""
     unchecked: bool = False
     """A model writes its rows, which may repeat a benchmark that was removed upstream: the decontamination gate starts over."""
     sources: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None

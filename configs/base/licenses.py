@@ -24,34 +24,24 @@ CONDITIONS = {
 """Conditions of licenses, strictest last."""
 
 
-def _table() -> dict[str, tuple[str, ...]]:
-    creative_commons = {
-        "": ("attribution",),
-        "-sa": ("attribution", "share-alike"),
-        "-nd": ("attribution", "no-derivatives"),
-        "-nc": ("attribution", "non-commercial"),
-        "-nc-sa": ("attribution", "share-alike", "non-commercial"),
-        "-nc-nd": ("attribution", "no-derivatives", "non-commercial"),
-    }
-    found: dict[str, tuple[str, ...]] = dict.fromkeys(("apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "isc"), ("notice",))
-    found |= dict.fromkeys(("cc0-1.0", "pddl-1.0", "pddl", "unlicense"), ())
-    found |= {f"cc-by{kind}-{version}": asks for kind, asks in creative_commons.items() for version in ("2.0", "2.5", "3.0", "4.0")}
-    found |= dict.fromkeys(("odc-by", "odc-by-1.0"), ("attribution",))
-    found |= dict.fromkeys(("odbl", "odbl-1.0"), ("attribution", "share-alike"))
-    found |= {
-        f"{family}{version}{ending}": ("notice", "share-alike")
-        for family, versions in {"gpl": ("-2.0", "-3.0"), "agpl": ("-3.0",), "lgpl": ("-2.1", "-3.0")}.items()
-        for version in versions
-        for ending in ("", "-only", "-or-later")
-    } | dict.fromkeys(("gpl", "lgpl"), ("notice", "share-alike"))
-    rails = ("openrail", "openrail++", "bigscience-openrail-m", "creativeml-openrail-m", "bigcode-openrail-m", "bigscience-bloom-rail-1.0")
-    found |= dict.fromkeys(rails, ("notice", "use-restrictions"))
-    llamas = ("llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4")
-    found |= dict.fromkeys(llamas, ("notice", "naming", "use-restrictions"))
-    return found | {"gemma": ("notice", "use-restrictions")}
-
-
-TABLE = _table()
+CC_CONDITIONS = {"sa": "share-alike", "nd": "no-derivatives", "nc": "non-commercial"}
+GNU = ("gpl-2.0", "gpl-3.0", "agpl-3.0", "lgpl-2.1", "lgpl-3.0")
+RAILS = ("openrail", "openrail++", "bigscience-openrail-m", "creativeml-openrail-m", "bigcode-openrail-m", "bigscience-bloom-rail-1.0")
+TABLE: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "isc"), ("notice",)),
+    **dict.fromkeys(("cc0-1.0", "pddl-1.0", "pddl", "unlicense"), ()),
+    **{
+        f"cc-by{kind}-{version}": ("attribution", *(CC_CONDITIONS[part] for part in kind.split("-")[1:]))
+        for kind in ("", "-sa", "-nd", "-nc", "-nc-sa", "-nc-nd")
+        for version in ("2.0", "2.5", "3.0", "4.0")
+    },
+    **dict.fromkeys(("odc-by", "odc-by-1.0"), ("attribution",)),
+    **dict.fromkeys(("odbl", "odbl-1.0"), ("attribution", "share-alike")),
+    **dict.fromkeys((f"{name}{ending}" for name in GNU for ending in ("", "-only", "-or-later")), ("notice", "share-alike")),
+    **dict.fromkeys(("gpl", "lgpl"), ("notice", "share-alike")),
+    **dict.fromkeys((*RAILS, "gemma"), ("notice", "use-restrictions")),
+    **dict.fromkeys(("llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4"), ("notice", "naming", "use-restrictions")),
+}
 """SPDX or Hugging Face Hub identifier, lower case → conditions."""
 
 

@@ -28,12 +28,7 @@ def secret_variables(environment: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 def find_secrets(text: str, variables: Mapping[str, str] | None = None) -> list[str]:
-    """Kinds of secrets that the text appears to contain, sorted; empty if none.
-
-    Args:
-        text: any text, e.g. a recipe value or a patch.
-        variables: environment variables that hold secrets; default: those of this process.
-    """
+    """Kinds of secrets that the text appears to contain, sorted; empty if none."""
     found = [kind for kind, pattern in PATTERNS.items() if re.search(pattern, text)]
     for name, value in (secret_variables() if variables is None else variables).items():
         if value in text:

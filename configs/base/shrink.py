@@ -58,13 +58,7 @@ class Cut:
     """The values of one config while they are reduced, and the changes so far."""
 
     def __init__(self, address: str, config: Frozen, inputs: Mapping[str, Mapping[str, Frozen]], stand_ins: StandIns) -> None:
-        """
-        Args:
-            address: of the stage, `RECIPE/NAME`.
-            config: as in the recipe.
-            inputs: port → address → config of the stage there.
-            stand_ins: what replaces the outside world.
-        """
+        """`inputs` are port → address → config of the stage there."""
         self.address, self.config, self.inputs, self.stand_ins = address, config, inputs, stand_ins
         self.full: dict[str, Any] = config.model_dump(mode="json", exclude_computed_fields=True)
         self.written: dict[str, Any] = config.model_dump(mode="json", exclude_computed_fields=True, exclude_unset=True)

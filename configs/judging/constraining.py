@@ -7,9 +7,9 @@ from pathlib import Path
 from string import Template
 from typing import Literal
 
-from pydantic import Field, ValidationError, computed_field, field_validator, model_validator
+from pydantic import Field, computed_field, field_validator, model_validator
 
-from pedigree.configs.base.document import ConfigError, read_document
+from pedigree.configs.base.document import read_packaged
 from pedigree.configs.base.frozen import Frozen, Many
 
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.yaml"
@@ -85,15 +85,7 @@ class ConstraintRules(Frozen):
 
 @cache
 def load_constraints() -> ConstraintRules:
-    """The rules in `configs/constraints.yaml`; cached.
-
-    Raises:
-        ValueError: the file is invalid.
-    """
-    try:
-        return ConstraintRules.model_validate(read_document(CONSTRAINTS).value)
-    except (ConfigError, ValidationError) as error:
-        raise ValueError(f"configs/{CONSTRAINTS.name} is invalid: {error}") from error
+    return read_packaged(ConstraintRules, CONSTRAINTS, "configs/constraints.yaml")
 
 
 class Constrain(Frozen):

@@ -137,23 +137,15 @@ class Pair(Frozen):
     """Seed, by hash, for the order of ties, random draws and `label_noise`."""
 
     @model_validator(mode="after")
-    def _check_noise(self) -> "Pair":
+    def _check_scores_and_pairs(self) -> "Pair":
         if self.label_noise and self.strategy.type == "ranked":
             raise ValueError(
                 f"label_noise {self.label_noise} swaps the answers of pairs, but strategy is ranked: use a strategy that makes pairs"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> "Pair":
         if self.max_gap is not None and self.max_gap < self.min_gap:
             raise ValueError(f"max_gap {self.max_gap} is below min_gap {self.min_gap}: raise it, or lower min_gap")
         if self.budget is not None and self.budget.pairs < self.min_pairs:
             raise ValueError(f"budget.pairs {self.budget.pairs} is below min_pairs {self.min_pairs}: raise it, or lower min_pairs")
-        return self
-
-    @model_validator(mode="after")
-    def _check_ties(self) -> "Pair":
         if self.ties == "keep" and self.strategy.type == "ranked":
             raise ValueError("ties: keep makes pairs of strength 0.5, but strategy is ranked: use a strategy that makes pairs")
         if self.ties == "keep" and self.min_gap:

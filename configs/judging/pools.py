@@ -82,17 +82,13 @@ class Sample(Frozen):
     """Sampling seed."""
 
     @model_validator(mode="after")
-    def _check_samples(self) -> "Sample":
+    def _check_together(self) -> "Sample":
         temperatures = self.sampling.temperatures
         if self.samples_per_prompt % len(temperatures):
             raise ValueError(
                 f"samples_per_prompt {self.samples_per_prompt} is not divisible by the {len(temperatures)} temperatures "
                 f"{', '.join(map(str, temperatures))}: make it a multiple of {len(temperatures)}, or change the temperatures"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_on_policy(self) -> "Sample":
         if self.on_policy is not None and self.on_policy.share is not None and self.policies_per_prompt is None:
             raise ValueError(
                 f"on_policy.share {self.on_policy.share} has no effect without policies_per_prompt, because all policies answer every "

@@ -1,16 +1,18 @@
-"""Rating prompts: one file per aspect in `configs/rubrics/`, and a common frame.
+"""Config of ratings by a language model, and its prompts: one file per aspect in `configs/rubrics/`, and a common frame.
 
 The hashes of both are part of the identity of every judge, so any change of wording invalidates its ratings.
 """
 
 import hashlib
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, computed_field, field_validator, model_validator
 
-from pedigree.configs.base.document import ConfigError, read_document
+from pedigree.configs.base.document import read_packaged
 from pedigree.configs.base.frozen import Frozen, Many
+from pedigree.configs.judging.language_model import Speaker
+from pedigree.configs.methods.training import Sampling
 
 RUBRICS = Path(__file__).parents[1] / "rubrics"
 HIGHEST = 5
@@ -61,20 +63,45 @@ def rubric_names() -> list[str]:
 
 @cache
 def load_rubric(name: str) -> Rubric:
-    """The rubric in `configs/rubrics/NAME.yaml`; cached.
-
+    """
     Raises:
         ValueError: there is no such rubric, or the file is invalid.
     """
     if name not in rubric_names():
         raise ValueError(f"rubric {name!r} is not one of {', '.join(rubric_names())}: add configs/rubrics/{name}.yaml")
-    try:
-        return Rubric.model_validate(read_document(RUBRICS / f"{name}.yaml").value)
-    except (ConfigError, ValidationError) as error:
-        raise ValueError(f"configs/rubrics/{name}.yaml is not a valid rubric: {error}") from error
+    return read_packaged(Rubric, RUBRICS / f"{name}.yaml", f"configs/rubrics/{name}.yaml")
 
 
-def wording_sha256(names: tuple[str, ...]) -> dict[str, str]:
-    """Hashes of the frame and of each rubric's file, which together fix the wording of the prompts."""
-    frame = hashlib.sha256((FRAME + CUT_OFF).encode()).hexdigest()
-    return {"frame": frame} | {name: hashlib.sha256((RUBRICS / f"{name}.yaml").read_bytes()).hexdigest() for name in names}
+class Rating(Frozen):
+    """Ratings from 1 to 5 by a language model: one question per answer and rubric, each answered in text that ends with a rating."""
+
+    rubrics: Many[str] = Field(min_length=1)
+    """Files `configs/rubrics/NAME.yaml`. Tülu 3 uses helpfulness, instruction_following, honesty, truthfulness."""
+    by: Speaker
+    """The model that rates."""
+    sampling: Sampling = Sampling(temperature=0.0, max_tokens=512)
+    """Sampling parameters of the rater."""
+    seed: int = Field(default=0, ge=0)
+    """Sampling seed."""
+
+    @field_validator("rubrics")
+    @classmethod
+    def _check_rubrics(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            load_rubric(name)
+        if len(set(value)) < len(value):
+            raise ValueError(f"duplicate rubric in {', '.join(value)}: its ratings would count twice")
+        return value
+
+    @model_validator(mode="after")
+    def _hash_wording(self) -> "Rating":
+        """Hash the rubrics at load time, so that edits during a run have no effect on it."""
+        _ = self.wording_sha256
+        return self
+
+    @computed_field
+    @cached_property
+    def wording_sha256(self) -> dict[str, str]:
+        """Hashes of the frame and of each rubric's file, which together fix the wording of the prompts."""
+        texts = {"frame": (FRAME + CUT_OFF).encode()} | {name: (RUBRICS / f"{name}.yaml").read_bytes() for name in self.rubrics}
+        return {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}

@@ -9,8 +9,8 @@ from pedigree.configs.base.frozen import Arrived, Dtype, Frozen
 from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, at_ports, generation, only
 from pedigree.configs.judging.language_model import ByEndpoint, speaker_sampling_plan
-from pedigree.configs.judging.model_ratings import Rating
 from pedigree.configs.judging.pools import Sample
+from pedigree.configs.judging.rubrics import Rating
 
 
 class Mean(Frozen):
@@ -63,13 +63,9 @@ class Scorers(Frozen):
     """The stage fails if more than this share of the answers has no score, e.g. because a judge is down or unsuited to the prompts."""
 
     @model_validator(mode="after")
-    def _check_ensemble(self) -> Self:
+    def _check_used(self) -> Self:
         if self.reward_weight == 0 and self.ensemble.type != "mean":
             raise ValueError(f"ensemble {self.ensemble.type} has no effect, because reward_weight is 0: raise it, or remove ensemble")
-        return self
-
-    @model_validator(mode="after")
-    def _check_rating(self) -> Self:
         if self.rating is not None and self.rating_weight == 0:
             raise ValueError("rating has no effect, because rating_weight is 0: raise it, or remove rating")
         if self.rating is None and self.rating_weight > 0:

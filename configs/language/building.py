@@ -1,6 +1,6 @@
 """Build the graph of a recipe from its raw stages: configs, references, types, cycles, and the rules on whole graphs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,11 @@ from pedigree.configs.base.frozen import Frozen, PortInput, digest
 from pedigree.configs.base.kind import MODELS, Kind, Port
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.configs.language import gate, orders, suites
-from pedigree.configs.language.graph import Edge, Graph, Node, postorder
+from pedigree.configs.language import suites
+from pedigree.configs.language.graph import Complaint, Edge, Graph, Node, postorder
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe_files import RecipeFile
+from pedigree.configs.methods.training import Training
 from pedigree.configs.rows.datasets import PrepareData
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Building:
         for name in self._parents_first():
             self.built[name] = self._build(name)
         if len(self.problems) == before:
-            for node, place, message in (fault for check in (gate, suites, orders) for fault in check.complaints(self.nodes)):
+            for node, place, message in (fault for check in (suites.complaints, lost_orders) for fault in check(self.nodes)):
                 self._complain_about(node, place, message)
         models = self._models()
         self._check_published()
@@ -173,7 +174,7 @@ class Building:
             config=config,
             edges=tuple(edge for edge, _ in sources),
             output=declaration.output(config, arrived),
-            files=_files(config),
+            files=tuple(dict.fromkeys(_files(config.model_dump(mode="json")))),
             spec=spec,
         )
         self.nodes[node.address] = node
@@ -267,6 +268,23 @@ class Building:
             self.problems.append(Problem(self.file.document.file, None, f"stage {node.address}: {message}"))
 
 
+def lost_orders(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
+    """Ordered datasets whose every consumer in training shuffles them, with the field at fault. A stage that only drops rows preserves
+    order. `nodes` has parents before children."""
+    readers: dict[str, list[Node]] = {}
+    for node in reversed(list(nodes.values())):
+        below = readers.get(node.address, [])
+        for edge in node.edges:
+            kept = edge.port == node.declaration.subset_of
+            readers.setdefault(edge.source, []).extend([node, *(below if kept else [])])
+        if not isinstance(node.config, PrepareData) or node.config.order == "shuffled":
+            continue
+        trained = [reader for reader in below if reader.declaration.trains]
+        if trained and not any(isinstance(reader.config, Training) and reader.config.order == "given" for reader in trained):
+            remedy = f"set `order: given` there if it has this field, or remove order from {node.name}"
+            yield node, ("order",), f"orders its rows, but {trained[0].name} shuffles them: {remedy}"
+
+
 def _message(detail: "ErrorDetails", has: str) -> str:
     """Pydantic's error in terms of a recipe; `has` is appended for an unknown key."""
     given = detail["input"]
@@ -298,22 +316,14 @@ def _labeled(value: Any) -> list[tuple[str | None, Any]]:
     return [(None, value)]
 
 
-def _files(config: Frozen) -> tuple[str, ...]:
-    """Project files referenced anywhere in a config (field `path` of `files`, `folder` and `program` sources)."""
-    found = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, dict):
-            if value.get("type") in ("files", "folder", "program"):
-                found.append(value["path"])
-            for inner in value.values():
-                walk(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                walk(inner)
-
-    walk(config.model_dump(mode="json"))
-    return tuple(dict.fromkeys(found))
+def _files(value: Any) -> Iterator[str]:
+    """Project files referenced anywhere in a dumped config (field `path` of `files`, `folder` and `program` sources)."""
+    if isinstance(value, dict):
+        if value.get("type") in ("files", "folder", "program"):
+            yield value["path"]
+        value = list(value.values())
+    for inner in value if isinstance(value, list) else ():
+        yield from _files(inner)
 
 
 def _parts(value: Any) -> set[str | int]:

@@ -103,7 +103,7 @@ class Numerics(Frozen):
     always deterministic."""
 
     @model_validator(mode="after")
-    def _check_kernels(self) -> "Numerics":
+    def _check_together(self) -> "Numerics":
         if self.kernels == "liger" and self.device == "cpu":
             raise ValueError("kernels liger requires a GPU, but device is cpu: set kernels to compiled or torch, or device to cuda")
         if self.kernels == "compiled" and self.zero_stage == 3:
@@ -111,10 +111,6 @@ class Numerics(Frozen):
                 "kernels compiled requires unsharded weights, but zero_stage is 3: set zero_stage to 2 or less, or kernels to liger "
                 "or torch"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_offload(self) -> "Numerics":
         if self.offload_optimizer and self.device == "cpu":
             raise ValueError("offload_optimizer moves state from the GPU to host memory, but device is cpu: remove it")
         if self.offload_optimizer and self.zero_stage == 0:
@@ -258,13 +254,7 @@ class Execution(Frozen):
 
 
 def fitted(profile: Any, cores: int, memory: int | None) -> Any:
-    """Replace `auto` in a parsed profile by numbers for this machine.
-
-    Args:
-        profile: the parsed document; `Execution` reports its errors.
-        cores: physical cores available to jobs.
-        memory: bytes available to jobs; None if unknown.
-    """
+    """Replace `auto` in a parsed profile by numbers for this machine."""
     if not isinstance(profile, dict):
         return profile
     room = max(1, min(cores, memory // SLOT_BYTES if memory else cores))

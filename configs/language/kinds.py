@@ -53,6 +53,11 @@ def removes_overlaps(kind: str) -> bool:
     return kind in KINDS and KINDS[kind].removes_overlaps
 
 
+def is_frozen(kind: str) -> bool:
+    """Whether unseen suites may measure models of a kind; False for kinds that this version does not know."""
+    return kind in KINDS and KINDS[kind].frozen
+
+
 def brings_in(kind: str) -> bool:
     """Whether artifacts of a kind may come from outside the recipe; False for kinds that this version does not know."""
     return kind in KINDS and KINDS[kind].sources is not None

@@ -26,11 +26,7 @@ class OpenRevision:
 
 
 def open_revisions(text: str, file: str) -> list[OpenRevision]:
-    """Every `pin me` in a recipe, in file order; one repeated through aliases counts once.
-
-    Args:
-        text: text of a loadable recipe.
-        file: its name, for errors.
+    """Every `pin me` in the text of a loadable recipe, in file order; one repeated through aliases counts once.
 
     Raises:
         ConfigError: a `pin me` is in a mapping without a repository, or is merged into a mapping that names another repository.

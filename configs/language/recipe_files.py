@@ -80,7 +80,7 @@ def read_recipe_file(folder: Path, path: Path, changes: Mapping[str, Any], below
     for place, value in of_groups.items():
         _set(own, place.split("."), value)
 
-    models, published = _models(document, problems), _published(document, problems)
+    models, published = _models(document, problems), _validated(Published, document, ("published",), problems)
     parent = _parent(folder, path, document, below, problems)
     stages = dict(parent.stages) if parent else {}
     missing = _remove(stages, own, document, parent)
@@ -115,7 +115,7 @@ def _faults_of_keys(path: Path, document: YamlDocument) -> list[Problem]:
         problems.append(Problem(path.name, None, f"recipe name {path.stem!r} must match {RECIPE_NAME.pattern}"))
     for key in set(document.value) - RECIPE_KEYS:
         problems.append(document.problem((key,), f"unknown key {key!r}: a recipe has {', '.join(sorted(RECIPE_KEYS))}"))
-    _reproduce(document, problems)
+    _validated(Reproduce, document, ("reproduce",), problems)
     return problems
 
 
@@ -173,21 +173,13 @@ def score_tolerance(folder: Path, recipe: str) -> float | None:
         seen.add(name)
         document = read_document(folder / f"{name}.yaml")
         problems: list[Problem] = []
-        found = _reproduce(document, problems)
+        found = _validated(Reproduce, document, ("reproduce",), problems)
         if problems:
             raise ConfigError(problems)
         if found:
             return found.score_tolerance
         name = document.value.get("extends")
     return None
-
-
-def _reproduce(document: YamlDocument, problems: list[Problem]) -> Reproduce | None:
-    return _validated(Reproduce, document, ("reproduce",), problems) if "reproduce" in document.value else None
-
-
-def _published(document: YamlDocument, problems: list[Problem]) -> Published | None:
-    return _validated(Published, document, ("published",), problems) if "published" in document.value else None
 
 
 def _models(document: YamlDocument, problems: list[Problem]) -> dict[str, tuple[YamlDocument, Model]]:
@@ -206,9 +198,11 @@ def _models(document: YamlDocument, problems: list[Problem]) -> dict[str, tuple[
 
 
 def _validated(model: type[T], document: YamlDocument, place: tuple[str, ...], problems: list[Problem]) -> T | None:
-    """The value at a place in a file; problems are added."""
+    """The value at a place in a file, if it has one; problems are added."""
     value: Any = document.value
     for part in place:
+        if part not in value:
+            return None
         value = value[part]
     try:
         return model.model_validate(value)

@@ -1,7 +1,8 @@
-"""Dev and unseen suites: permitted uses of each, and the number of looks that a recipe takes at an unseen suite.
+"""Dev and unseen suites: permitted uses of each, the decontamination gate, and the number of looks that a recipe takes at an unseen suite.
 
-Models are chosen on dev suites. An unseen suite only measures the chosen model; no decision may depend on it. A look is one model scored on
-the suite by one evaluation; counting looks shows how many chances there were to pick a lucky model.
+Whatever is trained on was checked against every suite that the recipe reports, and every unseen one. Models are chosen on dev suites. An
+unseen suite only measures the chosen model; no decision may depend on it. A look is one model scored on the suite by one evaluation;
+counting looks shows how many chances there were to pick a lucky model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from pedigree.configs.base.frozen import canonical_json
+from pedigree.configs.base.kind import DATASETS
 from pedigree.configs.language.graph import Complaint, Node
 from pedigree.configs.rows.datasets import PrepareData, title
 from pedigree.configs.rows.mixing import DRAWING
@@ -21,6 +23,8 @@ DRAW = {"columns", "config", "config_as", *DRAWING, "generator", "licence", "max
 """Fields of those sources that do not identify the location. Each configuration and split of a dataset is its own location, at any
 commit."""
 
+CHECKED = DATASETS - {"item"} | {"completion", "judgment"}
+"""Types of artifacts whose rows the gate follows."""
 AMOUNT = ("count", "licence", "max_bad_rows")
 """Fields of a program source under which it may produce the same rows."""
 
@@ -42,8 +46,10 @@ def looks(nodes: Mapping[str, Node]) -> dict[str, list[tuple[str, str]]]:
 
 
 def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
-    """Every use of an unseen suite that would turn it into a dev suite, with the field at fault."""
+    """Every use of an unseen suite that would turn it into a dev suite, and rows of training that a suite may repeat, with the field at
+    fault."""
     unseen = set(unseen_suites(nodes))
+    yield from _trained(nodes, unseen)
     for node in nodes.values():
         if node.output == "scores":
             yield from _evaluated(node, nodes, unseen)
@@ -58,6 +64,30 @@ def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
             yield from _shares(node, nodes, unseen)
 
 
+def _trained(nodes: Mapping[str, Node], unseen: set[str]) -> Iterator[Complaint]:
+    """Inputs of training that are not decontaminated against a suite."""
+    reported = unseen.union(*(_at(node, "suites") for node in nodes.values() if node.output == "scores"))
+    covered = _covered(nodes)
+    for node in nodes.values():
+        for edge in node.edges:
+            if edge.port in node.declaration.trains_on:
+                for missing in sorted(reported - covered[edge.source]):
+                    what = f"trains on {edge.source}, which is not decontaminated against {missing}"
+                    yield node, ("in", edge.port), f"{what}: put a `decontaminate` stage with that benchmark before it"
+
+
+def _covered(nodes: Mapping[str, Node]) -> dict[str, set[str]]:
+    """By address, the suites against which every row that led to this dataset was checked. `nodes` has parents before children."""
+    found: dict[str, set[str]] = {}
+    for node in nodes.values():
+        covers = [found[edge.source] for edge in node.edges if nodes[edge.source].output in CHECKED]
+        if node.declaration.unchecked or (isinstance(node.config, PrepareData) and node.config.brings_in):
+            covers.append(set())
+        checked = {edge.source for edge in node.edges if edge.port == "benchmarks"} if node.declaration.decontaminates else set()
+        found[node.address] = (set.intersection(*covers) if covers else set()) | checked
+    return found
+
+
 def _evaluated(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Iterator[Complaint]:
     suites = _at(node, "suites")
     here = [suite for suite in suites if suite in unseen]
@@ -67,7 +97,7 @@ def _evaluated(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Itera
     if others:
         yield node, ("in", "suites"), f"{here[0]} is an unseen suite and {others[0]} a dev suite: evaluate them in separate stages"
     for policy in _at(node, "policies"):
-        if nodes[policy].kind not in ("select", "source_model"):
+        if not nodes[policy].declaration.frozen:
             message = f"{policy} is not frozen: the unseen suite {here[0]} takes only the output of a `select` stage or a base model"
             yield node, ("in", "policies"), message
 

@@ -15,7 +15,7 @@ from typing import Any
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.judging.rephrased import SAME
 from pedigree.configs.judging.rubrics import HIGHEST
-from pedigree.configs.judging.writing_prompts import CLOSE, OPEN
+from pedigree.configs.judging.synthesis import CLOSE, OPEN
 from pedigree.data.artifacts.artifacts import write_text
 
 PORT = "judge.port"

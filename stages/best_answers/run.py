@@ -9,14 +9,14 @@ Truncated answers that are kept stay marked (`finish_reason: length`), so that n
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
 from pedigree.configs.judging.selection import BestAnswers
 from pedigree.data.artifacts.artifacts import write_json
 from pedigree.data.records import answer_pool, parents, records
-from pedigree.data.records.answer_pool import AnswerFacts, AnswerPool, value_of
+from pedigree.data.records.answer_pool import value_of
 from pedigree.data.records.records import Conversation, Message
 from pedigree.stages.core.keeping import pass_rate, worth_imitating
 from pedigree.stages.core.pass_rates import histogram
@@ -52,7 +52,10 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(kept)} answers < min_rows {config.min_rows} from {len(groups)} prompts ({drops}): sample more answers per prompt, lower "
             "keep.min_score, or lower min_rows"
         )
-    verdict = write(kept, given, job)
+    sizes = [one.asked + one.length for one in kept]
+    verdict = written(
+        job, "conversation", kept, sizes, given.read, lambda one: [one.place], lambda one, rows: conversation(rows[one.place])
+    )
     parents.write(job.evidence, ((one.id, [one.prompt_id]) for one in kept))
     rates = [rate for group in groups.values() if (rate := pass_rate(group, config)) is not None]
     return {
@@ -68,12 +71,6 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
         "on_policy": sum(one.on_policy for one in kept) / len(kept),
         "validation": verdict,
     }
-
-
-def write(kept: Sequence[AnswerFacts], given: AnswerPool, job: Job) -> dict[str, Any]:
-    """Write the payload; return the verdict of the expectations."""
-    sizes = [one.asked + one.length for one in kept]
-    return written(job, "conversation", kept, sizes, given.read, lambda one: [one.place], lambda one, rows: conversation(rows[one.place]))
 
 
 def conversation(row: Mapping[str, Any]) -> Conversation:

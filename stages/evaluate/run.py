@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.judging.measuring import Evaluate
+from pedigree.configs.language.kinds import is_frozen
 from pedigree.configs.methods.training import Sampling
 from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.artifacts.artifacts import Artifact, read_lineage, write_json, write_rows
@@ -49,8 +50,6 @@ from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Continuation, Generation, Request, seed_of
 from pedigree.stages.verifiers import sandbox
 
-FROZEN = ("select", "source_model")
-"""Stage kinds whose models may be evaluated on unseen suites."""
 SHOWN_ITEMS = 8
 """Items per task in the evidence."""
 LOOK_SECONDS = 1.0
@@ -307,7 +306,7 @@ def split_of(inputs: Inputs) -> str:
     split = next(iter(splits.values()))
     if split == "unseen":
         for label, policy in inputs["policies"].items():
-            if policy.record.kind not in FROZEN:
+            if not is_frozen(policy.record.kind):
                 raise StageError(f"{label} comes from {policy.record.kind} and is not frozen: use the `select` stage that chose it")
             refuse_seen(label, policy, {suite.record.content: name for name, suite in inputs["suites"].items()})
     return split

@@ -31,14 +31,7 @@ def metrics_of(form: Form | None) -> Mapping[str, Metric]:
 
 
 def task_hash(form: Form | None, rows_sha256: str, verifiers: Sequence[str], **settings: Any) -> str:
-    """Hash that must be equal for two scores of a task to be comparable: form, rows with their prompts, verifiers' versions, settings.
-
-    Args:
-        form: None if the suite has none.
-        rows_sha256: hash of its items.
-        verifiers: names of the items' verifiers.
-        settings: the evaluation's settings that affect answers.
-    """
+    """Hash that must be equal for two scores of a task to be comparable: form, rows with their prompts, verifiers' versions, settings."""
     versions = {name: version(name) for name in sorted(set(verifiers))}
     return digest({"form": form.sha256 if form else None, "rows": rows_sha256, "verifiers": versions, **settings})
 
@@ -59,13 +52,7 @@ def score_answer(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: s
 
 
 def score_choices(item: Mapping[str, Any], metrics: Mapping[str, Metric], logprobs: Sequence[Sequence[float]]) -> AnswerScore:
-    """Score choices by likelihood, by every metric; the text is the choice selected by the first metric.
-
-    Args:
-        item: the item with its choices.
-        metrics: metrics by name.
-        logprobs: [C][tokens of the choice].
-    """
+    """Score choices by likelihood, by every metric; the text is the choice selected by the first metric. `logprobs` is [C][tokens]."""
     sums = [sum(own) for own in logprobs]
     likeliest = item["choices"][sums.index(max(sums))]
     found = _scored(item, metrics, likeliest, lambda verifier: decide(verifier, item["choices"], logprobs))
@@ -95,15 +82,7 @@ def _scored(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: str, a
 def score_item(
     policy: str, item: Mapping[str, Any], metrics: Mapping[str, Metric], answers: Sequence[AnswerScore], *, macro: bool = False
 ) -> ItemScore:
-    """An item's scores: pass@k or the mean over its answers with known scores.
-
-    Args:
-        policy: the policy's label.
-        item: the item.
-        metrics: metrics by name, the primary one first.
-        answers: at least one.
-        macro: whether the task's score is an average over categories.
-    """
+    """An item's scores: pass@k or the mean over its answers with known scores; with its category if the task averages over categories."""
     scores = {name: _over_answers(metric, [answer["scores"][name] for answer in answers]) for name, metric in metrics.items()}
     first = answers[0]
     row: ItemScore = {
@@ -176,14 +155,8 @@ class Task:
 def tabulate(
     rows: Sequence[ItemScore], labels: Sequence[str], tasks: Mapping[str, Task], comparisons: Sequence[tuple[str, str]], draws: Draws
 ) -> dict[str, Any]:
-    """Averages with intervals, and paired differences between policies; unknown scores are excluded and counted.
-
-    Args:
-        rows: rows of all policies and items.
-        labels: labels of the policies, in order.
-        tasks: tasks by name.
-        comparisons: (baseline, candidate).
-        draws: bootstrap settings.
+    """Averages with intervals, and paired differences for each (baseline, candidate) of `comparisons`; unknown scores are excluded and
+    counted.
 
     Returns:
         {"tasks": {task: {suite, hash, metric, average, samples, categories}},

@@ -7,7 +7,7 @@
     evidence/questions.jsonl the language model's questions and replies for the first answers
 
     score = verifier_weight * verifier + reward_weight * ensemble((reward_i - mean_i) / std_i) + rating_weight * mean_aspects(rating)
-    win_rate = mean over the scored answers to the prompt of P(this one is better), see `win_rate_scale`
+    win_rate = mean over the scored answers to the prompt of P(this one is better), see `answers_win_rates`
 
 Rewards are normalized by the mean and standard deviation of each reward model's held-out answers (`reward_stats.json`), so that
 weights are comparable across reward models. Rows store the raw rewards. Terms of weight zero are excluded from the score, as is the
@@ -155,20 +155,15 @@ def verify_all(given: Artifact, answers: int, failures: list[dict[str, Any]], jo
     found: list[Verified] = []
     for row in records.stream(given.payload, VERIFIED):
         job.doing("verifying", len(found), answers, "answers")
+        score = None
+        if row["verifier"] is not None:
+            try:
+                score = verify(row["verifier"], row["text"]).score
+            except VerifierError as error:
+                failures.append({"id": row["id"], "judge": "verifier", "reason": str(error)})
         prompt_id, policy = (same.setdefault(row[name], row[name]) for name in ("prompt_id", "policy"))
-        found.append(Verified(row["id"], prompt_id, policy, row["verifier"] is not None, verifier_score(row, failures)))
+        found.append(Verified(row["id"], prompt_id, policy, row["verifier"] is not None, score))
     return found
-
-
-def verifier_score(row: Mapping[str, Any], failures: list[dict[str, Any]]) -> float | None:
-    """The verifier's score; None if the prompt has no verifier, or if it cannot run (which is a failure)."""
-    if row["verifier"] is None:
-        return None
-    try:
-        return verify(row["verifier"], row["text"]).score
-    except VerifierError as error:
-        failures.append({"id": row["id"], "judge": "verifier", "reason": str(error)})
-        return None
 
 
 def ask_members(
@@ -208,49 +203,41 @@ def judgments(given: Artifact, found: JudgedAnswers, job: Job) -> Iterator[Judgm
     rates = answers_win_rates(found)
     for place, row in enumerate(records.stream(given.payload, JUDGED)):
         job.doing("writing rows", place, len(rates), "rows")
-        yield judgment(row, place, found, rates[place])
-
-
-def judgment(row: dict[str, Any], place: int, found: JudgedAnswers, win_rate: float | None) -> Judgment:
-    """One answer with its scores."""
-    scores = found.scores[place]
-    judged: Judgment = {
-        "id": row["id"],
-        "prompt_id": row["prompt_id"],
-        "source": row["source"],
-        "messages": row["messages"],
-        "policy": row["policy"],
-        "policy_content": row["policy_content"],
-        "on_policy": row["on_policy"],
-        "text": row["text"],
-        "finish_reason": row["finish_reason"],
-        "response_length": len(row["response_ids"]),
-        "verifier_score": scores.verifier,
-        "rewards": {label: member.raw[place] for label, member in found.members.items()},
-        "reward": scores.reward,
-        "disagreement": scores.disagreement,
-        "ratings": found.ratings(place),
-        "rating": scores.rating,
-        "score": scores.score,
-        "win_rate": win_rate,
-        **records.context_of(row),
-    }
-    if "temperature" in row:
-        judged["temperature"] = row["temperature"]
-    return judged
-
-
-def win_rate_scale(config: Judge, members: Mapping[str, Member]) -> float | None:
-    """Logits per unit of score. A reward model's raw scores are Bradley-Terry logits; the score has them divided by their standard
-    deviation (averaged over models) and multiplied by `reward_weight`. None without reward models: the higher score always wins."""
-    if not members:
-        return None
-    return fmean(member.std for member in members.values()) / config.reward_weight
+        scores = found.scores[place]
+        judged: Judgment = {
+            "id": row["id"],
+            "prompt_id": row["prompt_id"],
+            "source": row["source"],
+            "messages": row["messages"],
+            "policy": row["policy"],
+            "policy_content": row["policy_content"],
+            "on_policy": row["on_policy"],
+            "text": row["text"],
+            "finish_reason": row["finish_reason"],
+            "response_length": len(row["response_ids"]),
+            "verifier_score": scores.verifier,
+            "rewards": {label: member.raw[place] for label, member in found.members.items()},
+            "reward": scores.reward,
+            "disagreement": scores.disagreement,
+            "ratings": found.ratings(place),
+            "rating": scores.rating,
+            "score": scores.score,
+            "win_rate": rates[place],
+            **records.context_of(row),
+        }
+        if "temperature" in row:
+            judged["temperature"] = row["temperature"]
+        yield judged
 
 
 def answers_win_rates(found: JudgedAnswers) -> list[float | None]:
-    """The win rate of every answer among those to its prompt; None if it has no score."""
-    scale = win_rate_scale(found.config, found.members)
+    """The win rate of every answer among those to its prompt; None if it has no score.
+
+    The scale is in logits per unit of score. A reward model's raw scores are Bradley-Terry logits; the score has them divided by their
+    standard deviation (averaged over models) and multiplied by `reward_weight`. Without reward models the higher score always wins.
+    """
+    deviations = [member.std for member in found.members.values()]
+    scale = fmean(deviations) / found.config.reward_weight if deviations else None
     rates: list[float | None] = [None] * len(found.verified)
     for places in found.by_prompt.values():
         scored = {place: score for place in places if (score := found.scores[place].score) is not None}

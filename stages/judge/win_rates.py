@@ -10,14 +10,11 @@ from pedigree.stages.core.statistics import bootstrap_mean
 
 
 def win_rates(scores: Sequence[float], scale: float | None) -> list[float]:
-    """P(y_i beats the policy) = 1/K Σ_k P(y_i beats y_k) over the K answers to a prompt, with P(y_i beats y_k) = σ(scale (s_i - s_k)).
+    """P(y_i beats the policy) = 1/K Σ_k P(y_i beats y_k) over the K answers to a prompt, with P(y_i beats y_k) = σ(scale (s_i - s_k));
+    without a scale, the higher score always wins.
 
     Wu et al. 2024, arXiv 2405.00675, algorithm 1; as in the authors' program (uclaml/SPPO, scripts/compute_prob.py), y_i itself is among
     the K. The probability of one answer against another is that of Bradley & Terry 1952.
-
-    Args:
-        scores: s_1 … s_K.
-        scale: logits per unit of score; None if the higher score always wins.
     """
     return [sum(_wins(own - other, scale) for other in scores) / len(scores) for own in scores]
 
@@ -30,10 +27,7 @@ def _wins(gap: float, scale: float | None) -> float:
 
 def contests(scores: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], float]:
     """How often a policy beats another on the same prompt: the share of all pairs of their answers in which its answer has the higher
-    score; ties count half.
-
-    Args:
-        scores: policy → scores of its answers to one prompt; policies without answers are ignored.
+    score; ties count half, and policies without answers are ignored.
 
     Returns:
         (policy, other policy) → share, in both directions; the two sum to 1.
@@ -62,14 +56,7 @@ class WinRate(NamedTuple):
 def win_rate_table(
     prompts: Iterable[Mapping[str, Sequence[float]]], policies: Sequence[str], *, resamples: int, seed: int
 ) -> list[WinRate]:
-    """The matrix of `contests` over many prompts, row by row in the order of the policies; pairs without a common prompt have no entry.
-
-    Args:
-        prompts: for each prompt, policy → scores of its answers.
-        policies: names.
-        resamples: bootstrap resamples of prompts per interval.
-        seed: seed of the bootstrap.
-    """
+    """The matrix of `contests` over many prompts, row by row in the order of the policies; pairs without a common prompt have no entry."""
     shares: dict[tuple[str, str], list[float]] = defaultdict(list)
     for scores in prompts:
         for pair, share in contests(scores).items():

@@ -16,7 +16,7 @@ from typing import Any
 from pedigree.configs.judging.scoring import Overoptimization
 from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.records import records
-from pedigree.stages.core.statistics import Interval, bootstrap_mean, paired_difference
+from pedigree.stages.core.statistics import bootstrap_mean, paired_difference
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.overoptimization.best_of_n import best_of_n, kl_best_of_n
@@ -52,7 +52,8 @@ def run(config: Overoptimization, inputs: Inputs, job: Job) -> dict[str, Any]:
         rows.append(point(n, [curve[n - 1] for curve in curves.values()], config))
     job.progress(largest, largest)
     records.save(job.out, "report", rows)
-    write_rows(job.evidence / "prompts.jsonl", [line(prompt, kept[prompt], curve) for prompt, curve in curves.items()])
+    by_prompt = [{"prompt_id": prompt, "answers": len(kept[prompt]), "gold": [g for _, g in curve]} for prompt, curve in curves.items()]
+    write_rows(job.evidence / "prompts.jsonl", by_prompt)
     job.rewind(0)
     for row in rows:
         job.log(row["n"], **{name: value for name, value in row.items() if name != "n"})
@@ -82,13 +83,9 @@ def point(n: int, values: Curve, config: Overoptimization) -> dict[str, Any]:
     """The row for one n, over all prompts."""
     row: dict[str, Any] = {"n": n, "kl": kl_best_of_n(n)}
     for name, side in (("proxy", 0), ("gold", 1)):
-        mean, low, high = interval([value[side] for value in values], config)
+        mean, low, high = bootstrap_mean([value[side] for value in values], resamples=config.resamples, seed=config.seed)
         row |= {name: mean, f"{name}_low": low, f"{name}_high": high}
     return row
-
-
-def interval(values: list[float], config: Overoptimization) -> Interval:
-    return bootstrap_mean(values, resamples=config.resamples, seed=config.seed)
 
 
 def summary(rows: list[dict[str, Any]], curves: dict[str, Curve], config: Overoptimization) -> dict[str, Any]:
@@ -107,7 +104,3 @@ def summary(rows: list[dict[str, Any]], curves: dict[str, Curve], config: Overop
         "proxy_last": rows[-1]["proxy"],
         "gold_after_peak": {"mean": change.mean, "low": change.low, "high": change.high},
     }
-
-
-def line(prompt: str, answers: Scores, curve: Curve) -> dict[str, Any]:
-    return {"prompt_id": prompt, "answers": len(answers), "gold": [gold for _, gold in curve]}

@@ -55,7 +55,8 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(made)} preferences < min_pairs {config.min_pairs} from {len(groups)} prompts ({drops}): sample more answers per prompt, "
             "at a higher temperature or from more policies, or lower min_pairs"
         )
-    verdict = write(made, given, job)
+    sizes = [one.ranked[0].asked + sum(said.length for said in one.ranked) for one in made]
+    verdict = written(job, "preference", made, sizes, given.read, lambda one: [said.place for said in one.ranked], preference)
     parents.write(job.evidence, ((one.id, [one.ranked[0].prompt_id]) for one in made))
     gaps = [one.gap for one in made if one.gap is not None]
     return {
@@ -83,13 +84,8 @@ def read(config: Pair, inputs: Inputs, job: Job) -> tuple[AnswerPool, dict[str, 
 
 
 def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tuple[AnswerPool, dict[str, int]]:
-    """Join answers to constrained prompts with answers to the original prompts.
-
-    Args:
-        constrained: completions of constrained prompts.
-        relaxed: completions of the original prompts.
-        verified: value each answer by the verifier of the constrained prompt; otherwise answers have no value.
-    """
+    """Join answers to constrained prompts with answers to the original prompts, each valued by the verifier of the constrained prompt if
+    `verified`, else without a value."""
     verifiers: dict[str, dict[str, Any] | None] = {}
 
     def of_own_prompt(row: Mapping[str, Any]) -> float | None:
@@ -146,12 +142,6 @@ def chosen(groups: Mapping[str, Sequence[AnswerFacts]], config: Pair) -> tuple[l
         return found, dict(drops)
     kept = within(config.budget, found, config.seed)
     return kept, dict(drops) | {"over budget": len(found) - len(kept)}
-
-
-def write(made: Sequence[Preferred], given: AnswerPool, job: Job) -> dict[str, Any]:
-    """Write the payload; return the verdict of the expectations."""
-    sizes = [one.ranked[0].asked + sum(said.length for said in one.ranked) for one in made]
-    return written(job, "preference", made, sizes, given.read, lambda one: [said.place for said in one.ranked], preference)
 
 
 def preference(one: Preferred, rows: Mapping[int, Mapping[str, Any]]) -> Preference:

@@ -79,13 +79,6 @@ class Bound:
 def ask(by: Speaker, policy: Artifact | None, questions: Questions, job: Job, bound: Bound) -> list[Reply | str]:
     """Ask all questions.
 
-    Args:
-        by: the policy or endpoint configuration.
-        policy: the policy's artifact; None for an endpoint.
-        questions: the questions.
-        job: the job.
-        bound: limit on questions without a reply from an endpoint.
-
     Returns:
         For each question the reply, or why there is none.
 
@@ -112,8 +105,13 @@ def reported(replies: Iterable[Reply | str]) -> dict[str, dict[str, int]]:
 
     Lists the `MOST_NAMES` most frequent names, and the total number of replies from all others.
     """
-    every = list(replies)
-    return {what: _most(names) for what in ("model", "fingerprint") if (names := _names(every, what))}
+    every, found = list(replies), {}
+    for what in ("model", "fingerprint"):
+        names = _names(every, what)
+        others = names[MOST_NAMES:]
+        if names:
+            found[what] = dict(sorted(names[:MOST_NAMES])) | ({f"{len(others)} others": sum(n for _, n in others)} if others else {})
+    return found
 
 
 def mark_models(done: str, replies: Iterable[Reply | str], job: Job) -> None:
@@ -123,24 +121,15 @@ def mark_models(done: str, replies: Iterable[Reply | str], job: Job) -> None:
     """
     names = _names(replies, "model")
     if len(names) > 1:
-        first = [" ".join(shown(name).split())[:KEPT_NAME] for name, _ in _by_frequency(names)[:MARKED_NAMES]]
+        first = [" ".join(shown(name).split())[:KEPT_NAME] for name, _ in names[:MARKED_NAMES]]
         others = [f"and {len(names) - MARKED_NAMES} others"] if len(names) > MARKED_NAMES else []
         job.marks.append(f"{done} by {len(names)} models: {', '.join([*first, *others])}")
 
 
-def _names(replies: Iterable[Reply | str], what: str) -> Counter[str]:
+def _names(replies: Iterable[Reply | str], what: str) -> list[tuple[str, int]]:
+    """(name, number of replies), the most frequent first."""
     names = (getattr(reply, what) for reply in replies if isinstance(reply, Reply))
-    return Counter(name for name in names if name is not None)
-
-
-def _by_frequency(names: Counter[str]) -> list[tuple[str, int]]:
-    return sorted(names.items(), key=lambda one: (-one[1], one[0]))
-
-
-def _most(names: Counter[str]) -> dict[str, int]:
-    ordered = _by_frequency(names)
-    others = ordered[MOST_NAMES:]
-    return dict(sorted(ordered[:MOST_NAMES])) | ({f"{len(others)} others": sum(count for _, count in others)} if others else {})
+    return sorted(Counter(name for name in names if name is not None).items(), key=lambda one: (-one[1], one[0]))
 
 
 def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, ahead: WarmEngines) -> list[Reply | str]:

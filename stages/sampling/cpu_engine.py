@@ -22,14 +22,7 @@ class ShortBlocks(CPUAttentionBackend):
 
 
 def arguments(dtype: str, context: int, kv_bytes: int, workers: int) -> dict[str, Any]:
-    """Arguments of `vllm.EngineArgs`.
-
-    Args:
-        dtype: the engine's dtype.
-        context: tokens of the longest request.
-        kv_bytes: size of the KV cache.
-        workers: number of tensor-parallel processes.
-    """
+    """Arguments of `vllm.EngineArgs`, for requests of at most `context` tokens and so many tensor-parallel `workers`."""
     return {
         "enforce_eager": True,
         "enable_chunked_prefill": False,  # with it, a seed per request crashes the CPU engine

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pedigree.configs.judging.language_model import ByEndpoint, key_variable
 from pedigree.configs.language.execution import Placement
@@ -66,22 +66,14 @@ class MalformedReply(ValueError):
     """The response is not a chat completion."""
 
 
-@dataclass(frozen=True)
-class _Failed:
+class _Failed(NamedTuple):
     reason: str
-    pause_s: float | None = None
+    pause_s: float = 0.0
     """The pause that the server requested."""
 
 
 def request_body(by: ByEndpoint, sampling: Sampling, messages: Iterable[Message], seed: int) -> dict[str, Any]:
-    """The request body of one question. Greedy requests have no seed, because it has no effect and some servers reject it.
-
-    Args:
-        by: the endpoint.
-        sampling: sampling of the reply.
-        messages: the question.
-        seed: the question's own seed.
-    """
+    """The request body of one question. Greedy requests have no seed, because it has no effect and some servers reject it."""
     drawn = {"seed": seed} if sampling.temperature > 0 else {}
     settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, by.length_field: sampling.max_tokens}
     return {"model": by.model, "messages": list(messages), **settings, **drawn}
@@ -195,10 +187,15 @@ class ChatServer:
             for number, body in bodies:  # shared by all workers
                 outcome = await self._answer(client, body, waiting)
                 arrived(number, outcome)
-                lost = isinstance(outcome, NoReply) and not outcome.refused
-                failed_in_a_row = failed_in_a_row + 1 if lost else 0
+                if not isinstance(outcome, NoReply) or outcome.refused:
+                    failed_in_a_row = 0
+                    continue
+                failed_in_a_row += 1
                 if failed_in_a_row >= DOWN_AFTER:
-                    raise EngineLost(f"lost engine: {self._lost(outcome)}")
+                    raise EngineLost(
+                        f"lost engine: the model at {self.base_url} left {DOWN_AFTER} consecutive requests unanswered, after {self._tries} "
+                        f"tries each (the last: {outcome.reason}): check that it is running; all answers received so far are kept"
+                    )
 
         limits = httpx.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency)
         client = httpx.AsyncClient(limits=limits, timeout=self._timeout_s, follow_redirects=False)
@@ -215,12 +212,6 @@ class ChatServer:
                         worker.cancel()
                     await asyncio.gather(everything, *workers, return_exceptions=True)
 
-    def _lost(self, outcome: Any) -> str:
-        return (
-            f"the model at {self.base_url} left {DOWN_AFTER} consecutive requests unanswered, after {self._tries} tries each (the last: "
-            f"{outcome.reason}): check that it is running; all answers received so far are kept"
-        )
-
     async def _answer(self, client: Any, body: dict[str, Any], waiting: Callable[[], None]) -> Reply | NoReply:
         pause_s, reason = self._first_pause_s, ""
         for number in range(1, self._tries + 1):
@@ -230,7 +221,7 @@ class ChatServer:
             reason = outcome.reason
             if number < self._tries:
                 waiting()
-                await asyncio.sleep(min(LONGEST_PAUSE_S, max(pause_s, outcome.pause_s or 0.0)))
+                await asyncio.sleep(min(LONGEST_PAUSE_S, max(pause_s, outcome.pause_s)))
                 pause_s *= 2
         return NoReply(reason, refused=False)
 
@@ -253,7 +244,7 @@ class ChatServer:
                 return _Failed(str(error))
         problem = f"status {status}: {self._clean(raw.decode(errors='replace'))}"
         if status in PASSING or status >= 500:
-            return _Failed(problem, _seconds(headers.get("retry-after")))
+            return _Failed(problem, _seconds(headers.get("retry-after", "")))
         if status in REFUSED:
             return NoReply(problem, refused=True)
         key = f"the key in {self._variable}" if self._key else f"no key, since {self._variable} is not set"
@@ -268,10 +259,8 @@ class ChatServer:
                 if size > MOST_BYTES:
                     raise MalformedReply(f"the body has more than {MOST_BYTES} bytes")
                 parts.append(part)
-            return response.status_code, response.headers, self._without_key(b"".join(parts))
-
-    def _without_key(self, raw: bytes) -> bytes:
-        return raw.replace(self._key.encode(), b"***") if self._key else raw
+            raw = b"".join(parts)
+            return response.status_code, response.headers, raw.replace(self._key.encode(), b"***") if self._key else raw
 
     def _clean(self, text: str) -> str:
         """A server's or library's message on one line, with the key redacted."""
@@ -279,9 +268,9 @@ class ChatServer:
         return " ".join(cleaned.split())[:SHOWN]
 
 
-def _seconds(value: str | None) -> float | None:
+def _seconds(value: str) -> float:
     """Value of `Retry-After` if it is a number of seconds. The date form is ignored in favor of our own pauses."""
     try:
-        return max(0.0, float(value)) if value else None
+        return max(0.0, float(value))
     except ValueError:
-        return None
+        return 0.0

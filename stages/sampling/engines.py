@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.stages.job.failures import StageError
@@ -17,8 +17,7 @@ from pedigree.stages.sampling.sampler import Child, Sampler, engine_settings
 from pedigree.stages.sampling.vllm_engine import Inline
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-Later = Callable[[Callable[[], None]], None]
-"""Has something done in the thread that runs the engines."""
+T = TypeVar("T")
 
 
 class WarmEngines:
@@ -30,10 +29,6 @@ class WarmEngines:
 
     def __init__(self, numerics: Numerics, engines: int = 1) -> None:
         """
-        Args:
-            numerics: the job's numerics.
-            engines: number of parallel engines.
-
         Raises:
             StageError: the job sees too few GPUs.
         """
@@ -80,12 +75,7 @@ def open_engines(settings: dict[str, Any], count: int, ahead: WarmEngines) -> It
 
 @contextmanager
 def open_sampler(model_folder: Path, *, inline: bool, **settings: Any) -> Iterator[Sampler]:
-    """Open an engine for a `with` block.
-
-    Args:
-        model_folder: Hugging Face folder with safetensors.
-        inline: run in this process; otherwise in a child process, which starts in the background and dies with the caller.
-        settings: see `stages.sampling.sampler.engine_settings`.
+    """Open an engine for a `with` block, in this process (`inline`) or in a child, which starts in the background and dies with the caller.
 
     Raises:
         StageError: vLLM is not installed or cannot serve the model.
@@ -95,23 +85,23 @@ def open_sampler(model_folder: Path, *, inline: bool, **settings: Any) -> Iterat
         yield sampler
 
 
-def side_by_side(engines: Sequence[Child], work: Callable[[int, Child, Later], None]) -> None:
-    """Run `work` in a thread per engine, with its number, the engine, and a function that has files and heartbeats done here.
+def side_by_side(engines: Sequence[Child], work: Callable[[int, Child, Callable[[T], None]], None]) -> Iterator[T]:
+    """Run `work` in a thread per engine, with its number, the engine, and a function that reports; yield all reports here.
 
-    If an engine fails, or something done here, all engines are ended; after an engine's failure, everything handed over before is done.
+    If an engine fails, or the iterator is closed, all engines are ended; after an engine's failure, the other reports are still yielded.
 
     Raises:
         Exception: the error of the first engine that failed.
     """
-    tasks: SimpleQueue[Callable[[], None] | BaseException | None] = SimpleQueue()
+    reports: SimpleQueue[T | BaseException | None] = SimpleQueue()
 
     def run(number: int, engine: Child) -> None:
         try:
-            work(number, engine, tasks.put)
+            work(number, engine, reports.put)
         except BaseException as error:  # the boundary of the thread: raised again by the caller
-            tasks.put(error)
+            reports.put(error)
         else:
-            tasks.put(None)
+            reports.put(None)
 
     threads = [Thread(target=run, args=one, daemon=True, name="engine") for one in enumerate(engines)]
     for thread in threads:
@@ -119,18 +109,18 @@ def side_by_side(engines: Sequence[Child], work: Callable[[int, Child, Later], N
     at_work, failure = len(threads), None
     try:
         while at_work:
-            task = tasks.get()
-            if callable(task):
-                task()
+            report = reports.get()
+            if report is not None and not isinstance(report, BaseException):
+                yield report
                 continue
             at_work -= 1
-            if task is not None and failure is None:
-                failure = task
+            if report is not None and failure is None:
+                failure = report
                 for engine in engines:
                     engine.abandon()
         if failure is not None:
             raise failure
-    finally:  # also if a task fails
+    finally:  # also if the caller fails
         for engine in engines if at_work else ():
             engine.abandon()
         for thread in threads:
@@ -155,20 +145,17 @@ def gpus_of(numerics: Numerics, engine: int) -> list[str] | None:
 
 
 def start(numerics: Numerics, gpus: list[str] | None = None) -> "subprocess.Popen[bytes]":
-    """Start a process that becomes an engine when it receives its settings."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "pedigree.stages.sampling.vllm_engine", str(os.getpid()), numerics.model_dump_json()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=_clean_environment(numerics) | ({GPUS: ",".join(gpus)} if gpus else {}),
-        cwd=Path(__file__).parents[3],
-    )
-
-
-def _clean_environment(numerics: Numerics) -> dict[str, str]:
-    """The environment without the variables of torchrun and DeepSpeed, whose process group vLLM would try to join."""
+    """Start a process that becomes an engine when it receives its settings. Its environment lacks the variables of torchrun and DeepSpeed,
+    whose process group vLLM would try to join."""
     ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     prefixes = ("MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "DS_")
     kept = {name: value for name, value in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
     quiet = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return kept | quiet | ({"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {})
+    threads = {"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pedigree.stages.sampling.vllm_engine", str(os.getpid()), numerics.model_dump_json()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=kept | quiet | threads | ({GPUS: ",".join(gpus)} if gpus else {}),
+        cwd=Path(__file__).parents[3],
+    )

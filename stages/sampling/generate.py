@@ -9,13 +9,13 @@ continuously    Each engine gets all of its requests, runs as many as fit into i
 """
 
 from array import array
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.methods.training import Sampling
@@ -25,7 +25,7 @@ from pedigree.data.records.sequences import Mapped
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.answer_log import AnswerLog, keys_of
-from pedigree.stages.sampling.engines import Later, WarmEngines, open_engines, side_by_side
+from pedigree.stages.sampling.engines import WarmEngines, open_engines, side_by_side
 from pedigree.stages.sampling.sampler import (
     Arrived,
     Beat,
@@ -97,13 +97,26 @@ class Score:
         return {"likelihood": True}
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch(Generic[K]):
+class Batch(NamedTuple, Generic[K]):
     """Requests that an engine gets together: a chunk, or its share of a policy's requests."""
 
     labels: list[K]
     """The label of the requests, and those of equal chunks."""
     places: Sequence[int]
+
+
+class Step(NamedTuple, Generic[K]):
+    """What an engine's thread reports of a batch."""
+
+    engine: int
+    batch: Batch[K]
+    answers: Mapping[str, Any] = {}
+    """New answers by key."""
+    unfinished: int = 0
+    """Answers of a chunk that are there, but not reported yet."""
+    ended: bool = False
+    doing: str = ""
+    """What the engine does before it answers."""
 
 
 def generate(
@@ -131,133 +144,119 @@ def generate(
         for labels, context in families:
             keys |= {label: request_keys(asks[label], chunk_size, dtype, context, job) for label in labels}
     ahead.expect(len(families) * job.placement.engines)
+    answers: dict[K, Sequence[Any]] = {label: [] for label in asks}
+    kept, total, unfinished = 0, sum(map(len, keys.values())), dict[int, int]()
     with AnswerLog(job) as log:
         known = sum(key in log for own in keys.values() for key in own)
         if known and chunk_size == "continuous":
-            before = f"{known} of {sum(map(len, keys.values()))} answers are those of interrupted attempts"
+            before = f"{known} of {total} answers are those of interrupted attempts"
             job.marks.append(f"{before}: what is asked after an interruption runs in other company, and may round otherwise")
-        work = _Work(asks, keys, log, job, tell, continuous=chunk_size == "continuous")
+
+        def complete(label: K) -> None:
+            answers[label] = Mapped(keys[label], lambda key: asks[label].read(log[key]))
+            tell(label, answers[label])
+
         for labels, context in families:
             with job.busy("preparing requests"):
-                queues = work.shares(labels) if chunk_size == "continuous" else work.chunks(labels, chunk_size)
-            work.begin(labels, {batch for queue in queues for batch in queue})
-            if queues:
-                policy = asks[queues[0][0].labels[0]].policy
-                settings = engine_settings(policy.payload, dtype=dtype, context=context, numerics=job.numerics, placement=job.placement)
-                job.doing("starting vLLM")
-                with open_engines(settings, len(queues), ahead) as engines:
-                    side_by_side(engines, partial(work.run, queues, policy))
-    return work.answers
+                own = {label: keys[label] for label in labels}
+                engines = job.placement.engines
+                queues = shares(asks, own, log, engines) if chunk_size == "continuous" else [chunks(own, log, chunk_size)]
+            batches = [batch for queue in queues for batch in queue]
+            left = Counter(label for batch in batches for label in batch.labels)
+            kept += sum(map(len, own.values())) - sum(len(batch.places) * len(batch.labels) for batch in batches)
+            job.progress(kept, total)
+            for label in labels:
+                if not left[label]:
+                    complete(label)
+            with closing(_answered(queues, asks, keys, chunk_size, dtype, context, job, ahead)) as steps:
+                for step in steps:
+                    if step.doing:
+                        job.doing(step.doing)
+                        continue
+                    if step.answers:
+                        log.keep(step.answers)
+                    kept += len(step.answers) * len(step.batch.labels)
+                    unfinished[step.engine] = step.unfinished
+                    job.progress(kept + sum(unfinished.values()), total)
+                    for label in step.batch.labels if step.ended else ():
+                        left[label] -= 1
+                        if not left[label]:
+                            complete(label)
+    return answers
 
 
-class _Work(Generic[K]):
-    """What is asked, answered and complete. `run` is called in a thread per engine, and everything else in the job's."""
+def chunks(keys: Mapping[K, list[str]], log: AnswerLog, size: int) -> list[Batch[K]]:
+    """Unanswered chunks; a label with equal weights shares those of another one."""
+    found: dict[str, Batch[K]] = {}
+    for label, own in keys.items():
+        for start in range(0, len(own), size):
+            places = range(start, min(start + size, len(own)))
+            if not all(own[place] in log for place in places):
+                found.setdefault(own[start], Batch([], places)).labels.append(label)
+    return list(found.values())
 
-    def __init__(
-        self,
-        asks: Mapping[K, Ask | Score],
-        keys: Mapping[K, list[str]],
-        log: AnswerLog,
-        job: Job,
-        tell: Callable[[K, Sequence[Any]], None],
-        *,
-        continuous: bool,
-    ) -> None:
-        self.answers: dict[K, Sequence[Any]] = {label: [] for label in asks}
-        self._asks, self._keys, self._log, self._job, self._tell, self._continuous = asks, keys, log, job, tell, continuous
-        self._left: Counter[K] = Counter()
-        """Batches of each label that are not answered."""
-        self._kept, self._total = 0, sum(map(len, keys.values()))
-        self._answered: dict[int, int] = {}
-        """Engine → answers of its current chunk."""
 
-    def chunks(self, labels: Sequence[K], size: int) -> list[deque[_Batch[K]]]:
-        """A queue for each engine: the same one, whose next chunk goes to the next idle engine."""
-        found: dict[str, _Batch[K]] = {}
-        for label in labels:
-            keys = self._keys[label]
-            for places in (range(len(keys))[start : start + size] for start in range(0, len(keys), size)):
-                if (first := keys[places[0]]) in found:  # a label with equal weights
-                    found[first].labels.append(label)
-                elif not all(keys[place] in self._log for place in places):
-                    found[first] = _Batch([label], places)
-        return [deque(found.values())] * min(self._job.placement.engines, len(found))
+def shares(asks: Mapping[K, Ask | Score], keys: Mapping[K, list[str]], log: AnswerLog, engines: int) -> list[list[Batch[K]]]:
+    """For each engine its share of each policy's unanswered requests; engines without work are omitted.
 
-    def shares(self, labels: Sequence[K]) -> list[deque[_Batch[K]]]:
-        """A queue for each engine with its share of each policy's unanswered requests; engines without work are omitted.
+    Requests with the same prompt go to the same engine, which computes it once. The assignment is static: dynamic assignment to idle
+    engines would change the batches from run to run.
+    """
+    found: list[list[Batch[K]]] = [[] for _ in range(engines)]
+    for label, own in keys.items():
+        requests = asks[label].requests
+        missing = {key: place for place, key in enumerate(own) if key not in log}
+        parts = [array("q") for _ in found]
+        for number, (_, alike) in enumerate(groupby(missing.values(), key=lambda place: requests[place].prompt_ids)):
+            parts[number % engines].extend(alike)
+        for share, part in zip(found, parts, strict=True):
+            share.extend([Batch([label], part)] if part else [])
+    return [share for share in found if share]
 
-        Requests with the same prompt go to the same engine, which computes it once. The assignment is static: dynamic assignment to idle
-        engines would change the batches from run to run.
-        """
-        queues: list[deque[_Batch[K]]] = [deque() for _ in range(self._job.placement.engines)]
-        for label in labels:
-            requests = self._asks[label].requests
-            missing = {key: place for place, key in enumerate(self._keys[label]) if key not in self._log}
-            parts = [array("q") for _ in queues]
-            for number, (_, alike) in enumerate(groupby(missing.values(), key=lambda place: requests[place].prompt_ids)):
-                parts[number % len(queues)].extend(alike)
-            for queue, part in zip(queues, parts, strict=True):
-                queue.extend([_Batch([label], part)] if part else [])
-        return [queue for queue in queues if queue]
 
-    def begin(self, labels: Sequence[K], batches: Collection[_Batch[K]]) -> None:
-        """Count what is answered already."""
-        self._left = Counter(label for batch in batches for label in batch.labels)
-        missing = sum(len(batch.places) * len(batch.labels) for batch in batches)
-        self._count(-1, sum(len(self._keys[label]) for label in labels) - missing)
-        for label in labels:
-            if not self._left[label]:
-                self._complete(label)
+def _answered(
+    queues: Sequence[Sequence[Batch[K]]],
+    asks: Mapping[K, Ask | Score],
+    keys: Mapping[K, list[str]],
+    chunk_size: ChunkSize,
+    dtype: str,
+    context: int,
+    job: Job,
+    ahead: WarmEngines,
+) -> Generator[Step[K], None, None]:
+    """What engines report while they answer all batches: those of a queue each, or the next of a common one."""
+    if not any(queues):
+        return
+    first = asks[queues[0][0].labels[0]].policy
+    settings = engine_settings(first.payload, dtype=dtype, context=context, numerics=job.numerics, placement=job.placement)
+    waiting = [iter(queue) for queue in queues]
 
-    def run(self, queues: Sequence[deque[_Batch[K]]], loaded: Artifact, number: int, engine: Child, later: Later) -> None:
-        """Answer one engine's batches; it has the weights of a policy."""
-        for batch in _drained(queues[number]):
-            ask, keys = self._asks[batch.labels[0]], self._keys[batch.labels[0]]
+    def work(number: int, engine: Child, report: Callable[[Step[K]], None]) -> None:
+        loaded = first
+        for batch in waiting[number % len(waiting)]:
+            ask, step = asks[batch.labels[0]], partial(Step, number, batch)
+            requests = Mapped(batch.places, ask.requests.__getitem__)
+            names = Mapped(batch.places, keys[batch.labels[0]].__getitem__)
             if ask.policy.record.content != loaded.record.content:
-                later(partial(self._job.doing, "loading weights"))
+                report(step(doing="loading weights"))
                 engine.load(ask.policy.payload)
-            loaded = ask.policy
-            requests, names = Mapped(batch.places, ask.requests.__getitem__), Mapped(batch.places, keys.__getitem__)
-            keep = partial(self._keep, number, len(batch.labels))
-            if isinstance(ask, Ask) and self._continuous:
+                loaded = ask.policy
+            if isinstance(ask, Ask) and chunk_size == "continuous":
                 ask.stream(
                     engine,
                     requests,
-                    lambda place, answer, names=names, keep=keep: later(partial(keep, {names[place]: vars(answer)})),
-                    lambda _: later(partial(self._working, number, 0)),
+                    lambda place, answer, names=names, step=step: report(step({names[place]: vars(answer)})),
+                    lambda _, step=step: report(step()),
                 )
+                report(step(ended=True))
             else:
-                answers = ask.run(engine, requests, lambda count: later(partial(self._working, number, count)))
-                later(partial(keep, dict(zip(names, answers, strict=True))))
-            later(partial(self._done, batch))
+                answers = ask.run(engine, requests, lambda count, step=step: report(step(unfinished=count)))
+                report(step(dict(zip(names, answers, strict=True)), ended=True))
 
-    def _keep(self, engine: int, labels: int, answers: Mapping[str, Any]) -> None:
-        self._log.keep(answers)
-        self._count(engine, len(answers) * labels)
-
-    def _count(self, engine: int, answers: int) -> None:
-        self._kept += answers
-        self._working(engine, 0)
-
-    def _working(self, engine: int, answered: int) -> None:
-        self._answered[engine] = answered
-        self._job.progress(self._kept + sum(self._answered.values()), self._total)
-
-    def _done(self, batch: _Batch[K]) -> None:
-        for label in batch.labels:
-            self._left[label] -= 1
-            if not self._left[label]:
-                self._complete(label)
-
-    def _complete(self, label: K) -> None:
-        self.answers[label] = Mapped(self._keys[label], lambda key: self._asks[label].read(self._log[key]))
-        self._tell(label, self.answers[label])
-
-
-def _drained(queue: deque[_Batch[K]]) -> Iterator[_Batch[K]]:
-    with suppress(IndexError):  # another engine has taken the last one
-        while True:
-            yield queue.popleft()
+    job.doing("starting vLLM")
+    count = len(queues) if chunk_size == "continuous" else min(job.placement.engines, len(queues[0]))
+    with open_engines(settings, count, ahead) as engines:
+        yield from side_by_side(engines, work)
 
 
 def request_keys(ask: Ask | Score, chunk_size: ChunkSize, dtype: str, context: int, job: Job) -> list[str]:
@@ -277,12 +276,12 @@ def request_keys(ask: Ask | Score, chunk_size: ChunkSize, dtype: str, context: i
     return [key for chunk in chunks for key in keys_of({**decides, "requests": chunk}, len(chunk))]
 
 
-def by_architecture(asks: Mapping[K, Ask | Score]) -> Iterator[list[K]]:
+def by_architecture(asks: Mapping[K, Ask | Score]) -> list[list[K]]:
     """Labels grouped by architecture, in order of first appearance."""
     families: dict[str, list[K]] = {}
     for label, ask in asks.items():
         families.setdefault(digest(architecture(ask.policy.payload)), []).append(label)
-    yield from families.values()
+    return list(families.values())
 
 
 def context_of(asks: Mapping[K, Ask | Score]) -> int:

@@ -12,12 +12,8 @@ from pedigree.stages.sampling.sampler import Request
 
 
 def prepared(requests: Iterable[Request], folder: Path) -> Mapped[Request]:
-    """Requests whose tokens are in an unnamed temporary file that vanishes with the process. Consecutive requests with the same prompt
-    share it; each takes about 30 bytes of memory.
-
-    Args:
-        requests: consumed one by one.
-        folder: on a disk with room for the tokens, 4 bytes each.
+    """Requests whose tokens, 4 bytes each, are in an unnamed temporary file in `folder` that vanishes with the process. Consecutive
+    requests with the same prompt share it; each takes about 30 bytes of memory.
     """
     ends, prompts, seeds, temperatures = array("q", [0]), array("q"), array("q"), array("d")
     last: list[int] | None = None

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pedigree.configs.judging.model_ratings import Rating
-from pedigree.configs.judging.rubrics import load_rubric
+from pedigree.configs.judging.rubrics import Rating, load_rubric
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.records import records
@@ -36,19 +35,15 @@ class Ratings:
     reported: dict[str, dict[str, int]]
     """The models that the endpoint reported, see `stages.sampling.asking.reported`."""
 
-    def summary(self) -> dict[str, dict[str, Any]]:
-        """Rubric → mean rating, count of each rating, and number of unrated answers."""
+    def metrics(self) -> dict[str, Any]:
+        """Rubric → mean rating, count of each rating, and number of unrated answers; and the models that an endpoint reported."""
         found = {}
         for name in self.by_answer[0]:
             given = [ratings[name]["rating"] for ratings in self.by_answer]
             known = [rating for rating in given if rating is not None]
             counts = {str(rating): count for rating, count in sorted(Counter(known).items())}
             found[name] = {"mean": fmean(known) if known else None, "counts": counts, "unrated": len(given) - len(known)}
-        return found
-
-    def metrics(self) -> dict[str, Any]:
-        """The summary, and the models that an endpoint reported."""
-        return {"ratings": self.summary(), **({"reported": self.reported} if self.reported else {})}
+        return {"ratings": found, **({"reported": self.reported} if self.reported else {})}
 
 
 class RatingQuestions:
@@ -86,13 +81,6 @@ def rate(
 ) -> Ratings:
     """Rate all answers.
 
-    Args:
-        rating: the judge and its rubrics.
-        judge: the judge's artifact, if it is a policy.
-        completions: the answers in their contexts; read one by one.
-        job: the job.
-        max_unanswered_share: maximum share of answers without a reply.
-
     Raises:
         StageError: an endpoint rejects too many requests, its key or its model; or vLLM cannot serve the policy.
         EngineLost: the judge is down; its replies are kept for the next attempt.
@@ -114,8 +102,8 @@ def _read(questions: RatingQuestions, replies: list[Reply | str]) -> Ratings:
         found: int | str = reply if isinstance(reply, str) else parse_rating(reply.text, ended=reply.ended)
         if isinstance(found, str):
             failures.append({"id": row["id"], "judge": f"rating/{name}", "reason": found})
-        text = None if isinstance(reply, str) else reply.text
-        by_answer[number // len(questions.rubrics)][name] = {"rating": found if isinstance(found, int) else None, "text": text}
+        rating = found if isinstance(found, int) else None
+        by_answer[number // len(questions.rubrics)][name] = {"rating": rating, "text": None if isinstance(reply, str) else reply.text}
     return Ratings(by_answer, failures, reported(replies))
 
 

@@ -140,14 +140,7 @@ def ask_all(
     job: Job,
     missing: Callable[[str, dict[int, str]], None],
 ) -> dict[str, Member]:
-    """Label → rewards of each model, run one after the other.
-
-    Args:
-        models: label → reward model.
-        answers: see `FrozenRewardModel.rewards`.
-        dtype: the models' dtype.
-        job: the job, for progress reports.
-        missing: called per part with a label and place → reason of missing rewards.
+    """Label → rewards of each model, run one after the other. `missing` receives a label and place → reason of missing rewards.
 
     Raises:
         StageError: a model's statistics are missing.

@@ -15,6 +15,7 @@ import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,6 @@ def engine_settings(
         model_folder: Hugging Face folder with safetensors.
         dtype: `bf16` or `fp32`, for weights, activations and KV cache.
         context: maximum tokens of a prompt with its answer; at most the model's context.
-        numerics: device, tensor parallelism, threads.
-        placement: memory and heartbeat timeout.
         adapter_rank: maximum rank of adapters for `load_adapters`, at most `MAX_SERVED_RANK`; None for an engine without adapters.
     """
     return {
@@ -210,14 +209,10 @@ def check_lengths(requests: Sequence[Request | Continuation], drawn: int, contex
 
 
 class Child(Sampler):
-    """An engine in a child process, without our distributed environment or standard output."""
+    """An engine in a child process (`stages.sampling.engines.start`), without our distributed environment or standard output."""
 
     def __init__(self, settings: dict[str, Any], process: "subprocess.Popen[bytes]") -> None:
         """
-        Args:
-            settings: see `engine_settings`.
-            process: becomes this engine (`stages.sampling.engines.start`).
-
         Raises:
             StageError: the process has ended because vLLM is not installed.
             EngineLost: it has ended for another reason.
@@ -255,11 +250,9 @@ class Child(Sampler):
 
     def _feed(self, requests: Sequence[Request]) -> None:
         """Send requests while answers are read: the engine takes lines on demand, and a pipe holds few."""
-        try:
+        with suppress(BrokenPipeError):  # reported by the thread that reads the answers
             for request in requests:
                 self._write(request_key(request))
-        except BrokenPipeError:  # reported by the thread that reads the answers
-            return
 
     def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
         check_lengths(continuations, 1, self._context)
@@ -278,18 +271,14 @@ class Child(Sampler):
 
     def close(self) -> None:
         """End the child by closing its standard input; it has a few seconds to end its own workers."""
-        if self._process.stdin is not None:
-            try:
-                self._process.stdin.close()
-            except BrokenPipeError:
-                pass
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+            self.abandon()
+        self._process.stdout.close()
 
     def _ask(
         self,

@@ -43,9 +43,6 @@ class Inline(Sampler):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         """
-        Args:
-            settings: see `stages.sampling.sampler.engine_settings`.
-
         Raises:
             StageError: vLLM is not installed or cannot serve the model.
         """

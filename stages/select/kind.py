@@ -9,5 +9,6 @@ KIND = Kind(
     config=Select,
     inputs={"candidates": port("policy", many=True), "scores": port("scores")},
     output=gives("policy"),
+    frozen=True,
     family="measuring",
 )

@@ -6,7 +6,6 @@ evidence/rates.jsonl    every judged prompt: mean score, number of answers, and 
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -30,14 +29,19 @@ def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
     """
     pool = only(inputs, "prompts")
     with job.busy("reading rows"):
-        scores = scores_of(answer_pool.read(only(inputs, "judgments"), config.by))
+        answers = answer_pool.read(only(inputs, "judgments"), config.by).by_prompt()
+        scores = {name: [one.value for one in group if one.value is not None] for name, group in answers.items()}
         ids, sizes = zip(*((row["id"], records.bulk_of(row)) for row in records.stream(pool.payload)), strict=True)
     outcomes = [outcome(scores.get(name), config) for name in ids]
     kept = np.array([place for place, reason in enumerate(outcomes) if reason is None], np.int64)
     drops = dict(Counter(reason for reason in outcomes if reason is not None))
     write_json(job.evidence / "counts.json", {"read": len(ids), "kept": len(kept), "drops": drops})
-    judged = [(name, scores[name], reason) for name, reason in zip(ids, outcomes, strict=True) if scores.get(name)]
-    write_rows(job.evidence / "rates.jsonl", (line(*one) for one in judged))
+    judged = [
+        {"id": name, "mean": fmean(scores[name]), "answers": len(scores[name]), "kept": reason is None}
+        for name, reason in zip(ids, outcomes, strict=True)
+        if scores.get(name)
+    ]
+    write_rows(job.evidence / "rates.jsonl", judged)
     if len(kept) < config.min_rows:
         raise StageError(
             f"{len(kept)} prompts < min_rows {config.min_rows} of {len(ids)} ({drops}): widen min_mean and max_mean, sample answers to "
@@ -45,20 +49,14 @@ def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
         )
     for rows in Scattered.of(pool, sizes).write(job.out / "payload", kept, job.numerics.threads):
         job.doing("writing rows", rows, len(kept), "rows")
-    stay = [fmean(values) for _, values, reason in judged if reason is None]
     return {
         "rows": len(kept),
         "prompts": len(ids),
         "judged": len(judged),
         "dropped": drops,
-        "rates": histogram(fmean(values) for _, values, _ in judged),
-        "mean": {"judged": fmean(fmean(values) for _, values, _ in judged), "kept": fmean(stay)},
+        "rates": histogram(one["mean"] for one in judged),
+        "mean": {"judged": fmean(one["mean"] for one in judged), "kept": fmean(one["mean"] for one in judged if one["kept"])},
     }
-
-
-def scores_of(given: answer_pool.AnswerPool) -> dict[str, list[float]]:
-    """Prompt id → known scores of its answers."""
-    return {name: [one.value for one in group if one.value is not None] for name, group in given.by_prompt().items()}
 
 
 def outcome(scores: list[float] | None, config: SelectPrompts) -> str | None:
@@ -73,7 +71,3 @@ def outcome(scores: list[float] | None, config: SelectPrompts) -> str | None:
     if config.min_mean is not None and mean < config.min_mean:
         return "below min_mean"
     return "above max_mean" if config.max_mean is not None and mean > config.max_mean else None
-
-
-def line(name: str, scores: list[float], reason: str | None) -> Mapping[str, Any]:
-    return {"id": name, "mean": fmean(scores), "answers": len(scores), "kept": reason is None}

@@ -92,20 +92,20 @@ class Harvest:
     """Text → id, of the material and of kept prompts."""
     novelty: Novelty | None = None
 
-    def take(self, texts: Sequence[str], shown: Sequence[Material]) -> list[dict[str, Any]]:
-        """Keep or drop the prompts of one reply; return the outcome of each."""
-        return [self._one(text, number, shown) for number, text in enumerate(texts)]
-
-    def _one(self, text: str, number: int, shown: Sequence[Material]) -> dict[str, Any]:
+    def take(self, text: str, number: int, shown: Sequence[Material]) -> dict[str, Any]:
+        """Keep or drop a prompt, the one with this number in its reply; return the outcome."""
         known = self.said.get(text)
         if known is not None:
             return self._dropped("it repeats another one", text, known)
         like = self.novelty.resembled(text) if self.novelty else None
         if like is not None:
             return self._dropped("it resembles another one", text, like[0]) | {"rouge_l": like[1]}
-        messages: list[Message] = [{"role": "user", "content": text}]
-        row: Prompt = {"id": "", "source": self.config.source, "messages": messages, "verifier": None}
-        row["id"] = self._name(row, number, shown)
+        row: Prompt = {"id": "", "source": self.config.source, "messages": [{"role": "user", "content": text}], "verifier": None}
+        method = self.config.method
+        if isinstance(method, SelfInstruct):
+            row["id"] = f"{row['source']}-{digest(row)[:16]}"
+        else:
+            row["id"] = derived_id(shown[0].id, f"{method.type}-{method.task}/{number}")
         self.rows.append(row)
         self.parents.append((row["id"], [one.id for one in shown]))
         self.note(row["id"], text)
@@ -116,12 +116,6 @@ class Harvest:
         self.said.setdefault(text, name)
         if self.novelty:
             self.novelty.add(name, text)
-
-    def _name(self, row: Prompt, number: int, shown: Sequence[Material]) -> str:
-        method = self.config.method
-        if isinstance(method, SelfInstruct):
-            return f"{row['source']}-{digest(row)[:16]}"
-        return derived_id(shown[0].id, f"{method.type}-{method.task}/{number}")
 
     def _dropped(self, reason: str, text: str, like: str) -> dict[str, Any]:
         self.drops[reason] += 1
@@ -136,7 +130,8 @@ def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
         EngineLost: the language model is down; its replies are kept.
     """
     with job.busy("reading rows"):
-        material = [_material(row) for row in records.stream(only(inputs, "prompts").payload, ("id", "messages"))]
+        rows = records.stream(only(inputs, "prompts").payload, ("id", "messages"))
+        material = [Material(row["id"], user_turns(row["messages"])[-1].strip()) for row in rows]
     if isinstance(config.method, SelfInstruct):
         material.sort(key=lambda one: one.id)  # the draw must not depend on row order
         if config.method.shots > len(material):
@@ -161,7 +156,6 @@ def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
     parents.write(job.evidence, made.parents)
     with job.busy("writing rows"):
         records.save(job.out, "prompt", made.rows)
-    models = reported(replies)
     mark_models("written", replies, job)
     return {
         "rows": len(made.rows),
@@ -169,7 +163,7 @@ def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
         "unusable": counts["unusable"],
         "dropped": counts["drops"],
         "mean_length": sum(records.size_of(row) for row in made.rows) / len(made.rows),
-        **({"reported": models} if models else {}),
+        **({"reported": models} if (models := reported(replies)) else {}),
         "validation": verdict,
     }
 
@@ -177,7 +171,8 @@ def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
 def read(made: Harvest, questions: WritingQuestions, replies: Sequence[Reply | str], job: Job) -> Iterator[dict[str, Any]]:
     """Process all replies in order; yield a line of evidence for each."""
     config = questions.config
-    texts = [_texts(config, reply) for reply in replies]
+    most = config.method.prompts
+    texts = [reply if isinstance(reply, str) else read_prompts(reply.text, most, ended=reply.ended) for reply in replies]
     if isinstance(config.method, SelfInstruct):
         written = [text for found in texts if not isinstance(found, str) for text in found]
         made.novelty = Novelty(config.method.max_rouge_l, [*(one.text for one in questions.material), *written])
@@ -193,7 +188,7 @@ def read(made: Harvest, questions: WritingQuestions, replies: Sequence[Reply | s
             made.unreadable = made.unreadable or (reply.text if isinstance(reply, Reply) else reply)
             yield line | {"failure": found}
         else:
-            yield line | {"prompts": made.take(found, shown)}
+            yield line | {"prompts": [made.take(text, place, shown) for place, text in enumerate(found)]}
 
 
 def refuse(config: Synthesize, made: Harvest, counts: dict[str, Any]) -> None:
@@ -210,11 +205,3 @@ def refuse(config: Synthesize, made: Harvest, counts: dict[str, Any]) -> None:
             f"{len(made.rows)} prompts < min_rows {config.min_rows} from {requests} replies ({counts['drops']}): raise the temperature, "
             "use other input prompts, or lower min_rows"
         )
-
-
-def _texts(config: Synthesize, reply: Reply | str) -> list[str] | str:
-    return reply if isinstance(reply, str) else read_prompts(reply.text, config.method.prompts, ended=reply.ended)
-
-
-def _material(row: dict[str, Any]) -> Material:
-    return Material(row["id"], user_turns(row["messages"])[-1].strip())

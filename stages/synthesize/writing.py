@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from string import Template
 
-from pedigree.configs.judging.synthesis import Persona, Rewrite, SelfInstruct
-from pedigree.configs.judging.writing_prompts import CLOSE, FRAME, MANNERS, OPEN, load_writing
+from pedigree.configs.judging.synthesis import CLOSE, FRAME, MANNERS, OPEN, Persona, Rewrite, SelfInstruct, load_writing
 from pedigree.data.records.records import Message
 from pedigree.stages.core.rating import unused_mark
 
@@ -16,12 +15,7 @@ MARKS = re.compile(f"{re.escape(OPEN)}|{re.escape(CLOSE)}")
 
 
 def writing_question(method: Persona | SelfInstruct | Rewrite, material: Sequence[str]) -> list[Message]:
-    """The request to the writer: a single user turn, to support templates without a system turn.
-
-    Args:
-        method: the method of generation.
-        material: a persona, a prompt, or examples.
-    """
+    """The request to the writer: a single user turn, to support templates without a system turn."""
     name, manner = MANNERS[method.type]
     mark = unused_mark(*material)
     shown = "\n\n".join(f"<{name}-{mark}>\n{text}\n</{name}-{mark}>" for text in material)
@@ -32,13 +26,7 @@ def writing_question(method: Persona | SelfInstruct | Rewrite, material: Sequenc
 
 
 def read_prompts(text: str, most: int, *, ended: bool = True) -> list[str] | str:
-    """Parse the prompts of a writer's reply, or return why there are none.
-
-    Args:
-        text: the full reply.
-        most: number of prompts requested.
-        ended: whether the reply is complete.
-    """
+    """Parse the prompts of a writer's reply, or return why there are none."""
     if not ended:
         return "the writer's words were cut off"
     marks = [found.group() for found in MARKS.finditer(text)]

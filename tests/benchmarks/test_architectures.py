@@ -4,8 +4,13 @@ import pytest
 
 from benchmarks.architectures import ALL, PAGE, WRONG, outcome, page, recorded
 
+DAILY = {"llama", "gemma2", "gpt2", "qwen3_moe", "deepseek_v3", "gpt_oss", "bloom"}
+"""A plain one, windows and caps, learned positions, experts, latent attention, sinks, and one without positions."""
 
-@pytest.mark.parametrize("architecture", ALL, ids=lambda architecture: architecture.name)
+
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(one, marks=[] if one.name in DAILY else pytest.mark.nightly, id=one.name) for one in ALL]
+)
 def test_an_architecture_is_right_or_refused_as_the_table_says(architecture):
     found = {column: cell["value"] for column, cell in outcome(architecture).items()}
     told = {column: cell["value"] for column, cell in recorded()[architecture.name].items() if column != "vLLM"}

@@ -15,15 +15,11 @@ TINY = Workload("sft", "llama-tiny", 256, 4, 3, 2, "tiny", 1.0)
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "changes",
-    [
-        pytest.param({}, id="sft"),
-        pytest.param({"task": "rlvr", "group": 4}, marks=pytest.mark.nightly, id="rlvr"),
-        pytest.param(
-            {"task": "preference_train", "cached_reference": True, "max_length": 768}, marks=pytest.mark.nightly, id="cached reference"
-        ),
-    ],
+    [{}, {"task": "rlvr", "group": 4}, {"task": "preference_train", "cached_reference": True, "max_length": 768}],
+    ids=["sft", "rlvr", "cached reference"],
 )
 def test_both_sides_do_the_same_work(tmp_path, changes):
     """Rows, order, masks, reduction and model: if one of them differed, so would the gradient of the first step."""

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from recipe_lab import STAND, Recipe
 
 from pedigree.configs.base.project import Project
-from pedigree.configs.judging import writing_prompts
+from pedigree.configs.judging import synthesis
 from pedigree.configs.judging.language_model import ByEndpoint
 from pedigree.configs.judging.synthesis import Synthesize
 from pedigree.configs.language.recipe import load_recipe
@@ -117,20 +117,20 @@ def test_every_word_that_a_writer_is_asked_with_is_identity(tmp_path, monkeypatc
     config = {"method": {"type": "persona", "task": "math"}, "by": {"type": "policy"}}
     before = Synthesize.model_validate(config).model_dump(mode="json")
     assert Synthesize.model_validate(before).model_dump(mode="json") == before
-    shutil.copytree(writing_prompts.WRITING, tmp_path / "writing")
-    monkeypatch.setattr(writing_prompts, "WRITING", tmp_path / "writing")
+    shutil.copytree(synthesis.WRITING, tmp_path / "writing")
+    monkeypatch.setattr(synthesis, "WRITING", tmp_path / "writing")
     file = tmp_path / "writing" / "persona" / "math.yaml"
     file.write_text(file.read_text().replace("several steps", "some steps"))
     after = Synthesize.model_validate(config).model_dump(mode="json")
     assert after["wording_sha256"]["task"] != before["wording_sha256"]["task"]
     assert after["wording_sha256"]["frame"] == before["wording_sha256"]["frame"]
-    monkeypatch.setattr(writing_prompts, "FRAME", writing_prompts.FRAME + " Please.")
+    monkeypatch.setattr(synthesis, "FRAME", synthesis.FRAME + " Please.")
     assert Synthesize.model_validate(config).wording_sha256["frame"] != before["wording_sha256"]["frame"]
     with pytest.raises(ValidationError, match="has changed"):
         Synthesize.model_validate(before)
     (tmp_path / "writing" / "persona" / "odd.yaml").write_text("version: 1\n")
     with pytest.raises(ValueError, match=r"(?s)persona/odd.yaml is invalid.*words"):
-        writing_prompts.load_writing("persona", "odd")
+        synthesis.load_writing("persona", "odd")
 
 
 def test_a_plan_knows_at_most_how_many_there_will_be(tmp_path):

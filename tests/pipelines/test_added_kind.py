@@ -3,13 +3,16 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from waiting import deadline
+
+from pedigree import stages
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.language import kinds
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,22 +143,19 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project(tmp_path_factory.mktemp("added"))
+    """Planned, and then run."""
+    project = Project(tmp_path_factory.mktemp("added"))
+    (_, short) = json.loads(project("plan", "short", "--json"))["stages"]
+    assert short["estimate"]["amounts"]["rows"] == {"value": 40, "how": "at_most"}
+    ran = json.loads(project("run", "short", "--json"))
+    assert {stage["address"]: stage["outcome"] for stage in ran["stages"]} == {"short/sums": "ran", "short/short": "ran"}
+    return project
 
 
 def test_it_is_planned_rehearsed_run_reported_and_traced(project):
-    (_, short) = json.loads(project("plan", "short", "--json"))["stages"]
-    assert short["estimate"]["amounts"]["rows"] == {"value": 40, "how": "at_most"}
-
-    rehearsal = json.loads(project("rehearse", "short", "--json"))
-    assert rehearsal["outcome"] == "done"
-
-    ran = json.loads(project("run", "short", "--json"))
-    assert {stage["address"]: stage["outcome"] for stage in ran["stages"]} == {"short/sums": "ran", "short/short": "ran"}
+    assert json.loads(project("rehearse", "short", "--json"))["outcome"] == "done"
     metrics = json.loads((project.root / "artifacts/short/short/record.json").read_text())["metrics"]
     assert metrics["rows"] + metrics["dropped"]["long"] == 40 and min(metrics["rows"], metrics["dropped"]["long"]) > 0
-    again = json.loads(project("run", "short", "--json"))
-    assert {stage["outcome"] for stage in again["stages"]} == {"unchanged"}
 
     project("report", "short")
     report = (project.root / "artifacts/short/report.html").read_text()
@@ -191,39 +191,29 @@ def test_suites_of_one_that_evaluates_are_kept_from_training_rows(tmp_path):
 
 def test_its_code_is_in_the_record(project):
     """As a patch against the commit of ours, from which `reproduce` checks it out."""
-    project("run", "short")
-    lineage = json.dumps(json.loads((project.root / "artifacts/short/short/lineage.json").read_text()))
+    lineage = (project.root / "artifacts/short/short/lineage.json").read_text()
     assert "b/stages/keep_short/kind.py" in lineage and "b/stages/keep_short/run.py" in lineage
-    run = json.loads((project.root / "artifacts/short/short/run.json").read_text())
-    assert "stages/keep_short/run.py" in json.dumps(run)
+    assert "stages/keep_short/run.py" in (project.root / "artifacts/short/short/run.json").read_text()
 
 
 def test_it_is_reproduced_from_its_records_alone(project):
     """Without the folder: the code comes out of the record."""
-    project("run", "short")
-    del project.environment["PEDIGREE_STAGES"]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(project.environment, "PEDIGREE_STAGES")
         project("reproduce", str(project.root / "artifacts/short/short"))
-    finally:
-        project.environment["PEDIGREE_STAGES"] = str(project.kind.parents[1])
     (report,) = (project.root / ".pedigree/reproductions").glob("*.json")
     assert {stage["verdict"] for stage in json.loads(report.read_text())["stages"]} == {"identical"}
 
 
-def test_a_kind_that_cannot_be_used_is_named(project):
-    text = project.kind.read_text()
-    try:
-        project.kind.write_text(text.replace("KIND = ", "OTHER = "))
-        assert "keep_short/kind.py cannot be used: AttributeError" in project("plan", "short", code=2)
-    finally:
-        project.kind.write_text(text)
+def test_a_kind_that_cannot_be_used_is_named(tmp_path):
+    project = Project(tmp_path)
+    project.kind.write_text(project.kind.read_text().replace("KIND = ", "OTHER = "))
+    assert "keep_short/kind.py cannot be used: AttributeError" in project("plan", "short", code=2)
 
 
-def test_a_kind_of_ours_is_not_replaced(project):
-    other = project.kind.parents[1] / "sft"
-    other.mkdir()
-    try:
-        (other / "kind.py").write_text(project.kind.read_text())
-        assert "the kind sft exists already; rename the folder" in project("plan", "short", code=2)
-    finally:
-        shutil.rmtree(other)
+def test_a_kind_of_ours_is_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / "kind.py").touch()
+    monkeypatch.setattr(stages, "__path__", [*stages.__path__, str(tmp_path)])
+    with pytest.raises(UsageProblem, match="the kind sft exists already; rename the folder"):
+        list(kinds._found())

@@ -11,7 +11,7 @@ from chat_lab import Chats, chat_server, completion_of, say, send
 from waiting import deadline
 
 from pedigree.configs.judging.language_model import ByEndpoint, key_variable
-from pedigree.configs.judging.model_ratings import Rating
+from pedigree.configs.judging.rubrics import Rating
 from pedigree.configs.language.execution import Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records.records import Message
@@ -244,8 +244,8 @@ def test_a_pause_that_the_server_asks_for_is_kept():
 
 
 def test_what_is_no_number_of_seconds_is_no_pause():
-    values = ("1.5", "0", None, "", "soon", "Wed, 21 Oct 2026 07:28:00 GMT", "-4")
-    assert [_seconds(value) for value in values] == [1.5, 0.0, None, None, None, None, 0.0]
+    values = ("1.5", "0", "", "soon", "Wed, 21 Oct 2026 07:28:00 GMT", "-4")
+    assert [_seconds(value) for value in values] == [1.5, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_the_key_of_the_host_is_sent_and_no_other(monkeypatch):

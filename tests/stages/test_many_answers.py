@@ -1,7 +1,10 @@
 """`sample` of many answers: what it holds of each, and that its rows are what was answered. Answers are made by hand, without an engine."""
 
+import threading
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import nullcontext
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,10 +42,12 @@ class Engine:
     def load(self, folder: Any) -> None: ...
 
 
-def in_turn(engines: Any, work: Any) -> None:
-    """An engine is slower than the disk: each answer is kept before the next one is there."""
+def in_turn(engines: Any, work: Any) -> Iterator[Any]:
+    """An engine is slower than the disk: each answer is kept before the next ones are there."""
     for number, engine in enumerate(engines):
-        work(number, engine, lambda task: task())
+        reports: Queue[Any] = Queue(1)
+        threading.Thread(target=lambda number=number, engine=engine, put=reports.put: (work(number, engine, put), put(None))).start()
+        yield from iter(reports.get, None)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from models import a_job, dataset, publish, run
 from row_reading import read_rows
-from tiny_models import make, make_judge, make_policies, make_writer
+from tiny_models import make, make_judge, make_writer
 
 from pedigree.configs.judging.language_model import ByPolicy
 from pedigree.configs.judging.pools import Sample
@@ -38,7 +38,11 @@ RATING = {
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    return make_policies(tmp_path_factory.mktemp("pool"))
+    """Of one architecture, which one engine serves; `test_sampling_stages.py` has two."""
+    folder = tmp_path_factory.mktemp("pool")
+    for seed, name in enumerate("abc"):
+        make(folder / name / "payload", seed=seed)
+    return {name: publish(folder / name, "source_model", "policy") for name in "abc"}
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +139,7 @@ def test_a_judge_that_only_babbles_gives_no_scores(sampled, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_policy_writes_prompts_and_no_attempt_asks_again(prompts, tmp_path):
     """Each request is drawn by itself; equal prompts are kept once."""
     make_writer(tmp_path / "writer" / "payload")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,7 +180,7 @@ def test_the_stop_token_ends_an_answer_and_is_its_last_token(engine, models):
 @pytest.fixture(scope="module")
 def inline(models, tmp_path_factory):
     """What an engine inside its caller's process answers, how much of a short prompt is not computed again for each of its answers, how
-    it refuses weights, and what it asks vLLM for: by JSON."""
+    it refuses weights, what it asks vLLM for, and its blocks with those that plans expect: by JSON."""
     program = f"""
 import json, sys
 from pathlib import Path
@@ -208,6 +207,12 @@ for device in ("cuda", "cpu"):
     numerics = t.Numerics(device=device)
     t.Inline(t.engine_settings(Path({str(models["a"])!r}), dtype="fp32", context=256, numerics=numerics, placement=placement))
 found["asked"] = [[given.get("gpu_memory_utilization"), given.get("kv_cache_memory_bytes")] for given in asked]
+from pedigree.pipelines.estimate import flops
+from pedigree.stages.sampling.cpu_engine import block_size
+from pedigree.stages.sampling.vllm_engine import DTYPES
+settings = [("bf16", 72, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
+ours = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
+found["blocks"] = [ours, [flops.block_size("cpu", *setting) for setting in settings]]
 Path(sys.argv[1]).write_text(json.dumps(found))
 """
     told = tmp_path_factory.mktemp("inline") / "told.json"
@@ -229,18 +234,11 @@ def test_of_a_short_prompt_all_answers_but_the_first_compute_what_is_beyond_the_
 
 
 @pytest.mark.slow
-def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels():
-    program = """
-import platform
-from pedigree.pipelines.estimate import flops  # pipelines import no stage: what they know of one is copied, and equal
-from pedigree.stages.sampling.cpu_engine import block_size
-from pedigree.stages.sampling.vllm_engine import DTYPES
-settings = [("bf16", 72, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
-found = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
-assert found == [None, 16, 16, 32, 32] or platform.machine() != "x86_64", found
-assert [flops.block_size("cpu", *setting) for setting in settings] == [size or 128 for size in found]
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": IMPORTS}, timeout=deadline(240))
+def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels(inline):
+    """Pipelines import no stage: what they know of one is copied, and equal."""
+    ours, planned = inline["blocks"]
+    assert ours == [None, 16, 16, 32, 32] or platform.machine() != "x86_64"
+    assert planned == [size or 128 for size in ours]
 
 
 @pytest.mark.slow
@@ -264,15 +262,17 @@ def test_a_silent_engine_is_an_error_and_no_hang(models):
         assert not alive(opened.pid)
 
 
-def test_the_engine_dies_with_its_parent_and_sees_no_ranks(models):
-    program = f"""
+def test_the_engine_dies_with_its_parent_and_sees_no_ranks():
+    program = """
 import os, signal
 from pathlib import Path
-import test_sampler as t
-with t.sampler(Path({str(models["a"])!r})) as engine:
-    t.started(1)
-    print(engine.pid, b"\\0RANK=" in Path(f"/proc/{{engine.pid}}/environ").read_bytes(), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+from waiting import until
+from pedigree.configs.language.execution import Numerics
+from pedigree.stages.sampling.engines import start
+engine = Path(f"/proc/{start(Numerics(threads=1)).pid}")
+until(lambda: "vllm_engine" in (engine / "cmdline").read_text())  # for a moment it has the environment of its parent
+print(engine.name, b"\\0RANK=" in (engine / "environ").read_bytes(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
     environment = os.environ | {"PYTHONPATH": IMPORTS, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=deadline(120))
@@ -380,14 +380,14 @@ def test_when_one_engine_fails_the_others_are_ended_and_its_error_is_told(models
     """The others are still starting, or in the middle of something: nobody waits for them."""
     settings = engine_settings(models["a"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT)
 
-    def work(number, engine, later):
+    def work(number, engine, report):
         if number == 1:
             raise EngineLost("this one")
         engine.generate(CHUNK, WARM, STOP)
 
     with WarmEngines(Numerics(threads=1), engines=2) as ahead, open_engines(settings, 2, ahead) as engines:
         with pytest.raises(EngineLost, match="this one"):
-            side_by_side(engines, work)
+            list(side_by_side(engines, work))
         assert not any(alive(engine.pid) for engine in engines)
         assert "engine" not in [thread.name for thread in threading.enumerate()]
 
@@ -396,20 +396,21 @@ def test_what_the_others_have_told_when_one_fails_is_not_lost():
     """One that dies costs no chunk that another has finished, told or not yet read."""
     told = threading.Barrier(2)
 
-    def work(number, engine, later):
+    def work(number, engine, report):
         if number == 1:
             told.wait()
             raise EngineLost("this one")
         for chunk in ("a", "b"):
-            later(partial(heard.append, chunk))
+            report(chunk)
         told.wait()
         engine.ended.wait()
-        later(partial(heard.append, "c"))
+        report("c")
 
     engines: Any = [SimpleNamespace(ended=ended, abandon=ended.set) for ended in (threading.Event(), threading.Event())]
     heard: list[str] = []
     with pytest.raises(EngineLost, match="this one"):
-        side_by_side(engines, work)
+        for chunk in side_by_side(engines, work):
+            heard.append(chunk)
     assert heard == ["a", "b", "c"]
 
 

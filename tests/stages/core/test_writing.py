@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from pedigree.configs.judging.synthesis import Persona, SelfInstruct
-from pedigree.configs.judging.writing_prompts import MANNERS, load_writing, tasks_of
+from pedigree.configs.judging.synthesis import MANNERS, Persona, SelfInstruct, load_writing, tasks_of
 from pedigree.stages.synthesize.novelty import Novelty, rouge_l, words_of
 from pedigree.stages.synthesize.writing import read_prompts, writing_question
 
