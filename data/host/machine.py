@@ -25,11 +25,7 @@ WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE
 def cores(root: Path = ROOT, allowed: Collection[int] | None = None) -> int:
     """Physical cores available to this process, at least one, by its affinity and cgroup quotas.
 
-    Hyper-threads share multipliers, so two of them count as one core.
-
-    Args:
-        root: folder with `proc` and `sys`.
-        allowed: CPU numbers that the process may use; by default from the kernel.
+    Hyper-threads share multipliers, so two of them count as one core. `allowed`: CPUs that it may use; by default from the kernel.
     """
     cpus = os.sched_getaffinity(0) if allowed is None else set(allowed)
     physical = len({_siblings(root, cpu) & cpus for cpu in cpus})

@@ -22,9 +22,8 @@ _work: Callable[[Any], Any]
 def mapped(work: Callable[[Batch], Result], batches: Iterable[Batch], workers: int) -> Iterator[Result]:
     """Apply `work` to each batch, in order; in this process if there is one worker.
 
-    Args:
-        work: sees this process's memory as of the first result; only batches and results are transferred.
-        workers: number of processes; they end with this one, even if it is killed.
+    `work` sees this process's memory as of the first result; only batches and results are transferred. Workers end with this process, even
+    if it is killed.
     """
     if workers == 1:
         yield from map(work, batches)

@@ -14,8 +14,7 @@ from pedigree.configs.base.project import Project
 from pedigree.data.store import heartbeat
 from pedigree.pipelines.cli.console import echo
 from pedigree.pipelines.jobs.lease import LeaseHolder, lease
-from pedigree.pipelines.jobs.live import live_jobs
-from pedigree.pipelines.jobs.liveness import Signs
+from pedigree.pipelines.jobs.live import Signs, live_jobs
 
 
 def listened(project: Project, leases: Iterable[str]) -> Signs:

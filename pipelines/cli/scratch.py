@@ -16,10 +16,8 @@ from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.data.store.fence import Fence
 from pedigree.pipelines.cli.console import echo, print_table
 from pedigree.pipelines.cli.removal import disk_time, listened, remove
-from pedigree.pipelines.jobs.live import live_jobs
-from pedigree.pipelines.jobs.liveness import Signs
-from pedigree.pipelines.jobs.saved_progress import number_of_answers
-from pedigree.pipelines.jobs.scratch_state import SPEC, UNKNOWN, address_of, read_mapping, scratch_folders
+from pedigree.pipelines.jobs.live import Signs, live_jobs
+from pedigree.pipelines.jobs.scratch_state import SPEC, UNKNOWN, address_of, number_of_answers, read_mapping, scratch_folders
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.quantities import counted, duration, size

@@ -21,8 +21,7 @@ from pedigree.pipelines.cli.progress import numbers_text
 from pedigree.pipelines.jobs.attempts import CANCELLED
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.launcher import LocalLauncher
-from pedigree.pipelines.jobs.live import BEATS_LISTENED, LiveJob, jobs_now, live_jobs
-from pedigree.pipelines.jobs.liveness import Signs
+from pedigree.pipelines.jobs.live import BEATS_LISTENED, LiveJob, Signs, jobs_now, live_jobs
 from pedigree.pipelines.jobs.scratch_state import UNKNOWN, address_of
 from pedigree.pipelines.json_documents import ONE_WORD, Opaque
 from pedigree.pipelines.lineage.ancestry import opened

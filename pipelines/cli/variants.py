@@ -10,8 +10,7 @@ from pedigree.configs.base.texts import command
 from pedigree.configs.language.compile import source_file
 from pedigree.data.store.untrusted import LOCK_BYTES, ArtifactError, read_plain, read_source
 from pedigree.pipelines.cli import removal
-from pedigree.pipelines.jobs.live import live_jobs
-from pedigree.pipelines.jobs.liveness import Signs
+from pedigree.pipelines.jobs.live import Signs, live_jobs
 from pedigree.pipelines.maintain.gc import collect
 
 COMMAND = "pedigree variants --remove"

@@ -20,13 +20,14 @@ from pedigree.data.store.fence import OVERTAKEN, Fence, Superseded
 from pedigree.data.store.hashing import Beat, Hashed, silent
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.events import StageProgressed, StageStarted, StageWaiting
-from pedigree.pipelines.jobs.launcher import Handle, Launcher, Status
+from pedigree.pipelines.jobs.launcher import LocalLauncher, Status
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
 from pedigree.pipelines.jobs.processes import described
-from pedigree.pipelines.jobs.saved_progress import answers_size
 from pedigree.pipelines.jobs.scratch_state import (
     ATTEMPTS,
+    Handle,
     Heartbeat,
+    answers_size,
     attempts_here,
     has_reported,
     read_code,
@@ -67,7 +68,7 @@ LONGEST_PAUSE_S = 300.0
 """Upper bound of the pause between preemptions, which doubles each time."""
 
 
-def working(jobs: Launcher, scratch: Path) -> Handle | None:
+def working(jobs: LocalLauncher, scratch: Path) -> Handle | None:
     """The job of a scratch folder that may still be active: one that runs here, or one elsewhere that has not reported its end."""
     handle = jobs.find(scratch)
     state = jobs.poll(handle).state if handle else "lost"
@@ -94,21 +95,10 @@ def begin_again(scratch: Path) -> None:
     write_json(scratch / FORCED, {})
 
 
-def is_elsewhere(jobs: Launcher, handle: Handle) -> bool:
-    """Whether another machine's launcher manages the job."""
-    return jobs.poll(handle).state == "unknown"
-
-
 def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Placement, hold: HeldLease, heard: heartbeat.Listener) -> bool:
     """Wait for a job on another machine, which takes no slots here; return whether it succeeded.
 
-    Args:
-        run: the run that the job belongs to.
-        node: its stage.
-        handle: the job.
-        placement: its timeouts.
-        hold: the lease of its key.
-        heard: listener that has followed the job's heartbeat since the leases were requested.
+    `heard` has followed the job's heartbeat since the leases were requested.
 
     Raises:
         StageFailed: it was canceled in the meantime.
@@ -117,13 +107,7 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     scratch = Path(handle.scratch)
     was_cancelled = (scratch / CANCELLED).exists()  # canceled before this run, which resumes it
     run.watch(StageStarted(node.address, scratch, "its job runs on another machine, or ran before a reboot"))
-    failure = _wait(run, node, handle, _Watch(handle, placement, heard), hold)
-    failure = failure or unproven(scratch, beat=run.transfer_progress(node.address).hashed)
-    hold.check()
-    attempts = attempts_here(scratch)
-    if attempts:
-        attempts[-1] |= {"ended_at": now(), "cause": failure[0] if failure else "succeeded"} | _attempt_report(scratch)
-        write_json(scratch / ATTEMPTS, attempts)
+    failure = _outcome(run, node, handle, _Watch(handle, placement, heard), hold)
     if failure is not None and failure[0] == "cancelled" and not was_cancelled:
         raise StageFailed(node.address, *failure, _shown_log(run, scratch))
     return failure is None
@@ -132,22 +116,12 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
 def run_job(
     run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, held: HeldSlots, hold: HeldLease
 ) -> None:
-    """Run the job until it succeeds; retry transient failures and record every attempt.
-
-    Args:
-        run: the run that the job belongs to.
-        node: its stage.
-        scratch: its folder.
-        handle: of a job that is already running.
-        placement: its timeouts and retries.
-        held: the slots that it takes.
-        hold: the lease of its key.
+    """Run the job until it succeeds; retry transient failures and record every attempt. `handle`: of a job that is already running.
 
     Raises:
         StageFailed: the cause is permanent, or no retry is left.
         LeaseLost: another runner has taken over.
     """
-    history, attempts = scratch / ATTEMPTS, attempts_here(scratch)
     failures, preemptions, reached = 0, 0, _reached(scratch)
     detail = "re-attached to the job of an earlier run" if handle else ""
     while True:
@@ -158,17 +132,11 @@ def run_job(
             shutil.rmtree(scratch / "out", ignore_errors=True)
             shutil.rmtree(scratch / PULSES, ignore_errors=True)
             spec = read_spec(scratch)
-            attempts.append(_attempt(scratch, spec.code))
-            write_json(history, attempts)
+            attempts = [*attempts_here(scratch), _attempt(scratch, spec.code)]
+            write_json(scratch / ATTEMPTS, attempts)
             handle = run.jobs().submit(scratch, spec.numerics, len(attempts), held, fence)
         run.watch(StageStarted(node.address, scratch, detail))
-        failure = _wait(run, node, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
-        if failure is None:
-            failure = unproven(scratch, beat=run.transfer_progress(node.address).hashed)
-        hold.check()
-        if attempts:
-            attempts[-1] |= {"ended_at": now(), "cause": failure[0] if failure else "succeeded"} | _attempt_report(scratch)
-            write_json(history, attempts)
+        failure = _outcome(run, node, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
         if failure is None:
             return
         cause, message = failure
@@ -184,7 +152,7 @@ def run_job(
             raise StageFailed(node.address, cause, f"{message}{tried}{remedy}", _shown_log(run, scratch))
         if cause == "out_of_memory":
             message += f"; {_shrink(node, scratch, message)}"
-        detail = f"attempt {len(attempts) + 1} after: {message}"
+        detail = f"attempt {len(attempts_here(scratch)) + 1} after: {message}"
         run.watch(StageWaiting(node.address, detail))
         if run.cancelled.wait(_pause_s(failures, preemptions, further)):
             raise Cancelled("canceled before the next attempt")
@@ -254,6 +222,17 @@ class _Watch:
     def gone(self) -> bool:
         """Whether a job elsewhere has been silent past the liveness timeout."""
         return self._pulse.silent_s(heartbeat.sign(self.scratch / PULSES)) > heartbeat.SILENCE_S
+
+
+def _outcome(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
+    """Wait until the job has ended, verify its success and record the end of its attempt; return (cause, message) of a failure."""
+    failure = _wait(run, node, handle, watch, hold) or unproven(watch.scratch, beat=run.transfer_progress(node.address).hashed)
+    hold.check()
+    attempts = attempts_here(watch.scratch)
+    if attempts:
+        attempts[-1] |= {"ended_at": now(), "cause": failure[0] if failure else "succeeded"} | _attempt_report(watch.scratch)
+        write_json(watch.scratch / ATTEMPTS, attempts)
+    return failure
 
 
 def _wait(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
@@ -406,13 +385,6 @@ def _attempt_report(scratch: Path) -> dict[str, Any]:
     costs = {"checkpoints": done.checkpoints} if done and any(done.checkpoints.values()) else {}
     costs |= {"peak": done.peak} if done and done.peak else {}
     return {"resumed_from": done.resumed_from} | costs if done else {}
-
-
-def modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def now() -> str:

@@ -12,7 +12,6 @@ from pedigree.data.store import storage
 from pedigree.data.store.storage import ContentChanged, StoreError
 from pedigree.data.store.untrusted import ArtifactError
 from pedigree.pipelines.jobs.context import StageFailed
-from pedigree.pipelines.jobs.scratch_state import known_spec
 
 
 def prove(node: Node, placement: Placement) -> None:
@@ -86,10 +85,3 @@ def clear(url: str | None, scratch: Path) -> None:
         problem = f"{mirror.url} could not be cleared, remove it manually: {error}"
     if problem is not None:
         logging.getLogger(__name__).warning(problem)
-
-
-def clear_after(scratch: Path) -> None:
-    """`clear` for a finished stage, with the URL from its job's spec."""
-    spec = known_spec(scratch)
-    if spec is not None:
-        clear(spec.placement.checkpoint_url, scratch)

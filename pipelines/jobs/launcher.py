@@ -1,5 +1,5 @@
-"""Launchers start, poll and end jobs. They keep no state: `job.json` holds all that is needed to find a job again, and its processes carry
-the scratch folder in their environment.
+"""The launcher starts, polls and ends jobs. It keeps no state: `job.json` holds all that is needed to find a job again, and its processes
+carry the scratch folder in their environment.
 """
 
 import logging
@@ -9,9 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics
@@ -35,7 +35,7 @@ from pedigree.pipelines.jobs.processes import (
     send_to_group,
     works_in,
 )
-from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, memory_before, read_job, read_mapping
+from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, Handle, memory_before, read_job, read_mapping
 from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.stages.job.outcome import read_done
 
@@ -67,19 +67,6 @@ over ranks, and batch-invariant vLLM kernels.
 
 
 @dataclass(frozen=True)
-class Handle:
-    """A submitted job, as stored in `job.json`."""
-
-    launcher: str
-    scratch: str
-    attempt: int
-    told: dict[str, Any] = field(default_factory=dict)
-    """Private data of its launcher, used to find it again."""
-    submitted_at: float = 0.0
-    """For display: by the clock of the submitting machine."""
-
-
-@dataclass(frozen=True)
 class Status:
     """State of a job."""
 
@@ -88,31 +75,6 @@ class Status:
     """Known only to the process that started it; negative: a signal."""
     memory_ran_out: str | None = None
     """Evidence that the kernel killed one of the job's own processes for lack of memory."""
-
-
-class Launcher(Protocol):
-    """What the orchestrator requires of a backend that runs jobs."""
-
-    def submit(self, scratch: Path, numerics: Numerics, attempt: int, held: HeldSlots, fence: Fence | None = None) -> Handle:
-        """Start the job described by `scratch/spec.json` on these slots, and write `scratch/job.json`.
-
-        The job writes only while `fence` belongs to the latest submission. On this machine, it inherits a lock on the slots.
-        """
-        ...
-
-    def poll(self, handle: Handle) -> Status: ...
-
-    def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
-        """Ask all processes of the job to stop and wait until none is alive; after `grace_s` seconds (default 30) they are killed.
-
-        Return the processes that survived even that. A job elsewhere is left alone.
-        `stacks`: first print the stack of each thread to the log.
-        """
-        ...
-
-    def find(self, scratch: Path) -> Handle | None:
-        """The last job submitted for a scratch folder, even if its submitter died before writing `job.json`."""
-        ...
 
 
 class LocalLauncher:
@@ -128,6 +90,10 @@ class LocalLauncher:
         self._looked = 0.0
 
     def submit(self, scratch: Path, numerics: Numerics, attempt: int, held: HeldSlots, fence: Fence | None = None) -> Handle:
+        """Start the job described by `scratch/spec.json`, and write `scratch/job.json`. The job inherits a lock on its slots.
+
+        It writes only while `fence` belongs to the latest submission.
+        """
         left = kill_all(scratch)  # children that outlived the previous attempt must not write alongside this one
         if left:
             logging.getLogger(__name__).warning("%s; the fence keeps it from writing", described(left))
@@ -148,7 +114,7 @@ class LocalLauncher:
         # a job that ended within microseconds has no start time, but its PID still distinguishes it from our other jobs
         process = Process.of(child.pid) or Process(child.pid, 0, Process.here().machine)
         handle = self._handle(scratch, process, attempt)
-        write_json(scratch / JOB, asdict(handle))
+        write_json(scratch / JOB, handle.model_dump())
         return handle
 
     def poll(self, handle: Handle) -> Status:
@@ -172,6 +138,10 @@ class LocalLauncher:
         return Status("failed" if done is not None or exit_code is not None else "lost", exit_code, ran_out)
 
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
+        """Ask all processes of the job to stop and wait until none is alive; after `grace_s` seconds (default 30) they are killed.
+
+        Return the processes that survived even that. A job elsewhere is left alone. `stacks`: first print each thread's stack to the log.
+        """
         process = process_of(handle)
         if process is None or not process.is_local:
             return []
@@ -194,9 +164,10 @@ class LocalLauncher:
         return left
 
     def find(self, scratch: Path) -> Handle | None:
-        known = _known(scratch)
-        if known:  # its writer may have mounted the project elsewhere, or the project has moved
-            known = replace(known, scratch=str(scratch))
+        """The last job submitted for a scratch folder, even if its submitter died before writing `job.json`."""
+        stored = read_job(scratch)
+        # its writer may have mounted the project elsewhere, or the project has moved
+        known = stored.model_copy(update={"scratch": str(scratch)}) if stored else None
         process = process_of(known) if known else None
         if process is not None and works_in(process, scratch):
             return known
@@ -208,7 +179,7 @@ class LocalLauncher:
 
     def _handle(self, scratch: Path, process: Process, attempt: int) -> Handle:
         private = {"process": asdict(process), "memory": asdict(memory_kills.Before.now())}
-        return Handle(self.name, str(scratch), attempt, private, time.time())
+        return Handle(launcher=self.name, scratch=str(scratch), attempt=attempt, told=private, submitted_at=time.time())
 
     def _look_at(self, process: Process, scratch: Path) -> None:
         if time.monotonic() - self._looked > LOOK_S:
@@ -280,8 +251,3 @@ def job_environment(scratch: Path, numerics: Numerics, code_root: Path, names: S
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(names)
     environment.pop(FENCE, None)
     return environment | ({FENCE: str(fence.path)} if fence else {})
-
-
-def _known(scratch: Path) -> Handle | None:
-    found = read_job(scratch)
-    return None if found is None else Handle(**found.model_dump())

@@ -22,8 +22,17 @@ from pedigree.pipelines.jobs import checkpoint_store
 from pedigree.pipelines.jobs.attempts import numerics_changes, resumable
 from pedigree.pipelines.jobs.code import Code, differing, receive, snapshot
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
-from pedigree.pipelines.jobs.saved_progress import answers_size
-from pedigree.pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
+from pedigree.pipelines.jobs.scratch_state import (
+    CODE,
+    DEPENDENCIES,
+    SPEC,
+    Damaged,
+    answers_size,
+    known_spec,
+    make_way,
+    read_spec,
+    write_spec,
+)
 from pedigree.pipelines.ledger.cache import remove
 from pedigree.pipelines.ledger.identity import StageInputs
 from pedigree.stages.job.job import CODE_CHANGED, checkpoint_names
@@ -153,7 +162,9 @@ def _choose_code(run: RunContext, node: Node, scratch: Path, placement: Placemen
             write_json(scratch / CODE, begun.state)
         return begun.code, begun.marks
     if run.on_code_change == "rerun":
-        _discard_work(scratch)
+        for name in ("checkpoints", "chunks"):
+            shutil.rmtree(scratch / name, ignore_errors=True)
+        (scratch / "curve.jsonl").unlink(missing_ok=True)
         checkpoint_store.clear(placement.checkpoint_url, scratch)
         _note_state(scratch, now)
         return now.sha256, tuple(mark for mark in begun.marks if not mark.startswith(CODE_CHANGED))
@@ -213,19 +224,13 @@ def _note_state(scratch: Path, code: Code) -> None:
     write_json(scratch / CODE, {"snapshot": code.sha256, **code.state})
 
 
-def _discard_work(scratch: Path) -> None:
-    for name in ("checkpoints", "chunks"):
-        shutil.rmtree(scratch / name, ignore_errors=True)
-    (scratch / "curve.jsonl").unlink(missing_ok=True)
-
-
 # --- inputs ------------------------------------------------------------------------------------------------------------
 
 
 def _give_inputs(run: RunContext, need: StageInputs, scratch: Path) -> tuple[dict[str, dict[str, GivenInput]], dict[str, GivenFile]]:
     """Give the job private inputs and source files, unless an earlier attempt left them undamaged."""
-    folder = scratch / INPUTS
-    places = {(port, label): folder / f"{port}-{number}" for number, (port, label) in enumerate(_ports(need))}
+    folder, ports = scratch / INPUTS, [(given.port, given.label) for given in need.inputs]
+    places = {(port, label): folder / f"{port}-{number}" for number, (port, label) in enumerate(ports)}
     files = {name: folder / f"file-{number}" / Path(name).name for number, name in enumerate(need.source_files)}
     if not folder.is_dir() or not _all_given(places.values(), files.values()):
         remove(folder)
@@ -260,10 +265,6 @@ def _all_given(artifacts: Iterable[Path], files: Iterable[Path]) -> bool:
         return all(open_artifact(place) for place in artifacts) and all(path.exists() for path in files)
     except ArtifactError:
         return False
-
-
-def _ports(need: StageInputs) -> list[tuple[str, str]]:
-    return [(given.port, given.label) for given in need.inputs]
 
 
 def _give_artifact(source: Path, target: Path) -> None:

@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -184,17 +185,13 @@ def command_line(pid: int) -> list[str]:
 
 def send(pid: int, number: int) -> None:
     """Send a signal to a process that may be gone."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def send_to_group(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _start_of(pid: int) -> int | None:

@@ -25,9 +25,12 @@ from pedigree.stages.job.outcome import read_done
 from pedigree.stages.job.spec import JobSpec
 
 SPEC, JOB, ATTEMPTS, CODE, DEPENDENCIES = "spec.json", "job.json", "attempts.json", "code.json", "dependencies.json"
+ANSWERS = "chunks/answers.jsonl"
+"""Log of answers (`stages.sampling.answer_log`); the next attempt neither recomputes nor re-requests them."""
 UNKNOWN = "unknown/unknown"
 """Address of a scratch folder whose spec does not specify its stage."""
 _ADDRESS = TypeAdapter(Address)
+_DEPENDENCIES = TypeAdapter(dict[str, Any])
 
 
 class Damaged(PedigreeError):
@@ -82,14 +85,16 @@ def address_of(scratch: Path) -> str:
         return UNKNOWN
 
 
-class JobFile(Frozen):
-    """A `job.json`."""
+class Handle(Frozen):
+    """A submitted job: a `job.json`."""
 
     launcher: Line
     scratch: Annotated[str, Field(max_length=4096)]
     attempt: int
     told: dict[str, Any] = Field(default_factory=dict)
+    """Private data of its launcher, used to find it again."""
     submitted_at: Annotated[float, Field(ge=0, le=1e11)] = 0.0
+    """For display: by the clock of the submitting machine."""
 
 
 class _Memory(Frozen):
@@ -97,10 +102,10 @@ class _Memory(Frozen):
     uptime_s: float = 0.0
 
 
-def read_job(scratch: Path) -> JobFile | None:
+def read_job(scratch: Path) -> Handle | None:
     """The job submitted last; None if unknown."""
     try:
-        found = JobFile.model_validate(read_json(scratch / JOB))
+        found = Handle.model_validate(read_json(scratch / JOB))
     except (ArtifactError, ValidationError):
         return None
     return None if "process" in found.told and Process.parse(found.told["process"]) is None else found
@@ -135,13 +140,17 @@ def read_code(scratch: Path, snapshot: str) -> dict[str, Any]:
     return found if found.get("snapshot") == snapshot else {"snapshot": snapshot}
 
 
-def read_dependencies(scratch: Path) -> dict[str, Any] | None:
-    """Dependencies at the start of the job; None if unknown."""
+def read_dependencies(scratch: Path) -> dict[str, Any]:
+    """Dependencies at the start of the job.
+
+    Raises:
+        Damaged: they cannot be read.
+    """
+    path = scratch / DEPENDENCIES
     try:
-        found = read_json(scratch / DEPENDENCIES)
-    except ArtifactError:
-        return None
-    return found if isinstance(found, dict) else None
+        return _DEPENDENCIES.validate_python(read_json(path))
+    except (ArtifactError, ValidationError) as error:
+        raise Damaged(path, "it cannot be read") from error
 
 
 def has_reported(scratch: Path) -> bool:
@@ -150,6 +159,23 @@ def has_reported(scratch: Path) -> bool:
         return read_done(scratch) is not None
     except ArtifactError:
         return True
+
+
+def answers_size(scratch: Path) -> int:
+    """Size of the log of answers in bytes, zero without one. A running job may write to it."""
+    try:
+        return (scratch / ANSWERS).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def number_of_answers(scratch: Path) -> int:
+    """Complete lines in the log of answers."""
+    try:
+        with (scratch / ANSWERS).open("rb") as lines:
+            return sum(line.endswith(b"\n") for line in lines)
+    except FileNotFoundError:
+        return 0
 
 
 class Heartbeat(BaseModel):

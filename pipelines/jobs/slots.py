@@ -44,12 +44,7 @@ class Pool:
 
     @classmethod
     def of(cls, numerics: Numerics, capacity: int) -> "Pool":
-        """The pool for a device.
-
-        Args:
-            numerics: of the job.
-            capacity: slots of the machine, from the profile.
-        """
+        """The pool for a job's device; `capacity`: slots of the machine, from the profile."""
         if numerics.device == "cpu":
             return cls(machine_folder() / "cores", tuple(map(str, range(capacity))))
         visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]  # e.g. a scheduler's
@@ -108,14 +103,8 @@ def slots(
 ) -> Iterator[HeldSlots]:
     """Take `count` of a pool's slots for the block, waiting until they are free.
 
-    Slots of the same job, e.g. one that is re-attached to, are shared with it.
-
-    Args:
-        pool: the slots to take from.
-        count: how many.
-        job: the job's `job.json`.
-        waiting: called with the jobs that hold slots, whenever they change.
-        cancelled: ends the wait.
+    Slots of the same job (its `job.json`), e.g. one that is re-attached to, are shared with it. `waiting` is called with the jobs that hold
+    slots, whenever they change.
 
     Raises:
         Cancelled: the event was set while waiting.

@@ -34,8 +34,7 @@ from pedigree.data.store.untrusted import (
     read_plain,
 )
 from pedigree.pipelines.jobs.code import unused
-from pedigree.pipelines.jobs.live import live_jobs
-from pedigree.pipelines.jobs.liveness import Signs
+from pedigree.pipelines.jobs.live import Signs, live_jobs
 from pedigree.pipelines.jobs.scratch_state import read_mapping
 from pedigree.pipelines.ledger.cache import md5_of_bytes
 from pedigree.pipelines.ledger.git import git

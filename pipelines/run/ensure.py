@@ -36,10 +36,8 @@ from pedigree.pipelines.jobs.attempts import (
     REMEDIES,
     await_elsewhere,
     begin_again,
-    is_elsewhere,
     is_forced,
     is_unrecorded,
-    modified,
     resumable,
     run_job,
     seen_files,
@@ -52,7 +50,6 @@ from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseHolder, Lea
 from pedigree.pipelines.jobs.preparation import InputsGone, began_with_other_code, prepare, take_over
 from pedigree.pipelines.jobs.scratch_state import (
     ATTEMPTS,
-    DEPENDENCIES,
     Damaged,
     all_attempts,
     attempts_here,
@@ -107,8 +104,8 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
     Args:
         run: the run that the stage belongs to.
         node: the stage.
-        force: run the stage even if it is current.
-        needed: the files must be local, even if they could stay in the remote.
+        force: run it even if it is current.
+        needed: its files must be local, even if they could stay in the remote.
         stale: this run has already decided that it is not current.
 
     Raises:
@@ -180,7 +177,9 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
                     raise StageFailed(node.address, "inputs_moved", message) from error
                 moved = run.ledger.moved(node, before)
                 if moved:  # DVC would record the changed files
-                    raise _moved(node, moved)
+                    message = f"{', '.join(moved)} changed while it ran, so its result is not recorded for the new inputs. The result is "
+                    message += "kept and reused if the old inputs are restored; run the command again"
+                    raise StageFailed(node.address, "inputs_moved", message)
                 _publish(run, node, need, alone)
                 _clear(run.project, node, need.key)
         result = Result(node.address, outcome, time.monotonic() - started)
@@ -276,16 +275,16 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
         handle = None
     if handle:
         _take_over(run, node, need, scratch)
-    if handle and is_elsewhere(run.jobs(), handle):
+    if handle and run.jobs().poll(handle).state == "unknown":  # on another machine
         placement = read_spec(scratch).placement
         if await_elsewhere(run, node, handle, placement, alone.scratch, alone.heard):
-            return "attached", _dependencies(scratch)
+            return "attached", read_dependencies(scratch)
         handle = None
     alive = handle is not None
     outdated = run.on_code_change == "rerun" and began_with_other_code(run, node, scratch)
     if not alive and not outdated and (not force or is_forced(scratch)) and _finished_unwatched(run, node, scratch, force):
         _take_over(run, node, need, scratch)
-        return "attached", _dependencies(scratch)
+        return "attached", read_dependencies(scratch)
     numerics, placement = run.execution.of(node.kind, node.name)
     if "deepspeed" not in node.declaration.engine:
         numerics = numerics.model_copy(update={"world_size": 1})
@@ -308,7 +307,7 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
             prepare(run, node, need, numerics, placement)
             _confirm(run, node, need)
         run_job(run, node, scratch, handle, placement, held, alone.scratch)
-    return ("attached" if alive else "ran"), _dependencies(scratch)
+    return ("attached" if alive else "ran"), read_dependencies(scratch)
 
 
 def _take_over(run: RunContext, node: Node, need: StageInputs, scratch: Path) -> None:
@@ -332,32 +331,22 @@ def _refuse_to_begin(run: RunContext, node: Node, now: Identities, stale: bool) 
         raise StageFailed(node.address, "refused", f"--require-checkpoint: there is no checkpoint to resume from; {remedy}")
 
 
-def _dependencies(scratch: Path) -> dict[str, Any]:
-    """The dependencies at the start of a job.
-
-    Raises:
-        Damaged: they cannot be read.
-    """
-    found = read_dependencies(scratch)
-    if found is None:
-        raise Damaged(scratch / DEPENDENCIES, "it cannot be read")
-    return found
-
-
 def _finished_unwatched(run: RunContext, node: Node, scratch: Path, force: bool) -> bool:
     """Whether the last job succeeded while unwatched, with verified output. With `force`, an unreadable report counts as no success."""
-    if known_spec(scratch) is None or read_dependencies(scratch) is None:
-        return False
     try:
+        read_spec(scratch)
+        read_dependencies(scratch)
         if unproven(scratch, thorough=True, beat=run.transfer_progress(node.address).hashed) is not None:
             return False
+    except Damaged:
+        return False
     except ArtifactError:
         if force:
             return False
         raise
     attempts = attempts_here(scratch)
     if attempts and "ended_at" not in attempts[-1]:
-        ended = datetime.fromtimestamp(modified(scratch / "done.json"), UTC).isoformat(timespec="seconds")
+        ended = datetime.fromtimestamp((scratch / "done.json").stat().st_mtime, UTC).isoformat(timespec="seconds")
         attempts[-1] |= {"ended_at": ended, "cause": "succeeded"}
         write_json(scratch / ATTEMPTS, attempts)
     return True
@@ -456,7 +445,9 @@ def _clear(project: Project, node: Node, key: str) -> None:
         kept = log_file(project, node.address)
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(scratch / "log.txt", kept)
-    checkpoint_store.clear_after(scratch)
+    spec = known_spec(scratch)
+    if spec is not None:
+        checkpoint_store.clear(spec.placement.checkpoint_url, scratch)
     shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -538,15 +529,6 @@ def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, p
 
     job = run.project.scratch(need.key) / "job.json"
     return slots(pool, placement.slots, job=job, waiting=waiting, cancelled=run.cancelled)
-
-
-def _moved(node: Node, moved: list[str]) -> StageFailed:
-    return StageFailed(
-        node.address,
-        "inputs_moved",
-        f"{', '.join(moved)} changed while it ran, so its result is not recorded for the new inputs. The result is kept and "
-        "reused if the old inputs are restored; run the command again",
-    )
 
 
 def _is_in_place(folder: Path, key: str, beat: Beat) -> bool:

@@ -140,14 +140,11 @@ def load_execution(project: Project, name: str) -> Execution:
     try:
         return Execution.model_validate(fitted(document.value, machine.cores(), machine.memory()))
     except ValidationError as error:
-        raise ConfigError(
-            [
-                document.problem(
-                    detail["loc"], f"{'.'.join(map(str, detail['loc'])) or 'profile'}: {detail['msg'].removeprefix('Value error, ')}"
-                )
-                for detail in error.errors()
-            ]
-        ) from error
+        problems = []
+        for detail in error.errors():
+            where = ".".join(map(str, detail["loc"])) or "profile"
+            problems.append(document.problem(detail["loc"], f"{where}: {detail['msg'].removeprefix('Value error, ')}"))
+        raise ConfigError(problems) from error
 
 
 def refuse_read_only(project: Project) -> None:

@@ -92,8 +92,7 @@ def refuse_missing_assets(graph: Graph, addresses: Collection[str]) -> None:
     Raises:
         ConfigError: its files are missing or damaged; the stages are named.
     """
-    comparing = [node.address for node in graph.nodes.values() if _embeds(node.config)]
-    due = sorted(set(comparing) & set(addresses))
+    due = sorted(address for address in addresses if _embeds(graph.nodes[address].config))
     if not due:
         return
     try:
@@ -121,7 +120,7 @@ def pin(project: Project, recipe: str) -> list[Pinned]:
     files = {file: file.read_bytes() for file in (recipe_file(project.recipes, graph.source).resolve() for graph in graphs)}
     _refuse_inherited(files, {repo.name for graph in graphs for repo in unpinned(graph, graph.nodes)})
     revisions = {file: open_revisions(before.decode(), file.name) for file, before in files.items()}
-    known: dict[Repository, Pinned] = {}
+    known: dict[Repository, tuple[str | None, str]] = {}
     return [found for file, before in files.items() for found in _pin_file(file, before, revisions[file], known)]
 
 
@@ -141,24 +140,27 @@ def _refuse_inherited(files: Mapping[Path, bytes], repos: Collection[str]) -> No
         raise ConfigError(problems)
 
 
-def _pin_file(file: Path, before: bytes, revisions: Sequence[OpenRevision], known: dict[Repository, Pinned]) -> list[Pinned]:
+def _pin_file(
+    file: Path, before: bytes, revisions: Sequence[OpenRevision], known: dict[Repository, tuple[str | None, str]]
+) -> list[Pinned]:
     found: dict[OpenRevision, Pinned] = {}
     for revision in revisions:
         repo = Repository("dataset" if revision.is_dataset else "model", revision.repo, PIN_ME)
         if repo not in known:
-            known[repo] = _newest(file, revision, repo)
-        found[revision] = Pinned(file, revision.line, repo.name, known[repo].commit, known[repo].problem)
+            known[repo] = _newest(repo)
+        found[revision] = Pinned(file, revision.line, repo.name, *known[repo])
     commits = {revision: one.commit for revision, one in found.items() if one.commit}
     if commits:
         _write(file, before, pinned(before.decode(), commits).encode())
     return list(found.values())
 
 
-def _newest(file: Path, revision: OpenRevision, repo: Repository) -> Pinned:
+def _newest(repo: Repository) -> tuple[str | None, str]:
+    """(its newest commit, why that is unknown)."""
     try:
-        return Pinned(file, revision.line, repo.name, hub.newest(repo))
+        return hub.newest(repo), ""
     except StoreError as error:
-        return Pinned(file, revision.line, repo.name, None, str(error))
+        return None, str(error)
 
 
 def _write(file: Path, before: bytes, after: bytes) -> None:

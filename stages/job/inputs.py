@@ -5,29 +5,24 @@ the old bytes were restored, and for attempts that resume from an earlier checkp
 """
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.texts import command
 from pedigree.data.artifacts.artifacts import ArtifactError, entries_of, open_artifact, read_json, sha256_path, survey, write_json
 from pedigree.data.store.hashing import Hashed, hash_files
-from pedigree.data.store.untrusted import Sha256, Size
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job
-from pedigree.stages.job.outcome import Number
+from pedigree.stages.job.outcome import HashedFile
 from pedigree.stages.job.spec import JobSpec, place_in
 
 SEEN = "inputs.json"
 """File in the scratch folder: input file → hash and metadata when the first attempt opened it."""
 
 
-class _Seen(Frozen):
-    size: Size
-    mtime_ns: Number
-    inode: Number
-    sha256: Sha256
-    md5: str = Field(default="", max_length=32)
+class _Seen(HashedFile):
+    md5: Annotated[str, Field(max_length=32)] = ""
 
 
 _SEEN = TypeAdapter(dict[str, _Seen])
@@ -60,7 +55,7 @@ def _seen_before(job: Job) -> dict[str, Hashed] | None:
         found = _SEEN.validate_python(read_json(job.folder / SEEN))
     except (ArtifactError, ValidationError):
         return None
-    return {name: Hashed(**seen.model_dump()) for name, seen in found.items()}
+    return {name: seen.hashed() for name, seen in found.items()}
 
 
 def check_untouched(spec: JobSpec, job: Job) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self
+from typing import Any, Protocol, Self
 
 from pedigree.configs.base.frozen import finite
 from pedigree.configs.language.execution import Numerics, Placement
@@ -242,7 +242,9 @@ class Job:
         self._go_on()
         if self.rank == 0:
             with (self.folder / "curve.jsonl").open("ab+") as stream:
-                torn = stream.tell() > 0 and _last_byte(stream) != b"\n"  # after a full disk or a power cut
+                if size := stream.tell():
+                    stream.seek(size - 1)
+                torn = stream.read(1) not in (b"\n", b"")  # after a full disk or a power cut
                 stream.write(b"\n" * torn + json.dumps({"step": step, **numbers}).encode() + b"\n")
 
     def rewind(self, step: int) -> None:
@@ -252,11 +254,6 @@ class Job:
         if self.rank == 0 and path.exists():
             kept = [row for row in read_curve(path) if row["step"] <= step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-
-
-def _last_byte(stream: BinaryIO) -> bytes:
-    stream.seek(-1, os.SEEK_END)
-    return stream.read(1)
 
 
 Inputs = dict[str, dict[str, Artifact]]

@@ -159,22 +159,19 @@ class Mirroring:
             StoreError: the store fails, and this machine has no local work yet.
         """
         with self._or_local("with local files", self._known):
-            self._fetch_chunks(folder)
-
-    def _fetch_chunks(self, folder: Path) -> None:
-        there, fetched = self.mirror.chunks(), 0
-        for name in sorted(there):
-            file = folder / f"{name}.json"
-            if not file.exists():
-                self.job.progress(0, 0)
-                try:
-                    self.mirror.download_chunk(file, there[name])
-                    fetched += 1
-                except ContentChanged as error:
-                    _say(f"a mirrored chunk is damaged and will be generated again: {error}")
-        if fetched:
-            self._note_other_code()
-            _say(f"fetched {fetched} finished chunks from {self.mirror.url}")
+            there, fetched = self.mirror.chunks(), 0
+            for name in sorted(there):
+                file = folder / f"{name}.json"
+                if not file.exists():
+                    self.job.progress(0, 0)
+                    try:
+                        self.mirror.download_chunk(file, there[name])
+                        fetched += 1
+                    except ContentChanged as error:
+                        _say(f"a mirrored chunk is damaged and will be generated again: {error}")
+            if fetched:
+                self._note_other_code()
+                _say(f"fetched {fetched} finished chunks from {self.mirror.url}")
 
     def _note_other_code(self) -> None:
         try:

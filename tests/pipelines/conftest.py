@@ -1,6 +1,7 @@
 """What the tests of the orchestrator share."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 import typer.main
 from in_process import in_process
 from running_lab import Lab, outcomes
+
+from pedigree.pipelines.cli import main as cli
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,6 +31,25 @@ def _the_command_line_is_built_once() -> Iterator[None]:
 def _no_other_test_takes_the_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that fails may leave a job that holds some for ever."""
     monkeypatch.setenv("PEDIGREE_SLOTS", str(tmp_path / "slots"))
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+@pytest.fixture
+def type_(lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Types a command in the lab: its exit code, what it prints, and what it prints as errors."""
+
+    def typed(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(lab.root)
+        monkeypatch.setattr(sys, "argv", ["pedigree", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0), *capsys.readouterr()
+
+    return typed
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,9 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.artifacts import read_json, write_json
 from pedigree.data.store.fence import Fence, Superseded
 from pedigree.pipelines.jobs import attempts, launcher, lease, processes, slots
-from pedigree.pipelines.jobs.launcher import Handle, LocalLauncher, Status, process_of
+from pedigree.pipelines.jobs.launcher import LocalLauncher, Status, process_of
 from pedigree.pipelines.jobs.processes import Process
-from pedigree.pipelines.jobs.scratch_state import JOB, SPEC
+from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, Handle
 from pedigree.stages import __main__ as entry
 from pedigree.stages.job.failures import Preempted
 from pedigree.stages.job.job import Job
@@ -75,7 +75,7 @@ class InProcessLauncher(LocalLauncher):
         running.thread.start()
         launcher.fault_point("job started")
         handle = self._known_as(scratch, attempt)
-        write_json(scratch / JOB, asdict(handle))
+        write_json(scratch / JOB, handle.model_dump())
         return handle
 
     def _work(self, spec: JobSpec, running: _Running) -> None:
@@ -114,7 +114,8 @@ class InProcessLauncher(LocalLauncher):
 
     def _known_as(self, scratch: Path, attempt: int) -> Handle:
         nobody = Process(os.getpid(), 0, Process.here().machine)  # whoever looks for a process finds none that lives
-        return Handle(self.name, str(scratch), attempt, {"process": asdict(nobody)}, time.time())
+        told = {"process": asdict(nobody)}
+        return Handle(launcher=self.name, scratch=str(scratch), attempt=attempt, told=told, submitted_at=time.time())
 
 
 _here = threading.local()

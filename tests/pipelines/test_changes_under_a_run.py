@@ -14,6 +14,7 @@ import pytest
 import yaml
 from commands import InProcessCommand
 from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
+from sweeps import nightly_after
 from waiting import deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
@@ -39,11 +40,6 @@ from pedigree.pipelines.run.plans import plan
 from pedigree.pipelines.run.runs import run_graph
 
 RECIPE = "configs/recipes/lab.yaml"
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Lab:
-    return Lab(tmp_path)
 
 
 @contextmanager
@@ -125,7 +121,8 @@ def test_a_profile_edited_under_a_run_is_not_what_its_jobs_run_with(lab: Lab) ->
 def test_a_template_edited_under_a_run_is_not_what_its_results_are_recorded_under(lab: Lab) -> None:
     """The run is a process of the lab's code, whose template this is. The ledger named the edited one beside the other's result."""
     llama = "{type: random_llama, layers: 1, hidden: 8, heads: 2, kv_heads: 2, ffn: 8, vocabulary: 300, context: 64, seed: 1}"
-    lab.write(RECIPE, (lab.root / RECIPE).read_text() + f"  model: {{kind: source_model, in: {{corpus: [raw]}}, source: {llama}}}\n")
+    raw = "{kind: prepare_data, record: conversation, sources: [{type: arithmetic, operations: [add], digits: [1], count: 5, seed: 2}]}"
+    lab.write(RECIPE, f"execution: lab\nstages:\n  raw: {raw}\n  model: {{kind: source_model, in: {{corpus: [raw]}}, source: {llama}}}\n")
     template = lab.code / "configs/templates/chatml.jinja"
     before = sha256_path(template)
     lab.knobs(model={"hold": "go"})
@@ -136,10 +133,9 @@ def test_a_template_edited_under_a_run_is_not_what_its_results_are_recorded_unde
     said, _ = orchestrator.communicate(timeout=deadline(90))
     assert "StageFailed" not in said and read(lab, "model", "record.json")["config"]["chat_template_sha256"] == before, said
     no_mixture(lab)
-    assert f"chat_template_sha256 {before}" in lab.shell("python -m pedigree.pipelines.cli plan lab").stdout
-    lab.shell("python -m pedigree.pipelines.cli run lab")
+    lab.orchestrator("run_graph(run)").communicate(timeout=deadline(90))
     assert read(lab, "model", "record.json")["config"]["chat_template_sha256"] == sha256_path(template)
-    assert lab.runs().count("model") == 2 and len(lab.runs()) == 6
+    assert lab.runs() == ["raw", "model", "model"]
 
 
 def test_two_runs_of_two_versions_of_a_recipe_side_by_side_mix_nothing(lab: Lab) -> None:
@@ -205,15 +201,6 @@ def test_an_input_that_is_written_to_in_place_is_noticed_also_where_the_old_byte
     (scratch / "checkpoints/step-9").mkdir(parents=True)
     assert outcomes(lab)["clean"] == "StageFailed"  # what an attempt goes on from may hold what was there in between
     assert outcomes(lab, forced=("clean",))["clean"] == "ran"
-
-
-def test_an_artifact_that_is_removed_under_a_job_does_not_end_it(lab: Lab) -> None:
-    lab.knobs(clean={"hold": "go"})
-    with working(lab, "clean") as ends:
-        shutil.rmtree(lab.root / "artifacts/lab/raw")
-    assert made(ends)["clean"] == "ran"
-    assert set(outcomes(lab).values()) <= {"unchanged", "restored", "ran"} and status(lab) == CLEAN
-    no_mixture(lab)
 
 
 FILE_RECIPE = """
@@ -371,12 +358,14 @@ def test_commands_that_look_write_nothing(lab: Lab) -> None:
 
 
 @contextmanager
-def left_behind(lab: Lab, command: str) -> Iterator[Path]:
+def left_behind(lab: Lab, *overrides: str) -> Iterator[Path]:
     """A runner that was killed while its job of `clean` worked; the job ends when the block does, or when there is a file `go`."""
     path = lab.code / "stages/decontaminate/run.py"
     path.write_text(path.read_text().replace("get(job.address, {})", "get(job.address.partition('/')[2], {})"))
     lab.write("knobs.json", json.dumps({"clean": {"hold": "go"}}))
-    runner = lab.orchestrator(command)
+    above = lab.run(*overrides)
+    run_graph(above, [above.graph.find(name).address for name in ("suite", "raw")])
+    runner = lab.orchestrator(f"run_graph(open_run(Project.find(), Request('lab', {overrides!r})))")
     try:
         until((lab.root / "go.waiting").exists, alive=lambda: runner.poll() is None)
         runner.kill()
@@ -391,10 +380,10 @@ def clean_ran_once(lab: Lab) -> bool:
     return [line.partition("/")[2] for line in (lab.root / "runs.log").read_text().split()].count("clean") == 1
 
 
-@pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
+@pytest.mark.parametrize("ended", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["running", "ended"])
 def test_work_of_a_variant_is_taken_when_the_recipe_becomes_what_the_variant_was(lab: Lab, ended: bool) -> None:
     six = "raw.sources=[{type: arithmetic, operations: [add], digits: [1], count: 6, seed: 2}]"
-    with left_behind(lab, f"run_graph(open_run(Project.find(), Request('lab', ({six!r},))))") as scratch:
+    with left_behind(lab, six) as scratch:
         if ended:
             (lab.root / "go").touch()
             until(lambda: (scratch / "done.json").exists() and not list(processes_of(scratch)))
@@ -408,11 +397,11 @@ def test_work_of_a_variant_is_taken_when_the_recipe_becomes_what_the_variant_was
 
 
 def test_work_of_a_recipe_that_was_renamed_is_recorded_under_its_new_name(lab: Lab) -> None:
-    with left_behind(lab, "run_graph(run)"):
+    with left_behind(lab):
         (lab.root / RECIPE).rename(lab.root / "configs/recipes/lab2.yaml")
         (lab.root / "go").touch()
         run = open_run(lab.project, Request("lab2"))
-        run.code_root = lab.code
+        run.code_root, run.launcher = lab.code, lab.launcher
         ends = run_graph(run)
     assert made(ends)["clean"] == "attached" and clean_ran_once(lab)
     artifact = lab.root / "artifacts/lab2"
@@ -480,7 +469,7 @@ def test_an_interrupted_stage_whose_code_has_changed(lab: Lab, choice: Any) -> N
     assert bool(said) == (choice == "keep") and all(STAGE in notice and "--on-code-change take" in notice for notice in said)
 
 
-@pytest.mark.parametrize("choice", ["keep", "take", "rerun"])
+@pytest.mark.parametrize("choice", nightly_after(1, ["keep", "take", "rerun"]))
 def test_answers_that_were_kept_are_told_as_what_they_are(lab: Lab, choice: Any) -> None:
     scratch = interrupted(lab)
     shutil.rmtree(scratch / "checkpoints")
@@ -510,18 +499,15 @@ def test_a_log_that_holds_nothing_leaves_the_code_of_now(lab: Lab) -> None:
 
 @pytest.mark.parametrize("choice", ["keep", "rerun"])
 def test_a_result_that_nobody_took_before_the_code_was_edited(lab: Lab, choice: Any) -> None:
-    lab.knobs(clean={"hold": "go"})
-    orchestrator = lab.orchestrator("run_graph(run)")
-    until((lab.root / "go.waiting").exists, alive=lambda: orchestrator.poll() is None)
-    orchestrator.kill()
-    orchestrator.communicate()
-    (scratch,) = [path.parent for path in lab.root.glob(".pedigree/scratch/*/inputs.json")]
-    (lab.root / "go").touch()
-    until(lambda: (scratch / "done.json").exists() and not list(processes_of(scratch)))
+    with left_behind(lab) as scratch:
+        (lab.root / "go").touch()
+        until(lambda: (scratch / "done.json").exists() and not list(processes_of(scratch)))
     other_code(lab)
     run = lab.run()
     run.on_code_change = choice
     assert made(run_graph(run))["clean"] == ("attached" if choice == "keep" else "ran")
+    causes = [attempt.get("cause") for attempt in read(lab, "clean", "run.json")["attempts"]]
+    assert causes[-1] == "succeeded" and (choice == "rerun" or len(causes) == 1)
     assert ("edited" in (lab.root / "artifacts/lab/clean/payload/rows.jsonl").read_text()) == (choice == "rerun")
 
 
@@ -550,15 +536,16 @@ def test_a_job_refuses_a_snapshot_that_was_changed(lab: Lab) -> None:
     path = taken.folder / "pedigree" / STAGE
     path.chmod(0o644)
     path.write_text(path.read_text() + "\nX = 1\n")
-    assert outcomes(lab)["suite"] == "StageFailed"
+    (end,) = run_graph(lab.run(), ["lab/suite"])
+    assert isinstance(end, StageFailed) and "the running code differs from the job's snapshot" in end.message
 
 
 def test_snapshots_are_shared_and_whole_or_absent(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = snapshot(lab.project, lab.code), snapshot(lab.project, lab.code)
     assert one == other and code_sha256(code_files(one.folder)) == one.sha256 and len(list(lab.root.glob(".pedigree/code/*"))) == 1
-    outcomes(lab)
-    specs = {read(lab, name, "run.json")["attempts"][0]["code"]["snapshot"] for name in lab.contents()}
-    assert specs == {one.sha256} and len(list(lab.root.glob(".pedigree/code/*"))) == 1
+    run_graph(lab.run(), ["lab/raw"])
+    assert read(lab, "raw", "run.json")["attempts"][0]["code"]["snapshot"] == one.sha256
+    assert len(list(lab.root.glob(".pedigree/code/*"))) == 1
     from pedigree.pipelines.jobs import code as snapshots
 
     counter = iter(range(1000))
@@ -604,7 +591,7 @@ def test_machine_and_environment_are_those_of_the_job(lab: Lab) -> None:
     path.write_text(path.read_text() + "\n\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n")
     (lab.code / "requirements").mkdir()
     (lab.code / "requirements/cpu.txt").write_text("torch==0\n")
-    outcomes(lab)
+    run_graph(lab.run(), ["lab/raw"])
     recorded = read(lab, "raw", "run.json")
     assert recorded["hardware"]["cores"] == 1 and len(os.sched_getaffinity(0)) > 1
     assert recorded["environment"]["locks"] == {"cpu.txt": sha256_path(lab.code / "requirements/cpu.txt")}

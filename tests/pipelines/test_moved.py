@@ -108,7 +108,7 @@ def test_a_job_of_a_runner_that_has_mounted_the_project_elsewhere_is_waited_for_
 
 
 @needs_mounts
-@pytest.mark.parametrize("forced", [(), ("clean",)], ids=["again", "forced"])
+@pytest.mark.parametrize("forced", [(), pytest.param(("clean",), marks=pytest.mark.nightly)], ids=["again", "forced"])
 def test_work_of_a_machine_that_is_gone_and_had_mounted_the_project_elsewhere_is_gone_on_with(lab: Lab, forced: Any) -> None:
     with other_mount(lab, *OTHER_MACHINE) as scratch:
         (scratch / "checkpoints/step-7").mkdir(parents=True)
@@ -137,7 +137,7 @@ def interrupted(lab: Lab) -> Path:
     return scratch
 
 
-@pytest.mark.parametrize("rebooted", [False, True], ids=["same boot", "rebooted"])
+@pytest.mark.parametrize("rebooted", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["same boot", "rebooted"])
 def test_work_that_was_interrupted_goes_on_where_the_project_was_moved(lab: Lab, rebooted: bool) -> None:
     scratch = interrupted(lab)
     if rebooted:
@@ -174,7 +174,7 @@ def test_a_project_that_is_moved_under_its_run_is_gone_on_with_by_one_writer(lab
     assert "lab/clean failed" in runner.communicate(timeout=deadline(30))[0]
 
 
-@pytest.mark.parametrize("with_leases", [True, False], ids=["all of it", "without leases"])
+@pytest.mark.parametrize("with_leases", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["all of it", "without leases"])
 def test_a_copy_leaves_the_original_alone(lab: Lab, with_leases: bool) -> None:
     lab.knobs(clean={"hold": "go"})
     runner = lab.orchestrator("for end in run_graph(run): print(end)")

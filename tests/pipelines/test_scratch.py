@@ -12,23 +12,10 @@ import pytest
 from running_lab import Lab
 from waiting import deadline
 
-from pedigree.pipelines.cli import main as cli
 from pedigree.pipelines.cli import scratch
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.lease import lease
 from pedigree.pipelines.run.runs import run_graph
-
-
-@pytest.fixture
-def type_(monkeypatch, capsys, lab):
-    def typed(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(lab.root)
-        monkeypatch.setattr(sys, "argv", ["pedigree", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return int(end.value.code or 0), *capsys.readouterr()
-
-    return typed
 
 
 @pytest.fixture

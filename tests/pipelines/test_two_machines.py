@@ -5,10 +5,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from waiting import deadline, until
 
 from pedigree.data.store import heartbeat
 from pedigree.data.store.fence import OVERTAKEN
-from pedigree.pipelines.cli import main as cli
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.launcher import LocalLauncher
 from pedigree.pipelines.run.ensure import ensure
@@ -177,19 +175,6 @@ def test_a_runner_that_was_stopped_leaves_the_job_to_the_one_that_took_over(lab:
 
 
 @pytest.fixture
-def type_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lab: Lab) -> Callable[..., tuple[int, str, str]]:
-    def typed(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(lab.root)
-        monkeypatch.setattr(sys, "argv", ["pedigree", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return typed
-
-
-@pytest.fixture
 def long_job(lab: Lab) -> Iterator[Machine]:
     """The other machine, whose job of `raw` is at work for as long as a test may last."""
     lab.knobs(raw={"seconds": 1200})
@@ -202,8 +187,20 @@ def abandon(lab: Lab) -> None:
     lab.edit("configs/recipes/lab.yaml", "count: 5, seed: 2", "count: 6, seed: 2")
 
 
-def test_scratch_of_a_job_that_lives_on_another_machine_is_left_alone(lab: Lab, long_job: Machine, type_: Any) -> None:
+def test_a_job_that_lives_on_another_machine_is_listed_and_left_alone(lab: Lab, long_job: Machine, type_: Any) -> None:
+    until(lambda: '"total": 12000' in (long_job.scratch / "progress.json").read_text())
+    code, out, _ = type_("jobs")
+    assert code == 0 and re.search(rf"lab/raw +prepare_data +elsewhere \({os.uname().nodename}\) +\d+/12000 .* pedigree run lab", out)
+    (job,) = json.loads(type_("jobs", "--json")[1])["jobs"]
+    assert (job["address"], job["elsewhere"], job["alive"], job["pid"]) == ("lab/raw", True, True, None) and job["step"] > 0
+    assert "running elsewhere, step" in type_("status", "lab")[1]
     long_job.tell("interrupt runner")  # it has given its leases back, and its job goes on
+    code, _, err = type_("gc", "--yes")
+    assert code == 2 and "the job of lab/raw is running" in err
+    handle = json.loads((long_job.scratch / "job.json").read_text())  # found wherever that machine has mounted the project
+    (long_job.scratch / "job.json").write_text(json.dumps(handle | {"scratch": "/mnt/there/.pedigree/scratch/key"}))
+    found = LocalLauncher(lab.project).find(long_job.scratch)
+    assert found and found.scratch == str(long_job.scratch)
     abandon(lab)
     code, out, _ = type_("scratch", "--clean")
     assert (code, (long_job.scratch / "curve.jsonl").exists()) == (0, True)
@@ -213,39 +210,16 @@ def test_scratch_of_a_job_that_lives_on_another_machine_is_left_alone(lab: Lab, 
     assert code == 2 and "its job may be running on another machine" in err and (long_job.scratch / "curve.jsonl").exists()
 
 
-def test_nothing_is_collected_while_a_job_lives_on_another_machine(lab: Lab, long_job: Machine, type_: Any) -> None:
-    long_job.tell("interrupt runner")
-    code, _, err = type_("gc", "--yes")
-    assert code == 2 and "the job of lab/raw is running" in err
-
-
-def test_a_job_of_another_machine_is_found_wherever_that_has_mounted_the_project(lab: Lab, long_job: Machine) -> None:
-    handle = json.loads((long_job.scratch / "job.json").read_text())
-    (long_job.scratch / "job.json").write_text(json.dumps(handle | {"scratch": "/mnt/there/.pedigree/scratch/key"}))
-    found = LocalLauncher(lab.project).find(long_job.scratch)
-    assert found and found.scratch == str(long_job.scratch)
-
-
 def test_scratch_of_a_machine_that_fell_silent_goes_and_who_comes_back_ends(lab: Lab, long_job: Machine, type_: Any) -> None:
     """Its runner died without a word: its leases count until it has been silent."""
     long_job.tell("kill runner")
     long_job.tell("stop job")
+    until(lambda: re.search(r"lab/raw .* no heartbeat for \d+s", type_("jobs")[1]))
     abandon(lab)
     code, out, _ = type_("scratch", "--clean")
     assert code == 0 and "heartbeats from other machines" in out and "deleted 1 folder" in out
     assert long_job.tell("go on") == [f"ended {OVERTAKEN}\n"]
     assert not long_job.scratch.exists()
-
-
-def test_jobs_lists_those_of_other_machines(lab: Lab, long_job: Machine, type_: Any) -> None:
-    until(lambda: '"total": 12000' in (long_job.scratch / "progress.json").read_text())
-    code, out, _ = type_("jobs")
-    assert code == 0 and re.search(rf"lab/raw +prepare_data +elsewhere \({os.uname().nodename}\) +\d+/12000 .* pedigree run lab", out)
-    (job,) = json.loads(type_("jobs", "--json")[1])["jobs"]
-    assert (job["address"], job["elsewhere"], job["alive"], job["pid"]) == ("lab/raw", True, True, None) and job["step"] > 0
-    assert "running elsewhere, step" in type_("status", "lab")[1]
-    long_job.tell("stop job")
-    until(lambda: re.search(r"lab/raw .* no heartbeat for \d+s", type_("jobs")[1]))
 
 
 def test_cancel_ends_a_job_of_another_machine(lab: Lab, long_job: Machine, type_: Any) -> None:

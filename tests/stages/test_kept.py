@@ -6,7 +6,7 @@ from models import a_job
 from pedigree.data.artifacts.mirror import Mirror
 from pedigree.data.store.storage import StoreError
 from pedigree.pipelines.jobs.attempts import _reached, resumable
-from pedigree.pipelines.jobs.saved_progress import LOG
+from pedigree.pipelines.jobs.scratch_state import ANSWERS
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.answer_log import PART, AnswerLog
 
@@ -15,8 +15,8 @@ def test_a_log_that_was_torn_goes_on_after_its_whole_lines(tmp_path):
     with AnswerLog(a_job(tmp_path)) as log:
         log.keep({"one": 1})
         log.keep({"two": 2})
-    text = (tmp_path / LOG).read_text()
-    (tmp_path / LOG).write_text(text[:-5])
+    text = (tmp_path / ANSWERS).read_text()
+    (tmp_path / ANSWERS).write_text(text[:-5])
     with AnswerLog(a_job(tmp_path)) as log:
         assert "one" in log and "two" not in log
         log.keep({"three": 3, "four": "\u2028é"})
@@ -34,8 +34,8 @@ def test_values_that_belong_together_are_computed_again_unless_all_are_known(tmp
 
 @pytest.mark.parametrize("line", ["", "5", "[1]", '["a"]', "[1, 2]", '{"a": 1, "b": 2}', "\udcff"])
 def test_a_line_that_holds_no_value_is_none(tmp_path, line):
-    (tmp_path / LOG).parent.mkdir()
-    (tmp_path / LOG).write_text(f'["one", 1]\n{line}\n["two", 2]\n', errors="surrogateescape")
+    (tmp_path / ANSWERS).parent.mkdir()
+    (tmp_path / ANSWERS).write_text(f'["one", 1]\n{line}\n["two", 2]\n', errors="surrogateescape")
     with AnswerLog(a_job(tmp_path)) as log:
         assert (log["one"], log["two"]) == (1, 2)
 
@@ -49,7 +49,7 @@ def test_another_machine_has_what_was_kept_and_is_told_nothing_twice(tmp_path):
     for _ in range(2):
         with a_job(tmp_path / "elsewhere", checkpoint_url=url) as job, AnswerLog(job) as log:
             assert [log[f"n{number}"] for number in range(PART + 3)] == list(range(PART + 3))
-        assert len(set((tmp_path / "elsewhere" / LOG).read_text().splitlines())) == PART + 3
+        assert len(set((tmp_path / "elsewhere" / ANSWERS).read_text().splitlines())) == PART + 3
         assert len(list((tmp_path / "elsewhere" / "chunks").glob("*.json"))) == 2  # nothing was sent a second time
     with AnswerLog(a_job(tmp_path / "elsewhere")) as log:  # nobody mirrors any more
         assert [log[f"n{number}"] for number in range(PART + 3)] == list(range(PART + 3))
@@ -97,7 +97,7 @@ def test_while_a_long_log_is_read_the_job_says_how_far_it_is(tmp_path, monkeypat
     with AnswerLog(a_job(tmp_path)) as log:
         assert log["n7"] == 7
     lines, parts = ([one for one in told if one[3] == unit] for unit in ("MB", "parts"))
-    size = (tmp_path / LOG).stat().st_size / 1e6
+    size = (tmp_path / ANSWERS).stat().st_size / 1e6
     assert len(lines) == 3 * PART and {of for _, _, of, _ in lines} == {size} and 0.9 * size < lines[-1][1] < size
     assert [(done, of) for _, done, of, _ in parts] == [(0, 3), (1, 3), (2, 3)]
     assert {what for what, *_ in told} == {"reading the response log"}
@@ -111,7 +111,7 @@ def test_what_another_version_kept_beside_it_is_no_part_of_it(tmp_path, text):
     (tmp_path / "chunks" / f"{'0b' * 16}.json").write_text('[["two", 2]]')
     with AnswerLog(a_job(tmp_path)) as log:
         assert log["two"] == 2
-    assert (tmp_path / LOG).read_text() == '["two",2]\n'
+    assert (tmp_path / ANSWERS).read_text() == '["two",2]\n'
 
 
 def test_answers_that_were_kept_are_something_to_go_on_from(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from data_lab import run_stage
 from models import alive, dataset, run, start_job
+from sweeps import nightly_unless
 from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
@@ -134,9 +135,11 @@ def attempted(folder: Path, kind: str, threads: int, ports: dict[str, Artifact])
     return process.exitcode
 
 
+DAILY = [("prepare_data", 1, 2), ("decontaminate", 1, 2), ("pair", 1, 2), ("prepare_data", 3, 0), ("decontaminate", 3, 0)]
+
+
 @pytest.mark.parametrize(
-    ("kind", "threads", "written"),
-    [*((kind, 1, 2) for kind in KINDS), *((kind, 3, 0) for kind in ("prepare_data", "decontaminate", "select_prompts"))],
+    ("kind", "threads", "written"), nightly_unless(DAILY, [*((kind, 1, 2) for kind in KINDS), *DAILY[3:], ("select_prompts", 3, 0)])
 )
 def test_killed_between_two_files_it_ends_in_the_same_bytes(given, tmp_path, monkeypatch, kind, threads, written):
     """With three threads a worker is killed, as for want of memory, or several that come to that point at once."""

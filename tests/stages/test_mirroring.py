@@ -79,6 +79,7 @@ def test_another_machine_goes_on_and_ends_in_the_same_bytes(tmp_path, url, sft):
     assert len(kept) == 2 and storage.entries(f"{url}/k/lease")[-1].name == "000002.released"
 
 
+@pytest.mark.nightly
 def test_a_changed_mirrored_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, sft):
     args, undisturbed = sft
     url = f"file://{tmp_path}/store"
