@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pedigree.stages.core.batches import sum_by_document
+
 EPSILON = 1e-4
 """Added to a group's standard deviation before dividing by it, as in TRL."""
 
@@ -142,5 +144,4 @@ def _within(documents_N: Tensor, num_documents: int) -> Tensor:
 
 def _lengths(documents_N: Tensor, num_documents: int) -> Tensor:
     """Tokens of each answer (without `bincount`, which reads the largest number first and so waits for the GPU)."""
-    zeros_D = torch.zeros(num_documents, dtype=documents_N.dtype, device=documents_N.device)
-    return zeros_D.index_add(0, documents_N, torch.ones_like(documents_N))
+    return sum_by_document(torch.ones_like(documents_N), documents_N, num_documents)

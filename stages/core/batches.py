@@ -153,8 +153,12 @@ class MicroBatch:
 
     def sum_by_document(self, values_N: Tensor) -> Tensor:
         """Σ over each document's trained tokens, shape (D,)."""
-        zeros = torch.zeros(self.num_documents, dtype=values_N.dtype, device=values_N.device)
-        return zeros.index_add(0, self.documents_N, values_N)
+        return sum_by_document(values_N, self.documents_N, self.num_documents)
+
+
+def sum_by_document(values_N: Tensor, documents_N: Tensor, num_documents: int) -> Tensor:
+    """Σ over each document's tokens, shape (D,)."""
+    return values_N.new_zeros(num_documents).index_add(0, documents_N, values_N)
 
 
 @lru_cache(maxsize=2)

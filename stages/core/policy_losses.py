@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pedigree.configs.methods.policy_gradient import AdaptiveKl, Algorithm, Cispo, Clipped, Correction, Dcpo, Kl, Ratio
+from pedigree.stages.core.batches import sum_by_document
 
 LARGEST_DELTA = 20.0
 """Log-ratios to the reference are clamped to ± this: e^20 per token is far beyond a useful gradient."""
@@ -63,17 +64,11 @@ def informative(rewards_PG: Tensor, advantages_PG: Tensor | None) -> Tensor:
 def ratios(log_ratios_N: Tensor, documents_N: Tensor, num_documents: int, level: Ratio) -> Tensor:
     """ρ of each token: the token's own, or its answer's, exp(mean_t log ρ_t) (GSPO, arXiv 2507.18071, eq. 7) or Π_t ρ_t."""
     if level != "token":
-        sums_D = sum_by_answer(log_ratios_N, documents_N, num_documents)
+        sums_D = sum_by_document(log_ratios_N, documents_N, num_documents)
         if level == "sequence_mean":
-            sums_D = sums_D / sum_by_answer(torch.ones_like(log_ratios_N), documents_N, num_documents).clamp(min=1)
+            sums_D = sums_D / sum_by_document(torch.ones_like(log_ratios_N), documents_N, num_documents).clamp(min=1)
         log_ratios_N = sums_D[documents_N]
     return log_ratios_N.exp()
-
-
-def sum_by_answer(values_N: Tensor, documents_N: Tensor, num_documents: int) -> Tensor:
-    """Σ_t of each answer, shape (D,)."""
-    zeros_D = torch.zeros(num_documents, dtype=values_N.dtype, device=values_N.device)
-    return zeros_D.index_add(0, documents_N, values_N)
 
 
 def clipped(ratios_N: Tensor, advantages_N: Tensor, low: float | Tensor, high: float | Tensor, dual_clip: float | None = None) -> Objective:

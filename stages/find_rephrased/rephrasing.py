@@ -8,8 +8,7 @@ from string import Template
 
 from pedigree.configs.judging.rephrased import FRAME, SAME
 from pedigree.data.records.records import Message
-from pedigree.stages.core.rating import unused_mark
-from pedigree.stages.core.stated import stated_line
+from pedigree.stages.core.rating import stated_line, unused_mark
 
 STATED = re.compile(rf"{SAME}\s*[:=]", re.IGNORECASE)
 EXACT = re.compile(f"{SAME}: *(yes|no)")

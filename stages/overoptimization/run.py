@@ -16,7 +16,7 @@ from typing import Any
 from pedigree.configs.judging.scoring import Overoptimization
 from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.records import records
-from pedigree.stages.core.statistics import Interval, bootstrap_mean, paired_difference
+from pedigree.stages.core.statistics import Interval, bootstrap_average, paired_difference
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.overoptimization.best_of_n import best_of_n, kl_best_of_n
@@ -88,7 +88,7 @@ def point(n: int, values: Curve, config: Overoptimization) -> dict[str, Any]:
 
 
 def interval(values: list[float], config: Overoptimization) -> Interval:
-    return bootstrap_mean(values, resamples=config.resamples, seed=config.seed)
+    return bootstrap_average(values, resamples=config.resamples, seed=config.seed)
 
 
 def summary(rows: list[dict[str, Any]], curves: dict[str, Curve], config: Overoptimization) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods import preference as configs
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Pairs
-from pedigree.stages.core import losses
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.core.preference_losses import Answers, kto, mismatched, pair_loss
+from pedigree.stages.core.preference_losses import Answers, bradley_terry, kto, mismatched, pair_loss
 from pedigree.stages.reward_model.run import init_head, targets
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule
 
@@ -210,7 +209,7 @@ def test_reward_loss_is_trls_with_margin_and_centering(lab, margin_weight, cente
     batch = collate(list(models.units(rows, Pairs("adjacent"), lab.chat)), Numerics(attention="sdpa"), lab.chat.pad_id)
     with torch.no_grad():
         scores_D = RewardModule(copy.deepcopy(model))(batch)
-    ours, _ = losses.bradley_terry(scores_D[0::2], scores_D[1::2], *targets(rows, margin_weight), centering)
+    ours, _ = bradley_terry(scores_D[0::2], scores_D[1::2], *targets(rows, margin_weight), centering)
 
     margins = [{"margin": margin_weight * row["margin"]} if margin_weight else {} for row in rows]
     theirs = RewardTrainer(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from pedigree.stages.core.statistics import bootstrap_average, bootstrap_mean, paired_difference, wilson
+from pedigree.stages.core.statistics import bootstrap_average, paired_difference, wilson
 
 
 def test_the_interval_agrees_with_the_normal_one_for_many_items():
@@ -13,7 +13,7 @@ def test_the_interval_agrees_with_the_normal_one_for_many_items():
     scores = [float(draw.random() < 0.3) for _ in range(2000)]
     mean = sum(scores) / len(scores)
     half = 1.96 * math.sqrt(mean * (1 - mean) / len(scores))  # central limit theorem
-    interval = bootstrap_mean(scores, resamples=4000, seed=0)
+    interval = bootstrap_average(scores, resamples=4000, seed=0)
     assert interval.mean == pytest.approx(mean)
     assert interval.low == pytest.approx(mean - half, abs=0.003)
     assert interval.high == pytest.approx(mean + half, abs=0.003)
@@ -28,16 +28,16 @@ def test_pairing_removes_the_difficulty_of_the_items():
 
 
 def test_equal_scores_have_an_interval_of_no_width_and_equal_seeds_equal_bits():
-    assert bootstrap_mean([0.5] * 7, resamples=100, seed=3) == (0.5, 0.5, 0.5)
+    assert bootstrap_average([0.5] * 7, resamples=100, seed=3) == (0.5, 0.5, 0.5)
     scores = [0.1, 0.73, 0.37, 0.91, 0.52]
-    assert bootstrap_mean(scores, resamples=200, seed=4) == bootstrap_mean(scores, resamples=200, seed=4)
-    assert bootstrap_mean(scores, resamples=200, seed=4) != bootstrap_mean(scores, resamples=200, seed=5)
+    assert bootstrap_average(scores, resamples=200, seed=4) == bootstrap_average(scores, resamples=200, seed=4)
+    assert bootstrap_average(scores, resamples=200, seed=4) != bootstrap_average(scores, resamples=200, seed=5)
 
 
 @pytest.mark.parametrize("scores", [[], [1.0, float("nan")]])
 def test_nothing_to_average_is_an_error(scores):
     with pytest.raises(ValueError):
-        bootstrap_mean(scores, resamples=100, seed=0)
+        bootstrap_average(scores, resamples=100, seed=0)
 
 
 def test_unpaired_scores_are_an_error():
