@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule, RowKernels, rows_forward
+
+Module = TypeVar("Module", bound=PolicyModule | RewardModule)
 
 ACTIVATIONS = {
     "llama": "silu",
@@ -74,8 +76,8 @@ def refuse(payload: Path, numerics: Numerics) -> None:
         )
 
 
-def fuse(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
-    """Install the configured kernels in a loaded model.
+def fuse(module: Module, numerics: Numerics) -> Module:
+    """Install the configured kernels in a loaded model, and return it.
 
     Raises:
         StageError: the model has nothing to compile.
@@ -84,6 +86,7 @@ def fuse(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
         _liger(module.model)
     elif numerics.kernels == "compiled":
         _compiled(module, numerics)
+    return module
 
 
 def _liger(model: Any) -> None:
