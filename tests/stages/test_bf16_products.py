@@ -73,6 +73,7 @@ print(json.dumps({"units": has_bf16_units(), "torch": torch.ops.mkldnn._is_mkldn
 """
 
 
+@pytest.mark.nightly  # that products go through fp32 is shown below, and that this is fast is the processor's
 def test_bf16_products_are_about_as_fast_as_fp32_ones_on_a_cpu_with_avx2_alone(policy):
     # Through fp32 they take 1.2 times as long as fp32 ones; torch's own take 10 to 60 times as long there.
     found = run(RATES, str(policy.path), **AVX2)
@@ -88,12 +89,14 @@ def test_what_we_read_of_the_processor_is_what_torch_asks(monkeypatch):
 
 
 @pytest.mark.proves("numerics.bf16_products")
-def test_the_profile_decides_how_a_model_multiplies(policy):
-    replaced = []
-    for way in ("fp32", "units"):
+def test_the_profile_decides_how_a_model_multiplies_or_else_the_processor(policy, monkeypatch):
+    for way, replaced in (("fp32", True), ("units", False)):
         load_policy(policy, Numerics(bf16_products=way))
-        replaced.append("products.py" in torch._C._dispatch_dump("aten::mm"))
-    assert replaced == [True, False]
+        assert ("products.py" in torch._C._dispatch_dump("aten::mm")) == replaced
+    with monkeypatch.context() as limited:
+        limited.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        load_policy(policy, Numerics())
+        assert "products.py" in torch._C._dispatch_dump("aten::mm")
     assert settled(Numerics()).bf16_products == ("units" if has_bf16_units() else "fp32")
     assert settled(Numerics(device="cuda", bf16_products="fp32")).bf16_products == "units"  # a GPU has some
 

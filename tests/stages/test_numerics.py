@@ -181,8 +181,8 @@ def test_a_gpu_that_is_not_there_is_no_cpu(policy):
 TWO = {"world_size": 2}
 STAGES = (0, 1, 2, 3)
 Cases = dict[str, tuple[str, dict[str, Any]]]
-DECAYS = [(stage, False, "matrices") for stage in STAGES] + [(2, True, "matrices"), (2, False, "all")]
-RECOMPUTED = [(0, False), (2, True), (3, False)]
+DECAYS = [(3, False, "matrices"), (2, True, "matrices"), (1, False, "all")]
+RECOMPUTED = [(2, True), (3, False)]
 
 
 def decays(cases: Iterable[tuple[int, bool, str]]) -> Cases:

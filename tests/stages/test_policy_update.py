@@ -76,14 +76,13 @@ def test_every_algorithm_trains_without_surprises(policy, answers, type):
     policy_lab.close(made)
 
 
-@pytest.mark.parametrize("type", TYPES)
-def test_the_first_update_has_ratio_one(policy, answers, type):
-    made = policy_lab.learner(policy_lab.algorithm(type, **({"updates_per_rollout": 1} if type == "gspo" else {})), policy)
+@pytest.mark.parametrize("type", ["grpo", "gspo", "rloo"])
+def test_the_first_update_has_ratio_one_of_a_token_and_of_an_answer(policy, answers, type):
+    """Each answer counts alike, and advantages sum to 0."""
+    made = policy_lab.learner(policy_lab.algorithm(type, updates_per_rollout=1), policy)
     numbers = policy_lab.steps(made, answers, 1)[0].metrics
-    if type != "ppo":  # it makes four passes
-        assert (numbers["ratio_mean"], numbers["ratio_max"], numbers["clip_low"], numbers["clip_high"]) == (1, 1, 0, 0)
-    if type in ("grpo", "gspo", "rloo"):  # each answer counts alike, and advantages sum to 0
-        assert numbers["loss"] == pytest.approx(0, abs=1e-6)
+    assert (numbers["ratio_mean"], numbers["ratio_max"], numbers["clip_low"], numbers["clip_high"]) == (1, 1, 0, 0)
+    assert numbers["loss"] == pytest.approx(0, abs=1e-6)
     policy_lab.close(made)
 
 
@@ -121,10 +120,10 @@ ALL_CUTS = {
     "small chunks, prompts not shared": {"logprob_chunk": 5, "attention": "sdpa"},
 }
 CASES = [
-    *({"type": type, **({} if type == "remax" else SEVERAL), **CORRECTED} for type in TYPES),
+    *({"type": type, **({} if type == "remax" else SEVERAL), **CORRECTED} for type in TYPES if type != "dapo"),
     {"type": "grpo", **SEVERAL, **IN_REWARD},
     {"type": "dapo", "kl": {"estimator": "k3", "coefficient": 0.1, "unbiased": True}, "inner_epochs": 3, "dual_clip": 3.0},
-    *({"type": "dapo", "aggregation": name} for name in ("seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")),
+    {"type": "dapo", "aggregation": "token-sum"},
 ]
 
 
@@ -141,9 +140,7 @@ def agree(found, expected):
         assert found[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
 
 
-@pytest.mark.parametrize(
-    "cut", nightly_unless([ALL_CUTS["small packs"], ALL_CUTS["small chunks, prompts not shared"]], ALL_CUTS.values()), ids=ALL_CUTS.keys()
-)
+@pytest.mark.parametrize("cut", nightly_unless([ALL_CUTS["small packs"]], ALL_CUTS.values()), ids=ALL_CUTS.keys())
 def test_no_cut_into_micro_batches_changes_anything(policy, whole, cut):
     for case, expected in zip(CASES, whole, strict=True):
         for ours, theirs in zip(policy_lab.numbers_of(policy, case, Numerics(threads=1, **cut)), expected, strict=True):

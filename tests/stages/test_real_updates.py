@@ -30,8 +30,7 @@ def given(policy, tmp_path_factory):
     return {kind: {"policy": {"p": policy}, port: {"d": data[port]}} for kind, (port, _) in KINDS.items()}
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["all weights", "adapters"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "lora"), [("sft", {"rank": 4}), ("reward_model", None), ("preference_train", None)])
 def test_the_size_of_the_update_is_told(tmp_path, policy, given, kind, lora):
     done = models.run(tmp_path / "job", kind, FIELDS | KINDS[kind][1] | {"dtype": "fp32", "lora": lora}, given[kind], ONE_THREAD)
     assert done["ok"], done
@@ -41,8 +40,7 @@ def test_the_size_of_the_update_is_told(tmp_path, policy, given, kind, lora):
     assert 0 < done["metrics"]["update_relative"] < 1
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["all weights", "adapters"])
-@pytest.mark.parametrize("kind", ["sft", "preference_train"])
+@pytest.mark.parametrize(("kind", "lora"), [("sft", None), ("preference_train", {"rank": 4})])
 def test_an_update_that_the_dtype_cannot_hold_is_a_failure(tmp_path, policy, given, kind, lora):
     """Adam moves every weight by about the learning rate: 1e-20 is nothing beside 2^-9 of any weight that bf16 holds exactly."""
     shutil.copytree(policy.payload, tmp_path / "policy" / "payload")

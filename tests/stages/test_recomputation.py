@@ -149,7 +149,7 @@ def policy_of(config: PreTrainedConfig) -> PolicyModule:
         return PolicyModule(AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa"), 1024)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_nothing_random_is_computed_whatever_the_models_config_says(config, checkpointing):
     """Neither in the forward pass nor in the one that is repeated: values and gradients are those of the plain model."""

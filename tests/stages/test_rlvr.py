@@ -137,8 +137,15 @@ def goes_on(folder: Path, fields: dict, inputs, undisturbed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_weights(inputs, tmp_path):
-    """Those of policy and value model; the coefficient of the KL is that of two steps."""
+def test_a_killed_run_resumes_to_the_same_weights(whole, inputs, tmp_path):
+    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    goes_on(tmp_path / "job", FIELDS, inputs, whole[0])
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_killed_run_with_a_value_model_resumes_to_the_same_weights(inputs, tmp_path):
+    """The coefficient of the KL is that of two steps."""
     assert run(tmp_path / "whole", "rlvr", PPO, inputs, ONE_THREAD)["ok"]
     killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", PPO, inputs, ONE_THREAD, checkpoint_every_steps=1)
     goes_on(tmp_path / "job", PPO, inputs, tmp_path / "whole")

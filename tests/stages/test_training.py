@@ -8,7 +8,9 @@ import signal
 
 import models
 import pytest
+import torch
 from effects_lab import trainer_of
+from safetensors.torch import load_file
 from sweeps import nightly_unless
 from waiting import deadline, until
 
@@ -44,10 +46,11 @@ CUTS = {
 LONG = {**SFT, "epochs": 4}
 WITHOUT_LOSS = {name: value for name, value in dpo().items() if name != "loss"}
 KILLED = {
-    "sft two ranks ZeRO 3": ("sft", LONG, {"world_size": 2, "zero_stage": 3}),
-    "dpo bf16 with adapters": ("preference_train", dpo(lora={"rank": 4}), {}),
+    "dpo bf16 with adapters, two ranks ZeRO 3": ("preference_train", dpo(lora={"rank": 4}), {"world_size": 2, "zero_stage": 3}),
 }
 KILLED_AT_NIGHT = {
+    "sft two ranks ZeRO 3": ("sft", LONG, {"world_size": 2, "zero_stage": 3}),
+    "dpo bf16 with adapters": ("preference_train", dpo(lora={"rank": 4}), {}),
     "reward model": ("reward_model", WITHOUT_LOSS, {}),
     "sft bf16": ("sft", {**LONG, "dtype": "bf16"}, {}),
     "sft with adapters, two ranks ZeRO 2": ("sft", {**LONG, "dtype": "bf16", "lora": {"rank": 4}}, {"world_size": 2, "zero_stage": 2}),
@@ -69,9 +72,12 @@ RESHAPES = {
 }
 UNEQUAL = {**SFT, "global_batch": 2, "epochs": 3}
 CALLED_IN_PIECES = {"world_size": 2, "zero_stage": 3, "logprob_chunk": 8}
+ADAPTERS = {**SFT, "epochs": 2, "lora": {"rank": 4, "alpha": 8.0}}
+PARTED = {"world_size": 2, "zero_stage": 3}
 TWO_RANKS = [
     *(("sft", SFT, cut) for cut in CUTS.values() if "world_size" in cut),
-    *(case for case in KILLED.values() if "world_size" in case[2]),
+    ("sft", ADAPTERS, PARTED),
+    *KILLED.values(),
     *(("sft", THREE, before, WITH_CHECKPOINTS) for before, _ in RESHAPES.values() if before),
     ("sft", UNEQUAL, CALLED_IN_PIECES),
 ]
@@ -100,7 +106,7 @@ def args_of(policy, conversations, preferences, unequal):
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory, args_of):
-    """Runs a stage that nobody disturbs, each case once: (folder, done.json)."""
+    """Runs a stage that nobody disturbs, each case once: (folder, done.json); those of `KILLED` also killed and resumed."""
     known = {}
 
     def run(*case):
@@ -109,6 +115,10 @@ def quiet(tmp_path_factory, args_of):
             folders = [tmp_path_factory.mktemp("quiet") for _ in cases]
             for folder, (kind, config, numerics, *placed) in zip(folders, cases, strict=True):
                 models.write_spec(folder, *args_of(kind, config, numerics), **dict(*placed))
+            for killed in KILLED.values() if cases is TWO_RANKS else ():  # they go on in the same processes
+                folders.append(tmp_path_factory.mktemp("killed"))
+                models.killed_at("checkpoint renamed", 1, folders[-1], *args_of(*killed), checkpoint_every_steps=5)
+                cases = [*cases, ("killed", *killed)]
             done = models.run_written(folders, apart="kernels" in case[2])
             assert all(one["ok"] for one in done), done
             known.update(zip(map(str, cases), zip(folders, done, strict=True), strict=True))
@@ -154,6 +164,17 @@ def test_ranks_with_unequal_answers_make_equally_many_collectives_under_zero_3(q
     assert losses[1] == pytest.approx(losses[0], rel=2e-4)
 
 
+def test_adapters_are_trained_alike_on_ranks_that_hold_parts_of_them(quiet):
+    losses, weights = [], []
+    for numerics in ({}, PARTED):
+        folder, _ = quiet("sft", ADAPTERS, numerics)
+        losses.append([row["loss"] for row in rows_of(folder)])
+        weights.append(load_file(folder / "out" / "payload" / "model.safetensors"))
+    assert losses[1] == pytest.approx(losses[0], rel=2e-4)
+    one, two = weights
+    assert one.keys() == two.keys() and all(torch.allclose(one[name], two[name], atol=1e-3) for name in one)
+
+
 def test_the_first_loss_of_an_untrained_model_is_log_v(sft_curve, policy):
     vocabulary = json.loads((policy.payload / "config.json").read_text())["vocab_size"]
     assert sft_curve()[0][0] == pytest.approx(math.log(vocabulary), rel=0.05)
@@ -168,11 +189,15 @@ def test_the_first_loss_of_an_untrained_model_is_log_v(sft_curve, policy):
 )
 def test_a_killed_job_goes_on_and_ends_in_the_same_bytes(tmp_path, quiet, args_of, case):
     _, undisturbed = quiet(*case)
-    models.killed_at("checkpoint renamed", 1, tmp_path, *args_of(*case), checkpoint_every_steps=5)
-    (done,) = models.run_written([tmp_path], apart="kernels" in case[2])
+    if case in KILLED.values():
+        folder, done = quiet("killed", *case)
+    else:
+        folder = tmp_path
+        models.killed_at("checkpoint renamed", 1, folder, *args_of(*case), checkpoint_every_steps=5)
+        (done,) = models.run_written([folder], apart="kernels" in case[2])
     assert done["resumed_from"] == "step-000010"
     assert done["content"] == undisturbed["content"] and done["metrics"] == undisturbed["metrics"]
-    assert [row["step"] for row in rows_of(tmp_path)] == list(range(1, undisturbed["metrics"]["steps"] + 1))
+    assert [row["step"] for row in rows_of(folder)] == list(range(1, undisturbed["metrics"]["steps"] + 1))
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGTERM), pytest.param(2, signal.SIGUSR1, marks=pytest.mark.nightly)])

@@ -191,41 +191,7 @@ def test_the_gradient_is_the_difference_quotient(name):
     torch.autograd.gradcheck(lambda logps: pair_loss(loss, *two_pairs(logps))[0], start, eps=1e-6, atol=1e-6)
 
 
-# Signs of the gradient at equal policy and reference: what a step does to the chosen and to the rejected answer's log-probability
-# (a falling loss raises what has a negative gradient).
-PUSHES = {
-    "dpo": (-1, 1), "rpo": (-1, 1), "cdpo": (-1, 1), "robust": (-1, 1), "hinge": (-1, 1), "dpo_norm": (-1, 1), "ipo_mean": (-1, 1),
-    "ipo_sum": (-1, 1), "apo_zero": (-1, 1), "sppo_hard": (-1, 1), "simpo": (-1, 1), "cpo": (-1, 1), "orpo": (-1, 1),
-    "apo_down": (0, 1),  # σ(βr_w) pushes the chosen answer down as hard as the pair pushes it up
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "signs"), PUSHES.items(), ids=PUSHES)
-def test_what_the_first_step_pushes(name, signs):
-    logps = torch.tensor([-4.0, -9.0], requires_grad=True)
-    reference = None if BY_HAND[name][0].reference_free else logps.detach()
-    lengths = torch.tensor([2.0, 3.0])
-    both = Answers(logps, reference, lengths)
-    loss, _ = pair_loss(BY_HAND[name][0], both.select(slice(0, 1)), both.select(slice(1, 2)))
-    loss.backward()
-    assert logps.grad is not None and tuple(torch.sign(logps.grad.round(decimals=6)).tolist()) == signs
-
-
-def test_dpos_gradient_is_beta_times_the_probability_of_being_wrong():
-    # d/dS_w -log σ(βD) = -β σ(-βD), D = 0.2
-    logps = torch.tensor([0.3, 0.1], requires_grad=True)
-    answers = Answers(logps, torch.zeros(2), torch.ones(2))
-    loss, _ = pair_loss(configs.Dpo(type="dpo", beta=2.0), answers.select(slice(0, 1)), answers.select(slice(1, 2)))
-    loss.backward()
-    expected = -2 / (1 + math.exp(2 * 0.2))
-    assert logps.grad is not None and logps.grad.tolist() == pytest.approx([expected, -expected], abs=1e-6)
-
-
-FIRST = {"dpo": math.log(2), "cdpo": math.log(2), "robust": math.log(2), "dpo_norm": math.log(2), "hinge": 1.0, "apo_zero": 1.0,
-         "apo_down": 1.0, "ipo_mean": 4.0, "ipo_sum": 4.0, "sppo_hard": 8.0, "rpo": math.log(2) + 0.25 * 2.5}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "expected"), FIRST.items(), ids=FIRST)
+@pytest.mark.parametrize(("name", "expected"), [("dpo", math.log(2)), ("sppo_hard", 8.0), ("rpo", math.log(2) + 0.25 * 2.5)])
 def test_the_loss_where_policy_and_reference_are_one(name, expected):
     """The first step's loss; rpo adds the reference's 5 / 2 nats per token."""
     loss, sums = pair_loss(BY_HAND[name][0], CHOSEN.at_reference(), REJECTED.at_reference())
@@ -277,11 +243,6 @@ def test_kto_by_hand():
         "accuracy": 2,  # the two bad ones lie below z₀, the good one not above
         "chosen_logp": -4, "chosen_length": 2, "chosen_ratio": 1, "rejected_logp": -12, "rejected_length": 4, "rejected_ratio": -3,
     }  # fmt: skip
-
-
-def test_kto_begins_at_one_half():
-    loss, _ = kto(configs.Kto(type="kto"), SINGLES.at_reference(), GOOD, 0.0)
-    assert loss.item() / 3 == pytest.approx(0.5, abs=1e-7)
 
 
 def test_ktos_gradient_lifts_the_good_and_sinks_the_bad():
