@@ -90,14 +90,7 @@ def _visited(history: Visits, rewards: list[float]) -> Visits:
 
 
 def token_rewards(rewards_D: Tensor, penalties_N: Tensor, documents_N: Tensor, longest: int) -> Tensor:
-    """r_t = -penalty_t, and + R at each answer's last token; shape (D, T), 0 after an answer's end.
-
-    Args:
-        rewards_D: R.
-        penalties_N: KL penalty of each token.
-        documents_N: each token's answer.
-        longest: T, tokens of the longest answer.
-    """
+    """r_t = -penalty_t, and + R at each answer's last token; shape (D, T), 0 after an answer's end."""
     rewards_DT = rows(-penalties_N, documents_N, len(rewards_D), longest)
     last_D = _lengths(documents_N, len(rewards_D)) - 1
     rewards_DT[torch.arange(len(rewards_D), device=rewards_DT.device), last_D] += rewards_D

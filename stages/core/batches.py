@@ -242,14 +242,7 @@ class _Piece:
 
 
 def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained: int = 0) -> MicroBatch:
-    """Build the tensors of one forward pass; documents keep their order.
-
-    Args:
-        units: units of the pass.
-        numerics: whether units are packed and share prompts.
-        pad_id: token id for padding.
-        most_trained: see `MicroBatchPlan`.
-    """
+    """Build the tensors of one forward pass; documents keep their order. `most_trained`: see `MicroBatchPlan`."""
     spans = attention = None
     if numerics.packing:
         pieces, runs = _row(units, numerics)

@@ -37,7 +37,6 @@ def has_gradient(algorithm: Algorithm, advantages_PG: Tensor | None, present_PG:
     mean. TRL 1.16 and verl 0.9 compute all answers; skipping these gives the same loss and gradient.
 
     Args:
-        algorithm: the algorithm with its KL.
         advantages_PG: advantage of each answer from its reward alone; None for algorithms with advantages per token.
         present_PG: which answers have a reward.
     """
@@ -72,14 +71,8 @@ def ratios(log_ratios_N: Tensor, documents_N: Tensor, num_documents: int, level:
 
 
 def clipped(ratios_N: Tensor, advantages_N: Tensor, low: float | Tensor, high: float | Tensor, dual_clip: float | None = None) -> Objective:
-    """-min(ρA, clip(ρ, low, high) A) (PPO, arXiv 1707.06347, eq. 7); where A < 0 at most -cA (arXiv 1912.09729, eq. 5).
-
-    Args:
-        ratios_N: ρ.
-        advantages_N: A.
-        low: 1 - ε_low, or a bound per token.
-        high: 1 + ε_high, or a bound per token.
-        dual_clip: c.
+    """-min(ρA, clip(ρ, low, high) A) (PPO, arXiv 1707.06347, eq. 7); where A < 0 at most -cA with c = `dual_clip` (arXiv 1912.09729,
+    eq. 5). The bounds are 1 - ε_low and 1 + ε_high, or one per token.
     """
     free_N = ratios_N * advantages_N
     lowest, highest = (bound if isinstance(bound, Tensor) else ratios_N.new_full((), bound) for bound in (low, high))

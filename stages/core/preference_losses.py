@@ -73,7 +73,6 @@ def pair_loss(
     """Σ over pairs of a loss, and the sums behind its metrics.
 
     Args:
-        loss: its type and parameters.
         chosen: the better answers, with reference log-probabilities unless the loss is reference-free.
         rejected: the worse answers.
         strength_P: P(chosen is better than rejected); None if all are certain.
@@ -113,8 +112,6 @@ def kto(loss: losses.Kto, answers: Answers, desirable_A: Tensor, z0: Tensor | fl
     """Σ λ_D (1 - σ(β(r - z₀))) over good answers + λ_U (1 - σ(β(z₀ - r))) over bad ones  (arXiv 2402.01306, eq. 8).
 
     Args:
-        loss: its parameters.
-        answers: good and bad answers.
         desirable_A: which are good (bool).
         z0: estimate of the KL over the global batch, see `mismatched`; at least 0, without gradient.
     """

@@ -24,11 +24,7 @@ EMPHASIS = str.maketrans("", "", "*`_#")
 def question(messages: Sequence[Message], answer: str, rubric: Rubric, *, ended: bool) -> list[Message]:
     """The judge's question about one answer: a single user turn, to support templates without a system turn.
 
-    Args:
-        messages: the conversation, which ends with the user's turn.
-        answer: the answer.
-        rubric: the aspect to rate.
-        ended: whether the answer is complete; otherwise the question says that it was cut off.
+    `messages` end with the user's turn. If the answer has not `ended`, the question says that it was cut off.
     """
     conversation = "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
     content = Template(FRAME).substitute(
@@ -60,7 +56,6 @@ def stated_line(
     It must be the last line and the only one that begins with `begins`: with a second one, even if equal, the judge may be quoting.
 
     Args:
-        text: the judge's full reply.
         what: name of the verdict, e.g. `rating`.
         begins: beginning of such a line.
         exact: the whole line.

@@ -106,7 +106,6 @@ def merge_folders(
     Args:
         inputs: folders with equal tensor names and shapes (`difference`).
         combine: merges the inputs' tensors of the same name, in order and read one at a time, in fp32.
-        out: existing folder.
         beat: called with the number of tensors written.
 
     Raises:

@@ -169,12 +169,7 @@ def add_gradient(
 ) -> MetricSums:
     """Accumulate this rank's part of the gradient of the mean over the global batch; return its part of the metric sums.
 
-    Args:
-        loss: the loss's parameters.
-        score: maps a micro-batch to scores of shape (D,), alternating chosen and rejected answers.
-        micro_batches: this rank's, see `labelled_batch`.
-        batch_size: pairs in the global batch.
-        backward: accumulates the gradient of a scalar.
+    `score` maps a micro-batch to scores of shape (D,), alternating chosen and rejected answers.
     """
     sums = MetricSums()
     for micro_batch in micro_batches:

@@ -175,14 +175,7 @@ def fusable_rows_backward(logits_NV: Tensor, targets_N: Tensor, normalizers_N: T
 
 def settle(module: Any, trained: Sequence[nn.Parameter], numerics: Numerics, device: torch.device) -> None:
     """Compile for training with a forward and backward pass over artificial documents, as large as the numerics allow.
-
-    Leaves no gradients.
-
-    Args:
-        module: on its device, in its dtype.
-        trained: its trainable parameters.
-        numerics: determine the size of the pass.
-        device: the module's device.
+    Leaves no gradients. The module is on its device, in its dtype; `trained` are its trainable parameters.
 
     Raises:
         StageError: the model cannot be compiled.

@@ -9,15 +9,14 @@ from pathlib import Path
 import models
 import pytest
 import torch
+from effects_lab import trainer_of
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.configs.methods.training import Optimizer
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.host.machine import ONEDNN_LIMITS, has_bf16_units, settled
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.training.models import frozen, load_policy
 from pedigree.stages.training.products import through_fp32
-from pedigree.stages.training.trainer import Trainer
 
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 """Makes oneDNN and torch compute as on a CPU that has AVX2 and no more."""
@@ -105,11 +104,8 @@ def test_a_step_taken_either_way_is_as_near_to_fp32(policy):
     documents = [document(range(5, 15), range(20 + number, 44 + number)) for number in range(6)]
     found = {}
     for way, dtype in (("fp32", "bf16"), ("units", "bf16"), ("units", "fp32")):
-        numerics = Numerics(threads=1, bf16_products=way)
-        trainer = Trainer(
-            load_policy(policy, numerics), optimizer=Optimizer(learning_rate=1e-3), total_steps=1, dtype=dtype, numerics=numerics, seed=0
-        )
-        logps, _ = trainer.module(collate([(one,) for one in documents], numerics, 0))
+        trainer = trainer_of(policy, {"bf16_products": way}, dtype=dtype)
+        logps, _ = trainer.module(collate([(one,) for one in documents], trainer.numerics, 0))
         trainer.backward(-logps.sum() / len(logps))
         found[way, dtype] = logps.detach(), float(trainer.step().grad_norm)
         trainer.close()

@@ -13,7 +13,6 @@ from torch import nn
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.optimizer import Optimizer
-from pedigree.configs.methods.training import Rlvr
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate
 from pedigree.stages.rlvr import run as rlvr
@@ -106,20 +105,8 @@ def test_a_checkpoint_goes_on_with_what_decays_and_what_does_not(tmp_path, polic
             torch.testing.assert_close(weight, expected[name], atol=1e-6, rtol=1e-5)
 
 
-PLAN = {
-    "steps": 4,
-    "prompts_per_step": 4,
-    "samples_per_prompt": policy_lab.GROUP,
-    "sampling": {"temperature": policy_lab.TEMPERATURE, "max_tokens": policy_lab.LONGEST},
-    "max_prompt_length": 32,
-    "max_logprob_gap": 10.0,
-    "dtype": "fp32",
-    "optimizer": {"learning_rate": 1e-6},
-}
-
-
 def learner_of(tmp_path, policy, algorithm) -> tuple[Learner, list[TrainingSample]]:
-    config: Rlvr = models.config_of("rlvr", algorithm=algorithm, **PLAN)
+    config = policy_lab.config(algorithm, optimizer={"learning_rate": 1e-6})
     made = rlvr.make_learner(config, {"policy": {"p": policy}}, Chat(policy.payload), models.a_job(tmp_path, Numerics(threads=1)))
     return made, policy_lab.made_answers(made.trainer.module)
 

@@ -63,13 +63,10 @@ CUTS = {
     "padded": (1, {"packing": False, "micro_batch_sequences": 4}),
     "two ranks": (2, {"micro_batch_tokens": 96}),
     "three ranks, padded": (3, {"packing": False, "micro_batch_sequences": 2}),
-    "five ranks": (5, {"micro_batch_tokens": 48}),
 }
 METHODS = {
     "dpo": {"type": "dpo"},
-    "rpo": {"type": "rpo"},
     "simpo": {"type": "simpo"},
-    "orpo": {"type": "orpo"},
     "kto": {"type": "kto", "beta": 0.5},
 }
 
