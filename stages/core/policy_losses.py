@@ -182,19 +182,13 @@ def token_weights(aggregation: str, lengths_D: Tensor, num_prompts: int, longest
         num_prompts: P.
         longest: maximum tokens of an answer.
     """
-    lengths_D = lengths_D.float()
-    ones_D = torch.ones_like(lengths_D)
-    match aggregation:
-        case "token-mean":
-            return ones_D / lengths_D.sum()
-        case "seq-mean-token-mean":
-            return ones_D / (len(lengths_D) * lengths_D)
-        case "seq-mean-token-sum":
-            return ones_D / len(lengths_D)
-        case "seq-mean-token-sum-norm":
-            return ones_D / (len(lengths_D) * longest)
-        case "token-sum":
-            return ones_D
-        case "seq-sum-token-mean":
-            return ones_D / (num_prompts * lengths_D)
-    raise ValueError(f"unknown aggregation {aggregation!r}")
+    lengths_D, ones_D, num_answers = lengths_D.float(), torch.ones(len(lengths_D)), len(lengths_D)
+    weights = {
+        "token-mean": ones_D / lengths_D.sum(),
+        "seq-mean-token-mean": ones_D / (num_answers * lengths_D),
+        "seq-mean-token-sum": ones_D / num_answers,
+        "seq-mean-token-sum-norm": ones_D / (num_answers * longest),
+        "token-sum": ones_D,
+        "seq-sum-token-mean": ones_D / (num_prompts * lengths_D),
+    }
+    return weights[aggregation]
