@@ -11,7 +11,6 @@ import pytest
 import torch
 from effects_lab import DOCUMENTS, trainer_of
 from sweeps import nightly_unless
-from transformers.integrations import sdpa_attention
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -92,20 +91,9 @@ def attending(monkeypatch) -> Counter[str]:
 
         return call
 
-    class Functional:
-        """What `sdpa_attention` knows as torch."""
-
-        scaled_dot_product_attention = staticmethod(counted("sdpa", fused))
-
-    class Torch:
-        def __getattr__(self, name):
-            return getattr(torch, name)
-
     monkeypatch.setattr(attention, "attend", counted("varlen", own))
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", counted("eager", eager))
-    seen: Any = Torch()
-    seen.nn = type("Nn", (), {"functional": Functional})
-    monkeypatch.setattr(sdpa_attention, "torch", seen)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted("sdpa", fused))  # ours has it by name
     return found
 
 

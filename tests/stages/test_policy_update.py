@@ -38,19 +38,19 @@ def answers(policy):
     return policy_lab.made_answers(load_policy(policy, Numerics()))
 
 
-def likelihoods(made, answers):
+def likelihoods(module, answers):
     """log π of each answer."""
     found = []
     for answer in answers:
         with torch.no_grad():
             batch = collate([(document(answer.prompt_ids, answer.ids),)], Numerics(), 0)
-            found.append(made.trainer.module(batch, temperature=policy_lab.TEMPERATURE)[0].sum().item())
+            found.append(module(batch, temperature=policy_lab.TEMPERATURE)[0].sum().item())
     return found
 
 
 def preference_for_good(made, answers):
     """Mean log π of rewarded answers over that of the others, in groups that have both."""
-    values = likelihoods(made, answers[:12])
+    values = likelihoods(made.trainer.module, answers[:12])
     good = [value for value, answer in zip(values, answers, strict=False) if answer.reward == 1]
     bad = [value for value, answer in zip(values, answers, strict=False) if answer.reward == 0]
     return sum(good) / len(good) - sum(bad) / len(bad)
@@ -197,13 +197,13 @@ def test_dcpo_remembers_and_uses_a_group_without_differences(policy, answers):
 def test_a_critic_warms_up_while_the_policy_rests(policy, answers):
     critic = {"optimizer": {"learning_rate": 1e-2, "schedule": "constant"}, "warmup_steps": 3}
     made = policy_lab.learner(policy_lab.algorithm("ppo", critic=critic, kl=None), policy)
-    before = likelihoods(made, answers)
+    before = likelihoods(made.trainer.module, answers)
     state, explained = initial_state(made.algorithm), []
     for step in range(4):
         done = update_policy(made, answers, 4, step, state)
         explained.append(done.metrics["explained_variance"])
         assert done.updates == (0 if step < 3 else 4) and ("grad_norm" in done.metrics) == (step == 3)
-        assert (likelihoods(made, answers) == before) == (step < 3)
+        assert (likelihoods(made.trainer.module, answers) == before) == (step < 3)
     assert explained[0] == 0 and explained[3] > 0.25  # values begin at 0, and have learned what these answers get
     policy_lab.close(made)
 
@@ -226,7 +226,7 @@ def test_rewards_are_what_the_kl_takes_off(policy, answers):
     with torch.no_grad():
         for parameter in other.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-    ours, theirs = likelihoods(made, answers), likelihoods(replace(made, trainer=replace_module(other)), answers)
+    ours, theirs = likelihoods(made.trainer.module, answers), likelihoods(other, answers)
     shaped = torch.tensor([answer.reward - 0.05 * (a - b) for answer, a, b in zip(answers, ours, theirs, strict=True)]).view(4, 4)
     advantages = (shaped - (shaped.sum(1, keepdim=True) - shaped) / 3).flatten()
     lengths = torch.tensor([float(len(answer.ids)) for answer in answers])
@@ -290,13 +290,6 @@ def test_a_mini_batch_without_any_gradient_makes_no_update(policy, answers):
     policy_lab.close(made)
 
 
-def replace_module(module):
-    """What `likelihoods` needs of a trainer."""
-    from types import SimpleNamespace
-
-    return SimpleNamespace(module=module)
-
-
 def test_corrections_are_measured(policy):
     """A sampler that is off by +log 2 on every token: w = ½ for each, which a lower bound of 0.6 masks."""
     answers = policy_lab.made_answers(load_policy(policy, Numerics()))
@@ -312,10 +305,10 @@ def test_corrections_are_measured(policy):
 def test_wrong_weights_in_the_sampler_stop_the_run_before_the_policy_moves(policy):
     answers = policy_lab.made_answers(load_policy(policy, Numerics()), noise=1.0)
     made = policy_lab.learner(policy_lab.algorithm("dapo"), policy, max_gap=0.01)
-    before = likelihoods(made, answers)
+    before = likelihoods(made.trainer.module, answers)
     with pytest.raises(StageError, match=r"step 1 .*bound max_logprob_gap 0.01.*wrong weights"):
         policy_lab.steps(made, answers, 1)
-    assert likelihoods(made, answers) == before
+    assert likelihoods(made.trainer.module, answers) == before
     policy_lab.close(made)
 
 

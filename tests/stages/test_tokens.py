@@ -359,11 +359,16 @@ def waits(tmp_path, name) -> bool:
     return path.exists() and json.loads(path.read_text()).get("doing", {}) == {"what": "tokenizing", "done": 0, "of": 200, "unit": "rows"}
 
 
-def test_one_of_two_processes_makes_the_file_and_the_other_waits_and_says_so(tmp_path, maker):
+def test_one_of_two_processes_makes_the_file_and_the_other_waits_and_says_so(tmp_path, maker, monkeypatch):
+    """While the first hangs, the progress of both stands still: whoever watches heartbeats ends them."""
+    monkeypatch.setattr(jobs, "HEARTBEAT_INTERVAL_S", 0.05)
     first = maker("a", stop=True, rank=1)
     assert first.said() == "making"
     second = maker("b")
     until(lambda: waits(tmp_path, "b"), alive=second.lives)
+    before = (tmp_path / "b" / "progress.json").read_text()
+    time.sleep(0.5)  # nothing is to happen, in the time of ten heartbeats
+    assert (tmp_path / "b" / "progress.json").read_text() == before
     assert first.go() == 0
     rows, length = second.said()
     assert rows == 0 and length > 200
@@ -387,18 +392,6 @@ def test_where_the_maker_dies_the_one_who_waits_takes_its_place_and_what_it_left
     rows, length = second.said()
     assert rows == 200 and length > 200
     assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".arrow"]
-
-
-def test_one_that_hangs_is_not_taken_for_work(tmp_path, maker, monkeypatch):
-    """Its progress stands still, and so does that of those who wait: whoever watches heartbeats ends them."""
-    monkeypatch.setattr(jobs, "HEARTBEAT_INTERVAL_S", 0.05)
-    first = maker("a", stop=True)
-    assert first.said() == "making"
-    second = maker("b")
-    until(lambda: waits(tmp_path, "b"), alive=second.lives)
-    before = (tmp_path / "b" / "progress.json").read_text()
-    time.sleep(0.5)  # nothing is to happen, in the time of ten heartbeats
-    assert (tmp_path / "b" / "progress.json").read_text() == before
 
 
 def test_without_locks_two_makers_do_not_disturb_each_other(tmp_path, chat, policy, data, monkeypatch):
