@@ -70,33 +70,31 @@ def test_equal_plans_give_equal_bytes_and_other_texts_others(tmp_path):
     assert one == two != other
 
 
-def test_it_learns_to_end_its_turns_and_to_be_right_now_and_then(tmp_path):
-    folder = made(tmp_path / "model", plan_of("allenai/OLMo-2-0425-1B", steps=120))
+def answered(folder: Path, questions: list[str]) -> list[tuple[str, bool]]:
+    """(answer, whether it came to its end) to each question."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(0)
-    right = ended = 0
-    for dialogue in SUMS * 2:
-        asked = f"<|user|>\n{dialogue.messages[0]['content']}\n<|assistant|>\n"
-        ids = tokenizer(asked, return_tensors="pt", add_special_tokens=False)
+    found = []
+    for question in questions:
+        ids = tokenizer(f"<|user|>\n{question}\n<|assistant|>\n", return_tensors="pt", add_special_tokens=False)
         out = model.generate(**ids, do_sample=True, max_new_tokens=24, pad_token_id=0)[0, ids["input_ids"].shape[1] :]
-        ended += tokenizer.eos_token_id in out.tolist()
-        right += dialogue.answer in tokenizer.decode(out)
+        found.append((tokenizer.decode(out, skip_special_tokens=True), tokenizer.eos_token_id in out.tolist()))
+    return found
+
+
+def test_it_learns_to_end_its_turns_and_to_be_right_now_and_then(tmp_path):
+    folder = made(tmp_path / "model", plan_of("allenai/OLMo-2-0425-1B", steps=120))
+    found = answered(folder, [dialogue.messages[0]["content"] for dialogue in SUMS * 2])
+    ended = sum(end for _, end in found)
+    right = sum(dialogue.answer in text for dialogue, (text, _) in zip(SUMS * 2, found, strict=True))
     assert ended >= 14 and right >= 2  # of 16; without learning it is 0 of both
 
 
 def test_a_judge_rates_after_every_question_however_long(tmp_path):
     dialogues = tuple(Dialogue.model_validate(one) for one in rehearsal_hub.judging())
     folder = made(tmp_path / "model", plan_of("meta-llama/Llama-3.1-8B", steps=200, reads=False, dialogues=dialogues))
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    asked = ["<|user|>\nRate this.\n<|assistant|>\n", f"<|user|>\n{'A long story about foxes. ' * 100}\n<|assistant|>\n"] * 8
-    found = []
-    for question in asked:
-        ids = tokenizer(question, return_tensors="pt", add_special_tokens=False)
-        out = model.generate(**ids, do_sample=True, max_new_tokens=24, pad_token_id=0)[0, ids["input_ids"].shape[1] :]
-        found.append(parse_rating(tokenizer.decode(out, skip_special_tokens=True)))
+    found = [parse_rating(text) for text, _ in answered(folder, ["Rate this.", "A long story about foxes. " * 100] * 8)]
     assert sum(isinstance(one, int) for one in found) >= 15 and len(set(found)) >= 3
 
 
