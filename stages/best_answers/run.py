@@ -18,8 +18,7 @@ from pedigree.data.artifacts.artifacts import write_json
 from pedigree.data.records import answer_pool, parents, records
 from pedigree.data.records.answer_pool import value_of
 from pedigree.data.records.records import Conversation, Message
-from pedigree.stages.core.keeping import pass_rate, worth_imitating
-from pedigree.stages.core.pass_rates import histogram
+from pedigree.stages.core.keeping import histogram, pass_rate, worth_imitating
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.job.output_rows import written

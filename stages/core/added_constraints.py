@@ -54,9 +54,6 @@ def drawn(
     """Draw constraints that are compatible with each other and with the prompt's own; fewer than `count` if no more fit.
 
     Args:
-        rules: constraint rules.
-        count: number of constraints.
-        chance: random generator.
         text: the user's last turn.
         given: the prompt's own instructions.
         among: instructions to draw from; None for all.

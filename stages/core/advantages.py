@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pedigree.stages.core.batches import sum_by_document
+
 EPSILON = 1e-4
 """Added to a group's standard deviation before dividing by it, as in TRL."""
 
@@ -88,14 +90,7 @@ def _visited(history: Visits, rewards: list[float]) -> Visits:
 
 
 def token_rewards(rewards_D: Tensor, penalties_N: Tensor, documents_N: Tensor, longest: int) -> Tensor:
-    """r_t = -penalty_t, and + R at each answer's last token; shape (D, T), 0 after an answer's end.
-
-    Args:
-        rewards_D: R.
-        penalties_N: KL penalty of each token.
-        documents_N: each token's answer.
-        longest: T, tokens of the longest answer.
-    """
+    """r_t = -penalty_t, and + R at each answer's last token; shape (D, T), 0 after an answer's end."""
     rewards_DT = rows(-penalties_N, documents_N, len(rewards_D), longest)
     last_D = _lengths(documents_N, len(rewards_D)) - 1
     rewards_DT[torch.arange(len(rewards_D), device=rewards_DT.device), last_D] += rewards_D
@@ -142,5 +137,4 @@ def _within(documents_N: Tensor, num_documents: int) -> Tensor:
 
 def _lengths(documents_N: Tensor, num_documents: int) -> Tensor:
     """Tokens of each answer (without `bincount`, which reads the largest number first and so waits for the GPU)."""
-    zeros_D = torch.zeros(num_documents, dtype=documents_N.dtype, device=documents_N.device)
-    return zeros_D.index_add(0, documents_N, torch.ones_like(documents_N))
+    return sum_by_document(torch.ones_like(documents_N), documents_N, num_documents)

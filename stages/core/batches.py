@@ -153,8 +153,12 @@ class MicroBatch:
 
     def sum_by_document(self, values_N: Tensor) -> Tensor:
         """Σ over each document's trained tokens, shape (D,)."""
-        zeros = torch.zeros(self.num_documents, dtype=values_N.dtype, device=values_N.device)
-        return zeros.index_add(0, self.documents_N, values_N)
+        return sum_by_document(values_N, self.documents_N, self.num_documents)
+
+
+def sum_by_document(values_N: Tensor, documents_N: Tensor, num_documents: int) -> Tensor:
+    """Σ over each document's tokens, shape (D,)."""
+    return values_N.new_zeros(num_documents).index_add(0, documents_N, values_N)
 
 
 @lru_cache(maxsize=2)
@@ -238,14 +242,7 @@ class _Piece:
 
 
 def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained: int = 0) -> MicroBatch:
-    """Build the tensors of one forward pass; documents keep their order.
-
-    Args:
-        units: units of the pass.
-        numerics: whether units are packed and share prompts.
-        pad_id: token id for padding.
-        most_trained: see `MicroBatchPlan`.
-    """
+    """Build the tensors of one forward pass; documents keep their order. `most_trained`: see `MicroBatchPlan`."""
     spans = attention = None
     if numerics.packing:
         pieces, runs = _row(units, numerics)

@@ -21,9 +21,6 @@ def draw_policies(
     """The policies that answer one prompt, in the order of `labels`.
 
     Args:
-        labels: the pool.
-        prompt_id: id of the prompt.
-        seed: the stage's seed.
         count: number of policies that answer; None for all.
         on_policy: labels of the policy to be trained.
         share: probability that one of `on_policy` answers along with `count` - 1 others; otherwise `count` others answer. None: they are

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, pstdev, pvariance
+from typing import TypeVar
 
 from pedigree.configs.judging.scoring import Ensemble, Mean, Scorers, UncertaintyWeighted, WorstCase
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,7 @@ class Member:
 def of_all(members: Iterable[Member], place: int) -> list[float] | None:
     """The normalized rewards of one answer; None without members, or if one could not score, because the others would form a different
     ensemble."""
-    rewards = [member.normalised(place) for member in members]
-    known = [reward for reward in rewards if reward is not None]
-    return known if known and len(known) == len(rewards) else None
+    return all_known(member.normalised(place) for member in members)
 
 
 def model_terms(scorers: Scorers, reward: float | None, rating: float | None) -> list[float | None]:
@@ -43,9 +44,15 @@ def model_terms(scorers: Scorers, reward: float | None, rating: float | None) ->
 
 def total(terms: Iterable[float | None]) -> float | None:
     """The sum; None if a term is missing or there are none."""
-    found = list(terms)
-    known = [term for term in found if term is not None]
-    return sum(known) if known and len(known) == len(found) else None
+    known = all_known(terms)
+    return None if known is None else sum(known)
+
+
+def all_known(numbers: Iterable[Number | None]) -> list[Number] | None:
+    """The numbers; None if one is missing or there are none."""
+    found = list(numbers)
+    known = [number for number in found if number is not None]
+    return known if known and len(known) == len(found) else None
 
 
 def combine(rewards: Sequence[float], ensemble: Ensemble) -> float:

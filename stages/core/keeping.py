@@ -4,8 +4,8 @@ Scores and hashes of (seed, id) decide, independent of row order and of other pr
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -82,3 +82,18 @@ def pass_rate(group: Sequence[AnswerFacts], config: BestAnswers) -> float | None
     """Share of a prompt's scored answers that are good enough, truncated or not; None if none is scored."""
     scored = [one for one in group if one.value is not None]
     return sum(is_good(one, config) for one in scored) / len(scored) if scored else None
+
+
+def histogram(rates: Iterable[float]) -> dict[str, int]:
+    """Number of prompts with rate 0, with rate 1, and in between by tenths: {"none": 3, "0.4": 2, "all": 1}; empty bins are omitted.
+
+    A bin includes its lower edge.
+    """
+    counts = Counter(_bin(rate) for rate in rates)
+    return {name: counts[name] for name in ("none", *(f"0.{tenth}" for tenth in range(10)), "all") if counts[name]}
+
+
+def _bin(rate: float) -> str:
+    if rate <= 0:
+        return "none"
+    return "all" if rate >= 1 else f"0.{math.floor(10 * rate)}"

@@ -51,14 +51,7 @@ class Hit(NamedTuple):
 
 
 def hit_of(place: int, row: Mapping[str, Any], overlaps: list[Overlap], waivers: Sequence[Waiver]) -> Hit:
-    """Decide on each overlap of a row. Planted rows are never waived, because they must be removed.
-
-    Args:
-        place: place of the row.
-        row: its `id` and `source`.
-        overlaps: the row's overlaps.
-        waivers: the recipe's waivers.
-    """
+    """Decide on each overlap of a row. Planted rows are never waived, because they must be removed."""
     waivers = () if row["source"].startswith(LEAK) else waivers
 
     def verdict(one: Overlap) -> str:

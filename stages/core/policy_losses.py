@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pedigree.configs.methods.policy_gradient import AdaptiveKl, Algorithm, Cispo, Clipped, Correction, Dcpo, Kl, Ratio
+from pedigree.stages.core.batches import sum_by_document
 
 LARGEST_DELTA = 20.0
 """Log-ratios to the reference are clamped to ± this: e^20 per token is far beyond a useful gradient."""
@@ -36,7 +37,6 @@ def has_gradient(algorithm: Algorithm, advantages_PG: Tensor | None, present_PG:
     mean. TRL 1.16 and verl 0.9 compute all answers; skipping these gives the same loss and gradient.
 
     Args:
-        algorithm: the algorithm with its KL.
         advantages_PG: advantage of each answer from its reward alone; None for algorithms with advantages per token.
         present_PG: which answers have a reward.
     """
@@ -63,28 +63,16 @@ def informative(rewards_PG: Tensor, advantages_PG: Tensor | None) -> Tensor:
 def ratios(log_ratios_N: Tensor, documents_N: Tensor, num_documents: int, level: Ratio) -> Tensor:
     """ρ of each token: the token's own, or its answer's, exp(mean_t log ρ_t) (GSPO, arXiv 2507.18071, eq. 7) or Π_t ρ_t."""
     if level != "token":
-        sums_D = sum_by_answer(log_ratios_N, documents_N, num_documents)
+        sums_D = sum_by_document(log_ratios_N, documents_N, num_documents)
         if level == "sequence_mean":
-            sums_D = sums_D / sum_by_answer(torch.ones_like(log_ratios_N), documents_N, num_documents).clamp(min=1)
+            sums_D = sums_D / sum_by_document(torch.ones_like(log_ratios_N), documents_N, num_documents).clamp(min=1)
         log_ratios_N = sums_D[documents_N]
     return log_ratios_N.exp()
 
 
-def sum_by_answer(values_N: Tensor, documents_N: Tensor, num_documents: int) -> Tensor:
-    """Σ_t of each answer, shape (D,)."""
-    zeros_D = torch.zeros(num_documents, dtype=values_N.dtype, device=values_N.device)
-    return zeros_D.index_add(0, documents_N, values_N)
-
-
 def clipped(ratios_N: Tensor, advantages_N: Tensor, low: float | Tensor, high: float | Tensor, dual_clip: float | None = None) -> Objective:
-    """-min(ρA, clip(ρ, low, high) A) (PPO, arXiv 1707.06347, eq. 7); where A < 0 at most -cA (arXiv 1912.09729, eq. 5).
-
-    Args:
-        ratios_N: ρ.
-        advantages_N: A.
-        low: 1 - ε_low, or a bound per token.
-        high: 1 + ε_high, or a bound per token.
-        dual_clip: c.
+    """-min(ρA, clip(ρ, low, high) A) (PPO, arXiv 1707.06347, eq. 7); where A < 0 at most -cA with c = `dual_clip` (arXiv 1912.09729,
+    eq. 5). The bounds are 1 - ε_low and 1 + ε_high, or one per token.
     """
     free_N = ratios_N * advantages_N
     lowest, highest = (bound if isinstance(bound, Tensor) else ratios_N.new_full((), bound) for bound in (low, high))
@@ -194,19 +182,13 @@ def token_weights(aggregation: str, lengths_D: Tensor, num_prompts: int, longest
         num_prompts: P.
         longest: maximum tokens of an answer.
     """
-    lengths_D = lengths_D.float()
-    ones_D = torch.ones_like(lengths_D)
-    match aggregation:
-        case "token-mean":
-            return ones_D / lengths_D.sum()
-        case "seq-mean-token-mean":
-            return ones_D / (len(lengths_D) * lengths_D)
-        case "seq-mean-token-sum":
-            return ones_D / len(lengths_D)
-        case "seq-mean-token-sum-norm":
-            return ones_D / (len(lengths_D) * longest)
-        case "token-sum":
-            return ones_D
-        case "seq-sum-token-mean":
-            return ones_D / (num_prompts * lengths_D)
-    raise ValueError(f"unknown aggregation {aggregation!r}")
+    lengths_D, ones_D, num_answers = lengths_D.float(), torch.ones(len(lengths_D)), len(lengths_D)
+    weights = {
+        "token-mean": ones_D / lengths_D.sum(),
+        "seq-mean-token-mean": ones_D / (num_answers * lengths_D),
+        "seq-mean-token-sum": ones_D / num_answers,
+        "seq-mean-token-sum-norm": ones_D / (num_answers * longest),
+        "token-sum": ones_D,
+        "seq-sum-token-mean": ones_D / (num_prompts * lengths_D),
+    }
+    return weights[aggregation]

@@ -1,4 +1,5 @@
-"""Losses of preference optimization: pure functions of log-probabilities, in the symbols of `configs/methods/preference.py`.
+"""Losses of preference optimization and reward models: pure functions of log-probabilities and scores, in the symbols of
+`configs/methods/preference.py`.
 
 Each returns a SUM over its pairs or answers and the sums behind its metrics; the caller divides once, by the count of the
 global batch over all ranks, so that splitting a batch into micro-batches does not change the gradient. All inputs are fp32.
@@ -72,7 +73,6 @@ def pair_loss(
     """Σ over pairs of a loss, and the sums behind its metrics.
 
     Args:
-        loss: its type and parameters.
         chosen: the better answers, with reference log-probabilities unless the loss is reference-free.
         rejected: the worse answers.
         strength_P: P(chosen is better than rejected); None if all are certain.
@@ -96,12 +96,22 @@ def pair_loss(
     return loss_P.sum(), {name: value.detach() for name, value in sums.items()}
 
 
+def bradley_terry(chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor, strength_P: Tensor, centering: float) -> tuple[Tensor, Sums]:
+    """Σ -p log σ(z) - (1 - p) log σ(-z) + c (s_w + s_l)², z = s_w - s_l - m  (Bradley & Terry 1952; margin m: Llama 2, arXiv
+    2307.09288, eq. 2; centering c: arXiv 2312.09244, eq. 2).
+
+    With p = P(w is better) = 1 it is -log σ(z). A pair read backwards (w and l exchanged, 1 - p, -m) has the same loss.
+    """
+    gap_P = chosen_P - rejected_P
+    z_P = gap_P - margin_P
+    loss = -strength_P * logsigmoid(z_P) - (1 - strength_P) * logsigmoid(-z_P) + centering * (chosen_P + rejected_P) ** 2
+    return loss.sum(), {"accuracy": (gap_P > 0).float().sum().detach(), "margin": gap_P.sum().detach()}
+
+
 def kto(loss: losses.Kto, answers: Answers, desirable_A: Tensor, z0: Tensor | float) -> tuple[Tensor, Sums]:
     """Σ λ_D (1 - σ(β(r - z₀))) over good answers + λ_U (1 - σ(β(z₀ - r))) over bad ones  (arXiv 2402.01306, eq. 8).
 
     Args:
-        loss: its parameters.
-        answers: good and bad answers.
         desirable_A: which are good (bool).
         z0: estimate of the KL over the global batch, see `mismatched`; at least 0, without gradient.
     """

@@ -18,17 +18,6 @@ class Interval(NamedTuple):
     high: float
 
 
-def bootstrap_mean(scores: Sequence[float], *, resamples: int, seed: int) -> Interval:
-    """Percentile bootstrap of the mean over items (Efron & Tibshirani 1993, §13.3).
-
-    Equal seeds and lengths draw equal resamples, so two policies scored on the same items are resampled alike.
-
-    Raises:
-        ValueError: there are no scores, or a score is not finite.
-    """
-    return bootstrap_average(scores, resamples=resamples, seed=seed)
-
-
 def bootstrap_average(
     scores: Sequence[float],
     *,
@@ -37,8 +26,9 @@ def bootstrap_average(
     resamples: int,
     seed: int,
 ) -> Interval:
-    """Percentile bootstrap of an average over items, resampled within their groups (stratified; Efron & Tibshirani 1993, §8.3).
+    """Percentile bootstrap of an average over items, resampled within their groups (stratified; Efron & Tibshirani 1993, §8.3, §13.3).
 
+    Equal seeds and lengths draw equal resamples, so two policies scored on the same items are resampled alike.
     (1/G) Σ_g Σ_{i in g} w_i s_i / Σ_{i in g} w_i: with groups the macro average, with equal weight per group; with one group and equal
     weights the mean over items.
 
@@ -84,25 +74,17 @@ def _average(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
 def paired_difference(candidate: Sequence[float], baseline: Sequence[float], *, resamples: int, seed: int) -> Interval:
     """Percentile bootstrap of mean(candidate - baseline), item by item.
 
-    Args:
-        candidate: scores of one policy.
-        baseline: scores of another policy on the same items in the same order.
-
     Raises:
         ValueError: the two differ in length, are empty, or have non-finite scores.
     """
     differences = [a - b for a, b in zip(candidate, baseline, strict=True)]
-    return bootstrap_mean(differences, resamples=resamples, seed=seed)
+    return bootstrap_average(differences, resamples=resamples, seed=seed)
 
 
 def wilson(share: float, trials: int) -> Interval:
     """Score interval of a proportion (Wilson 1927, J. Am. Stat. Assoc. 22:209), which is informative even for 10 of 10.
 
-    (p + z²/2n ± z √(p(1 - p)/n + z²/4n²)) / (1 + z²/n)
-
-    Args:
-        share: p, share of successful trials.
-        trials: n, number of independent trials.
+    (p + z²/2n ± z √(p(1 - p)/n + z²/4n²)) / (1 + z²/n), p the share of successes in n independent trials.
 
     Raises:
         ValueError: no trials, or a share outside [0, 1].

@@ -28,8 +28,7 @@ from pedigree.data.records import records
 from pedigree.data.records.records import Message
 from pedigree.data.records.scattered import Scattered, search
 from pedigree.stages.core.overlaps import TOLD, Hit, hit_of, lines, refuse_contaminated, refuse_unknown, staying, summary, waiver_summary
-from pedigree.stages.core.rating import unused_mark
-from pedigree.stages.core.stated import stated_line
+from pedigree.stages.core.rating import stated_line, unused_mark
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.sampling.asking import Bound, ask, mark_models, reported

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, permutations
 from typing import NamedTuple
 
-from pedigree.stages.core.statistics import bootstrap_mean
+from pedigree.stages.core.statistics import bootstrap_average
 
 
 def win_rates(scores: Sequence[float], scale: float | None) -> list[float]:
@@ -64,7 +64,7 @@ def win_rate_table(
     found: dict[tuple[str, str], WinRate] = {}
     for one, other in combinations(policies, 2):
         if won := shares.get((one, other)):
-            mean, low, high = bootstrap_mean(won, resamples=resamples, seed=seed)
+            mean, low, high = bootstrap_average(won, resamples=resamples, seed=seed)
             found[one, other] = WinRate(one, other, len(won), mean, low, high)
             found[other, one] = WinRate(other, one, len(won), 1 - mean, 1 - high, 1 - low)
     return [found[pair] for pair in permutations(policies, 2) if pair in found]

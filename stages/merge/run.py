@@ -52,12 +52,7 @@ def combination(config: Merge, labels: list[str]) -> Callable[[Iterable[Tensor]]
     """The merge method as a function of the inputs' tensors of the same name."""
     match config.method:
         case SlerpMerge(t=t):
-
-            def between(tensors: Iterable[Tensor]) -> Tensor:
-                one, two = tensors
-                return slerp(one, two, t)
-
-            return between
+            return lambda tensors: slerp(*tensors, t=t)
         case LinearMerge(weights=weights):
             given = [weights[label] if weights else 1.0 for label in labels]
             return lambda tensors: weighted_mean(tensors, given)

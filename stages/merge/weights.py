@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,7 @@ PARALLEL = 1e-4
 def weighted_mean(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
     """Σ w_i W_i / Σ w_i in fp32 (Wortsman et al. 2022, arXiv 2203.05482); `tensors` are consumed one at a time."""
     total = math.fsum(weights)
-    mean = None
-    for tensor, weight in zip(tensors, weights, strict=True):
-        part = tensor.float() * (weight / total)
-        mean = part if mean is None else mean.add_(part)
-    if mean is None:
-        raise ValueError("there is nothing to average")
-    return mean
+    return reduce(Tensor.add_, (tensor.float() * (weight / total) for tensor, weight in zip(tensors, weights, strict=True)))
 
 
 def slerp(first: Tensor, second: Tensor, t: float) -> Tensor:
@@ -111,7 +106,6 @@ def merge_folders(
     Args:
         inputs: folders with equal tensor names and shapes (`difference`).
         combine: merges the inputs' tensors of the same name, in order and read one at a time, in fp32.
-        out: existing folder.
         beat: called with the number of tensors written.
 
     Raises:

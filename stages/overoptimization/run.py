@@ -16,7 +16,7 @@ from typing import Any
 from pedigree.configs.judging.scoring import Overoptimization
 from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.records import records
-from pedigree.stages.core.statistics import bootstrap_mean, paired_difference
+from pedigree.stages.core.statistics import bootstrap_average, paired_difference
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.overoptimization.best_of_n import best_of_n, kl_best_of_n
@@ -83,7 +83,7 @@ def point(n: int, values: Curve, config: Overoptimization) -> dict[str, Any]:
     """The row for one n, over all prompts."""
     row: dict[str, Any] = {"n": n, "kl": kl_best_of_n(n)}
     for name, side in (("proxy", 0), ("gold", 1)):
-        mean, low, high = bootstrap_mean([value[side] for value in values], resamples=config.resamples, seed=config.seed)
+        mean, low, high = bootstrap_average([value[side] for value in values], resamples=config.resamples, seed=config.seed)
         row |= {name: mean, f"{name}_low": low, f"{name}_high": high}
     return row
 

@@ -121,14 +121,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     total = config.epochs * steps_per_epoch(len(units), config.global_batch)
     with job.busy("loading the model"):
         module = load_policy(policy, numerics, config.lora, config.seed)
-    trainer = Trainer(
-        module,
-        optimizer=config.optimizer,
-        total_steps=total,
-        dtype=config.dtype,
-        numerics=numerics,
-        seed=config.seed,
-    )
+    trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
     probe(trainer.module, numerics, trainer.device)
     reference = cached
     if given and not cached:

@@ -36,9 +36,7 @@ def sigmoid(values: Floats) -> Floats:
 def reliability(gaps_P: Sequence[float], strengths_P: Sequence[float]) -> list[Bin]:
     """Non-empty bins of equal width over confidences from ½ to 1.
 
-    Args:
-        gaps_P: Δ of each pair.
-        strengths_P: P(w is better) according to the labels; 1 if certain.
+    `strengths_P` are P(w is better) according to the labels; 1 if certain.
     """
     gaps, strengths = np.asarray(gaps_P, dtype=np.float64), np.asarray(strengths_P, dtype=np.float64)
     confidence = sigmoid(np.abs(gaps))

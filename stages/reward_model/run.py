@@ -27,8 +27,8 @@ from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Pairs
 from pedigree.data.records.sequences import Mapped
-from pedigree.stages.core import losses
 from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch, unit_tokens
+from pedigree.stages.core.preference_losses import bradley_terry
 from pedigree.stages.core.statistics import wilson
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
@@ -169,18 +169,13 @@ def add_gradient(
 ) -> MetricSums:
     """Accumulate this rank's part of the gradient of the mean over the global batch; return its part of the metric sums.
 
-    Args:
-        loss: the loss's parameters.
-        score: maps a micro-batch to scores of shape (D,), alternating chosen and rejected answers.
-        micro_batches: this rank's, see `labelled_batch`.
-        batch_size: pairs in the global batch.
-        backward: accumulates the gradient of a scalar.
+    `score` maps a micro-batch to scores of shape (D,), alternating chosen and rejected answers.
     """
     sums = MetricSums()
     for micro_batch in micro_batches:
         scores_D = score(micro_batch.batch)
         given = micro_batch.extras["margins"], micro_batch.extras["strengths"], loss.centering
-        value, parts = losses.bradley_terry(scores_D[0::2], scores_D[1::2], *given)
+        value, parts = bradley_terry(scores_D[0::2], scores_D[1::2], *given)
         backward(value * micro_batch.weight / batch_size)
         sums.add({"loss": value, **parts}, micro_batch.weight)
     return sums

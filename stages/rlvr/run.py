@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -201,26 +201,20 @@ def usable_prompts(
     for number, row in enumerate(rows):
         job.doing("tokenizing", number, len(rows), "prompts")
         ids = chat.prompt(row["messages"], row.get("template_arguments"))
-        reason = None
-        if row["verifier"] is None:
-            reason = "no verifier"
-        elif len(ids) > config.max_prompt_length:
-            reason = "longer than max_prompt_length"
-        if reason:
-            drops.append({"id": row["id"], "source": row["source"], "reason": reason, "length": len(ids)})
-        else:
+        if row["verifier"] is not None and len(ids) <= config.max_prompt_length:
             kept.append((row, ids))
-    counts: dict[str, int] = defaultdict(int)
-    for drop in drops:
-        counts[drop["reason"]] += 1
+            continue
+        reason = "no verifier" if row["verifier"] is None else "longer than max_prompt_length"
+        drops.append({"id": row["id"], "source": row["source"], "reason": reason, "length": len(ids)})
+    counts = dict(Counter(drop["reason"] for drop in drops))
     if job.rank == 0:
         write_rows(job.evidence / "drops.jsonl", drops)
     if len(kept) < config.prompts_per_step:
         raise StageError(
-            f"{len(kept)} of {len(rows)} prompts are usable (dropped: {dict(counts)}), but a step requires {config.prompts_per_step}: "
+            f"{len(kept)} of {len(rows)} prompts are usable (dropped: {counts}), but a step requires {config.prompts_per_step}: "
             "raise max_prompt_length, use prompts with verifiers, or lower prompts_per_step"
         )
-    return kept, dict(counts)
+    return kept, counts
 
 
 @contextmanager
@@ -331,13 +325,6 @@ def show(rollouts: list[Rollout], step: int, config: Rlvr) -> list[dict[str, Any
     for start in range(0, min(len(rollouts), SHOWN_PROMPTS * config.samples_per_prompt), config.samples_per_prompt):
         group = rollouts[start : start + config.samples_per_prompt][:SHOWN_ANSWERS]
         rewards = [None if math.isnan(rollout.reward) else rollout.reward for rollout in group]
-        shown.append(
-            {
-                "step": step + 1,
-                "id": group[0].prompt["id"],
-                "messages": group[0].prompt["messages"],
-                "answers": [rollout.text for rollout in group],
-                "rewards": rewards,
-            }
-        )
+        texts, prompt = [rollout.text for rollout in group], group[0].prompt
+        shown.append({"step": step + 1, "id": prompt["id"], "messages": prompt["messages"], "answers": texts, "rewards": rewards})
     return shown

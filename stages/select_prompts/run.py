@@ -15,7 +15,7 @@ from pedigree.configs.judging.selection import SelectPrompts
 from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.records import answer_pool, records
 from pedigree.data.records.scattered import Scattered
-from pedigree.stages.core.pass_rates import histogram
+from pedigree.stages.core.keeping import histogram
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
 

@@ -15,7 +15,6 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sft
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Conversations
-from pedigree.stages.core import losses
 from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
@@ -59,7 +58,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
             capacity, sums = 0.0, MetricSums()
             for micro_batch in feed.micro_batches():
                 logps_N, entropy_N = trainer.module(micro_batch.batch, entropy=True)
-                loss = losses.sft(logps_N) * micro_batch.weight
+                loss = -logps_N.sum() * micro_batch.weight
                 trainer.backward(loss / denominator)
                 sums.add({"loss": loss, "entropy": entropy_N.sum() * micro_batch.weight})
                 capacity += capacity_of(micro_batch.batch, numerics)

@@ -88,19 +88,6 @@ def load(config: SourceModel, inputs: Inputs, job: Job) -> tuple[Any, Any]:
             return load_folder(f"hub model {repo}", found.folder)
 
 
-def refuse_own_models(what: str, record: Path) -> None:
-    """Reject a model from a recipe as a base model, because its training data and evaluation suites would be lost from the lineage.
-
-    Raises:
-        StageError: always; the message identifies the model.
-    """
-    made = load_record(record)
-    raise StageError(
-        f"{what} was exported by Pedigree (a {made.type} of kind {made.kind}, content {made.content[:12]}): a source_model would lose "
-        "its lineage; use the stage that created it, RECIPE/STAGE, as input instead"
-    )
-
-
 @contextmanager
 def gguf_parsed_once() -> Iterator[None]:
     """Cache GGUF readers: transformers creates one for each thing it reads from a file.
@@ -119,11 +106,7 @@ def gguf_parsed_once() -> Iterator[None]:
 
 @gguf_parsed_once()
 def load_gguf(file: Path) -> tuple[Any, Any]:
-    """(dequantized model, tokenizer) of a GGUF file.
-
-    Raises:
-        StageError: the file's tokenizer has an unknown pre-tokenizer.
-    """
+    """(dequantized model, tokenizer) of a GGUF file."""
     quantization = GgufConfig(gguf_file=file.name, dequantize=True)
     place = {"gguf_file": file.name, "local_files_only": True}
     tokenizer = gguf_tokenizer(file)
@@ -172,8 +155,12 @@ def load_folder(what: str, folder: Path) -> tuple[Any, Any]:
         StageError: a recipe created it, transformers has no class for such a model, or files are missing.
     """
     for record in (folder / MADE_HERE, folder / "record.json"):
-        if record.exists():
-            refuse_own_models(what, record)
+        if record.exists():  # the lineage would lose its training data and evaluation suites
+            made = load_record(record)
+            raise StageError(
+                f"{what} was exported by Pedigree (a {made.type} of kind {made.kind}, content {made.content[:12]}): a source_model would "
+                "lose its lineage; use the stage that created it, RECIPE/STAGE, as input instead"
+            )
     ours: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, use_safetensors=True, **ours)
@@ -185,11 +172,7 @@ def load_folder(what: str, folder: Path) -> tuple[Any, Any]:
 
 
 def corpus(inputs: Inputs) -> list[str]:
-    """All texts of the corpus input.
-
-    Raises:
-        StageError: there is no corpus to train a tokenizer on.
-    """
+    """All texts of the corpus input."""
     rows = [row for artifact in inputs.get("corpus", {}).values() for row in records.load(artifact)]
     if not rows:
         raise StageError("a random_llama trains its tokenizer on the input `corpus`: set it to a stage that outputs conversations")
@@ -281,11 +264,7 @@ def default_of(name: str, value: Any) -> str:
 
 
 def with_bos(config: SourceModel, tokenizer: Any, template: str) -> str:
-    """The template with the BOS token prepended.
-
-    Raises:
-        StageError: there is no such token, or the template already begins with it.
-    """
+    """The template with the BOS token prepended."""
     tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token  # OLMo's tokenizer has one token for both
     if tokenizer.bos_token is None:
         raise StageError("add_bos is true, but the tokenizer has neither a BOS nor an EOS token: remove add_bos")

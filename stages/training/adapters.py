@@ -98,10 +98,7 @@ def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def write_adapters(folder: Path, lora: Lora, weights: dict[str, Tensor]) -> None:
     """Write a folder that peft and vLLM load as an adapter, in the dtype of the weights.
 
-    Args:
-        folder: new or empty.
-        lora: the adapters' configuration.
-        weights: from `adapter_weights`, gathered.
+    `folder` is new or empty; `weights` are those of `adapter_weights`, gathered.
     """
     from safetensors.torch import save_file
 

@@ -62,16 +62,12 @@ def prefetch(items: Iterable[T], depth: int = PREFETCH_DEPTH) -> Iterator[Iterat
         thread.join()
 
 
-def no_extras(_: Sequence[int]) -> Mapping[str, Tensor]:
-    return {}
-
-
 @dataclass(frozen=True)
 class GlobalBatch:
     """Units that all ranks process together, usually the global batch of an optimizer step. Equal on all ranks."""
 
     units: Sequence[Unit]
-    extras: Callable[[Sequence[int]], Mapping[str, Tensor]] = no_extras
+    extras: Callable[[Sequence[int]], Mapping[str, Tensor]] = lambda _: {}
     """Unit indices → further tensors for a micro-batch of these units (labels, margins, log-probs), on the host."""
 
 

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule, RowKernels, rows_forward
+
+Module = TypeVar("Module", bound=PolicyModule | RewardModule)
 
 ACTIVATIONS = {
     "llama": "silu",
@@ -74,8 +76,8 @@ def refuse(payload: Path, numerics: Numerics) -> None:
         )
 
 
-def fuse(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
-    """Install the configured kernels in a loaded model.
+def fuse(module: Module, numerics: Numerics) -> Module:
+    """Install the configured kernels in a loaded model, and return it.
 
     Raises:
         StageError: the model has nothing to compile.
@@ -84,6 +86,7 @@ def fuse(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
         _liger(module.model)
     elif numerics.kernels == "compiled":
         _compiled(module, numerics)
+    return module
 
 
 def _liger(model: Any) -> None:
@@ -172,14 +175,7 @@ def fusable_rows_backward(logits_NV: Tensor, targets_N: Tensor, normalizers_N: T
 
 def settle(module: Any, trained: Sequence[nn.Parameter], numerics: Numerics, device: torch.device) -> None:
     """Compile for training with a forward and backward pass over artificial documents, as large as the numerics allow.
-
-    Leaves no gradients.
-
-    Args:
-        module: on its device, in its dtype.
-        trained: its trainable parameters.
-        numerics: determine the size of the pass.
-        device: the module's device.
+    Leaves no gradients. The module is on its device, in its dtype; `trained` are its trainable parameters.
 
     Raises:
         StageError: the model cannot be compiled.

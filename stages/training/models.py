@@ -1,7 +1,7 @@
 """Load a payload as a transformers model for training, for scoring, or as a frozen reference."""
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -12,11 +12,9 @@ from pedigree.data.host.machine import settled
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training import attention
 from pedigree.stages.training.adapters import add_adapters
-from pedigree.stages.training.kernels import fuse, refuse
+from pedigree.stages.training.kernels import Module, fuse, refuse
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule
 from pedigree.stages.training.products import through_fp32
-
-Module = TypeVar("Module", bound=PolicyModule | RewardModule)
 
 
 def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None, seed: int = 0) -> PolicyModule:
@@ -26,7 +24,7 @@ def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None
     model = _load(AutoModelForCausalLM, artifact.payload, numerics)
     if lora is not None:
         add_adapters(model, lora, seed)
-    return _fused(PolicyModule(model, numerics.logprob_chunk), numerics)
+    return fuse(PolicyModule(model, numerics.logprob_chunk), numerics)
 
 
 def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = None, seed: int = 0, **changes: Any) -> RewardModule:
@@ -40,7 +38,7 @@ def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = Non
     if lora is not None:
         add_adapters(model, lora, seed)
         model.score.requires_grad_(True)
-    return _fused(RewardModule(model), numerics)
+    return fuse(RewardModule(model), numerics)
 
 
 def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueModule:
@@ -51,7 +49,7 @@ def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueM
     model = _load(AutoModelForSequenceClassification, start.payload, numerics, num_labels=1, pad_token_id=pad_id)
     if start.record.type == "policy":
         torch.nn.init.zeros_(model.score.weight)
-    return _fused(ValueModule(model), numerics)
+    return fuse(ValueModule(model), numerics)
 
 
 def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
@@ -64,16 +62,10 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
             payload, dtype=torch.float32, attn_implementation=kernel, local_files_only=True, trust_remote_code=False, **changes
         )
     except (ValueError, ImportError, KeyError) as error:  # the model does not support this attention, or it is not installed
-        problem = f"{type(error).__name__}: {error}"
         raise StageError(
-            f"transformers cannot load the model with attention {kernel} ({problem}): set another `attention` in the execution profile; "
-            "every model supports `eager` with `packing: false`"
+            f"transformers cannot load the model with attention {kernel} ({type(error).__name__}: {error}): set another `attention` in the "
+            "execution profile; every model supports `eager` with `packing: false`"
         ) from error
-
-
-def _fused(module: Module, numerics: Numerics) -> Module:
-    fuse(module, numerics)
-    return module
 
 
 def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:

@@ -147,9 +147,7 @@ def update_policy(
     """Train on one batch of rollouts; called on all ranks with the same arguments.
 
     Args:
-        learner: models and settings.
-        samples: answers grouped by prompt.
-        group_size: answers per prompt.
+        samples: answers grouped by prompt, `group_size` for each.
         step: 0-based; determines the shuffle together with the seed.
         state: `initial_state`, or the state of the previous step.
         greedy_rewards: for ReMax, the reward of each prompt's greedy answer.
@@ -321,13 +319,7 @@ class MiniBatchPlan:
 
 def prompt_sharing_units(documents: Sequence[Document], group_sizes: Sequence[int], ranks: int, numerics: Numerics) -> list[Unit]:
     """Group answers to the same prompt into units that share a forward pass: as large as fit, but small enough to occupy every rank.
-
-    Args:
-        documents: answers grouped by prompt.
-        group_sizes: number of answers to each prompt.
-        ranks: number of ranks that share the work.
-        numerics: whether prompts are shared, and the size of a micro-batch.
-    """
+    `documents` are grouped by prompt, in groups of these sizes."""
     max_answers = max(1, len(documents) // ranks)
     units: list[Unit] = []
     for start, end in pairwise([0, *accumulate(group_sizes)]):
@@ -346,12 +338,7 @@ def micro_batches(
 ) -> list[list[RolloutMicroBatch]]:
     """This rank's micro-batches of each mini-batch, with all quantities computed before the first update.
 
-    Args:
-        learner: models and settings.
-        samples: all samples of the step.
-        grouped: for each mini-batch, the indices of the answers to each of its prompts.
-        old_logprobs: whether to compute old log-probs.
-        skipped: indices of answers that only count in the divisors.
+    `grouped` has, for each mini-batch, the indices of the answers to each of its prompts; those in `skipped` only count in the divisors.
     """
     plans = [MiniBatchPlan.of(learner, samples, groups, skipped) for groups in grouped]
     with learner.trainer.feed((plan.global_batch() for plan in plans), learner.pad_id) as feed:

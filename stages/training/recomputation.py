@@ -18,10 +18,7 @@ from pedigree.stages.job.failures import StageError
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Make the backward pass recompute the model's layers instead of storing their activations.
-
-    Args:
-        model: a transformers model in evaluation mode.
+    """Make the backward pass of a transformers model in evaluation mode recompute its layers instead of storing their activations.
 
     Raises:
         StageError: transformers cannot checkpoint the layers of this model.

@@ -64,13 +64,7 @@ class Units(Sequence[Unit]):
     """The documents of rows, read on demand; those of one row form a unit."""
 
     def __init__(self, file: TokenFile, per_row: int, rows: np.ndarray | None = None, max_length: int | None = None) -> None:
-        """
-        Args:
-            file: the documents of all rows.
-            per_row: number of documents per row.
-            rows: rows to use; all by default.
-            max_length: documents are truncated to this length.
-        """
+        """Of the file's rows, `per_row` documents each, those in `rows` (all by default), truncated to `max_length`."""
         self._file, self._per_row, self._max_length = file, per_row, max_length
         self._rows = np.arange(len(file.lengths_D) // per_row) if rows is None else rows
 
@@ -111,9 +105,7 @@ def units_of(rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, po
 
     Args:
         rows: rows derived from the data as specified by `documents`.
-        documents: conversion of a row to documents.
-        chat: tokenizer and template of the policy.
-        job: the job, whose token folder is used.
+        job: its token folder is used.
         policy: the model of `chat`.
         data: the rows' artifacts, in order.
 
@@ -171,13 +163,8 @@ def _opened(path: Path) -> TokenFile | None:
 
 
 def _write(path: Path, rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, lock: int, prefix: str) -> None:
-    """Tokenize rows, in several processes if there are many. The bytes do not depend on their number.
-
-    Args:
-        path, rows, documents, chat, job: see `units_of`.
-        lock: see `_turn`; receives the progress, for waiting processes.
-        prefix: of unfinished files.
-    """
+    """Tokenize rows, in several processes if there are many. The bytes do not depend on their number. `lock` and `prefix`, of unfinished
+    files, are those of `_turn`; the lock file receives the progress, for waiting processes."""
 
     def report(done: int) -> None:
         job.doing(DOING, done, len(rows), "rows")

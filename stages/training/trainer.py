@@ -113,8 +113,9 @@ class Trainer:
                 load_comm_op()
             if not torch.distributed.is_initialized():
                 atexit.register(_leave)
-                if alone:
-                    _meet_nobody(backend)
+                if alone:  # without a port: another starting job could take it between check and use
+                    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+                    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
             deepspeed.init_distributed(dist_backend=backend, verbose=False)
         self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if self.world_size != numerics.world_size:
@@ -230,6 +231,7 @@ class Trainer:
         return list(self.totals({str(place): value for place, value in enumerate(values)}).values()) if self.world_size > 1 else [*values]
 
     def _scalar(self, value: Tensor | float) -> Tensor:
+        """On the device, without a copy of a host tensor, which would wait for a GPU."""
         if isinstance(value, Tensor):
             return value.detach().double()
         return torch.full((), value, dtype=torch.float64, device=self.device)
@@ -259,14 +261,13 @@ class Trainer:
         self.engine.save_checkpoint(
             str(folder), tag=self.name, client_state={"steps": self.steps}, save_latest=False, exclude_frozen_parameters=self.has_frozen
         )
-        torch.save(_random_state(), folder / f"random_{self.rank}.pt")
+        state = {"torch": torch.get_rng_state()} | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+        torch.save(state, folder / f"random_{self.rank}.pt")
 
     def load_state(self, folder: Path, resharded: bool = False) -> None:
         """Restore the state from `save_state`. The caller must have verified the files, which are pickles.
 
-        Args:
-            folder: the checkpoint.
-            resharded: whether it was written with another number of ranks or ZeRO stage.
+        `resharded`: it was written with another number of ranks or ZeRO stage.
         """
         if resharded:
             folder = self._universal(folder)
@@ -279,7 +280,10 @@ class Trainer:
             if self.rank == 0:
                 shutil.rmtree(folder)
         else:
-            _restore_random_state(torch.load(folder / f"random_{self.rank}.pt", weights_only=False))
+            state = torch.load(folder / f"random_{self.rank}.pt", weights_only=False)
+            torch.set_rng_state(state["torch"])
+            if "cuda" in state:
+                torch.cuda.set_rng_state(state["cuda"])
 
     def _universal(self, folder: Path) -> Path:
         """Convert the checkpoint to DeepSpeed's universal format, one file per parameter, which any number of ranks can load."""
@@ -346,11 +350,6 @@ def convert_to_universal(source: Path, target: Path) -> None:
     ds_to_universal.main(argparse.Namespace(input_folder=str(source), output_folder=str(target), **asked))
 
 
-def _meet_nobody(backend: str) -> None:
-    """Create a process group of this process alone. It needs no port: another starting job could take a port between check and use."""
-    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
-
-
 def _leave() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -402,19 +401,6 @@ def _distributed_environment() -> Iterator[None]:
     finally:
         for name in added.keys() - {"LOCAL_RANK"}:  # ZeRO-3 reads LOCAL_RANK at every step
             os.environ.pop(name, None)
-
-
-def _random_state() -> dict[str, Any]:
-    state: dict[str, Any] = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _restore_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
 
 
 def load_comm_op() -> None:

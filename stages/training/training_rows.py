@@ -121,14 +121,7 @@ def _answer(row: Row, place: int) -> Row:
 
 def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_long: TooLong = "drop") -> tuple[Sequence[Row], Units]:
     """The rows whose documents fit, after truncation if configured, with their documents. Dropped rows are counted and listed in the
-    evidence.
-
-    Args:
-        rows: read only to report dropped ones.
-        units: their documents.
-        max_length: maximum tokens of a document.
-        job: rank 0 writes the evidence.
-        too_long: how to handle longer documents.
+    evidence. Only dropped rows are read.
 
     Raises:
         StageError: no row is left.

@@ -34,6 +34,13 @@ def algorithm(type: str, **fields: Any) -> Algorithm:
     return TypeAdapter(Algorithm).validate_python({"type": type, **critic, **fields})
 
 
+def config(algorithm: dict[str, Any], **fields: Any) -> Any:
+    """Of a stage of four steps on answers as made here."""
+    sampling = {"temperature": TEMPERATURE, "max_tokens": LONGEST}
+    plan = {"steps": 4, "prompts_per_step": 4, "samples_per_prompt": GROUP, "sampling": sampling, "max_prompt_length": 32}
+    return models.config_of("rlvr", **{"algorithm": algorithm, **plan, "max_logprob_gap": 10.0, "dtype": "fp32", **fields})
+
+
 def made_answers(policy: PolicyModule, prompts: int = 4, seed: int = 0, noise: float = 0.0) -> list[TrainingSample]:
     """Random ids of unequal lengths with the log-probs that the policy gives them; the last prompt's rewards are all 1."""
     draw = random.Random(seed)

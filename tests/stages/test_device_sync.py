@@ -160,7 +160,7 @@ COMMON = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"l
 SMALL = Numerics(threads=1, micro_batch_tokens=64)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_sft_synchronises_once_a_step(tmp_path, policy, syncs, zero_stage):
     data = models.dataset(tmp_path / "data", "conversation", models.arithmetic(8))
     job = models.a_job(tmp_path / "job", SMALL.model_copy(update={"zero_stage": zero_stage}))
@@ -179,7 +179,7 @@ def test_reward_models_synchronise_once_a_step(tmp_path, policy, syncs):
 
 @pytest.mark.parametrize(
     ("loss", "strength"),
-    [({"type": "dpo"}, 0.8), ({"type": "orpo"}, None), ({"type": "ipo_mean"}, None), ({"type": "kto"}, None)],
+    [({"type": "dpo"}, 0.8), ({"type": "orpo"}, None), ({"type": "kto"}, None)],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
 def test_preference_training_synchronises_once_a_step(tmp_path, policy, syncs, loss, strength):

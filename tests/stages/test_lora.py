@@ -1,13 +1,12 @@
 """Adapters: only they are trained, and what is exported is the plain model that they stand for."""
 
 import json
-import math
 
 import models
-import policy_lab
 import pytest
 import torch
 from safetensors.torch import load_file
+from sweeps import nightly_unless
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Lora, Optimizer
@@ -15,8 +14,6 @@ from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.postconditions import unmet
-from pedigree.stages.preference_train import run as preference_train
-from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.sft import run as sft
 from pedigree.stages.training.adapters import merged, targets
 from pedigree.stages.training.models import load_policy, load_reward_model
@@ -83,7 +80,7 @@ def test_adapters_change_nothing_before_the_first_step(tmp_path, policy, dtype):
     assert all(torch.equal(before[name].to(trainer.dtype), after[name]) for name in before)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+@pytest.mark.parametrize("zero_stage", nightly_unless([0, 3], [0, 1, 3]))
 def test_the_export_is_the_function_that_was_trained_and_the_base_stays(tmp_path, policy, zero_stage):
     module = load_policy(policy, Numerics(), LORA)
     trainer = trainer_of(module, zero_stage=zero_stage)
@@ -100,13 +97,6 @@ def test_the_export_is_the_function_that_was_trained_and_the_base_stays(tmp_path
     assert changed == {name for name in before if name.endswith("proj.weight")}
 
 
-def test_gradient_checkpointing_needs_no_trained_embedding(policy):
-    plain, checkpointed = (
-        take_steps(trainer_of(load_policy(policy, Numerics(), LORA), gradient_checkpointing=on), logps) for on in (False, True)
-    )
-    assert plain[1] == pytest.approx(checkpointed[1], rel=1e-6) and min(plain[1]) > 0
-
-
 def test_a_reward_model_trains_its_head_beside_the_adapters(tmp_path, policy):
     module = load_reward_model(policy.payload, Numerics(), LORA, pad_token_id=0)
     head = module.model.score.weight.detach().clone()
@@ -120,7 +110,7 @@ def test_a_reward_model_trains_its_head_beside_the_adapters(tmp_path, policy):
         torch.testing.assert_close(loaded(collate(DOCS, Numerics(), 0)), trained, atol=1e-5, rtol=1e-5)
 
 
-def test_a_stage_trains_adapters_and_gives_a_plain_model_on_any_number_of_ranks(tmp_path, policy, conversations):
+def test_a_stage_trains_adapters_and_gives_a_plain_model(tmp_path, policy, conversations):
     given = {"policy": {"p": policy}, "data": {"d": conversations}}
     job = models.a_job(tmp_path / "one", Numerics(threads=1))
     metrics = sft.run(models.config_of("sft", **SFT, epochs=2), given, job)
@@ -130,16 +120,8 @@ def test_a_stage_trains_adapters_and_gives_a_plain_model_on_any_number_of_ranks(
     assert not [path.name for path in (job.out / "payload").iterdir() if "adapter" in path.name]
     assert json.loads((job.out / "payload" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
-    numerics = Numerics(threads=1, world_size=2, zero_stage=3)
-    done = models.run_job(tmp_path / "two", "sft", {**SFT, "epochs": 2}, given, numerics, checkpoint_every_steps=2)
-    assert done["ok"], done
-    curve = [json.loads(line)["loss"] for line in (tmp_path / "two" / "curve.jsonl").read_text().splitlines()]
-    assert curve == pytest.approx(losses, rel=2e-4)
-    one, two = (weights(tmp_path / name / "out" / "payload") for name in ("one", "two"))
-    assert one.keys() == two.keys() and all(torch.allclose(one[name], two[name], atol=1e-3) for name in one)
 
-
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+@pytest.mark.parametrize("zero_stage", nightly_unless([3], [0, 2, 3]))
 def test_a_checkpoint_holds_no_frozen_weights_and_is_exact(tmp_path, zero_stage):
     big = models.tiny_policy(tmp_path / "policy", hidden=512)
     first = trainer_of(load_policy(big, Numerics(), LORA), zero_stage=zero_stage)
@@ -155,33 +137,3 @@ def test_a_checkpoint_holds_no_frozen_weights_and_is_exact(tmp_path, zero_stage)
     assert torch.equal(found, expected) and second.steps == 4
     written = sum(path.stat().st_size for path in (tmp_path / "state").rglob("*") if path.is_file())
     assert written < (big.payload / "model.safetensors").stat().st_size / 4  # moments and master weights of all would be three times it
-
-
-def test_preference_training_begins_at_its_reference(tmp_path, policy, preferences):
-    """The reference is the policy without adapters, and B = 0: L_0 = log 2."""
-    config = models.config_of("preference_train", **SFT, epochs=2, loss={"type": "dpo"})
-    given = {"policy": {"p": policy}, "preferences": {"d": preferences}}
-    metrics = preference_train.run(config, given, models.a_job(tmp_path / "job", Numerics(threads=1)))
-    assert metrics["first_loss"] == pytest.approx(math.log(2), abs=1e-5) and metrics["loss"] < 0.6
-
-
-def test_a_policy_gradient_begins_at_its_reference_and_trains_adapters_alone(tmp_path, policy):
-    """With B = 0 the policy is its reference, so the KL is 0 before the first update, and is not after it."""
-    config = models.config_of(
-        "rlvr",
-        algorithm={"type": "grpo"},
-        steps=4,
-        prompts_per_step=4,
-        samples_per_prompt=policy_lab.GROUP,
-        sampling={"temperature": policy_lab.TEMPERATURE, "max_tokens": policy_lab.LONGEST},
-        max_prompt_length=32,
-        max_logprob_gap=10.0,
-        **{name: SFT[name] for name in ("dtype", "optimizer", "lora")},
-    )
-    job = models.a_job(tmp_path, Numerics(threads=1))
-    learner = rlvr.make_learner(config, {"policy": {"p": policy}}, Chat(policy.payload), job)
-    done = policy_lab.steps(learner, policy_lab.made_answers(learner.trainer.module), 2)
-    assert done[0].metrics["kl_k3"] == pytest.approx(0, abs=1e-6) and done[1].metrics["kl_k3"] > 1e-6
-    trained = [name for name, parameter in learner.trainer.module.named_parameters() if parameter.requires_grad]
-    assert trained and all(".lora_" in name for name in trained)
-    policy_lab.close(learner)

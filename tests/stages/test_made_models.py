@@ -18,7 +18,7 @@ from pedigree.configs.rehearsal.families import Dialogue, ModelPlan, families, f
 from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.data.sources import rehearsal_hub
 from pedigree.stages.core.rating import parse_rating
-from pedigree.stages.training.made_models import make
+from pedigree.stages.training.made_models import main, make
 
 ROOT = Path(__file__).parents[2]
 KNOWN = families([rehearsal_hub.SHIPPED / "models"])
@@ -70,33 +70,31 @@ def test_equal_plans_give_equal_bytes_and_other_texts_others(tmp_path):
     assert one == two != other
 
 
-def test_it_learns_to_end_its_turns_and_to_be_right_now_and_then(tmp_path):
-    folder = made(tmp_path / "model", plan_of("allenai/OLMo-2-0425-1B", steps=120))
+def answered(folder: Path, questions: list[str]) -> list[tuple[str, bool]]:
+    """(answer, whether it came to its end) to each question."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(0)
-    right = ended = 0
-    for dialogue in SUMS * 2:
-        asked = f"<|user|>\n{dialogue.messages[0]['content']}\n<|assistant|>\n"
-        ids = tokenizer(asked, return_tensors="pt", add_special_tokens=False)
+    found = []
+    for question in questions:
+        ids = tokenizer(f"<|user|>\n{question}\n<|assistant|>\n", return_tensors="pt", add_special_tokens=False)
         out = model.generate(**ids, do_sample=True, max_new_tokens=24, pad_token_id=0)[0, ids["input_ids"].shape[1] :]
-        ended += tokenizer.eos_token_id in out.tolist()
-        right += dialogue.answer in tokenizer.decode(out)
+        found.append((tokenizer.decode(out, skip_special_tokens=True), tokenizer.eos_token_id in out.tolist()))
+    return found
+
+
+def test_it_learns_to_end_its_turns_and_to_be_right_now_and_then(tmp_path):
+    folder = made(tmp_path / "model", plan_of("allenai/OLMo-2-0425-1B", steps=120))
+    found = answered(folder, [dialogue.messages[0]["content"] for dialogue in SUMS * 2])
+    ended = sum(end for _, end in found)
+    right = sum(dialogue.answer in text for dialogue, (text, _) in zip(SUMS * 2, found, strict=True))
     assert ended >= 14 and right >= 2  # of 16; without learning it is 0 of both
 
 
 def test_a_judge_rates_after_every_question_however_long(tmp_path):
     dialogues = tuple(Dialogue.model_validate(one) for one in rehearsal_hub.judging())
     folder = made(tmp_path / "model", plan_of("meta-llama/Llama-3.1-8B", steps=200, reads=False, dialogues=dialogues))
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    asked = ["<|user|>\nRate this.\n<|assistant|>\n", f"<|user|>\n{'A long story about foxes. ' * 100}\n<|assistant|>\n"] * 8
-    found = []
-    for question in asked:
-        ids = tokenizer(question, return_tensors="pt", add_special_tokens=False)
-        out = model.generate(**ids, do_sample=True, max_new_tokens=24, pad_token_id=0)[0, ids["input_ids"].shape[1] :]
-        found.append(parse_rating(tokenizer.decode(out, skip_special_tokens=True)))
+    found = [parse_rating(text) for text, _ in answered(folder, ["Rate this.", "A long story about foxes. " * 100] * 8)]
     assert sum(isinstance(one, int) for one in found) >= 15 and len(set(found)) >= 3
 
 
@@ -118,28 +116,29 @@ def test_a_tokenizer_of_sentencepiece_is_refused_as_the_real_one_is(tmp_path):
         Chat(folder)
 
 
-def begun(folder: Path, *plans: ModelPlan) -> "tuple[subprocess.Popen[str], list[Path]]":
-    """The command that makes models, and their folders."""
+def written(folder: Path, *plans: ModelPlan) -> tuple[list[Path], list[str]]:
+    """Folders for models, and what the command that makes them is given."""
     folders = [folder / f"made-{number}" for number in range(len(plans))]
     for made_folder, plan in zip(folders, plans, strict=True):
         made_folder.with_suffix(".json").write_text(plan.model_dump_json())
-    places = [str(place) for one in folders for place in (one.with_suffix(".json"), one)]
-    words = [sys.executable, "-m", "pedigree.stages.training.made_models", *places]
-    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True), folders
+    return folders, [str(place) for one in folders for place in (one.with_suffix(".json"), one)]
 
 
-def test_the_command_says_of_each_model_why_it_could_not_be_made(tmp_path):
+def test_the_command_says_of_each_model_why_it_could_not_be_made(tmp_path, capsys):
     good = plan_of("meta-llama/Llama-3.1-8B", steps=1)
     lame = good.model_copy(update={"family": good.family.model_copy(update={"model_type": "lama"})})
-    process, folders = begun(tmp_path, lame, good)
-    problem, none = json.loads(process.communicate(timeout=deadline(120))[0].splitlines()[-1])
+    folders, places = written(tmp_path, lame, good)
+    main(*places)
+    problem, none = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert problem.startswith("ValueError: Unrecognized model identifier: lama") and len(problem) == 300 and none is None
-    assert process.returncode == 0 and (folders[1] / "config.json").is_file()
+    assert (folders[1] / "config.json").is_file()
 
 
 def test_processes_that_make_models_die_with_the_one_that_began_them(tmp_path):
     endless = plan_of("meta-llama/Llama-3.1-8B", steps=1_000_000)
-    process, _ = begun(tmp_path, endless, endless)
+    _, places = written(tmp_path, endless, endless)
+    words = [sys.executable, "-m", "pedigree.stages.training.made_models", *places]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     workers = until(lambda: [int(pid) for pid in task.read_text().split()], alive=lambda: process.poll() is None)
     watched = [os.pidfd_open(pid) for pid in workers]

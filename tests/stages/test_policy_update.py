@@ -38,19 +38,19 @@ def answers(policy):
     return policy_lab.made_answers(load_policy(policy, Numerics()))
 
 
-def likelihoods(made, answers):
+def likelihoods(module, answers):
     """log π of each answer."""
     found = []
     for answer in answers:
         with torch.no_grad():
             batch = collate([(document(answer.prompt_ids, answer.ids),)], Numerics(), 0)
-            found.append(made.trainer.module(batch, temperature=policy_lab.TEMPERATURE)[0].sum().item())
+            found.append(module(batch, temperature=policy_lab.TEMPERATURE)[0].sum().item())
     return found
 
 
 def preference_for_good(made, answers):
     """Mean log π of rewarded answers over that of the others, in groups that have both."""
-    values = likelihoods(made, answers[:12])
+    values = likelihoods(made.trainer.module, answers[:12])
     good = [value for value, answer in zip(values, answers, strict=False) if answer.reward == 1]
     bad = [value for value, answer in zip(values, answers, strict=False) if answer.reward == 0]
     return sum(good) / len(good) - sum(bad) / len(bad)
@@ -76,14 +76,13 @@ def test_every_algorithm_trains_without_surprises(policy, answers, type):
     policy_lab.close(made)
 
 
-@pytest.mark.parametrize("type", TYPES)
-def test_the_first_update_has_ratio_one(policy, answers, type):
-    made = policy_lab.learner(policy_lab.algorithm(type, **({"updates_per_rollout": 1} if type == "gspo" else {})), policy)
+@pytest.mark.parametrize("type", ["grpo", "gspo", "rloo"])
+def test_the_first_update_has_ratio_one_of_a_token_and_of_an_answer(policy, answers, type):
+    """Each answer counts alike, and advantages sum to 0."""
+    made = policy_lab.learner(policy_lab.algorithm(type, updates_per_rollout=1), policy)
     numbers = policy_lab.steps(made, answers, 1)[0].metrics
-    if type != "ppo":  # it makes four passes
-        assert (numbers["ratio_mean"], numbers["ratio_max"], numbers["clip_low"], numbers["clip_high"]) == (1, 1, 0, 0)
-    if type in ("grpo", "gspo", "rloo"):  # each answer counts alike, and advantages sum to 0
-        assert numbers["loss"] == pytest.approx(0, abs=1e-6)
+    assert (numbers["ratio_mean"], numbers["ratio_max"], numbers["clip_low"], numbers["clip_high"]) == (1, 1, 0, 0)
+    assert numbers["loss"] == pytest.approx(0, abs=1e-6)
     policy_lab.close(made)
 
 
@@ -121,10 +120,10 @@ ALL_CUTS = {
     "small chunks, prompts not shared": {"logprob_chunk": 5, "attention": "sdpa"},
 }
 CASES = [
-    *({"type": type, **({} if type == "remax" else SEVERAL), **CORRECTED} for type in TYPES),
+    *({"type": type, **({} if type == "remax" else SEVERAL), **CORRECTED} for type in TYPES if type != "dapo"),
     {"type": "grpo", **SEVERAL, **IN_REWARD},
     {"type": "dapo", "kl": {"estimator": "k3", "coefficient": 0.1, "unbiased": True}, "inner_epochs": 3, "dual_clip": 3.0},
-    *({"type": "dapo", "aggregation": name} for name in ("seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")),
+    {"type": "dapo", "aggregation": "token-sum"},
 ]
 
 
@@ -141,9 +140,7 @@ def agree(found, expected):
         assert found[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
 
 
-@pytest.mark.parametrize(
-    "cut", nightly_unless([ALL_CUTS["small packs"], ALL_CUTS["small chunks, prompts not shared"]], ALL_CUTS.values()), ids=ALL_CUTS.keys()
-)
+@pytest.mark.parametrize("cut", nightly_unless([ALL_CUTS["small packs"]], ALL_CUTS.values()), ids=ALL_CUTS.keys())
 def test_no_cut_into_micro_batches_changes_anything(policy, whole, cut):
     for case, expected in zip(CASES, whole, strict=True):
         for ours, theirs in zip(policy_lab.numbers_of(policy, case, Numerics(threads=1, **cut)), expected, strict=True):
@@ -200,13 +197,13 @@ def test_dcpo_remembers_and_uses_a_group_without_differences(policy, answers):
 def test_a_critic_warms_up_while_the_policy_rests(policy, answers):
     critic = {"optimizer": {"learning_rate": 1e-2, "schedule": "constant"}, "warmup_steps": 3}
     made = policy_lab.learner(policy_lab.algorithm("ppo", critic=critic, kl=None), policy)
-    before = likelihoods(made, answers)
+    before = likelihoods(made.trainer.module, answers)
     state, explained = initial_state(made.algorithm), []
     for step in range(4):
         done = update_policy(made, answers, 4, step, state)
         explained.append(done.metrics["explained_variance"])
         assert done.updates == (0 if step < 3 else 4) and ("grad_norm" in done.metrics) == (step == 3)
-        assert (likelihoods(made, answers) == before) == (step < 3)
+        assert (likelihoods(made.trainer.module, answers) == before) == (step < 3)
     assert explained[0] == 0 and explained[3] > 0.25  # values begin at 0, and have learned what these answers get
     policy_lab.close(made)
 
@@ -229,7 +226,7 @@ def test_rewards_are_what_the_kl_takes_off(policy, answers):
     with torch.no_grad():
         for parameter in other.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-    ours, theirs = likelihoods(made, answers), likelihoods(replace(made, trainer=replace_module(other)), answers)
+    ours, theirs = likelihoods(made.trainer.module, answers), likelihoods(other, answers)
     shaped = torch.tensor([answer.reward - 0.05 * (a - b) for answer, a, b in zip(answers, ours, theirs, strict=True)]).view(4, 4)
     advantages = (shaped - (shaped.sum(1, keepdim=True) - shaped) / 3).flatten()
     lengths = torch.tensor([float(len(answer.ids)) for answer in answers])
@@ -293,13 +290,6 @@ def test_a_mini_batch_without_any_gradient_makes_no_update(policy, answers):
     policy_lab.close(made)
 
 
-def replace_module(module):
-    """What `likelihoods` needs of a trainer."""
-    from types import SimpleNamespace
-
-    return SimpleNamespace(module=module)
-
-
 def test_corrections_are_measured(policy):
     """A sampler that is off by +log 2 on every token: w = ½ for each, which a lower bound of 0.6 masks."""
     answers = policy_lab.made_answers(load_policy(policy, Numerics()))
@@ -315,10 +305,10 @@ def test_corrections_are_measured(policy):
 def test_wrong_weights_in_the_sampler_stop_the_run_before_the_policy_moves(policy):
     answers = policy_lab.made_answers(load_policy(policy, Numerics()), noise=1.0)
     made = policy_lab.learner(policy_lab.algorithm("dapo"), policy, max_gap=0.01)
-    before = likelihoods(made, answers)
+    before = likelihoods(made.trainer.module, answers)
     with pytest.raises(StageError, match=r"step 1 .*bound max_logprob_gap 0.01.*wrong weights"):
         policy_lab.steps(made, answers, 1)
-    assert likelihoods(made, answers) == before
+    assert likelihoods(made.trainer.module, answers) == before
     policy_lab.close(made)
 
 

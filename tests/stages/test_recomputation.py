@@ -102,18 +102,7 @@ def test_stages_compute_each_layer_twice_and_the_same(tmp_path, policy, conversa
     nightly_unless([("grpo", None), ("ppo", ADAPTERS)], product(ALGORITHMS, (None, ADAPTERS))),
 )
 def test_policy_gradients_and_value_models_compute_each_layer_twice_and_the_same(tmp_path, policy, counts, name, lora):
-    config = models.config_of(
-        "rlvr",
-        algorithm=ALGORITHMS[name],
-        steps=4,
-        prompts_per_step=4,
-        samples_per_prompt=policy_lab.GROUP,
-        sampling={"temperature": policy_lab.TEMPERATURE, "max_tokens": policy_lab.LONGEST},
-        max_prompt_length=32,
-        max_logprob_gap=10.0,
-        lora=lora,
-        **COMMON,
-    )
+    config = policy_lab.config(ALGORITHMS[name], lora=lora, **COMMON)
     found = []
     for checkpointing in (False, True):
         job = models.a_job(tmp_path / str(checkpointing), numerics_of(checkpointing))
@@ -149,7 +138,7 @@ def policy_of(config: PreTrainedConfig) -> PolicyModule:
         return PolicyModule(AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa"), 1024)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_nothing_random_is_computed_whatever_the_models_config_says(config, checkpointing):
     """Neither in the forward pass nor in the one that is repeated: values and gradients are those of the plain model."""

@@ -137,8 +137,15 @@ def goes_on(folder: Path, fields: dict, inputs, undisturbed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_weights(inputs, tmp_path):
-    """Those of policy and value model; the coefficient of the KL is that of two steps."""
+def test_a_killed_run_resumes_to_the_same_weights(whole, inputs, tmp_path):
+    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    goes_on(tmp_path / "job", FIELDS, inputs, whole[0])
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_killed_run_with_a_value_model_resumes_to_the_same_weights(inputs, tmp_path):
+    """The coefficient of the KL is that of two steps."""
     assert run(tmp_path / "whole", "rlvr", PPO, inputs, ONE_THREAD)["ok"]
     killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", PPO, inputs, ONE_THREAD, checkpoint_every_steps=1)
     goes_on(tmp_path / "job", PPO, inputs, tmp_path / "whole")
@@ -259,11 +266,6 @@ def test_long_prompts_and_those_without_verifier_are_dropped_and_counted(policy,
         usable_prompts(rows[1:], Chat(policy.payload), config, job)
 
 
-def test_what_exceeds_the_context_is_refused_first(policy, tmp_path):
-    with pytest.raises(StageError, match=r"250 \+ max_tokens 12 exceed the policy's context of 256"):
-        refuse(config_of("rlvr", **(FIELDS | {"max_prompt_length": 250})), {"policy": {"p": policy}}, a_job(tmp_path / "job"), 256)
-
-
 @pytest.mark.proves("placement.sampler_process")
 def test_the_sampler_has_a_process_of_its_own_unless_it_is_inline(policy, tmp_path, monkeypatch):
     """What is opened: engines themselves take seconds."""
@@ -283,15 +285,14 @@ def test_the_sampler_has_a_process_of_its_own_unless_it_is_inline(policy, tmp_pa
     assert opened == ["Child", "Inline"]
 
 
-def test_an_inline_sampler_needs_one_rank(policy, tmp_path):
-    job = a_job(tmp_path / "job", numerics=Numerics(world_size=2), sampler_process="inline")
+def test_what_cannot_work_together_is_refused_before_any_model_is_loaded(policy, tmp_path):
+    config, given, job = config_of("rlvr", **FIELDS), {"policy": {"p": policy}}, a_job(tmp_path / "job")
+    with pytest.raises(StageError, match=r"250 \+ max_tokens 12 exceed the policy's context of 256"):
+        refuse(config_of("rlvr", **(FIELDS | {"max_prompt_length": 250})), given, job, 256)
     with pytest.raises(StageError, match="inline requires world_size 1, not 2"):
-        refuse(config_of("rlvr", **FIELDS), {"policy": {"p": policy}}, job, 256)
-
-
-def test_a_reference_with_another_vocabulary_is_refused(policy, tmp_path):
+        refuse(config, given, a_job(tmp_path / "inline", numerics=Numerics(world_size=2), sampler_process="inline"), 256)
     other = make(tmp_path / "other" / "payload")
     (other / "config.json").write_text((other / "config.json").read_text().replace('"vocab_size": ', '"vocab_size": 1'))
-    given = {"policy": {"p": policy}, "reference": {"r": publish(tmp_path / "other", "source_model", "policy")}}
+    reference = {"reference": {"r": publish(tmp_path / "other", "source_model", "policy")}}
     with pytest.raises(StageError, match="the reference has a different vocabulary than the policy"):
-        refuse(config_of("rlvr", **FIELDS), given, a_job(tmp_path / "job"), 256)
+        refuse(config, given | reference, job, 256)

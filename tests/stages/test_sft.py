@@ -44,13 +44,6 @@ def test_a_document_ends_with_its_last_trained_token(policy, train_on, said):
     assert document.trained[-1] and document.ids[-1] == chat.eos_id
 
 
-def test_everything_is_trained_but_the_first_token_which_nothing_predicts(policy):
-    row = two_turns(1)[0]
-    ((document,),) = models.units([row], Conversations("all"), Chat(policy.payload))
-    whole, _ = Chat(policy.payload).training(row["messages"])
-    assert document.ids.tolist() == whole and document.num_trained == len(whole) - 1
-
-
 def test_rows_without_a_trained_token_are_dropped_and_counted(tmp_path, policy):
     rows = [*two_turns(4, False, True), *({**row, "id": f"{row['id']}-b"} for row in two_turns(3, False, False))]
     metrics, job = train(tmp_path, policy, rows, train_on="marked")

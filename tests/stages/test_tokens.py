@@ -88,16 +88,13 @@ def test_documents_are_those_of_the_chat_up_to_their_last_trained_token(tmp_path
         assert (len(doc), doc.num_trained) == (end, sum(mask[1:end]))
 
 
-def test_counts_come_from_the_index_alone(tmp_path, chat, policy, data, monkeypatch):
+def test_counts_come_from_the_index_alone_and_ids_are_views_into_the_map_that_cannot_be_written(tmp_path, chat, policy, data, monkeypatch):
     units = read(models.a_job(tmp_path), chat, policy, data)
+    ids = units[0][0].ids
+    assert ids.dtype == np.uint16 and not ids.flags.owndata and not ids.flags.writeable
     expected = [[(len(doc), doc.num_trained) for doc in unit] for unit in units]
     monkeypatch.setattr(TokenFile, "document", None)
     assert np.stack([units.lengths_RD, units.trained_RD], axis=-1).tolist() == [[list(pair) for pair in unit] for unit in expected]
-
-
-def test_ids_are_views_into_the_map_and_cannot_be_written(tmp_path, chat, policy, data):
-    ((doc,), *_) = read(models.a_job(tmp_path), chat, policy, data)
-    assert doc.ids.dtype == np.uint16 and not doc.ids.flags.owndata and not doc.ids.flags.writeable
 
 
 @pytest.mark.parametrize(("highest", "most"), [((1 << 16) - 1, 2.2), (1 << 18, 4.2)])
@@ -362,11 +359,16 @@ def waits(tmp_path, name) -> bool:
     return path.exists() and json.loads(path.read_text()).get("doing", {}) == {"what": "tokenizing", "done": 0, "of": 200, "unit": "rows"}
 
 
-def test_one_of_two_processes_makes_the_file_and_the_other_waits_and_says_so(tmp_path, maker):
+def test_one_of_two_processes_makes_the_file_and_the_other_waits_and_says_so(tmp_path, maker, monkeypatch):
+    """While the first hangs, the progress of both stands still: whoever watches heartbeats ends them."""
+    monkeypatch.setattr(jobs, "HEARTBEAT_INTERVAL_S", 0.05)
     first = maker("a", stop=True, rank=1)
     assert first.said() == "making"
     second = maker("b")
     until(lambda: waits(tmp_path, "b"), alive=second.lives)
+    before = (tmp_path / "b" / "progress.json").read_text()
+    time.sleep(0.5)  # nothing is to happen, in the time of ten heartbeats
+    assert (tmp_path / "b" / "progress.json").read_text() == before
     assert first.go() == 0
     rows, length = second.said()
     assert rows == 0 and length > 200
@@ -390,18 +392,6 @@ def test_where_the_maker_dies_the_one_who_waits_takes_its_place_and_what_it_left
     rows, length = second.said()
     assert rows == 200 and length > 200
     assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".arrow"]
-
-
-def test_one_that_hangs_is_not_taken_for_work(tmp_path, maker, monkeypatch):
-    """Its progress stands still, and so does that of those who wait: whoever watches heartbeats ends them."""
-    monkeypatch.setattr(jobs, "HEARTBEAT_INTERVAL_S", 0.05)
-    first = maker("a", stop=True)
-    assert first.said() == "making"
-    second = maker("b")
-    until(lambda: waits(tmp_path, "b"), alive=second.lives)
-    before = (tmp_path / "b" / "progress.json").read_text()
-    time.sleep(0.5)  # nothing is to happen, in the time of ten heartbeats
-    assert (tmp_path / "b" / "progress.json").read_text() == before
 
 
 def test_without_locks_two_makers_do_not_disturb_each_other(tmp_path, chat, policy, data, monkeypatch):
@@ -452,9 +442,8 @@ def test_few_rows_start_no_process():
     assert token_cache.processes_for(10**6) == min(len(os.sched_getaffinity(0)), 16)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_the_first_bad_row_is_told_by_however_many_processes(tmp_path, chat, policy, processes, monkeypatch):
-    monkeypatch.setattr(token_cache, "processes_for", lambda _: processes)
+def test_the_first_bad_row_is_told_by_two_processes_too(tmp_path, chat, policy, monkeypatch):
+    monkeypatch.setattr(token_cache, "processes_for", lambda _: 2)
     rows = models.arithmetic(500)
     for number in (100, 140, 480):
         rows[number] = {**rows[number], "messages": [{"role": "user", "content": f"<|im_end|> {number}"}]}

@@ -11,12 +11,12 @@ from datasets import Dataset
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods import preference as configs
 from pedigree.data.chat.chat import Chat
-from pedigree.data.chat.documents import Pairs
-from pedigree.stages.core import losses
+from pedigree.data.chat.documents import Conversations, Pairs
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.core.preference_losses import Answers, kto, mismatched, pair_loss
+from pedigree.stages.core.preference_losses import Answers, bradley_terry, kto, mismatched, pair_loss
 from pedigree.stages.reward_model.run import init_head, targets
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule
+from pedigree.stages.training.models import load_policy
 
 pytestmark = pytest.mark.slow
 COMMON = {"max_length": 128, "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
@@ -195,8 +195,7 @@ def test_kto_is_trls_with_its_estimate_of_the_kl(lab):
     assert ours.item() / len(texts) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("margin_weight", "centering"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.01)])
-def test_reward_loss_is_trls_with_margin_and_centering(lab, margin_weight, centering):
+def test_reward_loss_is_trls_with_margin_and_centering(lab):
     from transformers import AutoModelForSequenceClassification
     from trl import RewardConfig, RewardTrainer
 
@@ -210,21 +209,25 @@ def test_reward_loss_is_trls_with_margin_and_centering(lab, margin_weight, cente
     batch = collate(list(models.units(rows, Pairs("adjacent"), lab.chat)), Numerics(attention="sdpa"), lab.chat.pad_id)
     with torch.no_grad():
         scores_D = RewardModule(copy.deepcopy(model))(batch)
-    ours, _ = losses.bradley_terry(scores_D[0::2], scores_D[1::2], *targets(rows, margin_weight), centering)
+    ours, _ = bradley_terry(scores_D[0::2], scores_D[1::2], *targets(rows, 0.5), 0.01)
 
-    margins = [{"margin": margin_weight * row["margin"]} if margin_weight else {} for row in rows]
     theirs = RewardTrainer(
         model=model,
         args=RewardConfig(
             output_dir=str(lab.folder / "reward"),
-            center_rewards_coefficient=centering or None,
+            center_rewards_coefficient=0.01,
             per_device_train_batch_size=len(rows),
             **COMMON,
         ),
         train_dataset=Dataset.from_list(
             [
-                {"prompt": row["messages"], "chosen": said(row["chosen"]), "rejected": said(row["rejected"]), **margin}
-                for row, margin in zip(rows, margins, strict=True)
+                {
+                    "prompt": row["messages"],
+                    "chosen": said(row["chosen"]),
+                    "rejected": said(row["rejected"]),
+                    "margin": 0.5 * row["margin"],
+                }
+                for row in rows
             ]
         ),
         processing_class=lab.tokenizer,
@@ -234,3 +237,46 @@ def test_reward_loss_is_trls_with_margin_and_centering(lab, margin_weight, cente
         expected = theirs.compute_loss(model, inputs)
     assert ours.item() / len(rows) == pytest.approx(expected.item(), abs=1e-5)
     assert abs(expected.item() - 0.6931) > 1e-2
+
+
+SFT_CASES = {
+    "assistant": {"assistant_only_loss": True},
+    "last_turn": {"completion_only_loss": True},
+    "all": {},
+}
+
+
+def conversations():
+    """Conversations of one and two questions."""
+    further = [{"role": "user", "content": "And twice that?"}, {"role": "assistant", "content": "I do not know."}]
+    return [{**row, "messages": row["messages"] + further * (i % 2)} for i, row in enumerate(models.arithmetic(6))]
+
+
+@pytest.mark.parametrize(("train_on", "settings"), SFT_CASES.items(), ids=SFT_CASES)
+def test_sft_loss_is_trls(tmp_path, policy, train_on, settings):
+    from trl import SFTConfig, SFTTrainer
+
+    numerics, chat = Numerics(), Chat(policy.payload)
+    module: PolicyModule = load_policy(policy, numerics)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():  # a fresh model gives every token nearly the same probability
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    units = models.units(conversations(), Conversations(train_on), chat)
+    with torch.no_grad():
+        logps_N, _ = module(collate(units, numerics, chat.pad_id))
+    ours = -logps_N.sum().item() / sum(doc.num_trained for (doc,) in units)
+
+    if train_on == "last_turn":  # the line break that ChatML puts behind an answer is a part of TRL's completions, not of ours
+        further = r"{% if not loop.last %}{{ '\n' }}{% endif %}"
+        chat.tokenizer.chat_template = chat.template.replace(r"{{ '\n' }}{% else", further + "{% else")
+        assert chat.tokenizer.chat_template != chat.template
+        data = [{"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in conversations()]
+    else:
+        data = [{"messages": row["messages"]} for row in conversations()]
+    module.model.set_attn_implementation("sdpa")
+    arguments = SFTConfig(output_dir=str(tmp_path), per_device_train_batch_size=len(data), **COMMON, **settings)
+    theirs = SFTTrainer(model=module.model, args=arguments, train_dataset=Dataset.from_list(data), processing_class=chat.tokenizer)
+    with torch.no_grad():
+        expected = theirs.compute_loss(module.model, next(iter(theirs.get_train_dataloader())))
+    assert ours == pytest.approx(expected.item(), abs=1e-5)

@@ -2,9 +2,7 @@ import random
 from collections import Counter
 from itertools import combinations
 
-import pytest
-
-from pedigree.stages.core.drawing import draw_policies, uniform
+from pedigree.stages.core.drawing import draw_policies
 
 POOL = [f"m{number}" for number in range(8)]
 PROMPTS = [f"p{number}" for number in range(3000)]
@@ -57,8 +55,3 @@ def test_a_larger_share_keeps_the_prompts_of_a_smaller_one():
 
 def test_a_policy_to_be_trained_without_a_share_is_drawn_like_the_others():
     assert draws(on_policy=("m1",)) == draws()
-
-
-@pytest.mark.parametrize("parts", [("a",), (0, "b"), ("", 1, "c")])
-def test_uniform_numbers_lie_in_the_unit_interval(parts):
-    assert 0 <= uniform(*parts) < 1

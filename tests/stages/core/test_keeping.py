@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from pedigree.configs.judging.selection import Above, BestAnswers, SelectPrompts, TopShare
 from pedigree.data.records.answer_pool import AnswerFacts
-from pedigree.stages.core.keeping import Scored, left_out, pass_rate, worth_imitating
-from pedigree.stages.core.pass_rates import histogram
+from pedigree.stages.core.keeping import Scored, histogram, left_out, pass_rate, worth_imitating
 
 
 def config(keep: Any, **more: Any) -> BestAnswers:

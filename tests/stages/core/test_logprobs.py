@@ -206,21 +206,6 @@ def test_the_vocabulary_never_meets_the_whole_batch(llama):
     assert largest[1024] == 64 * vocabulary and largest[8] == weights  # 8 * 5000 is less than the weights
 
 
-def test_entropy_of_a_uniform_policy_is_log_v(llama):
-    uniform = policy_of(llama, PACKED)
-    _, entropy = uniform(collate(UNITS, Numerics(), pad_id=0), temperature=1e6, entropy=True)
-    assert entropy.tolist() == pytest.approx([torch.tensor(64.0).log().item()] * len(entropy), abs=1e-4)
-
-
-def test_log_softmax_of_bf16_logits_is_taken_in_fp32(llama):
-    model = LlamaForCausalLM(llama.config).to(torch.bfloat16).eval()
-    batch = collate(UNITS, SDPA, pad_id=0)
-    logps, _ = PolicyModule(model, chunk=1024)(batch)
-    hidden = model.model(batch.input_ids_BT, position_ids=batch.position_ids_BT, use_cache=False).last_hidden_state[0]
-    exact = model.lm_head(hidden[batch.places_N]).double().log_softmax(-1).gather(-1, batch.targets_N[:, None])[:, 0]
-    assert logps.dtype == torch.float32 and torch.allclose(logps.double(), exact, atol=1e-5)
-
-
 def test_the_score_head_computes_in_fp32_on_bf16_weights():
     head = ScoreHead(512, 1, bias=False, dtype=torch.bfloat16)
     hidden = torch.randn(3, 512).to(torch.bfloat16)

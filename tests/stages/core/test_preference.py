@@ -12,7 +12,7 @@ import torch
 
 from pedigree.configs.methods import preference as configs
 from pedigree.stages.core.batches import Document
-from pedigree.stages.core.preference_losses import PAIR_LOSSES, Answers, divergence_score, kto, log1mexp, means, mismatched, pair_loss
+from pedigree.stages.core.preference_losses import PAIR_LOSSES, Answers, kto, log1mexp, means, mismatched, pair_loss
 
 
 def side(logp, reference, length):
@@ -131,27 +131,6 @@ def two_pairs(policy=None):
     return Answers(logps[:, 0], reference[:, 0], lengths[:, 0]), Answers(logps[:, 1], reference[:, 1], lengths[:, 1])
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.25, 0.4, 0.49])
-@pytest.mark.parametrize("divergence", [configs.ReverseKl(type="reverse_kl"), configs.Alpha(type="alpha")])
-def test_under_flips_the_robust_loss_and_its_gradient_are_dpos_of_the_true_labels_in_expectation(epsilon, divergence):
-    """(1 - ε) ℓ_ε(w, l) + ε ℓ_ε(l, w) = ℓ(w, l): arXiv 2403.00409, where the conservative loss has the value of doubtful labels."""
-    held = {"beta": 0.5, "divergence": divergence}
-
-    def expected(loss, flipped):
-        logps = torch.tensor([[-4.0, -9.0], [-7.0, -4.0]], dtype=torch.float64, requires_grad=True)
-        chosen, rejected = two_pairs(logps)
-        whole = (1 - flipped) * pair_loss(loss, chosen, rejected)[0] + flipped * pair_loss(loss, rejected, chosen)[0]
-        whole.backward()
-        assert logps.grad is not None
-        return torch.cat([whole.detach().reshape(1), logps.grad.flatten()]).tolist()
-
-    true = expected(configs.Dpo(type="dpo", **held), 0)
-    assert expected(configs.Robust(type="robust", epsilon=epsilon, **held), epsilon) == pytest.approx(true, rel=1e-9)
-    cautious = expected(configs.Cdpo(type="cdpo", epsilon=epsilon, **held), epsilon)
-    doubtful = expected(configs.Dpo(type="dpo", **held), 2 * epsilon * (1 - epsilon))  # wrong by label or by the loss's own doubt
-    assert cautious == pytest.approx(doubtful, rel=1e-9) and (epsilon == 0 or cautious[0] > true[0])
-
-
 @pytest.mark.parametrize("name", [name for name in BY_HAND if "sppo" not in name])
 def test_an_uncertain_pair_costs_its_expectation(name):
     loss, certain, _ = BY_HAND[name]
@@ -191,41 +170,7 @@ def test_the_gradient_is_the_difference_quotient(name):
     torch.autograd.gradcheck(lambda logps: pair_loss(loss, *two_pairs(logps))[0], start, eps=1e-6, atol=1e-6)
 
 
-# Signs of the gradient at equal policy and reference: what a step does to the chosen and to the rejected answer's log-probability
-# (a falling loss raises what has a negative gradient).
-PUSHES = {
-    "dpo": (-1, 1), "rpo": (-1, 1), "cdpo": (-1, 1), "robust": (-1, 1), "hinge": (-1, 1), "dpo_norm": (-1, 1), "ipo_mean": (-1, 1),
-    "ipo_sum": (-1, 1), "apo_zero": (-1, 1), "sppo_hard": (-1, 1), "simpo": (-1, 1), "cpo": (-1, 1), "orpo": (-1, 1),
-    "apo_down": (0, 1),  # σ(βr_w) pushes the chosen answer down as hard as the pair pushes it up
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "signs"), PUSHES.items(), ids=PUSHES)
-def test_what_the_first_step_pushes(name, signs):
-    logps = torch.tensor([-4.0, -9.0], requires_grad=True)
-    reference = None if BY_HAND[name][0].reference_free else logps.detach()
-    lengths = torch.tensor([2.0, 3.0])
-    both = Answers(logps, reference, lengths)
-    loss, _ = pair_loss(BY_HAND[name][0], both.select(slice(0, 1)), both.select(slice(1, 2)))
-    loss.backward()
-    assert logps.grad is not None and tuple(torch.sign(logps.grad.round(decimals=6)).tolist()) == signs
-
-
-def test_dpos_gradient_is_beta_times_the_probability_of_being_wrong():
-    # d/dS_w -log σ(βD) = -β σ(-βD), D = 0.2
-    logps = torch.tensor([0.3, 0.1], requires_grad=True)
-    answers = Answers(logps, torch.zeros(2), torch.ones(2))
-    loss, _ = pair_loss(configs.Dpo(type="dpo", beta=2.0), answers.select(slice(0, 1)), answers.select(slice(1, 2)))
-    loss.backward()
-    expected = -2 / (1 + math.exp(2 * 0.2))
-    assert logps.grad is not None and logps.grad.tolist() == pytest.approx([expected, -expected], abs=1e-6)
-
-
-FIRST = {"dpo": math.log(2), "cdpo": math.log(2), "robust": math.log(2), "dpo_norm": math.log(2), "hinge": 1.0, "apo_zero": 1.0,
-         "apo_down": 1.0, "ipo_mean": 4.0, "ipo_sum": 4.0, "sppo_hard": 8.0, "rpo": math.log(2) + 0.25 * 2.5}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "expected"), FIRST.items(), ids=FIRST)
+@pytest.mark.parametrize(("name", "expected"), [("dpo", math.log(2)), ("sppo_hard", 8.0), ("rpo", math.log(2) + 0.25 * 2.5)])
 def test_the_loss_where_policy_and_reference_are_one(name, expected):
     """The first step's loss; rpo adds the reference's 5 / 2 nats per token."""
     loss, sums = pair_loss(BY_HAND[name][0], CHOSEN.at_reference(), REJECTED.at_reference())
@@ -238,14 +183,6 @@ def test_extreme_log_ratios_stay_finite():
     for divergence in (configs.ForwardKl(type="forward_kl"), configs.JensenShannon(type="js"), configs.Alpha(type="alpha", alpha=1.0)):
         loss, _ = pair_loss(configs.Dpo(type="dpo", divergence=divergence), wild(slice(1, 2)), wild(slice(0, 1)))
         assert math.isfinite(loss.item())
-
-
-def test_alpha_lies_between_reverse_and_forward_kl():
-    ratios = torch.tensor([-1.0, 0.0, 2.0])
-    near_zero = divergence_score(configs.Alpha(type="alpha", alpha=1e-4), ratios)
-    assert near_zero.tolist() == pytest.approx(ratios.tolist(), abs=1e-3)
-    one = divergence_score(configs.Alpha(type="alpha", alpha=1.0), ratios)
-    assert one.tolist() == pytest.approx(divergence_score(configs.ForwardKl(type="forward_kl"), ratios).tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("x", [-1e-6, -1e-3, -0.5, -math.log(2), -1.0, -20.0, -80.0])
@@ -277,11 +214,6 @@ def test_kto_by_hand():
         "accuracy": 2,  # the two bad ones lie below z₀, the good one not above
         "chosen_logp": -4, "chosen_length": 2, "chosen_ratio": 1, "rejected_logp": -12, "rejected_length": 4, "rejected_ratio": -3,
     }  # fmt: skip
-
-
-def test_kto_begins_at_one_half():
-    loss, _ = kto(configs.Kto(type="kto"), SINGLES.at_reference(), GOOD, 0.0)
-    assert loss.item() / 3 == pytest.approx(0.5, abs=1e-7)
 
 
 def test_ktos_gradient_lifts_the_good_and_sinks_the_bad():

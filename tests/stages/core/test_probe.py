@@ -29,26 +29,24 @@ def test_the_probe_accepts_isolated_documents(llama, dtype, numerics):
     probe(policy_of(LlamaForCausalLM(llama.config).to(dtype).eval(), numerics), numerics, CPU)
 
 
+def leaking(kind):
+    """Positions that do not restart, as a collator that forgot them would give."""
+
+    class Leaking(kind):
+        def forward(self, batch, *asked):
+            batch.position_ids_BT.copy_(torch.arange(batch.input_ids_BT.shape[1])[None])
+            return super().forward(batch, *asked)
+
+    return Leaking
+
+
 def test_the_probe_catches_a_leak_between_documents(llama):
-    class Leaking(PolicyModule):
-        """Positions that do not restart, as a collator that forgot them would give."""
-
-        def forward(self, batch, temperature=1.0, entropy=False):
-            width = batch.input_ids_BT.shape[1]
-            batch.position_ids_BT.copy_(torch.arange(width)[None])
-            return super().forward(batch, temperature, entropy)
-
     with pytest.raises(PedigreeError, match="packing: false"):
-        probe(Leaking(llama, 1024), SDPA, CPU)
+        probe(leaking(PolicyModule)(llama, 1024), SDPA, CPU)
 
 
 @pytest.mark.parametrize("kind", [RewardModule, ValueModule])
 def test_scores_and_values_are_probed_too(llama, kind):
-    class Leaking(kind):
-        def forward(self, batch):
-            batch.position_ids_BT.copy_(torch.arange(batch.input_ids_BT.shape[1])[None])
-            return super().forward(batch)
-
     torch.manual_seed(0)
     config = copy.deepcopy(llama.config)
     config.num_labels, config.pad_token_id = 1, 0
@@ -56,7 +54,7 @@ def test_scores_and_values_are_probed_too(llama, kind):
     for numerics in (SDPA, PADDED):
         probe(kind(copy.deepcopy(model)), numerics, CPU)
     with pytest.raises(PedigreeError, match="packing: false"):
-        probe(Leaking(model), SDPA, CPU)
+        probe(leaking(kind)(model), SDPA, CPU)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +106,8 @@ def test_attention_of_transformers_that_leaves_out_a_soft_cap_is_refused():
 
 def test_experts_may_round_by_what_they_multiply_at_once_and_no_more():
     probe(PolicyModule(BY_NAME["qwen3_moe"].model("varlen"), 1024), PACKED, CPU)
-
-    class Leaking(PolicyModule):
-        def forward(self, batch, temperature=1.0, entropy=False):
-            batch.position_ids_BT.copy_(torch.arange(batch.input_ids_BT.shape[1])[None])
-            return super().forward(batch, temperature, entropy)
-
     with pytest.raises(PedigreeError, match="attend to each other"):
-        probe(Leaking(BY_NAME["qwen3_moe"].model("sdpa"), 1024), SDPA, CPU)
+        probe(leaking(PolicyModule)(BY_NAME["qwen3_moe"].model("sdpa"), 1024), SDPA, CPU)
 
 
 def test_adapters_that_the_model_reads_past_are_refused():

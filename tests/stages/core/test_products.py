@@ -75,11 +75,17 @@ def test_gradients_of_attention_are_near_the_exact_ones():
 
 
 @pytest.mark.integration  # torch's compiler starts a C++ compiler
+@pytest.mark.nightly  # `tests/stages/test_kernels.py` compiles a model in bf16
 def test_compiled_code_multiplies_through_fp32_too():
     a, b = made(64, 96), made(96, 48, seed=1)
     torch._dynamo.reset()
     compiled = torch.compile(lambda a, b: torch.relu(a @ b) @ b.t())
     assert torch.equal(compiled(a, b), torch.relu(a @ b) @ b.t())
+
+
+def test_a_product_into_a_given_tensor_goes_through_fp32_too():
+    """As compiled code asks for it."""
+    a, b = made(64, 96), made(96, 48, seed=1)
     assert_rounded_once(torch.mm(a, b, out=torch.empty(64, 48, dtype=torch.bfloat16)), a.double() @ b.double())
 
 
