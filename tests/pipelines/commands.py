@@ -71,12 +71,16 @@ class InProcessCommand(Command):
     """The same in this process, where everything has been imported already; jobs are what the lab's runs start."""
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
+        return "".join(self.said(*arguments, code=code))
+
+    def said(self, *arguments: str, code: int = 0) -> tuple[str, str]:
+        """What the command prints on stdout and on stderr."""
         out, err = io.StringIO(), io.StringIO()
         with self._shell(*arguments), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
             main()
         assert (end.value.code or 0) == code, f"{arguments} ended with {end.value.code}\n{out.getvalue()}\n{err.getvalue()}"
         assert "Traceback" not in err.getvalue()
-        return out.getvalue() + err.getvalue()
+        return out.getvalue(), err.getvalue()
 
     @contextmanager
     def _shell(self, *arguments: str) -> Iterator[None]:
