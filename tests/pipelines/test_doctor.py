@@ -10,7 +10,7 @@ from projects import pin_threads
 
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.base.project import Project
-from pedigree.pipelines.cli import doctor
+from pedigree.pipelines.cli import doctor, plan
 from pedigree.pipelines.estimate.rates import Rates
 
 
@@ -95,6 +95,7 @@ def test_a_machine_on_which_the_demo_takes_long_is_told_what_helps(project, root
     for name in ("recipes", "execution"):
         shutil.copytree(root / "configs" / name, project.root / "configs" / name)
     pin_threads(project.root)
+    monkeypatch.setattr(plan, "has_bf16_units", lambda: False)
     assert finding(project, "demo").value.endswith("no time estimate yet: `pedigree plan demo` measures this machine")
     for rate, slow in ((1e9, True), (1e12, False)):
         rates = Rates(fp32=rate, bf16=rate, bandwidth=rate)
