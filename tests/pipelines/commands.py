@@ -87,7 +87,8 @@ class InProcessCommand(Command):
         create, polite = RunContext.__init__, signal.getsignal(signal.SIGTERM)
 
         def in_lab(run: RunContext, *given: Any, **options: Any) -> None:
-            create(run, *given, **{"code_root": self.lab.code, "launcher": self.lab.launcher} | options)
+            create(run, *given, **{"code_root": self.lab.code} | options)
+            run.launcher = run.launcher or type(self.lab.launcher)(run.project)  # which is that of a rehearsal, for one
 
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.lab.root)
@@ -101,6 +102,8 @@ class InProcessCommand(Command):
                 yield
             finally:
                 signal.signal(signal.SIGTERM, polite)
+                for name in os.environ.keys() - self.environment.keys():  # as a command's own process takes with it
+                    del os.environ[name]
 
 
 def step_of(lab: Lab, stage: str) -> int:
