@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.shell_completion import ShellComplete
 from projects import fresh_project
+from typer._completion_classes import BashComplete
 from typer.main import get_command
 
 from pedigree.pipelines.cli.console import print_table
@@ -36,10 +36,10 @@ def called(folder: Path, *arguments: str, **variables: str) -> tuple[str, set[st
 
 
 @pytest.fixture
-def offered(monkeypatch):
+def offered(project, monkeypatch):
     """What a shell is offered for a line whose last word is incomplete."""
     monkeypatch.chdir(project)
-    shell = ShellComplete(get_command(app), {}, "pedigree", "_PEDIGREE_COMPLETE")
+    shell = BashComplete(get_command(app), {}, "pedigree", "_PEDIGREE_COMPLETE")
     return lambda line: [one.value for one in shell.get_completions(line.split(" ")[1:-1], line.split(" ")[-1])]
 
 

@@ -94,18 +94,6 @@ def test_a_retry_is_told_with_its_reason(command, server):
 
 
 @pytest.mark.nightly
-def test_ctrl_c_cancels_the_flow_run_and_leaves_no_process(command, server):
-    command.lab.knobs(clean={"seconds": 60, "child": True})
-    process = command.until("run", "lab", ready=lambda: step_of(command.lab, "clean") > 1)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=deadline(60))
-    assert process.returncode == 130 and "Run the same command again to resume" in out and "Traceback" not in err
-    run = server.last_run(command)
-    assert not command.jobs() and run["state_type"] == "CANCELLED" and run["state"]["message"].startswith("interrupted")
-    assert not list((command.lab.root / ".pedigree" / "flows").glob("*.json"))
-
-
-@pytest.mark.nightly
 def test_cancelling_in_prefect_ends_the_jobs(command, server):
     command.lab.knobs(clean={"seconds": 60})
     process = command.until("run", "lab", ready=lambda: step_of(command.lab, "clean") > 1)
@@ -132,32 +120,6 @@ def test_a_run_that_was_killed_is_told_to_have_crashed_and_its_job_is_taken_over
 
 
 # --- a server that goes away --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-def test_a_server_that_is_killed_ends_no_job_and_is_told_all_when_it_is_back(command, server, tmp_path):
-    text = tmp_path / "said"
-    command.environment["PYTHONUNBUFFERED"] = "1"
-    command.lab.knobs(raw={"hold": "raw goes"}, clean={"hold": "clean goes"})
-    with text.open("w") as stdout:
-        process = command.until("run", "lab", ready=(command.lab.root / "raw goes.waiting").exists, stdout=stdout)
-    run = server.last_run(command)
-    server.kill()
-    try:
-        (command.lab.root / "raw goes").touch()
-        until((command.lab.root / "clean goes.waiting").exists)  # a stage has ended and another has begun meanwhile
-        until(lambda: "Prefect does not answer" in text.read_text())
-    finally:
-        server.start()
-    until(lambda: "Prefect is reachable again" in text.read_text())
-    (command.lab.root / "clean goes").touch()
-    _, err = process.communicate(timeout=deadline(120))
-    out = text.read_text()
-    assert process.returncode == 0, out + err
-    assert out.count("Prefect does not answer") == 1 and out.count("Prefect is reachable again") == 1 and "Traceback" not in out + err
-    assert sorted(command.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
-    assert server.last_run(command)["id"] == run["id"] and server.state(run["id"])["type"] == "COMPLETED"
-    assert set(server.states(run).values()) == {"Completed"} and len(server.states(run)) == 4
 
 
 @pytest.mark.nightly

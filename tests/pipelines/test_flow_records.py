@@ -2,7 +2,6 @@
 
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,10 +18,8 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.data.store import heartbeat
 from pedigree.pipelines.jobs.events import RunEnded, unwatched
-from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.prefect import observer, shown
 from pedigree.pipelines.prefect.observer import Observer, run_observed
-from pedigree.pipelines.prefect.record import FlowRecord
 from pedigree.pipelines.run.runs import StageEnd
 
 ROOT = Path(__file__).parents[2]
@@ -195,14 +192,3 @@ def test_a_runner_gives_signs_of_life_to_its_end_and_leaves_none(tmp_path: Path,
         until(lambda: beat.read_text() != first)
     assert [state for _, state, _ in server.told] == ["COMPLETED"]
     until(lambda: not list(folder.iterdir()))
-
-
-def test_a_flow_run_of_this_machine_is_ended_at_once(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "SILENCE_S", 90.0)
-    project, name, began = Project(tmp_path), uuid4(), time.monotonic()
-    record, here = FlowRecord(project, str(name), name), Process.here()
-    record.process = Process(here.pid, here.started + 1, here.machine)
-    record.write()
-    with observed(project):
-        until(lambda: server.told)
-    assert server.told[0][:2] == (name, "CRASHED") and time.monotonic() - began < deadline(10)

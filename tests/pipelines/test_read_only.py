@@ -92,7 +92,7 @@ def copy_of(lab: Lab, folder: Path) -> Lab:
 
 def of_any_disk(said: str) -> str:
     """What a command says without the disk's free space, which others change meanwhile."""
-    return re.sub(r"[\d.]+ \w?B are free", "", said)
+    return re.sub(r"[\d.]+ \w?B free", "", said)
 
 
 def test_in_a_read_only_project_commands_look_and_those_that_write_name_the_folder(made: InProcessCommand):
