@@ -5,7 +5,7 @@ import re
 import signal
 import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -48,7 +48,8 @@ from pedigree.configs.language.execution import profile_names
 from pedigree.configs.language.graph import Graph
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.pipelines.flow import post_train
-from pedigree.pipelines.prefect.shown import FELL, FLOW_NAME, REHEARSAL, TAG, commit_of, tags_of
+from pedigree.pipelines.ledger.git import short_commit
+from pedigree.pipelines.prefect.shown import FELL, FLOW_NAME, REHEARSAL, TAG, tags_of
 from pedigree.pipelines.run.opening import Request
 
 ENTRYPOINT = "pedigree/pipelines/flow.py:post_train"
@@ -56,7 +57,6 @@ CALL_S = 30.0
 PAUSES = 3
 PAGE = 200
 """Maximum page size of the server."""
-AWAITS_SLOT = AwaitingConcurrencySlot().name
 Schedule = CronSchedule | IntervalSchedule | RRuleSchedule
 SILENCE = timedelta(minutes=10)
 """Prefect marks a run without a heartbeat for this long as crashed, which frees its slot. The interval is three minutes
@@ -212,7 +212,8 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
         UsageProblem: the work pool, the block or the GPU pool does not exist, or the name is taken.
         PedigreeError: the server is unreachable.
     """
-    name = _checked_name(terms.name or name_of(graph, request))
+    default = f"{graph.recipe}-{REHEARSAL}" if request.rehearse else graph.recipe  # so that rehearsals can coexist with runs
+    name = _checked_name(terms.name or default)
     with _connected() as client:
         there = _deployed(client, project, name)
         pool = _process_pool(client, terms.pool) if terms.pool else _own_pool(client, project)
@@ -222,7 +223,7 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
         deployment = client.create_deployment(
             client.create_flow_from_name(FLOW_NAME),
             name,
-            version=commit_of(project),
+            version=short_commit(project.root),
             description=f"{graph.description}\n\n`{project.root}`",
             tags=[*tags_of(project, graph.recipe), *([REHEARSAL] if request.rehearse else [])],
             schedules=[DeploymentScheduleCreate(schedule=terms.schedule, active=not _is_inactive(there))] if terms.schedule else [],
@@ -246,24 +247,17 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
     return listed, notes
 
 
-def name_of(graph: Graph, request: Request) -> str:
-    """Return the default name of a deployment; rehearsals get a suffix, so that they can coexist with runs."""
-    return f"{graph.recipe}-{REHEARSAL}" if request.rehearse else graph.recipe
-
-
 def parameters_of(project: Project, graph: Graph, request: Request, gpu_pool: str | None) -> dict[str, Any]:
     """Return the default parameters of `post_train`."""
+
+    def unique(texts: Sequence[str]) -> list[str]:
+        """Remove duplicates, as the schema requires; the last occurrence wins, as for overrides."""
+        return list(dict.fromkeys(texts[::-1]))[::-1]
+
     words = _form_names(graph)
-    lists = {name: _unique(words[graph.find(stage).address] for stage in getattr(request, name)) for name in ("start", "until", "force")}
-    lists["overrides"] = _unique(request.overrides)
-    one = {"recipe": request.recipe, "project": str(project.root), "profile": request.profile, "gpu_pool": gpu_pool,
-           "rehearse": request.rehearse}  # fmt: skip
-    return one | lists
-
-
-def _unique(texts: Iterable[str]) -> list[str]:
-    """Remove duplicates, as the schema requires; the last occurrence wins, as for overrides."""
-    return list(dict.fromkeys(reversed(list(texts))))[::-1]
+    lists = {name: unique([words[graph.find(stage).address] for stage in getattr(request, name)]) for name in ("start", "until", "force")}
+    one = {"recipe": request.recipe, "project": str(project.root), "profile": request.profile, "gpu_pool": gpu_pool}
+    return one | lists | {"overrides": unique(request.overrides), "rehearse": request.rehearse}
 
 
 def _form_names(graph: Graph) -> dict[str, str]:
@@ -376,6 +370,10 @@ def _set_automations(client: SyncPrefectClient, deployment: UUID, name: str, blo
     Without them, two kinds of runs would hold the deployment's only slot forever: runs that died with their worker (a reboot) if the server
     restarted too, because it keeps leases in memory, and runs whose worker died before starting them.
     """
+
+    def crashed(why: str) -> ChangeFlowRunState:
+        return ChangeFlowRunState(name=None, force=False, state=StateType.CRASHED, message=why)
+
     owner = f"prefect.deployment.{deployment}"
     client.delete_resource_owned_automations(owner)
     related: dict[str, Any] = {"prefect.resource.role": "deployment", "prefect.resource.id": owner}
@@ -384,8 +382,8 @@ def _set_automations(client: SyncPrefectClient, deployment: UUID, name: str, blo
     silent = EventTrigger(after={ALIVE}, expect={ALIVE, *ENDED}, **absent)
     stuck = EventTrigger(after={"prefect.flow-run.Pending"}, expect={"prefect.flow-run.Running", *ENDED}, **absent)
     found: dict[str, tuple[EventTrigger, Any]] = {
-        "heartbeat lost": (silent, _crashed("no heartbeat; the next run takes over")),
-        "never started": (stuck, _crashed("its worker accepted it but never started it")),
+        "heartbeat lost": (silent, crashed("no heartbeat; the next run takes over")),
+        "never started": (stuck, crashed("its worker accepted it but never started it")),
     }
     if block is not None:
         failed = EventTrigger(expect=ENDED_BADLY, **ours)
@@ -398,10 +396,6 @@ def _set_automations(client: SyncPrefectClient, deployment: UUID, name: str, blo
         client.create_automation(
             AutomationCore(name=f"{name}: {what}", trigger=trigger, actions=[action], owner_resource=owner, tags=[TAG])
         )
-
-
-def _crashed(why: str) -> ChangeFlowRunState:
-    return ChangeFlowRunState(name=None, force=False, state=StateType.CRASHED, message=why)
 
 
 # --- managing deployments -----------------------------------------------------------------------------------------------
@@ -427,7 +421,6 @@ def pause(project: Project, name: str) -> list[FlowRun]:
         UsageProblem: this project has no such deployment.
         PedigreeError: the server is unreachable.
     """
-
     with _deployment(project, name) as (client, deployment):
         planned: list[FlowRun] = []
         for _ in range(PAUSES):
@@ -473,7 +466,7 @@ def cancel_runs(project: Project, name: str) -> int:
 
 def _awaits_slot(run: FlowRun) -> bool:
     """Whether a due run is queued behind the previous one (`--when-busy wait`)."""
-    return run.state_name == AWAITS_SLOT
+    return run.state_name == AwaitingConcurrencySlot().name
 
 
 def _cancel(client: SyncPrefectClient, run: FlowRun) -> bool:

@@ -23,7 +23,6 @@ from pedigree.pipelines.cli.console import (
     interrupt_on_sigterm,
     one_line,
     print_table,
-    project_here,
     requested,
 )
 from pedigree.pipelines.quantities import size
@@ -115,7 +114,7 @@ def verify(
     import contextlib
     import dataclasses
 
-    from pedigree.pipelines.cli.status_line import StatusLine
+    from pedigree.pipelines.cli.progress import StatusLine
     from pedigree.pipelines.lineage.verify import verify_folders, verify_project
 
     with contextlib.ExitStack() as stack, StatusLine() as telling:
@@ -153,7 +152,7 @@ def export(
     The folder includes a model card and the records of the artifact's whole ancestry.
     """
     from pedigree.data.artifacts.artifacts import SIGNATURE, open_artifact
-    from pedigree.pipelines.cli.status_line import StatusLine
+    from pedigree.pipelines.cli.progress import StatusLine
     from pedigree.pipelines.lineage.evaluations import evaluations_of
     from pedigree.pipelines.lineage.find import artifact_folder
     from pedigree.pipelines.publish.export import export as export_artifact
@@ -196,7 +195,7 @@ def reproduce(
     if only not in (None, "data"):
         raise UsageProblem(f"--only {only}: the only valid value is `data`; use `--stage {only}` to rebuild a single stage")
     request = again.ReproductionRequest(model, from_cache, only == "data", stage, here, strict, execution, trust)
-    project = project_here()
+    project = Project.find()
     if show_patch and not dry_run:
         raise UsageProblem("--show-patch requires --dry-run")
     if dry_run:
@@ -227,7 +226,7 @@ def push(recipe: Recipe, overrides: Overrides = None) -> None:
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.runs import push as send
 
-    project = project_here()
+    project = Project.find()
     context = open_run(project, requested(recipe, overrides))
     board = watching(context, context.graph.nodes)
     with Display(board):
@@ -248,7 +247,7 @@ def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: 
     from pedigree.pipelines.run.plans import selection
 
     request = requested(recipe, overrides, None, only, start, until)
-    context = open_run(project_here(), request)
+    context = open_run(Project.find(), request)
     bring(context, selection(context, request)[0])
 
 

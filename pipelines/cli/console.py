@@ -12,7 +12,6 @@ from pedigree.configs.base.texts import shown
 from pedigree.pipelines.cli import completion
 
 if TYPE_CHECKING:
-    from pedigree.configs.base.project import Project
     from pedigree.pipelines.run.opening import Request
 
 Recipe = Annotated[
@@ -46,12 +45,6 @@ Profile = Annotated[
                  autocompletion=completion.profiles),
 ]  # fmt: skip
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document (see docs/cli.md) on stdout and everything else on stderr.")]
-
-
-def project_here() -> "Project":
-    from pedigree.configs.base.project import Project
-
-    return Project.find()
 
 
 def requested(

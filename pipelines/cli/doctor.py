@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from pedigree.configs.base.installation import is_clone, missing, set_up
 from pedigree.configs.base.packaged import ASSETS
@@ -37,6 +38,10 @@ LOCKS = CODE_ROOT / "pedigree" / "requirements"
 REBUILD = "run `make clean`, then `make setup`"
 FEW_GB = 20
 """Minimum free disk, in GB; the demo's models and checkpoints need about half of it."""
+
+
+ON_GPUS = "bit-identical results need `numerics: {deterministic: true}` and the same GPU type, driver, CUDA version and number of ranks"
+ON_CPUS = "identical numerics give bit-identical results for the same CPU type, threads and versions"
 
 
 @dataclass(frozen=True)
@@ -72,18 +77,17 @@ def examine(project: Project) -> list[Diagnosis]:
         lambda: [_engine(bool(found))],
         lambda: [_asset(name) for name in ASSETS],
         lambda: [Diagnosis("GPUs", True, "; ".join(found) or "none: stages run on the CPU")],
-        lambda: [_determinism(bool(found)), _cpu()],
+        lambda: [Diagnosis("determinism", True, ON_GPUS if found else ON_CPUS), _cpu()],
         lambda: _demo(project),
         lambda: [_disk(project.root), _remote(project.root)],
     )
-    return [finding for check in checks for finding in _safely(check)]
-
-
-def _safely(check: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
-    try:
-        return check()
-    except Exception as error:  # a broken installation can raise anything; the other checks are still useful
-        return [Diagnosis("check", False, f"{type(error).__name__}: {error}", missing("train,serve"))]
+    findings = []
+    for check in checks:
+        try:
+            findings += check()
+        except Exception as error:  # a broken installation can raise anything; the other checks are still useful
+            findings.append(Diagnosis("check", False, f"{type(error).__name__}: {error}", missing("train,serve")))
+    return findings
 
 
 def _python() -> list[Diagnosis]:
@@ -110,18 +114,14 @@ def _lock(gpu: bool) -> Diagnosis:
     lock = LOCKS / ("gpu.txt" if gpu else "cpu.txt")
     lines = [Requirement(line) for line in lock.read_text().splitlines() if line and not line.startswith("#")]
     pins = {one.name: str(one.specifier).removeprefix("==") for one in lines if one.marker is None or one.marker.evaluate()}
-    installed = {_normal(found.metadata["Name"]): found.version.partition("+")[0] for found in importlib.metadata.distributions()}
-    differing = [f"{name} {installed.get(_normal(name), 'missing')} instead of {pin}" for name, pin in pins.items()
-                 if installed.get(_normal(name)) != pin]  # fmt: skip
+    installed = {canonicalize_name(found.name): found.version.partition("+")[0] for found in importlib.metadata.distributions()}
+    found = {name: installed.get(canonicalize_name(name), "missing") for name in pins}
+    differing = [f"{name} {found[name]} instead of {pin}" for name, pin in pins.items() if found[name] != pin]
     if not differing:
         return Diagnosis("packages", True, f"all {len(pins)} of {lock.name}")
     shown = ", ".join(differing[:5]) + (", ..." if len(differing) > 5 else "")
     value = f"{len(differing)} of {len(pins)} differ from {lock.name}: {shown}"
     return Diagnosis("packages", not is_clone(), value, "run `make setup`" if is_clone() else "")
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _torch(gpu: bool) -> Diagnosis:
@@ -163,14 +163,6 @@ def _asset(name: str) -> Diagnosis:
     except PedigreeError as error:
         return Diagnosis(f"asset {name}", False, str(error), set_up("python -m pedigree.data.artifacts.assets"))
     return Diagnosis(f"asset {name}", True, f"{size / 1e6:.1f} MB, {ASSETS[name].licence}")
-
-
-def _determinism(gpu: bool) -> Diagnosis:
-    """Report what identical numerics guarantee on this machine."""
-    if not gpu:
-        return Diagnosis("determinism", True, "identical numerics give bit-identical results for the same CPU type, threads and versions")
-    value = "bit-identical results need `numerics: {deterministic: true}` and the same GPU type, driver, CUDA version and number of ranks"
-    return Diagnosis("determinism", True, value)
 
 
 def _cpu() -> Diagnosis:

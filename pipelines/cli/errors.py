@@ -1,23 +1,39 @@
-"""Top-level error handling: a short message for expected errors, a saved report for bugs."""
+"""Top-level error handling, with minimal imports: a short message for expected errors, a saved report with the version for bugs."""
 
 import errno
 import os
+import platform
 import shlex
 import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.secrets import find_secrets
 from pedigree.pipelines.cli.console import echo
-from pedigree.pipelines.cli.version import version_text
 
 BUG = 70
 """Exit code for a bug (`EX_SOFTWARE` in sysexits.h)."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Disk errors, which can occur anywhere; any other OSError that gets here is a bug."""
+
+
+def version_text() -> str:
+    """Return `pedigree 0.1.0, commit 1a2b3c4d5e6f, Python 3.11.9`; the commit only if the code is a git clone."""
+    try:
+        number = version("pedigree")
+    except PackageNotFoundError:
+        number = "(not installed)"
+    code, commit = Path(__file__).absolute().parents[3], None
+    if (code / ".git").exists():  # else git would report the commit of an enclosing repository
+        from pedigree.pipelines.ledger.git import short_commit
+
+        commit = short_commit(code)
+    return f"pedigree {number}{f', commit {commit}' if commit else ''}, Python {platform.python_version()}"
 
 
 def end(error: Exception) -> int:
@@ -35,7 +51,8 @@ def end(error: Exception) -> int:
 
 
 def _report(error: Exception) -> None:
-    text = f"{version_text()}\n{_command()}\n\n{''.join(traceback.format_exception(error))}"
+    line = shlex.join(["pedigree", *("(removed: possible secret)" if find_secrets(word) else word for word in sys.argv[1:])])
+    text = f"{version_text()}\n{line}\n\n{''.join(traceback.format_exception(error))}"
     echo(f"This is a bug in Pedigree: {type(error).__name__}: {error}", file=sys.stderr)
     path = _keep(text)
     if path is None:
@@ -45,27 +62,15 @@ def _report(error: Exception) -> None:
     echo("Finished stages and checkpoints are kept; `pedigree run` resumes from them.", file=sys.stderr)
 
 
-def _command() -> str:
-    """Return the command line with likely secrets removed."""
-    return shlex.join(["pedigree", *("(removed: possible secret)" if find_secrets(word) else word for word in sys.argv[1:])])
-
-
 def _keep(text: str) -> Path | None:
     """Save the report in the project or, failing that, in a temporary file; return its path, or None if neither is writable."""
     root = next((folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / ".dvc").is_dir()), None)
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    if root is not None:
-        try:
-            path = root / ".pedigree" / "bugs" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            return path.relative_to(root)
-        except OSError:
-            pass
-    try:
-        handle, temporary = tempfile.mkstemp(prefix="pedigree-bug-", suffix=".txt")
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-        return Path(temporary)
-    except OSError:
-        return None
+    for folder in (root / ".pedigree" / "bugs" if root else None, None):  # None: for temporary files
+        with suppress(OSError):
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+            handle, path = tempfile.mkstemp(prefix=f"pedigree-bug-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".txt", dir=folder)
+            with os.fdopen(handle, "w") as stream:
+                stream.write(text)
+            return Path(path).relative_to(root) if root and folder else Path(path)
+    return None

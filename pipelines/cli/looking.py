@@ -1,10 +1,11 @@
-"""Inspection commands: plan, status, jobs, logs, report, doctor. None starts a job."""
+"""Inspection commands: plan, status, jobs, logs, report, models, doctor. None starts a job."""
 
 import sys
 from typing import Annotated
 
 import typer
 
+from pedigree.configs.base.project import Project
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import (
     AsJson,
@@ -16,8 +17,9 @@ from pedigree.pipelines.cli.console import (
     Recipe,
     Until,
     echo,
+    echo_json,
     for_programs,
-    project_here,
+    print_table,
     requested,
 )
 
@@ -41,13 +43,13 @@ def plan(
     profile's machine; `run` refuses such a stage.
     """
     from pedigree.pipelines.cli.plan import print_plan
-    from pedigree.pipelines.cli.status_line import StatusLine, measured_by
+    from pedigree.pipelines.cli.progress import StatusLine, measured_by
     from pedigree.pipelines.run import planning, plans
     from pedigree.pipelines.run.opening import open_run
 
     request = requested(recipe, overrides, execution, only, start, until, force)
     with for_programs(as_json) as emit:
-        project = project_here()
+        project = Project.find()
         with StatusLine() as telling:
             context = open_run(project, request, looking=True, watch=telling.watch)
             chosen, forced = plans.selection(context, request)
@@ -70,12 +72,12 @@ def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False)
     Also lists results not committed to git, and code that changed since a result was produced.
     """
     from pedigree.pipelines.cli import status as state
-    from pedigree.pipelines.cli.status_line import StatusLine
+    from pedigree.pipelines.cli.progress import StatusLine
     from pedigree.pipelines.run.opening import open_run
 
     with for_programs(as_json) as emit:
         with StatusLine() as telling:
-            context = open_run(project_here(), requested(recipe, overrides), looking=True, watch=telling.watch)
+            context = open_run(Project.find(), requested(recipe, overrides), looking=True, watch=telling.watch)
             found = state.status(context)
         emit("status", found, context.graph) if as_json else state.print_status(recipe, found)
 
@@ -87,7 +89,7 @@ def jobs(as_json: AsJson = False) -> None:
     from pedigree.pipelines.jobs.live import jobs_now
 
     with for_programs(as_json) as emit:
-        found = jobs_now(project_here())
+        found = jobs_now(Project.find())
         emit("jobs", state.Jobs(tuple(found))) if as_json else state.print_jobs(found)
 
 
@@ -100,7 +102,7 @@ def logs(
     """Print the log of a stage's job, running or finished."""
     from pedigree.pipelines.cli import status as state
 
-    project = project_here()
+    project = Project.find()
     address, log = state.find_log(project, stage)
     if follow:
         for text in state.follow(project, address, log):
@@ -116,8 +118,33 @@ def report(recipe: Recipe, overrides: Overrides = None) -> None:
     from pedigree.configs.language.recipe import load_recipe
     from pedigree.pipelines.publish.report import write_report
 
-    project = project_here()
+    project = Project.find()
     echo(write_report(project, load_recipe(project.recipes, recipe, overrides or ())).relative_to(project.root))
+
+
+@commands.command()
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print the models as JSON, with all details.")] = False) -> None:
+    """List the named models: artifact, state, scores, versions.
+
+    A model's name is accepted wherever an artifact is expected.
+    """
+    from pedigree.pipelines.cli.progress import StatusLine
+    from pedigree.pipelines.publish.catalog import registry
+
+    with StatusLine() as telling:
+        rows = registry(Project.find(), telling.watch)
+    if as_json:
+        echo_json([row.as_json() for row in rows])
+        return
+    if not rows:
+        echo("no named models: compile a recipe that declares one with `pedigree compile RECIPE`")
+        return
+    cells = []
+    for row in rows:
+        record = row.record
+        known = (record.id[:12], record.content[:12], record.kind) if record else ("", "", "")
+        cells.append((row.model.name, row.model.address, row.state, *known, row.scored(), ", ".join(row.versions)))
+    print_table(("model", "artifact", "state", "id", "content", "kind", "scores", "versions"), cells)
 
 
 @commands.command()

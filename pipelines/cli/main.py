@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pedigree.pipelines.cli import artifact_commands, init, looking, maintenance, recipes, rehearsing, rows, running, schedules
+from pedigree.pipelines.cli import artifact_commands, init, looking, recipes, rows, running, schedules
 from pedigree.pipelines.cli.console import echo
 from pedigree.pipelines.telemetry import no_telemetry
 
@@ -74,13 +74,13 @@ app = typer.Typer(
     cls=Grouped, help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 130},
 )  # fmt: skip
-for part in (init, running, rehearsing, looking, schedules, recipes, artifact_commands, rows, maintenance):
+for part in (init, running, looking, schedules, recipes, artifact_commands, rows):
     app.add_typer(part.commands)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from pedigree.pipelines.cli.version import version_text
+        from pedigree.pipelines.cli.errors import version_text
 
         echo(version_text())
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""Progress display of a run: a live tree on a terminal, plain lines elsewhere.
+"""Progress display of a run: a live tree on a terminal, plain lines elsewhere; and a status line for other slow operations.
 
 `Board` consumes the run's events and holds a row per stage. `render` is a pure function from these rows to a renderable.
 
@@ -8,18 +8,21 @@ All times are from this process's clock (`time.monotonic`), because a job may ru
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from pedigree.configs.language.graph import shown_name
+from pedigree.data.store.hashing import Beat
 from pedigree.pipelines.cli.console import echo, one_line
+from pedigree.pipelines.estimate.rates import Rates, known, measured
 from pedigree.pipelines.estimate.schedule import Forecast
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import (
@@ -35,7 +38,7 @@ from pedigree.pipelines.jobs.events import (
     StageView,
     StageWaiting,
 )
-from pedigree.pipelines.quantities import counted, duration, number, rough
+from pedigree.pipelines.quantities import counted, duration, number, rough, transferred
 
 PLAIN_INTERVAL_S = 15.0
 OUTLOOK_INTERVAL_S = 2.0
@@ -333,3 +336,74 @@ class Display:
             spent = took(row, now)
             due.append(f"{ICONS[row.state][0]} {row.name:<18} {body}{f'  ({spent})' if spent else ''}")
         return due
+
+
+class StatusLine:
+    """On stderr, so that stdout has only the command's result: a transient line on a terminal, elsewhere one every 15 seconds at most."""
+
+    def __init__(self, stream: TextIO | None = None, interval_s: float = PLAIN_INTERVAL_S) -> None:
+        self.stream = stream or sys.stderr
+        self.interval_s = interval_s
+        self._words = ""
+        self._spinner = Spinner("dots")
+        self._live: Live | None = None
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._starting = threading.Lock()
+
+    def __enter__(self) -> "StatusLine":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        if self._live is not None:
+            self._live.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __call__(self, words: str) -> None:
+        """Set the status text; thread-safe."""
+        self._words = words
+        with self._starting:
+            if self._live is None and self._thread is None:
+                self._start()
+
+    def watch(self, event: RunEvent) -> None:
+        """Show file operations of a stage."""
+        if isinstance(event, StageBusy) and event.activity in MOVING:
+            self(f"{event.address}: {event.activity} {event.detail}")
+
+    def far(self, what: str) -> Beat:
+        """Return a callback that shows the bytes done of an operation."""
+        return lambda done, total: self(f"{what} {transferred(done, total)}")
+
+    def _start(self) -> None:
+        console = Console(file=self.stream, highlight=False)
+        if console.is_terminal:  # must not capture the command's own output
+            self._live = Live(console=console, get_renderable=self._shown, transient=True, redirect_stdout=False, redirect_stderr=False)
+            self._live.start()
+        else:
+            self._thread = threading.Thread(target=self._speak, daemon=True, name="telling")
+            self._thread.start()
+
+    def _shown(self) -> RenderableType:
+        self._spinner.update(text=Text(one_line(self._words)))
+        return self._spinner
+
+    def _speak(self) -> None:
+        printed = ""
+        while not self._ended.wait(self.interval_s):
+            if self._words != printed:
+                printed = self._words
+                echo(printed, file=self.stream, flush=True)
+
+
+def measured_by(telling: StatusLine) -> Callable[[], Rates | None]:
+    """Return a function that measures the speed of this machine's cores, with a status message if it is not cached."""
+
+    def rates() -> Rates | None:
+        if known() is None:
+            telling("measuring this machine's matmul speed once; takes a few seconds")
+        return measured()
+
+    return rates

@@ -1,4 +1,4 @@
-"""Recipe commands: recipes, new, show, validate, pin, compile, variants, scratch."""
+"""Commands on recipes and what they left behind: recipes, new, show, validate, pin, compile, variants, scratch, gc, merge-lock."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
-from pedigree.pipelines.cli.console import Overrides, Profile, Recipe, echo, print_table, project_here
+from pedigree.pipelines.cli.console import Overrides, Profile, Recipe, echo, print_table
 from pedigree.pipelines.quantities import counted, duration, size
 
 commands = typer.Typer()
@@ -23,7 +24,7 @@ def list_recipes() -> None:
     from pedigree.configs.language.recipe import load_recipe
     from pedigree.configs.language.recipe_files import recipe_names
 
-    project, cells, broken = project_here(), [], []
+    project, cells, broken = Project.find(), [], []
     for name in recipe_names(project.recipes):
         try:
             graph = load_recipe(project.recipes, name)
@@ -59,7 +60,7 @@ def new(
     """
     from pedigree.configs.language.recipe_files import RECIPE_NAME
 
-    project = project_here()
+    project = Project.find()
     if not RECIPE_NAME.fullmatch(name):
         raise UsageProblem(f"{name!r} is not a valid recipe name: begin with a lower-case letter; digits, `_` and `-` may follow")
     path = project.recipes / f"{name}.yaml"
@@ -90,7 +91,7 @@ def show(
     from pedigree.configs.language.recipe import load_recipe
     from pedigree.pipelines.cli.resolved import resolved_recipe, resolved_stage
 
-    project = project_here()
+    project = Project.find()
     graph = load_recipe(project.recipes, recipe, overrides or ())
     value = resolved_stage(project, graph, stage, execution) if stage else resolved_recipe(project, graph, execution)
     echo(yaml_text(value), end="")
@@ -113,7 +114,7 @@ def validate(
     from pedigree.configs.language.recipe_files import recipe_names
     from pedigree.pipelines.cli.resolved import problems_of, profile_problems
 
-    project = project_here()
+    project = Project.find()
     if every == bool(recipe):
         raise UsageProblem("specify either recipes or --all: `pedigree validate tiny`, `pedigree validate --all`")
     names = recipe_names(project.recipes) if every else recipe or []
@@ -137,7 +138,7 @@ def pin(recipe: Recipe) -> None:
 
     from pedigree.pipelines.run.pins import pin as write_pins
 
-    found = write_pins(project_here(), recipe)
+    found = write_pins(Project.find(), recipe)
     if not found:
         echo(f"nothing to pin: {recipe} specifies a commit for every hub repository")
         return
@@ -161,7 +162,7 @@ def compile_(
     from pedigree.configs.language.compile import write_compiled
     from pedigree.configs.language.recipe import load_recipes
 
-    project = project_here()
+    project = Project.find()
     graphs = [graph for name in recipe for graph in load_recipes(project.recipes, name, overrides or ())]
     changed = write_compiled(project.root, {graph.recipe: graph for graph in graphs}.values())
     echo("\n".join(changed) if changed else "nothing changed")
@@ -188,7 +189,7 @@ def variants(
     from pedigree.configs.language.recipe_files import recipe_names
     from pedigree.pipelines.cli import variants as made
 
-    project = project_here()
+    project = Project.find()
     if remove is not None:
         if recipe is not None:
             raise UsageProblem(f"--remove takes no RECIPE: {command('variants', '--remove', remove)}")
@@ -221,7 +222,48 @@ def scratch(
     """
     from pedigree.pipelines.cli.scratch import list_or_clean
 
-    list_or_clean(project_here(), names or [], clean)
+    list_or_clean(Project.find(), names or [], clean)
+
+
+@commands.command()
+def gc(
+    remote: Annotated[bool, typer.Option("--remote", help="Also clean the DVC remote; run `git fetch --all --tags` first.")] = False,
+    workspace: Annotated[bool, typer.Option("--workspace", help="Keep only objects that the working tree needs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete the objects instead of listing them.")] = False,
+) -> None:
+    """Delete unreferenced objects from the DVC cache.
+
+    Artifacts of any branch, tag or stash are kept, along with all their ancestors.
+    """
+    from pedigree.pipelines.cli.removal import print_waiting
+    from pedigree.pipelines.maintain.gc import collect
+
+    sweep = collect(Project.find(), workspace=workspace, remote=remote, delete=yes, listening=print_waiting)
+    for place, objects in (("cache", sweep.objects), ("remote", sweep.remote_objects)):
+        sizes: dict[str, list[int]] = {}
+        for oid, count in objects.items():
+            sizes.setdefault(sweep.owners.get(oid, "(unknown)"), []).append(count)
+        if sizes:
+            print_table(("made by", "objects", place), [(name, str(len(found)), size(sum(found))) for name, found in sorted(sizes.items())])
+            echo()
+    here, away = sum(sweep.objects.values()), sum(sweep.remote_objects.values())
+    total = f"{counted(len(sweep.objects), 'object')}, {size(here)}, from the cache"
+    total += f" and {counted(len(sweep.remote_objects), 'object')}, {size(away)}, from the remote" if remote else ""
+    total += f", {counted(len(sweep.snapshots), 'code snapshot')}" if sweep.snapshots else ""
+    tokens = f"{counted(len(sweep.tokens), 'tokenized file')}, {size(sum(sweep.tokens.values()))}"
+    total += f", {tokens}" if sweep.tokens else ""
+    verb = "deleted" if yes else "would be deleted"
+    echo(f"{verb}: {total}; {counted(sweep.artifacts, 'artifact')} kept with all ancestors")
+    if not yes and (sweep.objects or sweep.remote_objects or sweep.snapshots or sweep.tokens):
+        echo(f"`pedigree gc{' --remote' * remote}{' --workspace' * workspace} --yes` deletes them.")
+
+
+@commands.command(hidden=True)
+def merge_lock(base: Path, ours: Path, theirs: Path) -> None:
+    """Merge two `dvc.lock` files stage by stage (git merge driver)."""
+    from pedigree.pipelines.ledger.lock_merge import merge_files
+
+    raise typer.Exit(merge_files(base, ours, theirs))
 
 
 def _remove_variant(variant, yes: bool) -> None:

@@ -10,7 +10,7 @@ from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
-from pedigree.pipelines.cli.console import AsJson, echo, for_programs, print_table, project_here
+from pedigree.pipelines.cli.console import AsJson, echo, for_programs, print_table
 from pedigree.pipelines.quantities import counted, duration
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def trace(
     from pedigree.pipelines.publish.attribution import trace_result
 
     with for_programs(as_json) as emit:
-        project, wanted = project_here(), _wanted(row, as_text, file, contains)
+        project, wanted = Project.find(), _wanted(row, as_text, file, contains)
         found = _traced(project, wanted, within or ())
         result = trace_result(project, found)
         emit("trace", result) if as_json else _print_trace(found, result)
@@ -65,7 +65,7 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
     from pedigree.pipelines.maintain.forget import forget as without
 
     with for_programs(as_json) as emit:
-        project, wanted = project_here(), _wanted(row, as_text, file, contains)
+        project, wanted = Project.find(), _wanted(row, as_text, file, contains)
         found = _traced(project, wanted, ())
         answer = without(project, found)
         emit("forget", answer) if as_json else _print_forgetting(found, answer)
@@ -92,7 +92,7 @@ def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -
 
 
 def _traced(project: "Project", wanted: "RowQuery", within: Sequence[str]) -> "Trace":
-    from pedigree.pipelines.cli.status_line import StatusLine
+    from pedigree.pipelines.cli.progress import StatusLine
     from pedigree.pipelines.lineage.trace import trace as look
 
     with StatusLine() as telling:
@@ -128,7 +128,6 @@ def _print_not_looked_in(found: "Trace") -> None:
 
 
 def _print_found(found: "Trace") -> None:
-
     if not found.found:
         searched = f"searched {counted(found.looked_in, 'artifact')}" if found.looked_in else "no data artifacts are available here"
         echo(f"row not found: {searched}")
@@ -196,13 +195,11 @@ AGAIN = ("stage", "kind", "why", "took", "GPU-hours", "named")
 
 
 def _again_cells(one: "Again") -> tuple[str, ...]:
-
     took = "?" if one.seconds is None else duration(one.seconds)
     return one.address, one.kind, one.why, took, "" if one.gpu_hours is None else f"{one.gpu_hours:.2f}", ", ".join(one.names)
 
 
 def _print_sum(answer: "Forgetting") -> None:
-
     if answer.again:
         known = [one.seconds for one in answer.again if one.seconds is not None]
         hours = sum(one.gpu_hours or 0 for one in answer.again)

@@ -1,7 +1,7 @@
 """Results of `run` and `rehearse`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pedigree.data.artifacts.artifacts import ArtifactError
@@ -12,7 +12,6 @@ from pedigree.pipelines.ledger.transfers import LedgerError
 from pedigree.pipelines.lineage.waivers import Split
 from pedigree.pipelines.publish.commits import Commit
 from pedigree.pipelines.publish.report import report_path, scores_of, waived_in
-from pedigree.pipelines.rehearsal.preparing import Rehearsal
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.runs import StageEnd
 
@@ -97,12 +96,6 @@ def run_result(run: RunContext, ends: Sequence[StageEnd] | None, seconds: float,
         commit=commit,
         notes=tuple(run.ledger.notices),
     )
-
-
-def rehearsal_result(ended: RunResult, rehearsal: Rehearsal, proof: Mapping[str, Any]) -> RehearsalResult:
-    """Add what a rehearsal checked to how its run ended."""
-    of_run = {field.name: getattr(ended, field.name) for field in fields(ended)}
-    return RehearsalResult(**of_run, project=rehearsal.project.root.as_posix(), profile=rehearsal.profile, proved=proof)
 
 
 def _stage(run: RunContext, end: StageEnd) -> CurrentStage | FailedStage | SkippedStage:

@@ -1,4 +1,4 @@
-"""Commands that run or end stages: run, cancel, and the hidden command used in `dvc.yaml`."""
+"""Commands that run or end stages: run, rehearse, cancel, and the hidden command used in `dvc.yaml`."""
 
 import sys
 import time
@@ -25,7 +25,6 @@ from pedigree.pipelines.cli.console import (
     for_programs,
     interrupt_on_sigterm,
     print_table,
-    project_here,
     requested,
 )
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
@@ -95,7 +94,7 @@ def run(
     request = requested(recipe, overrides, execution, only, start, until, force)
     began = time.monotonic()
     with for_programs(as_json) as emit:
-        project = project_here()
+        project = Project.find()
         if commit:
             check_commit(project)
         context = open_run(project, request)
@@ -104,7 +103,9 @@ def run(
         chosen, forced = selection(context, request)
         context.require_checkpoint = named("--require-checkpoint", context.graph, require_checkpoint or (), chosen)
         if pull:
-            _refuse_with_pull(forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json)
+            if forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json:
+                options = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
+                raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {options}")
             bring(context, chosen)
             return
         ends = run_what_is_due(context, chosen, forced, prefect)
@@ -119,9 +120,9 @@ def run(
 def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str) -> "list[StageEnd] | None":
     """Run all stages that are not up to date and print the results; return each stage's outcome, or None if interrupted."""
     from pedigree.pipelines.cli.plan import time_text
-    from pedigree.pipelines.cli.progress import Display, watching
-    from pedigree.pipelines.cli.status_line import StatusLine, measured_by
+    from pedigree.pipelines.cli.progress import Display, StatusLine, measured_by, watching
     from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT, run_observed
+    from pedigree.pipelines.publish.report import report_path, write_report
     from pedigree.pipelines.run.checks import all_done, checked_plan
     from pedigree.pipelines.run.planning import beforehand, rows_of, with_jobs
     from pedigree.pipelines.run.runs import run_graph, settled
@@ -134,7 +135,8 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
     if len(done) == len(planned):
         echo(all_done(len(done), sum(end.outcome == "remote" for end in done), context.graph.source))
         _print_scores(context)
-        _print_report_path(context)
+        path, remedy = report_path(context.project, context.graph.recipe), command("report", context.graph.source)
+        echo(f"\nreport: {path.relative_to(context.project.root) if path.exists() else f'not written yet; run {remedy}'}")
         return list(done)
     if (found := beforehand(context, rows)).how:
         echo(f"{context.graph.source}: {time_text(found, context.execution.numerics.device)}")
@@ -151,15 +153,61 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
             else:
                 ends = run_graph(context, chosen, forced, planned)
     except KeyboardInterrupt:
-        _say_interrupted(context)
+        if context.keep_jobs:
+            remedy = "`pedigree jobs` lists them, `pedigree cancel` ends them, and the same command re-attaches."
+            echo(f"interrupted; jobs keep running. {remedy}")
+        else:
+            echo("interrupted; all jobs ended. Finished stages and checkpoints are kept. Run the same command again to resume.")
         return None
     _print_scores(context)
-    _write_report(context)
+    echo(f"\nreport: {write_report(context.project, context.graph).relative_to(context.project.root)}")
     for notice in context.ledger.notices:
         echo(f"note: {notice}", file=sys.stderr)
     for line in _failures(ends):
         echo(line, file=sys.stderr)
     return ends
+
+
+@commands.command()
+def rehearse(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    profile: Profile = None,
+    prefect: ShowInPrefect = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Test-run a recipe on the CPU with tiny models.
+
+    Uses the same graph, code, formats and templates, but synthetic rows, and takes minutes. Ends with a list of what was and was not
+    checked. Results go to a separate project, `.pedigree/rehearsals/PROFILE`.
+    """
+    from pedigree.pipelines.cli.progress import StatusLine
+    from pedigree.pipelines.cli.run_results import RehearsalResult, run_result
+    from pedigree.pipelines.rehearsal.preparing import prepare
+    from pedigree.pipelines.rehearsal.proof import proof_of, sentences
+    from pedigree.pipelines.run.opening import Request
+    from pedigree.pipelines.run.plans import selection
+
+    began = time.monotonic()
+    with for_programs(as_json) as emit:
+        project = Project.find()
+        with StatusLine() as telling:
+            rehearsal = prepare(project, recipe, tuple(overrides or ()), profile, telling)
+        run = rehearsal.opened()
+        ends = run_what_is_due(run, *selection(run, Request(rehearsal.recipe)), prefect)
+        seconds = time.monotonic() - began
+        proof = proof_of(rehearsal.project, run.graph, rehearsal.changes)
+        ended, root = run_result(run, ends, seconds, None), rehearsal.project.root
+        emit("rehearse", RehearsalResult(**vars(ended), project=root.as_posix(), profile=rehearsal.profile, proved=proof), rehearsal.real)
+        if ends is None:
+            raise typer.Exit(130)
+        if failed(ends):
+            echo(f"rehearsal of {rehearsal.real.recipe} failed after {seconds:.0f} s", file=sys.stderr)
+            raise typer.Exit(1)
+        echo(f"\nRehearsed {rehearsal.real.recipe} under {rehearsal.profile}: {len(ends)} stages in {seconds:.0f} s.")
+        for line in sentences(proof):
+            echo(line)
+        echo(f"Results are in {root.relative_to(project.root)}.")
 
 
 @commands.command()
@@ -179,7 +227,7 @@ def cancel(
     def waiting(job: LiveJob) -> None:
         echo(f"{job.address} runs on {job.place}: waiting for it to stop", flush=True)
 
-    project = project_here()
+    project = Project.find()
     scheduled = _cancel_scheduled(project, name)
     try:
         ended = state.cancel(project, name, waiting)
@@ -227,13 +275,7 @@ def stage(address: str) -> None:
     board = Board(address.partition("/")[0], {address: Row(name=address)})
     interrupt_on_sigterm()
     with Display(board):
-        stage_under_dvc(project_here(), address, watch=board.update)
-
-
-def _refuse_with_pull(others: object) -> None:
-    if others:
-        options = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
-        raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {options}")
+        stage_under_dvc(Project.find(), address, watch=board.update)
 
 
 def failed(ends: "Sequence[StageEnd]") -> bool:
@@ -252,13 +294,6 @@ def _failures(ends: "Sequence[StageEnd]") -> list[str]:
     if len(ends) > kept:
         lines.append(f"{kept} of {len(ends)} stages are up to date; run the same command again to resume")
     return lines
-
-
-def _say_interrupted(context: "RunContext") -> None:
-    if context.keep_jobs:
-        echo("interrupted; jobs keep running. `pedigree jobs` lists them, `pedigree cancel` ends them, and the same command re-attaches.")
-    else:
-        echo("interrupted; all jobs ended. Finished stages and checkpoints are kept. Run the same command again to resume.")
 
 
 def _print_scores(context: "RunContext") -> None:
@@ -284,20 +319,6 @@ def _print_scores(context: "RunContext") -> None:
 def _score(value: dict[str, float] | None, waived: bool) -> str:
     shown = f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}] n={value['n']:.0f}" if value else "-"
     return f"{shown} (waiver)" if value and waived else shown
-
-
-def _write_report(context: "RunContext") -> None:
-    from pedigree.pipelines.publish.report import write_report
-
-    echo(f"\nreport: {write_report(context.project, context.graph).relative_to(context.project.root)}")
-
-
-def _print_report_path(context: "RunContext") -> None:
-    from pedigree.pipelines.publish.report import report_path
-
-    path = report_path(context.project, context.graph.recipe)
-    shown = path.relative_to(context.project.root) if path.exists() else f"not written yet; run {command('report', context.graph.source)}"
-    echo(f"\nreport: {shown}")
 
 
 def _commit_results(context: "RunContext", chosen: frozenset[str], ends: "Sequence[StageEnd] | None") -> "Commit | None":

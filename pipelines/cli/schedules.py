@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
 from pedigree.pipelines.cli.console import (
@@ -25,13 +26,11 @@ from pedigree.pipelines.cli.console import (
     echo,
     interrupt_on_sigterm,
     print_table,
-    project_here,
     requested,
 )
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
 if TYPE_CHECKING:
-    from pedigree.configs.base.project import Project
     from pedigree.pipelines.deployments import Listed
     from pedigree.pipelines.run.opening import Request
 
@@ -208,7 +207,7 @@ def _with_server() -> "Project":
     """
     from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT
 
-    project = project_here()
+    project = Project.find()
     if prefect_server() is None:
         raise UsageProblem(f"schedules need a Prefect server, and none is configured. {HOW_TO_PREFECT}")
     quiet_prefect()

@@ -98,7 +98,6 @@ def survey(project: Project, signs: Signs | None = None) -> tuple[list[Scratch],
 
     Folders held by another machine count as held unless `signs` shows that its heartbeat timed out.
     """
-
     signs = signs or Signs(project)
     folders = scratch_folders(project)
     graphs, unreadable = _graphs(project) if folders else ([], [])

@@ -51,12 +51,10 @@ def find_variant(project: Project, name: str) -> Variant:
     Raises:
         UsageProblem: no such variant.
     """
-    known = variants(project)
-    for variant in known:
-        if variant.name == name:
-            return variant
-    names = ", ".join(variant.name for variant in known) or "none"
-    raise UsageProblem(f"no variant {name!r}; variants: {names}. Artifacts of base recipes cannot be removed")
+    known = {variant.name: variant for variant in variants(project)}
+    if name not in known:
+        raise UsageProblem(f"no variant {name!r}; variants: {', '.join(known) or 'none'}. Artifacts of base recipes cannot be removed")
+    return known[name]
 
 
 def refuse_while_in_use(variant: Variant) -> Signs:

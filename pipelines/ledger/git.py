@@ -39,6 +39,14 @@ def run_git(
         raise PedigreeError(f"`git {arguments[0]}` did not finish within {timeout_s:g} s: {remedy}") from error
 
 
+def short_commit(folder: Path, timeout_s: float = 5.0) -> str | None:
+    """The abbreviated commit of a work tree; None if git fails."""
+    try:
+        return run_git(folder, "rev-parse", "--short=12", "HEAD", timeout_s=timeout_s).stdout.decode().strip() or None
+    except (OSError, PedigreeError):
+        return None
+
+
 def is_work_tree(folder: Path) -> bool:
     """Whether a folder is the top of a git work tree. Inside one, e.g. in `site-packages`, git would answer for another repository."""
     return (folder / ".git").exists()

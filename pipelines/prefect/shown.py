@@ -20,7 +20,6 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from pedigree.configs.base.frozen import finite
-from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.compile import overrides_of
@@ -29,7 +28,7 @@ from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.data.store.heartbeat import Listener
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import RunEnded, StageView
-from pedigree.pipelines.ledger.git import run_git
+from pedigree.pipelines.ledger.git import short_commit
 from pedigree.pipelines.prefect.record import FlowRecord, FlowRunLost
 from pedigree.pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
 from pedigree.pipelines.publish.report import report_path, tables
@@ -67,7 +66,7 @@ RUNNING = (StateType.RUNNING, "Running")
 def tags_of(project: Project, recipe: str) -> list[str]:
     """Return the tags of a run or deployment: recipe, variant and the project's commit."""
     name, _, variant = recipe.partition("+")
-    commit = commit_of(project)
+    commit = short_commit(project.root)
     kind = [REHEARSAL] if project.is_rehearsal else []
     return [TAG, *kind, f"recipe:{name}", *([f"variant:{variant}"] if variant else []), *([f"commit:{commit}"] if commit else [])]
 
@@ -75,14 +74,6 @@ def tags_of(project: Project, recipe: str) -> list[str]:
 def shown_recipe(run: RunContext) -> str:
     """Return the display name of a run; rehearsals get a suffix."""
     return f"{run.graph.recipe}-{REHEARSAL}" if run.project.is_rehearsal else run.graph.recipe
-
-
-def commit_of(project: Project) -> str | None:
-    """Return the project's abbreviated commit; None if git fails."""
-    try:
-        return run_git(project.root, "rev-parse", "--short=12", "HEAD", timeout_s=CALL_S).stdout.decode().strip() or None
-    except (OSError, PedigreeError):
-        return None
 
 
 @dataclass
@@ -331,7 +322,7 @@ class PrefectRun:
 
 def _summary(run: RunContext, addresses: Collection[str], falls: Collection[Fall]) -> str:
     """Return a Markdown summary: score regressions, and the paths of the report and logs."""
-    lines = [f"**{run.graph.recipe}** at commit `{commit_of(run.project) or 'unknown'}`, in `{run.project.root}`", ""]
+    lines = [f"**{run.graph.recipe}** at commit `{short_commit(run.project.root) or 'unknown'}`, in `{run.project.root}`", ""]
     lines += [f"- regression: {fall}" for fall in falls]
     lines += ["", f"Report: `{report_path(run.project, run.graph.recipe)}`", "", "| stage | log | command |", "|---|---|---|"]
     lines += [f"| {address} | `{log_file(run.project, address)}` | {command('logs', address)} |" for address in addresses]

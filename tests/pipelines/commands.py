@@ -71,19 +71,24 @@ class InProcessCommand(Command):
     """The same in this process, where everything has been imported already; jobs are what the lab's runs start."""
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
+        return "".join(self.said(*arguments, code=code))
+
+    def said(self, *arguments: str, code: int = 0) -> tuple[str, str]:
+        """What the command prints on stdout and on stderr."""
         out, err = io.StringIO(), io.StringIO()
         with self._shell(*arguments), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
             main()
         assert (end.value.code or 0) == code, f"{arguments} ended with {end.value.code}\n{out.getvalue()}\n{err.getvalue()}"
         assert "Traceback" not in err.getvalue()
-        return out.getvalue() + err.getvalue()
+        return out.getvalue(), err.getvalue()
 
     @contextmanager
     def _shell(self, *arguments: str) -> Iterator[None]:
         create, polite = RunContext.__init__, signal.getsignal(signal.SIGTERM)
 
         def in_lab(run: RunContext, *given: Any, **options: Any) -> None:
-            create(run, *given, **{"code_root": self.lab.code, "launcher": self.lab.launcher} | options)
+            create(run, *given, **{"code_root": self.lab.code} | options)
+            run.launcher = run.launcher or type(self.lab.launcher)(run.project)  # which is that of a rehearsal, for one
 
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.lab.root)
@@ -97,6 +102,8 @@ class InProcessCommand(Command):
                 yield
             finally:
                 signal.signal(signal.SIGTERM, polite)
+                for name in os.environ.keys() - self.environment.keys():  # as a command's own process takes with it
+                    del os.environ[name]
 
 
 def step_of(lab: Lab, stage: str) -> int:

@@ -1,9 +1,9 @@
 """Where the command ends: wrong usage is one clean message with exit code 2, a bug of ours is never taken for it."""
 
-import os
 import re
-import subprocess
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,16 +11,24 @@ from projects import fresh_project
 
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.pipelines.cli import main as cli
-from pedigree.pipelines.cli.console import project_here
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    root = fresh_project(tmp_path_factory.mktemp("boundary") / "clone")
+    recipes = root / "configs" / "recipes"
+    (recipes / "binary.yaml").write_bytes(b"\xff\xfe\x00description: x")
+    (recipes / "deep.yaml").write_text("stages: " + "[" * 5000 + "]" * 5000)
+    (recipes / "notamap.yaml").write_text("- 1\n")
+    return root
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(fresh_project(tmp_path / "clone"))
+def project(clone, monkeypatch) -> Iterator[Path]:
+    monkeypatch.chdir(clone)
     monkeypatch.setenv("COLUMNS", "160")
-    return tmp_path / "clone"
+    yield clone
+    shutil.rmtree(clone / ".pedigree" / "bugs", ignore_errors=True)
 
 
 def typed(monkeypatch, *arguments: str) -> int:
@@ -35,7 +43,7 @@ def typed(monkeypatch, *arguments: str) -> int:
 # --- bugs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [KeyError("sft"), ValueError("no such row"), TypeError("wrong type"), FileNotFoundError(2, "gone", "x")])
+@pytest.mark.parametrize("error", [KeyError("sft"), FileNotFoundError(2, "gone", "x")])
 def test_a_bug_is_called_one_and_its_traceback_is_kept(project, monkeypatch, capsys, error):
     def broken(*_):
         raise error
@@ -65,16 +73,16 @@ def test_a_bug_outside_a_project_is_kept_too(tmp_path, monkeypatch, capsys):
     assert str(kept) in capsys.readouterr().err and "ZeroDivisionError" in kept.read_text()
 
 
-def test_only_our_own_errors_become_a_clean_message(monkeypatch, project, capsys):
+def test_only_our_own_errors_become_a_clean_message_of_which_no_terminal_obeys_anything(monkeypatch, project, capsys):
     class Refused(UsageProblem):
         pass
 
     def refusing(*_):
-        raise Refused("do it otherwise")
+        raise Refused("one\x1b[2J\nand two\x07")
 
     monkeypatch.setattr("pedigree.configs.language.recipe_files.recipe_names", refusing)
     assert typed(monkeypatch, "recipes") == 2
-    assert capsys.readouterr() == ("", "do it otherwise\n")
+    assert capsys.readouterr() == ("", "one\\u001b[2J\nand two\\u0007\n")
     assert not (project / ".pedigree" / "bugs").exists()
 
 
@@ -112,10 +120,6 @@ WRONG = [
 
 @pytest.mark.parametrize("line", WRONG)
 def test_wrong_usage_is_no_bug_and_says_what_to_do(project, monkeypatch, capsys, line):
-    recipes = project / "configs" / "recipes"
-    (recipes / "binary.yaml").write_bytes(b"\xff\xfe\x00description: x")
-    (recipes / "deep.yaml").write_text("stages: " + "[" * 5000 + "]" * 5000)
-    (recipes / "notamap.yaml").write_text("- 1\n")
     code = typed(monkeypatch, *(word.strip("'") for word in line.split()))
     _, err = capsys.readouterr()
     assert code in (1, 2), err
@@ -143,28 +147,8 @@ def test_a_value_that_no_recipe_can_hold_is_refused_before_anything_is_hashed(pr
     assert err.startswith(f"--set: {override!r}: ") and said in err
 
 
-def test_names_of_stages_that_do_not_exist_come_with_those_that_do(project, monkeypatch, capsys):
-    assert typed(monkeypatch, "plan", "tiny", "--only", "stf") == 2
-    assert "recipe tiny has no stage 'stf': it has " in capsys.readouterr().err
-
-
-def test_outside_a_project_a_message_says_so(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-m", "pedigree.pipelines.cli", "plan", "x"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2 and "`pedigree init`" in done.stderr and project_here.__module__ == "pedigree.pipelines.cli.console"
-
-
-def test_control_characters_in_a_message_are_shown_and_not_obeyed(monkeypatch, project, capsys):
-    def refusing(*_):
-        raise UsageProblem("one\x1b[2J\nand two\x07")
-
-    monkeypatch.setattr("pedigree.configs.language.recipe_files.recipe_names", refusing)
-    assert typed(monkeypatch, "recipes") == 2
-    assert capsys.readouterr().err == "one\\u001b[2J\nand two\\u0007\n"
+def test_outside_a_project_a_message_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert typed(monkeypatch, "plan", "x") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("no Pedigree project at or above") and "`pedigree init`" in said

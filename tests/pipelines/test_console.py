@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 from projects import fresh_project
+from typer._completion_classes import BashComplete
+from typer.main import get_command
 
 from pedigree.pipelines.cli.console import print_table
+from pedigree.pipelines.cli.main import app
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MAIN = "import sys; sys.argv[0] = 'pedigree'; from pedigree.pipelines.cli.main import main\ntry: main()\nexcept SystemExit: pass\n"
@@ -32,12 +35,12 @@ def called(folder: Path, *arguments: str, **variables: str) -> tuple[str, set[st
     return done.stdout, set(json.loads(done.stderr.splitlines()[-1]))
 
 
-def offered(project: Path, line: str) -> list[str]:
-    words = line.split(" ")
-    variables = {"_PEDIGREE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    out, loaded = called(project, **variables)
-    assert not loaded & HEAVY
-    return out.split()
+@pytest.fixture
+def offered(project, monkeypatch):
+    """What a shell is offered for a line whose last word is incomplete."""
+    monkeypatch.chdir(project)
+    shell = BashComplete(get_command(app), {}, "pedigree", "_PEDIGREE_COMPLETE")
+    return lambda line: [one.value for one in shell.get_completions(line.split(" ")[1:-1], line.split(" ")[-1])]
 
 
 def test_the_version_is_told_without_loading_anything(project):
@@ -46,34 +49,31 @@ def test_the_version_is_told_without_loading_anything(project):
     assert not loaded & (HEAVY | {"pydantic", "rich"})
 
 
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ("pedigree run ti", ["tiny"]),
-        ("pedigree plan de", ["demo"]),
-        ("pedigree show tiny rl", ["rlvr"]),
-        ("pedigree run tiny --only sf", ["sft"]),
-        ("pedigree run tiny --force sft --until rl", ["rlvr"]),
-        ("pedigree run tiny --execution gp", ["gpu", "gpu8"]),
-        ("pedigree scr", ["scratch"]),
-        ("pedigree run nothing --only s", []),
-    ],
-)
-def test_names_are_completed_from_folders_alone(project, line, names):
-    assert offered(project, line) == names
+def test_a_shell_is_offered_names_and_loads_nothing_for_them(project):
+    variables = {"_PEDIGREE_COMPLETE": "complete_bash", "COMP_WORDS": "pedigree run tiny --only sf", "COMP_CWORD": "4"}
+    out, loaded = called(project, **variables)
+    assert out.split() == ["sft"] and not loaded & HEAVY
 
 
-def test_what_has_been_made_is_completed_too(project):
+def test_names_are_completed_from_folders_alone(offered):
+    assert offered("pedigree run ti") == ["tiny"] and offered("pedigree plan de") == ["demo"]
+    assert offered("pedigree show tiny rl") == offered("pedigree run tiny --force sft --until rl") == ["rlvr"]
+    assert offered("pedigree run tiny --execution gp") == ["gpu", "gpu8"]
+    assert offered("pedigree scr") == ["scratch"]
+    assert offered("pedigree run nothing --only s") == []
+
+
+def test_what_has_been_made_is_completed_too(project, offered):
     (project / "artifacts" / "tiny+0badf00d" / "sft").mkdir(parents=True, exist_ok=True)
     (project / "artifacts" / "tiny+0badf00d" / "source.json").write_text("{}")
     (project / "artifacts" / "tiny+0badf00d" / "params.yaml").write_text("# Compiled\nsft:\n  kind: sft\ndpo_2:\n  kind: x\n")
     (project / "artifacts" / "tiny+0badf00d" / "sft" / "record.json").write_text("{}")
-    assert offered(project, "pedigree variants --remove tiny") == ["tiny+0badf00d"]
-    assert offered(project, "pedigree plan tiny") == ["tiny"]
+    assert offered("pedigree variants --remove tiny") == ["tiny+0badf00d"]
+    assert offered("pedigree plan tiny") == ["tiny"]
     (project / "artifacts" / "tiny").mkdir()
     (project / "artifacts" / "tiny+0badf00d" / "params.yaml").rename(project / "artifacts" / "tiny" / "params.yaml")
-    assert offered(project, "pedigree show tiny dpo") == ["dpo_2"]  # rounds are known once it is compiled
-    assert offered(project, "pedigree lineage tiny+") == ["tiny+0badf00d/sft"]
+    assert offered("pedigree show tiny dpo") == ["dpo_2"]  # rounds are known once it is compiled
+    assert offered("pedigree lineage tiny+") == ["tiny+0badf00d/sft"]
 
 
 def test_tables_show_markup_and_control_characters_and_obey_neither(capsys):
@@ -86,11 +86,8 @@ def test_tables_show_markup_and_control_characters_and_obey_neither(capsys):
 
 
 def test_every_command_that_takes_an_execution_profile_takes_it_by_both_names():
-    from typer.main import get_group
-
-    from pedigree.pipelines.cli.main import app
-
-    options = {name: {text for option in command.params for text in option.opts} for name, command in get_group(app).commands.items()}
+    commands = get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    options = {name: {text for option in command.params for text in option.opts} for name, command in commands.items()}
     takers = {name for name, texts in options.items() if texts & {"--execution", "--profile"}}
     assert {"plan", "run", "rehearse", "deploy", "serve"} <= takers
     assert all(options[name] >= {"--execution", "--profile"} for name in takers), takers

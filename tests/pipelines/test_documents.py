@@ -2,33 +2,21 @@
 
 import json
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from running_lab import Lab, running_scratch
+from commands import InProcessCommand
+from running_lab import Lab
 from waiting import deadline, until
 
 HEAD = {"schema_version", "command", "recipe", "source", "overrides"}
 
 
-class Programs:
+class Programs(InProcessCommand):
     """A program that calls `pedigree` and reads what it prints."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "pedigree.pipelines.cli", *arguments, "--json"]
-        return subprocess.Popen(
-            command, cwd=self.lab.root, env=self.lab.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def __call__(self, *arguments: str, code: int = 0) -> tuple[Any, str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=deadline(120))
-        assert process.returncode == code, out + err
+    def document(self, *arguments: str, code: int = 0) -> tuple[Any, str]:
+        out, err = self.said(*arguments, "--json", code=code)
         return json.loads(out, parse_constant=not_json) if out else None, err
 
 
@@ -48,7 +36,7 @@ def fresh(tmp_path) -> Programs:
 
 
 def test_a_run_ends_with_one_document_and_tells_its_progress_elsewhere(fresh: Programs):
-    found, err = fresh("run", "lab")
+    found, err = fresh.document("run", "lab")
     assert set(found) == HEAD | {"outcome", "seconds", "stages", "scores", "waived", "report", "commit", "notes"}
     assert (found["schema_version"], found["command"], found["recipe"], found["outcome"]) == (1, "run", "lab", "done")
     assert [stage["address"] for stage in found["stages"]] == ["lab/suite", "lab/raw", "lab/clean", "lab/cleaner"]
@@ -56,14 +44,14 @@ def test_a_run_ends_with_one_document_and_tells_its_progress_elsewhere(fresh: Pr
     recorded = {f"lab/{name}": content for name, content in fresh.lab.contents().items()}
     assert {stage["address"]: stage["content"] for stage in found["stages"]} == recorded
     assert "✓ clean" in err
-    again, _ = fresh("run", "lab", "--set", "cleaner.ngram=7")
+    again, _ = fresh.document("run", "lab", "--set", "cleaner.ngram=7")
     assert again["recipe"].startswith("lab+") and again["overrides"] == ["cleaner.ngram=7"] and again["source"] == "lab"
     assert [stage["outcome"] for stage in again["stages"]] == ["unchanged"] * 3 + ["ran"]
 
 
 def test_a_failed_run_says_which_stage_and_why_with_the_same_exit_code(fresh: Programs):
     fresh.lab.knobs(raw={"fail": "these rows are bad"})
-    found, err = fresh("run", "lab", code=1)
+    found, err = fresh.document("run", "lab", code=1)
     ends = {stage["address"]: stage for stage in found["stages"]}
     assert found["outcome"] == "failed" and ends["lab/suite"]["outcome"] == "ran"
     assert (ends["lab/raw"]["outcome"], ends["lab/raw"]["cause"], ends["lab/raw"]["message"]) == ("failed", "refused", "these rows are bad")
@@ -71,43 +59,32 @@ def test_a_failed_run_says_which_stage_and_why_with_the_same_exit_code(fresh: Pr
     assert "lab/raw failed (refused)" in err
 
 
-def test_an_interrupted_run_says_so(fresh: Programs):
-    fresh.lab.knobs(suite={"seconds": 20})
-    process = fresh.start("run", "lab")
-    until(lambda: running_scratch(fresh.lab, "suite"))
-    jobs, _ = fresh("jobs")
-    assert [job["address"] for job in jobs["jobs"] if job["address"] == "lab/suite"] == ["lab/suite"]
-    assert set(jobs["jobs"][0]) == {
-        "address", "kind", "pid", "elsewhere", "host", "alive", "step", "total_steps", "numbers", "seconds_since_heartbeat",
-        "waited_for_by",
-    }  # fmt: skip
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=deadline(30))
-    assert process.returncode == 130 and json.loads(out)["outcome"] == "interrupted" and "interrupted;" in err
-
-
-def test_numbers_that_are_none_are_null_in_documents_and_in_what_jobs_write(fresh: Programs):
+def test_an_interrupted_run_says_so_and_numbers_that_are_none_are_null(fresh: Programs):
+    """In documents, and in what jobs write."""
     fresh.lab.knobs(suite={"seconds": 60, "nan": True})
-    process = fresh.start("run", "lab", "--only", "suite")
+    process = fresh.start("run", "lab", "--only", "suite", "--json")
     written = (fresh.lab.root / ".pedigree").glob
     until(lambda: any('"rows"' in path.read_text() for path in written("scratch/*/progress.json")), alive=lambda: process.poll() is None)
     try:
-        (told,) = fresh("jobs")[0]["jobs"]
+        (told,) = fresh.document("jobs")[0]["jobs"]
+        assert set(told) == {
+            "address", "kind", "pid", "elsewhere", "host", "alive", "step", "total_steps", "numbers", "seconds_since_heartbeat",
+            "waited_for_by",
+        }  # fmt: skip
         assert told["address"] == "lab/suite" and told["numbers"] == {"rows": None} and told["step"] > 0
-        assert {stage["job"]["numbers"]["rows"] for stage in fresh("status", "lab")[0]["stages"] if stage["job"]} == {None}
-        command = [sys.executable, "-m", "pedigree.pipelines.cli", "jobs"]
-        listed = subprocess.run(command, cwd=fresh.lab.root, env=fresh.lab.environment, capture_output=True, text=True, check=True)
-        assert "rows nan" in listed.stdout
-        (written,) = (fresh.lab.root / ".pedigree").glob("scratch/*/progress.json")
-        assert json.loads(written.read_text(), parse_constant=not_json)["numbers"] == {"rows": None}
+        assert {stage["job"]["numbers"]["rows"] for stage in fresh.document("status", "lab")[0]["stages"] if stage["job"]} == {None}
+        assert "rows nan" in fresh("jobs")
+        (path,) = written("scratch/*/progress.json")
+        assert json.loads(path.read_text(), parse_constant=not_json)["numbers"] == {"rows": None}
     finally:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=deadline(30))
-    assert json.loads(out, parse_constant=not_json)["outcome"] == "interrupted" and "Traceback" not in err
+    assert process.returncode == 130 and "interrupted;" in err and "Traceback" not in err
+    assert json.loads(out, parse_constant=not_json)["outcome"] == "interrupted"
 
 
 def test_a_plan_as_a_document(made: Programs):
-    found, _ = made("plan", "lab", "--force", "clean")
+    found, _ = made.document("plan", "lab", "--force", "clean")
     assert set(found) == HEAD | {"stages", "to_run", "disk", "time", "slots", "fits", "published"}
     assert found["to_run"] == 2 and found["fits"]
     assert found["published"] is None  # it follows nothing
@@ -119,13 +96,13 @@ def test_a_plan_as_a_document(made: Programs):
 
 
 def test_status_and_jobs_as_documents(made: Programs):
-    found, _ = made("status", "lab")
+    found, _ = made.document("status", "lab")
     assert set(found) == HEAD | {"stages", "uncommitted"} and "artifacts/lab/dvc.lock" in found["uncommitted"]
     assert set(found["stages"][0]) == {"address", "kind", "state", "reasons", "changed_code", "job"}
     assert {stage["state"] for stage in found["stages"]} == {"done"}
-    assert made("jobs")[0] == {"schema_version": 1, "command": "jobs", "jobs": []}
+    assert made.document("jobs")[0] == {"schema_version": 1, "command": "jobs", "jobs": []}
 
 
 def test_wrong_usage_prints_nothing_on_stdout(made: Programs):
-    found, err = made("plan", "lob", code=2)
+    found, err = made.document("plan", "lob", code=2)
     assert found is None and "there is no recipe 'lob'" in err

@@ -16,7 +16,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rows.source_models import HubModel
 from pedigree.data.host.machine import settled
 from pedigree.pipelines.cli import plan as planning
-from pedigree.pipelines.cli.status_line import StatusLine, measured_by
+from pedigree.pipelines.cli.progress import StatusLine, measured_by
 from pedigree.pipelines.estimate import flops, machines, rates
 from pedigree.pipelines.estimate.amounts import packaged_rows
 from pedigree.pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates, Time, document_of

@@ -45,6 +45,15 @@ def type_(monkeypatch, capsys):
     return typed
 
 
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """A project with our recipes and profiles."""
+    for folder in ("recipes", "execution"):
+        shutil.copytree(ROOT / "configs" / folder, tmp_path / "clone" / "configs" / folder)
+    (tmp_path / "clone" / ".dvc").mkdir()
+    return tmp_path / "clone"
+
+
 # --- show --------------------------------------------------------------------------------------------------------------
 
 CHANGES = {"tiny": [[], ["online.rounds=3", "sft.seed=3"]], "demo": [[], ["sft.optimizer.learning_rate=1e-7"]]}
@@ -62,11 +71,7 @@ def test_what_is_shown_loads_again_as_the_same_stages(tmp_path, recipe, changes)
     }
 
 
-def test_a_recipe_that_extends_another_is_shown_whole(tmp_path, type_):
-    root = tmp_path / "clone"
-    shutil.copytree(ROOT / "configs" / "recipes", root / "configs" / "recipes")
-    shutil.copytree(ROOT / "configs" / "execution", root / "configs" / "execution")
-    (root / ".dvc").mkdir()
+def test_a_recipe_that_extends_another_is_shown_whole(root, type_):
     (root / "configs" / "recipes" / "more.yaml").write_text("extends: tiny\nstages:\n  rlvr: {steps: 3}\n")
     before = files(root)
     code, out, _ = type_(root, "show", "more")
@@ -85,11 +90,7 @@ def test_a_recipe_that_extends_another_is_shown_whole(tmp_path, type_):
 # --- validate ----------------------------------------------------------------------------------------------------------
 
 
-def test_validate_tells_all_problems_of_recipes_and_profiles_and_writes_nothing(tmp_path, type_):
-    root = tmp_path / "clone"
-    shutil.copytree(ROOT / "configs" / "recipes", root / "configs" / "recipes")
-    shutil.copytree(ROOT / "configs" / "execution", root / "configs" / "execution")
-    (root / ".dvc").mkdir()
+def test_validate_tells_all_problems_of_recipes_and_profiles_and_writes_nothing(root, type_):
     recipes, profiles = root / "configs" / "recipes", root / "configs" / "execution"
     assert type_(root, "validate", "tiny") == (0, "1 recipe: no problems\n", "")
     assert type_(root, "validate", "--all")[1] == f"{len(recipe_names(recipes))} recipes and 3 profiles: no problems\n"
@@ -183,12 +184,8 @@ def test_compiled_files_name_the_command_that_writes_them(lab: Lab, variant, typ
         assert type_(lab.root, *shlex.split(named))[0] == 0 and file.read_text() == text
 
 
-def test_a_mistake_in_the_head_of_a_recipe_hides_none_in_its_stages(tmp_path, type_):
-    root = tmp_path / "clone"
-    shutil.copytree(ROOT / "configs" / "execution", root / "configs" / "execution")
-    (root / ".dvc").mkdir()
+def test_a_mistake_in_the_head_of_a_recipe_hides_none_in_its_stages(root, type_):
     text = "colour: red\nreproduce: {score_tolerance: 7}\nmodels: {m: {stage: nowhere}}\nstages:\n  a: {kind: nonsense}\n"
-    (root / "configs" / "recipes").mkdir()
     (root / "configs" / "recipes" / "bad.yaml").write_text(text)
     (root / "configs" / "recipes" / "child.yaml").write_text("extends: bad\nshape: round\nstages:\n  b: {kind: folly}\n")
     _, _, err = type_(root, "validate", "bad")

@@ -5,17 +5,16 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from commands import InProcessCommand
 from pyarrow import Table, parquet
 from running_lab import Lab, running_scratch
 from typer.testing import CliRunner
-from waiting import deadline, until
+from waiting import until
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import PedigreeError
@@ -27,15 +26,14 @@ from pedigree.pipelines.jobs.processes import kill_all
 from pedigree.pipelines.rehearsal.preparing import create_project, not_only_sampled, prepare
 
 pytestmark = pytest.mark.slow
-COMMAND = "import sys; sys.argv[0] = 'pedigree'; from pedigree.pipelines.cli.main import main; main()"
 
 
-class Rehearsed:
+class Rehearsed(InProcessCommand):
     """A lab and its rehearsal."""
 
     def __init__(self, folder: Path) -> None:
-        self.lab = Lab(folder, whole=True)
-        self.environment = self.lab.environment | {"PEDIGREE_PREFECT": "never", "PEDIGREE_CACHE": str(folder / "cache"), "COLUMNS": "200"}
+        super().__init__(Lab(folder, whole=True))
+        self.environment |= {"PEDIGREE_PREFECT": "never", "PEDIGREE_CACHE": str(folder / "cache"), "COLUMNS": "200"}
         self.project = self.lab.project.rehearsal("lab")
         self.knobs()
 
@@ -44,15 +42,8 @@ class Rehearsed:
         self.project.root.mkdir(parents=True, exist_ok=True)
         (self.project.root / "knobs.json").write_text(json.dumps({f"lab/{name}": knobs for name, knobs in stages.items()}))
 
-    def start(self, *arguments: str, cwd: Path | None = None) -> "subprocess.Popen[str]":
-        return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], cwd=cwd or self.lab.root, env=self.environment, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-
-    def call(self, *arguments: str, cwd: Path | None = None, code: int = 0) -> str:
-        process = self.start(*arguments, cwd=cwd)
-        out, err = process.communicate(timeout=deadline(300))
-        assert process.returncode == code, out + err
-        return out
+    def document(self, *arguments: str) -> dict[str, Any]:
+        return json.loads(self.said(*arguments, "--json")[0])
 
     def contents(self) -> dict[str, str]:
         found = sorted(self.project.root.glob("artifacts/lab/*/record.json"))
@@ -71,18 +62,18 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rehearsed, dict[str, Any], dict[str, bytes]]]:
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rehearsed, dict[str, Any], dict[str, bytes]]:
     """(a rehearsal that nothing has disturbed, what it said, the real project before)."""
     lab = Rehearsed(tmp_path_factory.mktemp("rehearsed"))
     before = everything(lab.lab.root)
-    yield lab, json.loads(lab.call("rehearse", "lab", "--json")), before
+    return lab, lab.document("rehearse", "lab"), before
 
 
 def test_nothing_of_a_rehearsal_is_in_the_real_project(rehearsed):
     lab, _, before = rehearsed
     assert everything(lab.lab.root) == before
     assert lab.lab.shell("git status --short").stdout == ""
-    status = json.loads(lab.call("status", "lab", "--json"))
+    status = lab.document("status", "lab")
     assert {stage["state"] for stage in status["stages"]} == {"not_built"}
     assert not (lab.lab.root / "artifacts").exists() and not (lab.lab.root / ".dvc" / "cache").exists()
 
@@ -98,19 +89,20 @@ def test_it_says_what_ran_what_was_changed_and_what_that_leaves_unproved(rehears
 
 
 def test_its_folder_is_a_project_for_every_other_command(rehearsed):
-    lab, _, _ = rehearsed
-    status = json.loads(lab.call("status", "lab", "--json", cwd=lab.project.root))
-    assert {stage["state"] for stage in status["stages"]} == {"done"}
-    assert "up to date" in lab.call("plan", "lab", cwd=lab.project.root)
+    lab = rehearsed[0].lab
+    there: Any = SimpleNamespace(root=rehearsed[0].project.root, code=lab.code, launcher=lab.launcher, environment=lab.environment)
+    command = InProcessCommand(there)
+    assert {line.split()[2] for line in command("status", "lab").splitlines()[1:5]} == {"done"}
+    assert "up to date" in command("plan", "lab")
 
 
 def test_the_second_time_there_is_nothing_to_do_until_code_changes(rehearsed):
     lab, _, _ = rehearsed
     before, contents = lab.runs(), lab.contents()
-    assert "4 stages up to date" in lab.call("rehearse", "lab") and lab.runs() == before
+    assert "4 stages up to date" in lab("rehearse", "lab") and lab.runs() == before
     stage = lab.lab.code / "stages" / "decontaminate" / "run.py"
     stage.write_text(stage.read_text() + "\n\nCHANGED = True\n")
-    lab.call("rehearse", "lab")
+    lab("rehearse", "lab")
     assert sorted(lab.runs()[len(before) :]) == ["clean", "cleaner"] and lab.contents() == contents
 
 
@@ -118,7 +110,7 @@ def test_the_second_time_there_is_nothing_to_do_until_code_changes(rehearsed):
 def test_killed_anywhere_and_typed_again_it_ends_in_the_same_bytes(rehearsed, tmp_path, stage):
     quiet, _, _ = rehearsed
     lab = Rehearsed(tmp_path)
-    lab.knobs(**{stage: {"seconds": 8}})
+    lab.knobs(**{stage: {"seconds": 60}})
     process = lab.start("rehearse", "lab")
 
     scratch = until(lambda: running_scratch(lab.project, stage), 120)
@@ -126,7 +118,7 @@ def test_killed_anywhere_and_typed_again_it_ends_in_the_same_bytes(rehearsed, tm
     process.communicate()
     kill_all(scratch)
     lab.knobs()
-    lab.call("rehearse", "lab")
+    lab("rehearse", "lab")
     assert lab.contents() == quiet.contents()
 
 

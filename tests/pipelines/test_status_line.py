@@ -16,8 +16,7 @@ from pedigree.data.artifacts.artifacts import KnownHashes, sha256_path
 from pedigree.data.store import hashing
 from pedigree.pipelines.cli.console import echo
 from pedigree.pipelines.cli.main import app
-from pedigree.pipelines.cli.progress import Board, Display, Row
-from pedigree.pipelines.cli.status_line import StatusLine
+from pedigree.pipelines.cli.progress import Board, Display, Row, StatusLine
 from pedigree.pipelines.jobs import context
 from pedigree.pipelines.jobs.events import StageBusy
 from pedigree.pipelines.ledger import cache
