@@ -20,7 +20,8 @@ from pedigree.data.artifacts.artifacts import Record, Run
 from pedigree.data.sources.row_files import ending
 from pedigree.pipelines.json_documents import Hidden
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
-from pedigree.pipelines.lineage.trace import Descendant, Drop, Place, Trace
+from pedigree.pipelines.lineage.descendants import Descendant
+from pedigree.pipelines.lineage.trace import Drop, Place, Trace
 
 Part = Literal["model", "data", "benchmark"]
 PARTS = {"model": "model", "data": "rows", "benchmark": "evaluation only"}

@@ -10,12 +10,16 @@ from handmade import RUN, build, project_at
 from running_lab import RANKS, STAGE, Lab, outcomes
 from typer.testing import CliRunner
 
+from pedigree.configs.base.frozen import Frozen, Many
+from pedigree.configs.base.kind import Kind, gives
+from pedigree.configs.language import kinds
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.filters import Filter, without
 from pedigree.data.artifacts.artifacts import Run, read_run
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.lineage.trace import RowQuery, trace
-from pedigree.pipelines.maintain.forget import forget, gpu_hours, without
+from pedigree.pipelines.maintain.forget import forget, gpu_hours
 from pedigree.pipelines.run.plans import plan
 
 ROWS = """
@@ -148,7 +152,7 @@ def test_ids_join_those_that_a_filter_has_and_stand_last():
     licences = {"type": "licences", "allow": ["mit"], "columns": []}
     filters = [{"type": "ids", "ids": ["b"]}, {"type": "exact_duplicates"}, licences]
     config = PrepareData.model_validate({"record": "prompt", "sources": [source], "filters": filters})
-    assert without(config, {"c", "a"}) == ({"type": "exact_duplicates"}, licences, {"type": "ids", "ids": ["a", "b", "c"]})
+    assert without(config.filters, {"c", "a"}) == ({"type": "exact_duplicates"}, licences, {"type": "ids", "ids": ["a", "b", "c"]})
 
 
 WRITTEN = (
@@ -178,7 +182,7 @@ def test_filters_stand_as_their_recipe_writes_them_and_mean_the_same(tmp_path):
         return found
 
     ours = {"type": "ids", "ids": [f"own-{1:016x}"]}
-    said = without(config(WRITTEN), set(ours["ids"]))
+    said = without(config(WRITTEN).filters, ours["ids"])
     assert said == (*WRITTEN, ours)
     assert config(said).model_dump() == config((*WRITTEN, ours)).model_dump()
 
@@ -242,6 +246,49 @@ stages:
   mixed: {kind: prepare_data, in: {rows: [clean]}, record: conversation, sources: [{type: artifact, input: clean}]}
 """
 NOTHING = "nothing needs a rebuild"
+CRAWLED = """
+description: Rows that a kind of somebody else brings in.
+execution: cpu
+stages:
+  crawled: {kind: crawl, filters: [{type: exact_duplicates}]}
+  suite: {kind: prepare_data, record: item, task: t, sources: [{type: files, path: suite.jsonl}]}
+  clean: {kind: decontaminate, in: {data: crawled, benchmarks: [suite]}}
+"""
+
+
+class Crawl(Frozen):
+    """Brings in pages."""
+
+    filters: Many[Filter] = ()
+
+
+CRAWL = Kind(
+    name="crawl", version=1, config=Crawl, inputs={}, output=gives("conversation"), sources=lambda config: [],
+    without=lambda config, ids: without(config.filters, ids),
+)  # fmt: skip
+
+
+def test_a_row_that_an_added_kind_brought_in_is_left_out_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(kinds.KINDS, "crawl", CRAWL)
+    monkeypatch.setitem(kinds._OF_CONFIGS, Crawl, CRAWL)
+    project = project_at(tmp_path)
+    (project.recipes / "lab.yaml").write_text(CRAWLED)
+    graph = load_recipe(project.recipes, "lab")
+    for node in graph.nodes.values():
+        build(
+            project,
+            graph,
+            node,
+            {"rows.jsonl": json.dumps(one_row(f"{node.name}-{2:016x}" if node.name == "suite" else WANTED)) + "\n"},
+            {},
+            {},
+        )
+    found = trace(project, RowQuery(id=WANTED))
+    assert found.sources() == [("lab/crawled", "shared")]
+    (change,) = forget(project, found).changes
+    assert (change.stage, change.text) == ("crawled", f"filters: [{{type: exact_duplicates}}, {{type: ids, ids: [{WANTED}]}}]")
+    shutil.rmtree(project.artifact("lab/crawled"))
+    assert forget(project, trace(project, RowQuery(id=WANTED))).missing == ("lab/crawled",)
 
 
 WANTED = f"shared-{1:016x}"
