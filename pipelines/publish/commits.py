@@ -12,7 +12,7 @@ from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.pipelines.ledger.git import git
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.lineage.waivers import Split, in_words
-from pedigree.pipelines.publish.report import scores_of, waived_in
+from pedigree.pipelines.publish.shown_stages import scores_of, waived_in
 
 UNDER_WAY = {
     "MERGE_HEAD": "merge",

@@ -8,7 +8,8 @@ import pytest
 from handmade import build, everything, project_at
 
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.pipelines.publish.report import SECTIONS, gather, scores_of, tables, write_report
+from pedigree.pipelines.publish.report import SECTIONS, gather, tables, write_report
+from pedigree.pipelines.publish.shown_stages import scores_of
 
 
 @pytest.fixture(scope="module")
