@@ -22,7 +22,7 @@ from pedigree.pipelines.estimate.reality import Outcome, outcomes_of
 from pedigree.pipelines.publish import report_data
 from pedigree.pipelines.publish.charts import Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pedigree.pipelines.publish.comparison import Comparison, comparisons
-from pedigree.pipelines.publish.shown_stages import Stage, stage_of
+from pedigree.pipelines.publish.shown_stages import Stage, code_text, metric_lines, stage_of
 from pedigree.pipelines.quantities import duration, size
 from pedigree.pipelines.run.opening import load_execution
 
@@ -291,8 +291,7 @@ def _box(stage: Stage) -> Box:
         lines.append(stage.problem)
     else:
         lines.append(f"{size(stage.size)} in {len(stage.artifact.record.files)} files")
-        lines += [f"{name}: {value}" for name, value in sorted(stage.metrics.items()) if isinstance(value, int | float | str)][:8]
-        lines.append(f"content {stage.artifact.record.content[:12]}")
+        lines += metric_lines(stage.artifact.record)
     note = duration(stage.seconds) if stage.seconds is not None else ""
     missing = stage.artifact is None
     return Box(stage.node.address, stage.shown, stage.node.kind, stage.node.parents, note, "\n".join(lines), missing)
@@ -373,7 +372,7 @@ def _environment(run: Run) -> list[tuple[str, str]]:
     environment, hardware = run.environment, run.hardware
     shown: list[tuple[str, str]] = []
     if run.code:
-        shown.append(("commit", f"{(run.code.commit or 'none')[:12]}{' with local changes' if run.code.dirty else ''}"))
+        shown.append(("commit", code_text(run.code)))
     shown += [("GPU", ", ".join(hardware.gpus))] if hardware.gpus else []
     shown += [("CPU", f"{hardware.cores} cores, {hardware.cpu}")] if hardware.cpu else []
     shown += [("memory", f"{hardware.memory_gib} GiB")] if hardware.memory_gib else []

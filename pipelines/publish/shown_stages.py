@@ -9,10 +9,22 @@ from typing import Any
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, Run, open_artifact, read_json, read_run
+from pedigree.data.artifacts.run_record import CodeState
 from pedigree.data.store.untrusted import open_plain, read_lines
 from pedigree.pipelines.lineage.ancestry import read_pedigree
 from pedigree.pipelines.lineage.waivers import Split, splits_of
+
+
+def code_text(code: CodeState | None) -> str:
+    """Commit of the code, and whether it was changed."""
+    return f"{(code.commit or 'none')[:12]}{' with local changes' if code.dirty else ''}" if code else ""
+
+
+def metric_lines(record: Record) -> list[str]:
+    """The first scalar metrics, and the content hash."""
+    numbers = [f"{name}: {value}" for name, value in sorted(record.metrics.items()) if isinstance(value, int | float | str)]
+    return [*numbers[:8], f"content {record.content[:12]}"]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """How two artifacts differ: expected numbers are counted by hand."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,12 +53,18 @@ def publish(
         record.write_text(json.dumps({**json.loads(record.read_text()), "address": node.address, **(run or {})}))
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    made = project_at(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = project_at(tmp_path_factory.mktemp("difference"))
     publish(made, "one", scores=[0.0, 0.0, 1.0, 0.0])
     publish(made, "two", count=4, scores=[1.0, 1.0, 1.0, 1.0])
     return made
+
+
+@pytest.fixture
+def project(made: Project, tmp_path: Path) -> Project:
+    """A copy, to which a test may add."""
+    return Project(shutil.copytree(made.root, tmp_path / "project"))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 import yaml
-from handmade import RUN, build, project_at
+from handmade import RUN, build, in_lines, made_of, project_at
 from running_lab import RANKS, STAGE, Lab, outcomes
 from typer.testing import CliRunner
 
@@ -31,6 +31,13 @@ extends: lab
 stages:
   again: {kind: sft, in: {policy: base, data: [clean]}, global_batch: 4, max_length: 8, optimizer: {learning_rate: 0.2}}
 """
+
+
+WANTED = f"shared-{1:016x}"
+
+
+def one_row(name):
+    return {"id": name, "messages": [{"role": "user", "content": "Hi."}]}
 
 
 @pytest.fixture(scope="module")
@@ -201,27 +208,14 @@ stages:
 """
 
 
-def mixed_lab(folder, rows, drops=()):
-    """A project with the recipe `MIXED`: its stages hold rows with these ids, and `mixed` has dropped some."""
-    project = project_at(folder)
-    for path in project.recipes.glob("*.yaml"):
-        path.unlink()
-    (project.recipes / "lab.yaml").write_text(MIXED)
-    graph = load_recipe(project.recipes, "lab")
-    for name, ids in rows.items():
-        payload = [{"id": one, "messages": [{"role": "user", "content": "Hi."}]} for one in ids]
-        evidence = {"drops.jsonl": list(drops)} if name == "mixed" else {}
-        build(project, graph, graph.nodes[f"lab/{name}"], {"rows.jsonl": "".join(json.dumps(row) + "\n" for row in payload)}, evidence, {})
-    return project
-
-
 def test_of_a_stage_with_rows_of_others_beside_its_own_only_its_own_are_left_out_there(tmp_path):
     """An id that a filter names and no row has any more would end the stage."""
     handed, twice, own, both, once, other = (f"shared-{number:016x}" for number in range(6))
     dropped = {f"{once}-2": once, f"{twice}-2": twice, other: once}
     drops = [{"id": name, "reason": "exact_duplicates", "evidence": f"same text as {kept}", "text": ""} for name, kept in dropped.items()]
     rows = {"raw": [handed, twice, f"{twice}-2", both, once], "mixed": [handed, twice, both, f"{both}-2", once, own]}
-    project, left_out = mixed_lab(tmp_path, rows, drops), {}
+    project, _ = made_of(tmp_path, MIXED, {name: map(one_row, ids) for name, ids in rows.items()}, {"mixed": {"drops.jsonl": drops}})
+    left_out = {}
     for wanted in (handed, twice, own, both, once):
         row = trace(project, RowQuery(id=wanted))
         found = forget(project, row)
@@ -271,18 +265,8 @@ CRAWL = Kind(
 def test_a_row_that_an_added_kind_brought_in_is_left_out_there(tmp_path, monkeypatch):
     monkeypatch.setitem(kinds.KINDS, "crawl", CRAWL)
     monkeypatch.setitem(kinds._OF_CONFIGS, Crawl, CRAWL)
-    project = project_at(tmp_path)
-    (project.recipes / "lab.yaml").write_text(CRAWLED)
-    graph = load_recipe(project.recipes, "lab")
-    for node in graph.nodes.values():
-        build(
-            project,
-            graph,
-            node,
-            {"rows.jsonl": json.dumps(one_row(f"{node.name}-{2:016x}" if node.name == "suite" else WANTED)) + "\n"},
-            {},
-            {},
-        )
+    rows = {"suite": [one_row(f"suite-{2:016x}")], "crawled": [one_row(WANTED)], "clean": [one_row(WANTED)]}
+    project, _ = made_of(tmp_path, CRAWLED, rows)
     found = trace(project, RowQuery(id=WANTED))
     assert found.sources() == [("lab/crawled", "shared")]
     (change,) = forget(project, found).changes
@@ -291,25 +275,11 @@ def test_a_row_that_an_added_kind_brought_in_is_left_out_there(tmp_path, monkeyp
     assert forget(project, trace(project, RowQuery(id=WANTED))).missing == ("lab/crawled",)
 
 
-WANTED = f"shared-{1:016x}"
-
-
-def one_row(name):
-    return {"id": name, "messages": [{"role": "user", "content": "Hi."}]}
-
-
 @pytest.fixture
 def handed_on(tmp_path):
     """Project and graph of the recipe `HANDED_ON`, in which all stages but the suite hold one row."""
-    project = project_at(tmp_path)
-    for path in project.recipes.glob("*.yaml"):
-        path.unlink()
-    (project.recipes / "lab.yaml").write_text(HANDED_ON)
-    graph = load_recipe(project.recipes, "lab")
-    for node in graph.nodes.values():
-        row = one_row(f"suite-{2:016x}" if node.name == "suite" else WANTED)
-        build(project, graph, node, {"rows.jsonl": json.dumps(row) + "\n"}, {}, {})
-    return project, graph
+    rows = {name: [one_row(WANTED)] for name in ("raw", "clean", "mixed")}
+    return made_of(tmp_path, HANDED_ON, {**rows, "suite": [one_row(f"suite-{2:016x}")]})
 
 
 def forgotten(project, monkeypatch):
@@ -336,7 +306,7 @@ def test_where_what_brought_a_row_in_is_not_here_it_is_said_how_to_bring_it(hand
 def test_of_what_is_stale_and_alone_still_holds_a_row_no_pull_is_said(handed_on, monkeypatch):
     project, graph = handed_on
     shutil.rmtree(project.artifact("lab/raw"))
-    build(project, graph, graph.nodes["lab/raw"], {"rows.jsonl": json.dumps(one_row(f"shared-{3:016x}")) + "\n"}, {}, {})
+    build(project, graph, graph.nodes["lab/raw"], {"rows.jsonl": in_lines([one_row(f"shared-{3:016x}")])}, {}, {})
     shutil.rmtree(project.artifact("lab/suite"))
     said = forgotten(project, monkeypatch)
     assert "pull" not in said and NOTHING not in said and "No stage imports it" in said
