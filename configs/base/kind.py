@@ -4,7 +4,7 @@
 alone import.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,10 +62,16 @@ class Kind:
     """A model writes its rows, which may repeat a benchmark that was removed upstream: the decontamination gate starts over."""
     sources: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None
     """The sources outside the recipe in a config, by which cards list licenses and a run checks revisions; None for a kind that brings in
-    nothing. As in the sources of Pedigree, `repo`, `path` or `name` is the title, `licence` and `generator` are statements, and `type: hub`
-    marks a repository of the Hub, a dataset if it has a `split`."""
+    nothing. As in the sources of Pedigree, `repo`, `path` or `name` is the title, `licence` and `generator` are statements, `type: hub`
+    marks a repository of the Hub, a dataset if it has a `split`, and `type: artifact` another stage."""
     subset_of: str | None = None
     """The port whose rows it passes on in their order, some of them left out."""
+    ids: Literal["kept", "kept within kind", "any"] = "any"
+    """Ids of rows of other stages where `evidence/parents.parquet` names no parents: `kept`; `kept within kind`, if a stage of the same
+    kind and type made them; or `any`, after which `trace` is uncertain. A `subset_of` its input keeps them."""
+    without: Callable[[Any, Collection[str]], Sequence[Mapping[str, Any]]] | None = None
+    """The complete `filters` that a recipe states to leave out imported rows with these ids too, which `pedigree forget` prints; None for a
+    kind that cannot leave out any."""
     decontaminates: bool = False
     """Its rows pass the decontamination gate for the items at its port `benchmarks`."""
     removes_overlaps: bool = False

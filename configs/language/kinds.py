@@ -63,6 +63,12 @@ def brings_in(kind: str) -> bool:
     return kind in KINDS and KINDS[kind].sources is not None
 
 
+def imports_rows(kind: str, config: Mapping[str, Any]) -> bool:
+    """Whether some rows of a recorded config come from no other stage; False for kinds that this version does not know."""
+    sources = sources_of(kind, config)
+    return brings_in(kind) and not (sources and all(source.get("type") == "artifact" for source in sources))
+
+
 def sources_of(kind: str, config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The sources in a recorded config of a kind; none for kinds that this version does not know."""
     sources = KINDS[kind].sources if kind in KINDS else None

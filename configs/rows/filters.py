@@ -6,7 +6,7 @@ Everything that a filter depends on is in the recipe's dump and part of identity
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -379,3 +379,19 @@ Filter = Annotated[RowFilter | Tokens | Values | Licences | Ids | ExactDuplicate
 def columns_named(filters: Iterable[Filter]) -> tuple[str, ...]:
     """Dataset columns that filters read, each once."""
     return tuple(dict.fromkeys(column for one in filters if isinstance(one, Values | Licences) for column in one.columns))
+
+
+def without(filters: Sequence[Filter], ids: Collection[str]) -> tuple[Mapping[str, Any], ...]:
+    """These filters extended to drop rows with these ids, as a recipe writes them; the filter by ids comes last."""
+    others = [one for one in filters if not isinstance(one, Ids)]
+    named = {name for one in filters if isinstance(one, Ids) for name in one.ids}
+    return tuple(_written(one) for one in [*others, Ids(type="ids", ids=tuple(sorted(named.union(ids))))])
+
+
+def _written(one: Filter) -> dict[str, Any]:
+    """A filter without unset fields, values stated by sources, and lists implied by its languages, which are written instead."""
+    written = one.model_dump(mode="json", exclude={"stated"}, exclude_unset=True)
+    if not isinstance(one, Spoken) or "languages" not in one.model_fields_set:
+        return written
+    theirs = {field for field, name in one.LISTS.items() if getattr(one, field) == wordings(name, one.languages)}
+    return {field: value for field, value in written.items() if field not in theirs} | {"languages": list(one.languages)}

@@ -299,7 +299,7 @@ def _failures(ends: "Sequence[StageEnd]") -> list[str]:
 def _print_scores(context: "RunContext") -> None:
     """Print a score table per evaluation: policies by tasks, with 95 % intervals, followed by notes on waivers."""
     from pedigree.pipelines.lineage.waivers import in_words
-    from pedigree.pipelines.publish.report import scores_of, waived_in
+    from pedigree.pipelines.publish.shown_stages import scores_of, waived_in
 
     every = waived_in(context.project, context.graph)
     for name, scores in scores_of(context.project, context.graph).items():

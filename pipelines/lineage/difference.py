@@ -197,17 +197,17 @@ def _origins(first: Pedigree, second: Pedigree) -> list[Divergence]:
         one, other, path, done = waiting.pop()
         if done:
             below = bool(_parting(one, other))
-            why = [*_one_sided(one, other), *_why(one, other, whole=not below)]
+            why = _why(one, other, whole=not below)
             if why or not below:
                 nothing = ["nothing recorded: different content from the same inputs, config, code, and numerics"]
-                found[one.id, other.id] = Divergence(_path(path), one.address, other.address, why or nothing)
+                found[one.id, other.id] = Divergence(" < ".join(path), one.address, other.address, why or nothing)
         elif (one.id, other.id) not in seen:
             seen.add((one.id, other.id))
             if one.record.kind == other.record.kind:
                 waiting += [(one, other, path, True), *_below(one, other, path)]
             else:
                 kinds = f"different stage kinds: {one.record.kind} -> {other.record.kind}"
-                found[one.id, other.id] = Divergence(_path(path), one.address, other.address, [kinds])
+                found[one.id, other.id] = Divergence(" < ".join(path), one.address, other.address, [kinds])
     return list(found.values())
 
 
@@ -220,13 +220,6 @@ def _below(one: Pedigree, other: Pedigree, path: tuple[str, ...]) -> list[tuple[
     """Producers of the differing inputs, in reverse order for use as a stack."""
     pairs = [(given, taken) for given, taken in reversed(_parting(one, other)) if given and taken]
     return [(one.of(given.producer), other.of(taken.producer), (*path, given.port), False) for given, taken in pairs]
-
-
-def _one_sided(one: Pedigree, other: Pedigree) -> list[str]:
-    pairs = _pairs(one, other)
-    return [f"input {given.port} {given.label} removed" for given, taken in pairs if given and not taken] + [
-        f"input {taken.port} {taken.label} added" for given, taken in pairs if taken and not given
-    ]
 
 
 def _pairs(one: Pedigree, other: Pedigree) -> list[tuple[Input | None, Input | None]]:
@@ -250,17 +243,16 @@ def _pairs(one: Pedigree, other: Pedigree) -> list[tuple[Input | None, Input | N
 
 
 def _why(one: Pedigree, other: Pedigree, *, whole: bool) -> list[str]:
-    """Differences of the request; if all inputs are equal (`whole`), also of numerics, code, and environment."""
+    """Inputs of one side only and differences of the request; if all inputs are equal (`whole`), also of numerics, code, environment."""
+    pairs = _pairs(one, other)
+    removed = [f"input {given.port} {given.label} removed" for given, taken in pairs if given and not taken]
+    added = [f"input {taken.port} {taken.label} added" for given, taken in pairs if taken and not given]
     found = _changes({"version": one.record.version}, {"version": other.record.version})
     found += _changes(one.record.config, other.record.config) + _changes(one.record.source_files, other.record.source_files, "file ")
     if whole and not found:
         found = _changes(one.run.numerics, other.run.numerics, "numerics ")
         found += _changes(_code(one), _code(other), "code ") + _changes(_environment(one), _environment(other))
-    return [_line(change) for change in found]
-
-
-def _path(ports: tuple[str, ...]) -> str:
-    return " < ".join(ports)
+    return [*removed, *added, *map(_line, found)]
 
 
 # --- rows --------------------------------------------------------------------------------------------------------------
@@ -367,21 +359,16 @@ def _same_labels(first: list[Evaluation], second: list[Evaluation]) -> list[tupl
 
 def _paired(one: Evaluation, other: Evaluation) -> list[ScoreChange]:
     """Score changes per task over shared items, with the bootstrap settings of the first evaluation's config."""
-    from pedigree.stages.core.statistics import bootstrap_average
-
     try:
-        before, after, categories = one.scores(), other.scores(), one.categories()
+        before, after = one.scores(), other.scores()
     except ArtifactError:  # only the records of an evaluation are available
         return []
-    config, found = one.pedigree.record.config, []
-    shared = sorted(before.keys() & after.keys())
+    policies, found = one.label if one.label == other.label else f"{one.label} -> {other.label}", []
+    shared = before.keys() & after.keys()
     for task in sorted({task for task, _ in shared}):
         items = [item for item in shared if item[0] == task]
-        groups = [categories[item] for item in items] if all(item in categories for item in items) else None
-        draws: dict[str, Any] = {"groups": groups, "resamples": config["resamples"], "seed": config["seed"]}
-        first, second = (bootstrap_average([side[item] for item in items], **draws).mean for side in (before, after))
-        mean, low, high = bootstrap_average([after[item] - before[item] for item in items], **draws)
-        policies = one.label if one.label == other.label else f"{one.label} -> {other.label}"
+        first, second = (one.estimate({item: side[item] for item in items}).mean for side in (before, after))
+        mean, low, high = one.estimate({item: after[item] - before[item] for item in items})
         found.append(ScoreChange(task, policies, len(items), first, second, mean, low, high))
     return found
 
@@ -393,7 +380,8 @@ def text(found: Comparison, first: str, second: str) -> str:
     """Format the comparison for the terminal, omitting parts without differences."""
     if found.same:
         run = [name for name in ("code", "environment", "numerics") if getattr(found, name)]
-        return f"identical: {first} and {second} are {found.ids[0][:12]}{f' (made with different {_and(run)})' if run else ''}"
+        different = f" (made with different {' and '.join(filter(None, [', '.join(run[:-1]), run[-1]]))})" if run else ""
+        return f"identical: {first} and {second} are {found.ids[0][:12]}{different}"
     head = f"content {found.contents[0][:12]} -> {found.contents[1][:12]}"
     lines = [f"{first} -> {second}", f"same content {found.contents[0][:12]}, different key" if found.same_content else head]
     sections: list[tuple[str, list[str]]] = [
@@ -465,7 +453,3 @@ def _score_line(change: ScoreChange) -> str:
     verdict = "" if change.low <= 0 <= change.high else ", the interval excludes 0"
     numbers = f"{change.first:.3f} -> {change.second:.3f}, {change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
     return f"{change.task}, {change.policies}: {numbers} over {change.items} items{verdict}"
-
-
-def _and(words: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

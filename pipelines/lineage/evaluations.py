@@ -1,16 +1,20 @@
 """Evaluations of a policy in the project."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
 from pedigree.configs.base.project import Project
-from pedigree.data.artifacts.artifacts import Artifact, ArtifactError
+from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.data.store.untrusted import LIST_BYTES, parse_json
 from pedigree.pipelines.lineage.ancestry import Pedigree, published, read_pedigree
+
+if TYPE_CHECKING:
+    from pedigree.stages.core.statistics import Interval
 
 _ESTIMATES = TypeAdapter(dict[str, dict[str, float]])
 Scores = dict[tuple[str, str], float]
@@ -49,9 +53,18 @@ class Evaluation:
             raise ArtifactError(f"rows.jsonl of {self.pedigree.address} has a row with a non-numeric score")
         return {_name(row): row["score"] for row in rows}
 
+    @cached_property
     def categories(self) -> Mapping[tuple[str, str], str]:
         """(task, item id) → category, for tasks whose score is an average over categories."""
         return {_name(row): str(row["category"]) for row in self._rows() if "category" in row}
+
+    def estimate(self, scores: Scores) -> "Interval":
+        """Mean and interval of these scores, averaged over categories and resampled as the evaluation's own."""
+        from pedigree.stages.core.statistics import bootstrap_average
+
+        items, categories, config = sorted(scores), self.categories, self.pedigree.record.config
+        groups = [categories[item] for item in items] if all(item in categories for item in items) else None
+        return bootstrap_average([scores[item] for item in items], groups=groups, resamples=config["resamples"], seed=config["seed"])
 
     def _rows(self) -> list[dict[str, Any]]:
         return [row for row in self.pedigree.rows() if row.get("policy") == self.label]
@@ -68,15 +81,9 @@ def labels_of(pedigree: Pedigree) -> list[Evaluation]:
 
 def evaluations_of(project: Project | None, content: str) -> list[Evaluation]:
     """All local evaluations of the policy with this content hash, sorted by address."""
-    return list(_found(project, content)) if project else []
-
-
-def _found(project: Project, content: str) -> Iterator[Evaluation]:
-    for artifact in published(project):
+    found = []
+    for artifact in published(project) if project else ():
         labels = [given.label for given in artifact.record.inputs if given.port == "policies" and given.content == content]
-        if labels and _is_evaluation(artifact):
-            yield Evaluation(read_pedigree(artifact.path), labels[0])
-
-
-def _is_evaluation(artifact: Artifact) -> bool:
-    return artifact.type == "scores" and any(entry.path == "scores.json" for entry in artifact.record.files)
+        if labels and artifact.type == "scores" and any(entry.path == "scores.json" for entry in artifact.record.files):
+            found.append(Evaluation(read_pedigree(artifact.path), labels[0]))
+    return found

@@ -85,17 +85,17 @@ class RowParents:
                 yield str(row.get("id")), [str(row.get("id"))]
 
 
-def spelled_artifacts(known: Mapping[str, Record], here: Mapping[str, Artifact]) -> set[str]:
+def spelled_artifacts(known: Mapping[str, tuple[Record, str]], artifacts: Sequence[tuple[str, Artifact]]) -> set[str]:
     """Ids of the artifacts in which ids name parents: those of `SPELLED` kinds that name none or are gone, and those with rows from them.
 
     Args:
-        known: id → record, parents first.
-        here: id → artifact, of the available ones.
+        known: id → record and address, parents first.
+        artifacts: (address, artifact) of the available ones.
     """
+    naming = {artifact.record.id for _, artifact in artifacts if parents.named(artifact.evidence)}
     found: set[str] = set()
-    for identifier, record in known.items():
-        unnamed = record.kind in SPELLED and (identifier not in here or not parents.named(here[identifier].evidence))
+    for identifier, (record, _) in known.items():
         above = any(given.producer in found for given in record.inputs) and record.type in records.RECORDS
-        if unnamed or above:
+        if above or (record.kind in SPELLED and identifier not in naming):
             found.add(identifier)
     return found

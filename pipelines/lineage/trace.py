@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
@@ -22,18 +21,18 @@ from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.graph import postorder
-from pedigree.configs.language.kinds import KINDS, measures
+from pedigree.configs.language.kinds import brings_in, imports_rows
 from pedigree.configs.rows.datasets import ROWS
 from pedigree.configs.rows.filters import base_id
-from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, open_artifact
 from pedigree.data.chat.tools import texts_called, texts_offered
 from pedigree.data.filters.row_filters import spaced, texts
 from pedigree.data.records import parents, records
 from pedigree.data.store.untrusted import RESTORE, open_plain, parse_lock, read_lines
 from pedigree.pipelines.ledger.lock_files import read_lock
-from pedigree.pipelines.lineage.ancestry import find_artifact, read_pedigree
-from pedigree.pipelines.lineage.row_parents import NAMED_TYPES, SPELLED, RowParents, ids_of, spelled_artifacts
+from pedigree.pipelines.lineage.ancestry import find_artifact
+from pedigree.pipelines.lineage.descendants import Descendant, Known, descendants, has_rows, known_records, renamed
+from pedigree.pipelines.lineage.row_parents import RowParents, ids_of, spelled_artifacts
 
 SHORTEST = 20
 """Minimum characters for a substring search."""
@@ -48,11 +47,8 @@ NAMED = re.compile(r"-[0-9a-f]{16}\b")
 """An id in filter evidence."""
 BY_WAY = ", by way of "
 """In filter evidence, separates the kept row from the duplicate that links to it (`data.filters.near_duplicates.evidence`)."""
-OWN_KINDS = ("prepare_data", "select_prompts", *SPELLED)
-"""Kinds of ours that write rows from other rows; added kinds may give rows any ids."""
 FOUND = {"embedded": "cosine {} with", "rephrased": "judged by a language model as a rephrasing (cosine {}) of"}
 """Detection method of an overlap → description with its score; otherwise the score is a share."""
-HELD, TRAINED, BELOW = "holds it", "trained on it", "goes back to it"
 
 
 @dataclass(frozen=True)
@@ -110,23 +106,6 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Descendant:
-    """An artifact derived from the row, directly or through `way`."""
-
-    id: str
-    address: str
-    kind: str
-    type: str
-    content: str
-    how: str
-    """`trained on it`, or `goes back to it` if derived from such a model or from its outputs."""
-    way: tuple[str, ...]
-    """Addresses from the first artifact that contains the row to this one."""
-    certain: bool
-    """False if an artifact on the way is unavailable and may or may not contain the row."""
-
-
-@dataclass(frozen=True)
 class Trace:
     """Result of tracing rows."""
 
@@ -157,7 +136,7 @@ class Trace:
 
     def _dropped_first(self) -> list[Drop]:
         """These rows as dropped by the stages that imported them, without the rows made from them."""
-        return [drop for drop in self.dropped if drop.kind == "prepare_data" and not drop.by and base_id(drop.id) in self.ids]
+        return [drop for drop in self.dropped if brings_in(drop.kind) and not drop.by and base_id(drop.id) in self.ids]
 
     def _kept_itself(self, detail: str) -> bool:
         """Whether the kept row, named before `BY_WAY` in the evidence, has one of these ids."""
@@ -171,7 +150,7 @@ class Trace:
         included, since a dropped copy would remain if the other were removed. If it repeats input rows or reads an input twice, input
         rows may be counted as imported.
         """
-        if place.kind != "prepare_data" or place.handed_on:
+        if not brings_in(place.kind) or place.handed_on:
             return []
         others = [one for one in self.places if one.content in place.given]
         given = Counter(base_id(name) for one in {one.content: one for one in others}.values() for name in one.ids)
@@ -183,9 +162,6 @@ class Trace:
         made = [(place.address, name) for place in self.places for name in self.brought_in(place)]
         made += [(drop.address, base_id(drop.id)) for drop in self._dropped_first()]
         return sorted({(address, name[:-17]) for address, name in made if FULL_ID.fullmatch(name)})
-
-
-# --- search ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -232,6 +208,111 @@ class RowQuery:
         return any(spaced("\n".join(parts[start:end])) == self.folded for start, end in runs)
 
 
+Entry = tuple[str, Artifact]
+"""An artifact with its address."""
+
+
+def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report: Callable[[str], None] = lambda words: None) -> Trace:
+    """Trace a row through all recipes and variants of a project.
+
+    Args:
+        project: the project to search.
+        wanted: the row.
+        within: names of the artifacts to search; all if empty.
+        report: receives progress messages.
+
+    Raises:
+        UsageProblem: the row is ambiguous.
+        ArtifactError: a name in `within` matches no artifact, or lineages are damaged.
+    """
+    here, broken = _available(project)
+    known = known_records(here)
+    order = {identifier: number for number, identifier in enumerate(known)}
+    here.sort(key=lambda entry: order[entry[1].record.id])
+    chosen = {find_artifact(project, name).path for name in within}
+    with_rows = [(address, found) for address, found in here if has_rows(found.record)]
+    search = Search([entry for entry in with_rows if not chosen or entry[1].path in chosen], known, report)
+
+    relations = RowParents(with_rows, spelled_artifacts(known, with_rows), search.noting)
+    roots = relations.roots(search.named(wanted))
+    _refuse_many(wanted, roots)
+    ids, blended = relations.family(roots)
+    places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
+
+    reached = descendants(known, _holds(known, with_rows, search, places), blended)
+    missing = {} if within else broken | _gone(known, here, broken)
+    looked_in = sum(address not in search.unread for address, _ in search.artifacts)
+    return Trace(tuple(sorted(roots)), looked_in, places, dropped, tuple(_everywhere(reached, here)), search.unread | missing)
+
+
+def _available(project: Project) -> tuple[list[Entry], dict[str, str]]:
+    """All available artifacts, and for the others address → reason why not."""
+    here, broken = [], {}
+    addresses = {"/".join(path.parts[-3:-1]) for path in project.artifacts.glob("*/*/record.json")}
+    for address in sorted(addresses | set(_recorded(project))):
+        try:
+            here.append((address, open_artifact(project.artifact(address))))
+        except ArtifactError as error:
+            recipe = address.partition("/")[0]
+            remedy = "not available locally" + ("" if "+" in recipe else f": try {command('pull', recipe)}")
+            broken[address] = str(error).replace(f"{project.root}/", "") if address in addresses else remedy
+    return here, broken
+
+
+def _recorded(project: Project) -> Iterator[str]:
+    """Addresses of the artifacts recorded in `dvc.lock` files."""
+    for path in (project.root / "dvc.lock", *sorted(project.artifacts.glob("*/dvc.lock"))):
+        name = path.relative_to(project.root).as_posix()
+        for entry in parse_lock(read_lock(path), name).values():
+            for out in entry.outs:
+                parts = PurePosixPath(normpath((PurePosixPath(name).parent / out.path).as_posix())).parts
+                if len(parts) == 4 and parts[0] == "artifacts" and parts[3] == "payload":
+                    yield f"{parts[1]}/{parts[2]}"
+
+
+def _refuse_many(wanted: RowQuery, roots: Collection[str]) -> None:
+    """
+    Raises:
+        UsageProblem: an id prefix matches several rows, or a text matches more than `MOST`.
+    """
+    some = f"{', '.join(sorted(roots)[:SHOWN])}{' ...' if len(roots) > SHOWN else ''}"
+    if len(roots) > MOST:
+        raise UsageProblem(f"more than {MOST} rows match, e.g. {some}: use a longer id or text")
+    if wanted.id and len(roots) > 1:
+        raise UsageProblem(f"{wanted.id!r} is a prefix of {len(roots)} ids: {some}")
+
+
+def _holds(known: Known, with_rows: Sequence[Entry], search: "Search", places: Sequence[Place]) -> dict[str, bool]:
+    """Content → whether the row is in it, of all artifacts of which that is certain."""
+    linked = {found.record.id for address, found in with_rows if parents.named(found.evidence) and address not in search.unread}
+    doubtful = renamed(known, linked)
+    read = [found.record for address, found in search.artifacts if address not in search.unread]
+    holding = {place.content for place in places if place.type != "scores"}
+    return {record.content: False for record in read if record.id not in doubtful} | dict.fromkeys(holding, True)
+
+
+def _everywhere(reached: Sequence[Descendant], here: Sequence[Entry]) -> Iterator[Descendant]:
+    """Each descendant once for each address at which it is available."""
+    addresses: dict[str, list[str]] = {}
+    for address, found in here:
+        addresses.setdefault(found.record.id, []).append(address)
+    for one in reached:
+        yield from (replace(one, address=address) for address in addresses.get(one.id, [one.address]))
+
+
+def _gone(known: Known, here: Sequence[Entry], broken: Collection[str]) -> dict[str, str]:
+    """Dataset artifacts of which only records remain: address and content → reason."""
+    contents = {found.record.content for _, found in here}
+    return {
+        f"{address} {record.content[:12]}": "replaced or deleted; only its records remain"
+        for record, address in known.values()
+        if has_rows(record) and record.content not in contents and address not in broken
+    }
+
+
+# --- search ------------------------------------------------------------------------------------------------------------
+
+
 FIELDS_OF_TEXT = ("id", "prompt_id", "messages", "question", "answers", "text", "template_arguments")
 FIELDS = ("id", "prompt_id", "task", "policy", "policy_content", "score")
 
@@ -240,14 +321,22 @@ FIELDS = ("id", "prompt_id", "task", "policy", "policy_content", "score")
 class Search:
     """Search of a project's dataset artifacts."""
 
-    artifacts: Sequence[tuple[str, Artifact]]
-    """(address, artifact)."""
-    makers: Mapping[str, str]
-    """Content → address of its producer."""
-    report: Callable[[str], None] = lambda words: None
+    artifacts: Sequence[Entry]
+    known: Known
+    """All records."""
+    report: Callable[[str], None]
     """Receives progress messages."""
     unread: dict[str, str] = field(default_factory=dict)
     """Address of an unreadable artifact → error."""
+
+    @cached_property
+    def makers(self) -> dict[str, str]:
+        """Content → address of its producer; a stage that passes an input on whole made nothing."""
+        return {
+            record.content: address
+            for record, address in self.known.values()
+            if record.content not in {given.content for given in record.inputs}
+        }
 
     def named(self, wanted: RowQuery) -> set[str]:
         """Ids, without copy numbers, of the matching rows, or of the prompts of matching answers."""
@@ -307,8 +396,7 @@ class Search:
             if record.type == "scores"
             else ()
         )
-        sources = record.config.get("sources", ()) if record.kind == "prepare_data" else ()
-        handed_on = bool(sources) and all(source["type"] == "artifact" for source in sources)
+        handed_on = brings_in(record.kind) and not imports_rows(record.kind, record.config)
         given = tuple(one.content for one in record.inputs if one.port == ROWS)
         return Place(address, record.kind, record.type, record.content, names, policies, scores, handed_on, given)
 
@@ -356,224 +444,3 @@ def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
         with open_plain(path) as stream:
             written = [json.dumps(word, ensure_ascii=False)[1:-1].encode(errors="replace") for word in words]
             yield from read_lines(stream, path.name, written)
-
-
-# --- descendants -------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class ArtifactGraph:
-    """Derivation graph of all known artifacts, including deleted ones."""
-
-    records: Mapping[str, tuple[Record, str]]
-    """Id → record and address, parents first."""
-    holds: Mapping[str, bool]
-    """Content → whether it contains the row; artifacts that could not be searched are absent."""
-    blended: Mapping[str, bool]
-    """Content → whether it has rows written from several rows, one of them this; absent if it names no parents."""
-    how: dict[str, str] = field(default_factory=dict)
-    """Id → `holds it`, `trained on it`, or `goes back to it`."""
-    via: dict[str, str] = field(default_factory=dict)
-    """Id → the input through which the row came."""
-    doubted: set[str] = field(default_factory=set)
-    """Ids reached only through an artifact that could not be searched."""
-
-    def follow(self) -> list[Descendant]:
-        """Artifacts derived from the row that do not contain it, parents first."""
-        for identifier in self.records:
-            self._reach(identifier)
-        return [self._reached(identifier) for identifier in self.records if self.how.get(identifier) in (TRAINED, BELOW)]
-
-    def _reach(self, identifier: str) -> None:
-        record = self.records[identifier][0]
-        steps = [(given.producer, self._step(record, given.port, given.producer)) for given in record.inputs]
-        mine = HELD if self.holds.get(record.content) else None
-        for how in (HELD, TRAINED, BELOW):
-            parents = [parent for parent, step in steps if step == how]
-            if parents and mine in (None, how):
-                mine, nearest = how, min(parents, key=lambda parent: (parent in self.doubted, len(self._way(parent))))
-                self.via[identifier] = nearest
-                if (nearest in self.doubted) if how != HELD else (record.content not in self.holds):
-                    self.doubted.add(identifier)
-        if mine:
-            self.how[identifier] = mine
-
-    def _step(self, record: Record, port: str, parent: str) -> str | None:
-        """Relation of an artifact to the row through one of its inputs."""
-        given = self.how.get(parent)
-        if measures(record.kind, port):
-            return None
-        if given is None or self.records[parent][0].type == "item":  # items are only evaluated on; their scores are searched directly
-            return None
-        if given != HELD:
-            return BELOW
-        if record.kind in KINDS and port in KINDS[record.kind].trains_on:
-            return TRAINED
-        if self.blended.get(record.content, record.config.get("method", {}).get("type") == "self_instruct"):
-            return BELOW
-        if record.type in records.RECORDS:
-            return HELD if self.holds.get(record.content, True) else None
-        return BELOW
-
-    def _way(self, identifier: str) -> list[str]:
-        found = [identifier]
-        while found[-1] in self.via:
-            found.append(self.via[found[-1]])
-        return found[::-1]
-
-    def _reached(self, identifier: str) -> Descendant:
-        record, address = self.records[identifier]
-        way, certain = tuple(self.records[one][1] for one in self._way(identifier)), identifier not in self.doubted
-        return Descendant(identifier, address, record.kind, record.type, record.content, self.how[identifier], way, certain)
-
-
-# --- the project -------------------------------------------------------------------------------------------------------
-
-
-def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report: Callable[[str], None] = lambda words: None) -> Trace:
-    """Trace a row through all recipes and variants of a project.
-
-    Args:
-        project: the project to search.
-        wanted: the row.
-        within: names of the artifacts to search; all if empty.
-        report: receives progress messages.
-
-    Raises:
-        UsageProblem: the row is ambiguous.
-        ArtifactError: a name in `within` matches no artifact, or lineages are damaged.
-    """
-    here, broken = _published(project)
-    known = _known(here)
-    places_of = {identifier: number for number, identifier in enumerate(known)}
-    here.sort(key=lambda entry: places_of[entry[1].record.id])
-    chosen = {find_artifact(project, name).path for name in within}
-    with_rows = [(address, found) for address, found in here if _has_rows(found.record)]
-    looked = [(address, found) for address, found in with_rows if not chosen or found.path in chosen]
-    makers = {record.content: address for record, address in known.values() if record.kind != "select"}  # `select` only forwards
-    search = Search(looked, makers, report)
-    available = {found.record.id: found for _, found in with_rows}
-    spelled = spelled_artifacts({identifier: record for identifier, (record, _) in known.items()}, available)
-    relations = RowParents(with_rows, spelled, search.noting)
-    roots = relations.roots(search.named(wanted))
-    refuse_many(wanted, roots)
-    ids, blended = relations.family(roots)
-    places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
-    holding = {place.content for place in places if place.type != "scores"}
-    linked = {found.record.id for address, found in with_rows if parents.named(found.evidence) and address not in search.unread}
-    anew = _named_anew(known, linked)
-    read = {found.record.content for address, found in looked if address not in search.unread and found.record.id not in anew}
-    reached = ArtifactGraph(known, {content: content in holding for content in read | holding}, blended).follow()
-    twins: dict[str, list[str]] = {}
-    for address, found in here:
-        twins.setdefault(found.record.id, []).append(address)
-    every = tuple(replace(one, address=address) for one in reached for address in twins.get(one.id, [one.address]))
-    missing = {} if within else broken | _gone(known, {found.record.content for _, found in here}, broken)
-    looked_in = sum(address not in search.unread for address, _ in looked)
-    return Trace(tuple(sorted(roots)), looked_in, places, dropped, every, search.unread | missing)
-
-
-def refuse_many(wanted: RowQuery, roots: Collection[str]) -> None:
-    """Check that a query matches rows of one origin, or not too many if it is a text.
-
-    Raises:
-        UsageProblem: an id prefix matches several rows, or a text matches more than `MOST`.
-    """
-    some = f"{', '.join(sorted(roots)[:SHOWN])}{' ...' if len(roots) > SHOWN else ''}"
-    if len(roots) > MOST:
-        raise UsageProblem(f"more than {MOST} rows match, e.g. {some}: use a longer id or text")
-    if wanted.id and len(roots) > 1:
-        raise UsageProblem(f"{wanted.id!r} is a prefix of {len(roots)} ids: {some}")
-
-
-def _gone(known: Mapping[str, tuple[Record, str]], here: Collection[str], broken: Collection[str]) -> dict[str, str]:
-    """Dataset artifacts of which only records remain: address and content → reason."""
-    return {
-        f"{address} {record.content[:12]}": "replaced or deleted; only its records remain"
-        for record, address in known.values()
-        if _has_rows(record) and record.content not in here and address not in broken
-    }
-
-
-def _named_anew(known: Mapping[str, tuple[Record, str]], linked: Collection[str]) -> set[str]:
-    """Ids of artifacts whose rows may have other ids than in their inputs, and of dataset artifacts derived from these.
-
-    Args:
-        known: parents first.
-        linked: ids of the artifacts that name the parents of their rows.
-    """
-    found: set[str] = set()
-    for identifier, (record, _) in known.items():
-        rows = {given.producer for given in record.inputs if known[given.producer][0].type != "item"}
-        if (identifier not in linked and _names_anew(record, known)) or (_has_rows(record) and not found.isdisjoint(rows)):
-            found.add(identifier)
-    return found
-
-
-def _names_anew(record: Record, known: Mapping[str, tuple[Record, str]]) -> bool:
-    """Whether rows from other stages may get new ids: in `prepare_data`, if they change type or were not made by it; and in added kinds."""
-    own = record.kind in OWN_KINDS or record.type in NAMED_TYPES or (record.kind in KINDS and KINDS[record.kind].subset_of)
-    if not own and record.type in records.RECORDS and record.inputs:
-        return True
-    for given in record.inputs:
-        if given.port == ROWS:
-            parent = known[given.producer][0]
-            while parent.kind in KINDS and (port := KINDS[parent.kind].subset_of):
-                above = next((known[one.producer][0] for one in parent.inputs if one.port == port), None)
-                if above is None:  # no record of ours
-                    return True
-                parent = above
-            if (parent.kind, parent.type) != ("prepare_data", record.type):
-                return True
-    return False
-
-
-def _has_rows(record: Record) -> bool:
-    return record.type in (*records.RECORDS, "scores")
-
-
-def _published(project: Project) -> tuple[list[tuple[str, Artifact]], dict[str, str]]:
-    """All available artifacts by address; and for the others, the reason why not."""
-    here, broken = [], {}
-    addresses = {"/".join(path.parts[-3:-1]) for path in project.artifacts.glob("*/*/record.json")}
-    for address in sorted(addresses | set(_made(project))):
-        try:
-            here.append((address, open_artifact(project.artifact(address))))
-        except ArtifactError as error:
-            recipe = address.partition("/")[0]
-            remedy = "not available locally" + ("" if "+" in recipe else f": try {command('pull', recipe)}")
-            broken[address] = str(error).replace(f"{project.root}/", "") if address in addresses else remedy
-    return here, broken
-
-
-def _made(project: Project) -> Iterator[str]:
-    """Addresses of the artifacts recorded in `dvc.lock` files."""
-    for path in (project.root / "dvc.lock", *sorted(project.artifacts.glob("*/dvc.lock"))):
-        name = path.relative_to(project.root).as_posix()
-        for entry in parse_lock(read_lock(path), name).values():
-            for out in entry.outs:
-                parts = PurePosixPath(normpath((PurePosixPath(name).parent / out.path).as_posix())).parts
-                if len(parts) == 4 and parts[0] == "artifacts" and parts[3] == "payload":
-                    yield f"{parts[1]}/{parts[2]}"
-
-
-def _known(here: Sequence[tuple[str, Artifact]]) -> dict[str, tuple[Record, str]]:
-    """Id → record and address of all available artifacts and their ancestors, parents first.
-
-    Raises:
-        ArtifactError: a lineage is damaged, or records form a cycle.
-    """
-    ids = {artifact.record.id for _, artifact in here}
-    found: dict[str, tuple[Record, str]] = {}
-    for address, artifact in here:
-        if not ids.issuperset(given.producer for given in artifact.record.inputs):  # otherwise its lineage adds nothing
-            pedigree = read_pedigree(artifact.path)
-            found |= {one.id: (one.record, one.address) for one in pedigree.parents_first() if one.id not in found}
-        found[artifact.record.id] = (artifact.record, address)
-    graph = {identifier: [given.producer for given in record.inputs] for identifier, (record, _) in found.items()}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        raise ArtifactError("the records of this project have a cycle: run `pedigree verify` to find the forged ones") from error
-    order = postorder(sorted(graph, key=lambda identifier: (found[identifier][1], identifier)), graph.__getitem__)
-    return {identifier: found[identifier] for identifier in order}

@@ -6,7 +6,6 @@ computed from stored item scores without rerunning the evaluation.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pedigree.configs.language.kinds import removes_overlaps
 from pedigree.data.artifacts.artifacts import ArtifactError
@@ -97,26 +96,10 @@ def _waived(stage: Pedigree) -> Iterator[Waived]:
 
 
 def _splits(evaluation: Evaluation, tasks: Mapping[str, tuple[Waived, ...]]) -> Iterator[Split]:
-    scores, categories = evaluation.scores(), evaluation.categories()
+    scores = evaluation.scores()
     kept = {item for waivers in tasks.values() for waiver in waivers for item in waiver.items}
     for task, waivers in tasks.items():
         own = {item: score for item, score in scores.items() if item[0] == task}
-        contaminated, clean = (
-            _estimate(
-                {item: score for item, score in own.items() if (item in kept) == inside}, categories, evaluation.pedigree.record.config
-            )
-            for inside in (True, False)
-        )
+        parts = [{item: score for item, score in own.items() if (item in kept) == inside} for inside in (True, False)]
+        contaminated, clean = ({"n": len(part), **evaluation.estimate(part)._asdict()} if part else None for part in parts)
         yield Split(evaluation.label, task, contaminated, clean, waivers)
-
-
-def _estimate(scores: Mapping[Item, float], categories: Mapping[Item, str], config: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """n, mean, and bootstrap interval with the evaluation's resamples and seed; averaged over categories if the score is."""
-    from pedigree.stages.core.statistics import bootstrap_average
-
-    if not scores:
-        return None
-    items = sorted(scores)
-    groups = [categories[item] for item in items] if all(item in categories for item in items) else None
-    found = bootstrap_average([scores[item] for item in items], groups=groups, resamples=config["resamples"], seed=config["seed"])
-    return {"n": len(items), **found._asdict()}

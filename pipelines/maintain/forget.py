@@ -12,16 +12,13 @@ from typing import Any, Literal
 import yaml
 
 from pedigree.configs.base.document import ConfigError
-from pedigree.configs.base.kind import MODELS
+from pedigree.configs.base.kind import DATASETS, MODELS
 from pedigree.configs.base.project import Project
-from pedigree.configs.base.wordings import wordings
 from pedigree.configs.language.compile import source_file
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.language.kinds import KINDS, imports_rows
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import recipe_names
-from pedigree.configs.rows.datasets import PrepareData
-from pedigree.configs.rows.filters import Filter, Ids, Spoken
 from pedigree.data.artifacts.artifacts import ArtifactError, Run, read_run
 from pedigree.data.store.untrusted import read_source
 from pedigree.pipelines.lineage.named_models import Named, named_models, versions
@@ -92,13 +89,9 @@ def forget(project: Project, trace: Trace) -> Forgetting:
     """Find what would be rebuilt without the rows traced in all artifacts, by the project's recipes and variants."""
     unread: dict[str, str] = {}
     graphs = list(_graphs(project, unread))
-    holding: dict[str, list[str]] = {}
-    for place in trace.places:
-        if place.kind == "prepare_data":
-            holding.setdefault(place.address, []).extend(trace.brought_in(place))
     held = {place.address for place in trace.places}  # all places, because the stage that brought it in may not be here
     nodes = {address: graph.nodes[address] for graph in graphs for address in _below(graph, held)}
-    changes = _changes(holding, nodes)
+    changes = _changes(trace, nodes)
     why = {place.address: HELD if place.type != "scores" else "scored on it" for place in trace.places}
     why |= {found.address: found.how for found in trace.reached}
     named = named_models(project)
@@ -146,8 +139,7 @@ def _missing(project: Project, graphs: Sequence[Graph], trace: Trace) -> tuple[s
     for graph in graphs:
         above = graph.ancestors(place.address for place in trace.places if place.address in graph.nodes)
         for address, node in graph.nodes.items():
-            config = node.config
-            if address in above and isinstance(config, PrepareData) and config.brings_in and (config.record == "item") == items:
+            if address in above and _imports(node) and (node.output == "item") == items:
                 if address in trace.not_looked_in or not (project.artifact(address) / "record.json").is_file():
                     found[address] = None
     return tuple(found)
@@ -178,28 +170,19 @@ def _gpus(node: Node, run: Run) -> int:
     return max(ranks, of_engine * (engines if kind.opens_engines(node.config) else 1))
 
 
-def _changes(holding: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> tuple[Change, ...]:
+def _changes(trace: Trace, nodes: Mapping[str, Node]) -> tuple[Change, ...]:
     """Changes by recipe and stage; a variant's stage takes its filters from the recipe."""
-    wanted: dict[tuple[str, str], tuple[PrepareData, set[str]]] = {}
-    for address, ids in holding.items():
-        node = nodes.get(address)
-        config = node.config if node is not None else None
-        if ids and node is not None and isinstance(config, PrepareData) and config.brings_in:  # rows passed on by others are removed there
-            wanted.setdefault((node.recipe.partition("+")[0], node.name), (config, set()))[1].update(ids)
-    return tuple(Change(recipe, stage, without(config, ids)) for (recipe, stage), (config, ids) in sorted(wanted.items()))
+    found: dict[tuple[str, str], tuple[Node, set[str]]] = {}
+    for place in trace.places:
+        ids, node = trace.brought_in(place), nodes.get(place.address)
+        if ids and node is not None and _imports(node):  # rows passed on by others are removed there
+            found.setdefault((node.recipe.partition("+")[0], node.name), (node, set()))[1].update(ids)
+    return tuple(
+        Change(recipe, stage, tuple(without(node.config, ids)))
+        for (recipe, stage), (node, ids) in sorted(found.items())
+        if (without := node.declaration.without)
+    )
 
 
-def without(config: PrepareData, ids: set[str]) -> tuple[Mapping[str, Any], ...]:
-    """The stage's filters extended to exclude these rows, as its recipe would write them; the filter by ids comes last."""
-    others = [one for one in config.filters if not isinstance(one, Ids)]
-    named = {name for one in config.filters if isinstance(one, Ids) for name in one.ids}
-    return tuple(_written(one) for one in [*others, Ids(type="ids", ids=tuple(sorted(named | ids)))])
-
-
-def _written(one: Filter) -> dict[str, Any]:
-    """A filter without unset fields, values stated by sources, and lists implied by its languages, which are written instead."""
-    written = one.model_dump(mode="json", exclude={"stated"}, exclude_unset=True)
-    if not isinstance(one, Spoken) or "languages" not in one.model_fields_set:
-        return written
-    theirs = {field for field, name in one.LISTS.items() if getattr(one, field) == wordings(name, one.languages)}
-    return {field: value for field, value in written.items() if field not in theirs} | {"languages": list(one.languages)}
+def _imports(node: Node) -> bool:
+    return node.output in DATASETS and imports_rows(node.kind, node.config.model_dump(mode="json"))

@@ -20,7 +20,8 @@ from pedigree.data.artifacts.artifacts import Record, Run
 from pedigree.data.sources.row_files import ending
 from pedigree.pipelines.json_documents import Hidden
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
-from pedigree.pipelines.lineage.trace import Descendant, Drop, Place, Trace
+from pedigree.pipelines.lineage.descendants import Descendant
+from pedigree.pipelines.lineage.trace import Drop, Place, Trace
 
 Part = Literal["model", "data", "benchmark"]
 PARTS = {"model": "model", "data": "rows", "benchmark": "evaluation only"}
@@ -86,7 +87,7 @@ def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
     planted = {given.producer for found in made if makes_rows(found.record) for given in found.record.inputs}
     stated: dict[tuple[Part, str], _Stated] = {}
     for found in made:
-        now = _stated_now(project, found) if project else _InRecipe({}, {})
+        licences, generators = _stated_now(project, found) if project else ({}, {})
         counts = rows_of(found.record)
         sources = sources_of(found.record.kind, found.record.config)
         for name in dict.fromkeys(filter(None, map(title, sources))):
@@ -95,8 +96,8 @@ def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
                 part = "benchmark"
             entry = stated.setdefault((part, name), _Stated(set(), set(), []))
             entry.licences.update(*(_recorded(source, found.run) for source in sources if title(source) == name))
-            entry.licences.update(now.licences.get(name, ()))
-            entry.generators.update(found.run.generators.get(name, ()), now.generators.get(name, ()))
+            entry.licences.update(licences.get(name, ()))
+            entry.generators.update(found.run.generators.get(name, ()), generators.get(name, ()))
             entry.rows.append(counts.get(name))
         if not found.record.inputs and not brings_in(found.record.kind):
             stated.setdefault(("data", found.address), _Stated(set(), set(), [None]))  # its sources are not recorded
@@ -107,27 +108,15 @@ def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
     ]
 
 
-def origins_of_rows(pedigree: Pedigree, name: str, project: Project | None = None) -> list[Origin]:
-    """Possible origins of the rows with one `source` name that a stage imported.
-
-    Several if the sources cannot be told apart; empty for procedurally generated rows.
-
-    Args:
-        pedigree: of the stage's artifact.
-        name: the rows' `source`.
-        project: see `origins`.
-    """
-    titles = {title(source) for source in brought(sources_of(pedigree.record.kind, pedigree.record.config), name)}
-    return [origin for origin in origins(pedigree, project) if origin.name in titles]
-
-
 def trace_result(project: Project, found: Trace) -> TraceResult:
     """A trace with the origins of the rows that its stages imported."""
-    brought_in = tuple(
-        BroughtIn(address, source, tuple(origins_of_rows(read_pedigree(project.artifact(address)), source, project)))
-        for address, source in found.sources()
-    )
-    return TraceResult(found.ids, found.looked_in, found.places, brought_in, found.dropped, found.reached, found.not_looked_in)
+    brought_in = []
+    for address, name in found.sources():
+        pedigree = read_pedigree(project.artifact(address))
+        titles = {title(source) for source in brought(sources_of(pedigree.record.kind, pedigree.record.config), name)}
+        possible = tuple(origin for origin in origins(pedigree, project) if origin.name in titles)
+        brought_in.append(BroughtIn(address, name, possible))
+    return TraceResult(found.ids, found.looked_in, found.places, tuple(brought_in), found.dropped, found.reached, found.not_looked_in)
 
 
 def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
@@ -191,14 +180,6 @@ class _Stated:
         return sum(known) if len(known) == len(self.rows) else None
 
 
-@dataclass(frozen=True)
-class _InRecipe:
-    """Licenses and generators that a recipe states for a stage's sources, by title."""
-
-    licences: Mapping[str, Sequence[str]]
-    generators: Mapping[str, Sequence[str]]
-
-
 def handed_on(found: Collection[Origin]) -> list[Origin]:
     """Origins that the artifact was made from, i.e. all but benchmarks."""
     return [origin for origin in found if origin.part != "benchmark"]
@@ -242,17 +223,17 @@ def _recorded(source: Mapping[str, Any], run: Run) -> set[str]:
     return set(run.licences.get(title(source) or "", ()))
 
 
-def _stated_now(project: Project, found: Pedigree) -> _InRecipe:
-    """Licenses and generators stated for a stage's sources in its current recipe."""
+def _stated_now(project: Project, found: Pedigree) -> tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]]:
+    """Licenses and generators stated for a stage's sources in its current recipe, by title."""
     recipe, _, stage = found.address.partition("/")
     recipe = recipe.partition("+")[0]
     if (found.record.inputs and not brings_in(found.record.kind)) or recipe not in recipe_names(project.recipes):
-        return _InRecipe({}, {})
+        return {}, {}
     try:
-        node = load_recipe(project.recipes, recipe).find(stage)
+        config = load_recipe(project.recipes, recipe).find(stage).config
     except (ConfigError, KeyError):
-        return _InRecipe({}, {})
-    return _InRecipe(licences_of(node.config), generators_of(node.config))
+        return {}, {}
+    return licences_of(config), generators_of(config)
 
 
 def _asks(origin: Origin) -> str:

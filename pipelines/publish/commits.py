@@ -1,6 +1,6 @@
 """Commit a recipe's compiled files and `dvc.lock` to git, with ids and scores in the message."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from pedigree.configs.language.compile import params_file, pipeline_file, source
 from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.pipelines.ledger.git import git
 from pedigree.pipelines.lineage.ancestry import opened
-from pedigree.pipelines.lineage.waivers import Split, in_words
-from pedigree.pipelines.publish.report import scores_of, waived_in
+from pedigree.pipelines.lineage.waivers import in_words
+from pedigree.pipelines.publish.shown_stages import scores_of, waived_in
 
 UNDER_WAY = {
     "MERGE_HEAD": "merge",
@@ -112,7 +112,13 @@ def message(project: Project, graph: Graph, selection: Collection[str]) -> str:
     count = f"{graph.recipe}: {len(nodes)} stage{'s' * (len(nodes) != 1)}"
     title = ", ".join([count, *(_best(name, found["policies"]) for name, found in scores.items())])
     body = [_columns([(shown_name(graph, node), node.kind, _identifier(project, node)) for node in nodes])]
-    body += [_scored(name, found["policies"], waived.get(name, [])) for name, found in scores.items()]
+    for name, found in scores.items():
+        rows = [
+            (label, task, f"{score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]")
+            for label, policy in found["policies"].items()
+            for task, score in policy["tasks"].items()
+        ]
+        body.append("\n".join([name, _columns(rows), *map(in_words, waived.get(name, []))]))
     return "\n\n".join([title if len(title) <= LONGEST_TITLE else count, *body]) + "\n"
 
 
@@ -124,19 +130,6 @@ def _identifier(project: Project, node: Node) -> str:
 def _best(name: str, policies: dict[str, Any]) -> str:
     label, policy = max(policies.items(), key=lambda entry: entry[1]["mean"])
     return f"best of {name} {label} {policy['mean']:.3f}"
-
-
-def _scored(name: str, policies: dict[str, Any], waived: Sequence[Split]) -> str:
-    """Scores of an evaluation, with the effect of waivers."""
-    return "\n".join([name, _columns(_score_rows(policies)), *map(in_words, waived)])
-
-
-def _score_rows(policies: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (label, task, f"{score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]")
-        for label, policy in policies.items()
-        for task, score in policy["tasks"].items()
-    ]
 
 
 def _columns(rows: list[tuple[str, ...]]) -> str:

@@ -7,6 +7,7 @@ from pedigree.configs.language.kinds import family_of
 from pedigree.pipelines.lineage.ancestry import Pedigree
 from pedigree.pipelines.publish.charts import Box, graph_svg
 from pedigree.pipelines.publish.report import filled, numerics_text
+from pedigree.pipelines.publish.shown_stages import code_text, metric_lines
 from pedigree.pipelines.quantities import size
 
 
@@ -34,13 +35,12 @@ def _names(made: list[Pedigree]) -> dict[str, str]:
 
 def _box(found: Pedigree, names: dict[str, str]) -> Box:
     parents = tuple(dict.fromkeys(given.producer for given in found.record.inputs))
-    numbers = [f"{name}: {value}" for name, value in sorted(found.record.metrics.items()) if isinstance(value, int | float | str)][:8]
-    hover = "\n".join([f"{found.address} ({found.record.kind} → {found.record.type})", *numbers, f"content {found.record.content[:12]}"])
+    hover = "\n".join([f"{found.address} ({found.record.kind} → {found.record.type})", *metric_lines(found.record)])
     return Box(id=found.id, name=names[found.id], kind=found.record.kind, parents=parents, hover=hover)
 
 
 def _row(found: Pedigree, names: dict[str, str]) -> dict[str, Any]:
-    record, attempts, code = found.record, found.run.attempts, found.run.code
+    record, attempts = found.record, found.run.attempts
     return {
         "name": names[found.id],
         "family": family_of(record.kind),
@@ -50,7 +50,7 @@ def _row(found: Pedigree, names: dict[str, str]) -> dict[str, Any]:
         "id": found.id,
         "size": size(sum(entry.size for entry in record.files)),
         "made": (attempts[-1].ended_at or "") if attempts else "",
-        "commit": f"{(code.commit or 'none')[:12]}{' with local changes' if code.dirty else ''}" if code else "",
+        "commit": code_text(found.run.code),
         "numerics": numerics_text(found.run),
         "config": json.dumps(record.config, indent=1, sort_keys=True, ensure_ascii=False),
     }

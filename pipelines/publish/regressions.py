@@ -8,7 +8,7 @@ from pedigree.configs.base.frozen import finite
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Graph
 from pedigree.data.artifacts.artifacts import ArtifactError, read_json, write_json
-from pedigree.pipelines.publish.report import scores_of
+from pedigree.pipelines.publish.shown_stages import scores_of
 
 SCHEMA = 2
 

@@ -27,6 +27,7 @@ KIND = Kind(
     config=BestAnswers,
     inputs={"judgments": port("judgment")},
     output=gives("conversation"),
+    ids="kept",
     problem=keeping_problem,
     rows=rows,
     row_tokens=tokens_at("judgments"),

@@ -16,6 +16,7 @@ KIND = Kind(
     config=Constrain,
     inputs={"prompts": port("prompt")},
     output=gives("prompt"),
+    ids="kept",
     rows=lambda stage: rows_at(stage, "prompts"),
     row_tokens=tokens_at("prompts"),
     shrink=shrink,

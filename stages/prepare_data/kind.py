@@ -6,7 +6,7 @@ from pedigree.configs.base.kind import Kind, port
 from pedigree.configs.base.shrink import RULE_ROWS, Cut
 from pedigree.configs.base.work import CHARACTERS, TURN, Amount, PlannedStage
 from pedigree.configs.rows.datasets import ROWS, TOKENIZER, PrepareData, inputs_problem, needs_of
-from pedigree.configs.rows.filters import MaxCharacters
+from pedigree.configs.rows.filters import MaxCharacters, without
 from pedigree.configs.rows.mixing import Drawn
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints, DataSource, Hub, Leaks, Packaged, StageRows, Stored
 
@@ -165,6 +165,8 @@ KIND = Kind(
     needs=needs_of,
     problem=inputs_problem,
     sources=lambda config: config["sources"],
+    ids="kept within kind",
+    without=lambda config, ids: without(config.filters, ids),
     rows=rows,
     row_tokens=row_tokens,
     shrink=shrink,

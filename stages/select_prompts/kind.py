@@ -25,6 +25,7 @@ KIND = Kind(
     config=SelectPrompts,
     inputs={"prompts": port("prompt"), "judgments": port("judgment")},
     output=gives("prompt"),
+    ids="kept",
     problem=keeping_problem,
     rows=rows,
     shrink=shrink,

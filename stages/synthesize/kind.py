@@ -53,6 +53,7 @@ KIND = Kind(
     config=Synthesize,
     inputs={"prompts": port("prompt"), "writer": port("policy", optional=True)},
     output=gives("prompt"),
+    ids="kept",
     engine="vllm",
     unchecked=True,
     needs=asking_needs("writer"),

@@ -1,6 +1,7 @@
 """A project with artifacts written by hand: what the report, the plan and the export read, without running a stage."""
 
 import json
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,26 @@ def everything(project: Project, recipe: str = "tiny") -> Graph:
         payload, evidence, metrics = CONTENT[node.kind](node, index)
         build(project, graph, node, payload, evidence, metrics)
     return graph
+
+
+def in_lines(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def made_of(
+    folder: Path, recipe: str, rows: Mapping[str, Iterable[dict[str, Any]]], evidence: Mapping[str, dict[str, Any]] | None = None
+) -> tuple[Project, Graph]:
+    """A project with no recipe but this one, `lab`: the rows of its stages by name, and weights in the others; evidence by name."""
+    project = project_at(folder)
+    for path in project.recipes.glob("*.yaml"):
+        path.unlink()
+    (project.recipes / "lab.yaml").write_text(recipe)
+    graph = load_recipe(project.recipes, "lab")
+    for node in graph.nodes.values():
+        weights = {"model.safetensors": node.name, "config.json": "{}"}
+        payload = {"rows.jsonl": in_lines(rows[node.name])} if node.name in rows else weights
+        build(project, graph, node, payload, (evidence or {}).get(node.name, {}), {})
+    return project, graph
 
 
 WON = [

@@ -1,6 +1,7 @@
 """How two artifacts differ: expected numbers are counted by hand."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.pipelines.lineage.ancestry import read_pedigree
 from pedigree.pipelines.lineage.difference import _paired, compare, row_changes, text
+from pedigree.pipelines.lineage.evaluations import Evaluation
 
 SUITE = (
     "{kind: prepare_data, record: item, task: arithmetic, sources: [{type: arithmetic, operations: [add], digits: [1], count: 4, seed: 1}]}"
@@ -51,12 +53,18 @@ def publish(
         record.write_text(json.dumps({**json.loads(record.read_text()), "address": node.address, **(run or {})}))
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    made = project_at(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = project_at(tmp_path_factory.mktemp("difference"))
     publish(made, "one", scores=[0.0, 0.0, 1.0, 0.0])
     publish(made, "two", count=4, scores=[1.0, 1.0, 1.0, 1.0])
     return made
+
+
+@pytest.fixture
+def project(made: Project, tmp_path: Path) -> Project:
+    """A copy, to which a test may add."""
+    return Project(shutil.copytree(made.root, tmp_path / "project"))
 
 
 @pytest.fixture
@@ -157,17 +165,11 @@ def test_rows_without_a_key_of_their_own_are_a_multiset():
 
 
 def test_scores_of_a_task_that_averages_over_categories_are_compared_so():
-    record = SimpleNamespace(config={"resamples": 100, "seed": 0})
-
-    def evaluation(*scores: float, macro: bool) -> Any:
-        names = [("t", name) for name in "abcd"]
-        categories = dict(zip(names, "xxxy", strict=True)) if macro else {}
-        return SimpleNamespace(
-            label="p",
-            pedigree=SimpleNamespace(record=record),
-            scores=lambda: dict(zip(names, scores, strict=True)),
-            categories=lambda: categories,
-        )
+    def evaluation(*scores: float, macro: bool) -> Evaluation:
+        rows = [{"task": "t", "policy": "p", "id": name, "score": score} for name, score in zip("abcd", scores, strict=True)]
+        rows = [row | ({"category": category} if macro else {}) for row, category in zip(rows, "xxxy", strict=True)]
+        record = SimpleNamespace(config={"resamples": 100, "seed": 0})
+        return Evaluation(SimpleNamespace(record=record, rows=lambda: rows), "p")  # type: ignore[arg-type]
 
     for macro, (first, second) in {False: (0.75, 1.0), True: (0.5, 1.0)}.items():
         (found,) = _paired(evaluation(1, 1, 1, 0, macro=macro), evaluation(1, 1, 1, 1, macro=macro))

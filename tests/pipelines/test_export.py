@@ -8,7 +8,7 @@ import yaml
 from handmade import everything, project_at
 
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.data.artifacts.artifacts import ArtifactError, open_artifact
+from pedigree.data.artifacts.artifacts import ArtifactError, content_hash, open_artifact, scan, write_json
 from pedigree.pipelines.publish.export import _prove, export
 
 
@@ -17,6 +17,11 @@ def project(tmp_path_factory):
     made = project_at(tmp_path_factory.mktemp("export"))
     everything(made, "demo")
     return made
+
+
+@pytest.fixture
+def copy(project, tmp_path):
+    return shutil.copytree(project.artifact("demo/sft"), tmp_path / "sft")
 
 
 def metadata(readme: str) -> dict:
@@ -42,20 +47,14 @@ def test_a_model_has_a_card_that_names_its_base(project, tmp_path):
     assert {"model.safetensors", "config.json"} <= {path.name for path in folder.iterdir()}
 
 
-def test_a_damaged_artifact_does_not_leave_the_project(project, tmp_path):
-    copy = tmp_path / "sft"
-    shutil.copytree(project.artifact("demo/sft"), copy)
+def test_a_damaged_artifact_does_not_leave_the_project(copy, tmp_path):
     (copy / "payload" / "model.safetensors").write_text("WEIGHTS of sft")  # as long as before
     with pytest.raises(ArtifactError, match="another sha256"):
         export(copy, "demo/sft", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_payload_that_has_a_readme_is_refused_whole(project, tmp_path):
-    from pedigree.data.artifacts.artifacts import content_hash, scan, write_json
-
-    copy = tmp_path / "sft"
-    shutil.copytree(project.artifact("demo/sft"), copy)
+def test_a_payload_that_has_a_readme_is_refused_whole(copy, tmp_path):
     (copy / "payload" / "README.md").write_text("mine")
     files = scan(copy / "payload")
     record = json.loads((copy / "record.json").read_text())
@@ -65,9 +64,7 @@ def test_a_payload_that_has_a_readme_is_refused_whole(project, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_read_only_files_of_a_cache_come_out_writable(project, tmp_path):
-    copy = tmp_path / "sft"
-    shutil.copytree(project.artifact("demo/sft"), copy)
+def test_read_only_files_of_a_cache_come_out_writable(copy, tmp_path):
     (copy / "payload" / "model.safetensors").chmod(0o444)
     folder = export(copy, "demo/sft", tmp_path / "out")
     assert (folder / "model.safetensors").stat().st_mode & 0o200

@@ -2,14 +2,14 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 from handmade import everything, project_at
-from projects import CODE, environment
+from typer.testing import CliRunner
 
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.publish import comparison
 from pedigree.pipelines.publish.report import write_report
 
@@ -89,31 +89,24 @@ def test_a_stage_of_another_recipe_goes_by_its_name_or_address(made):
 
 
 def test_the_report_has_published_beside_measured(made):
-    project, graph = made
-    scores = project.artifact("tiny/scores") / "payload" / "scores.json"
-    kept = scores.read_text()
-    text = write_report(project, graph).read_text()
+    text = write_report(*made).read_text()
     assert "Published and measured" in text and "In percent; by hand." in text
     assert "<th>arithmetic</th><td>sft</td><td>exact_match</td><td>30.5</td><td>6.0</td>" in text
-    assert kept == scores.read_text()
 
 
-def plan(project, *words: str) -> str:
-    command = [sys.executable, "-m", "pedigree.pipelines.cli", "plan", "tiny", *words]
-    done = subprocess.run(command, cwd=project.root, env=environment() | {"PYTHONPATH": str(CODE)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def plan(project, monkeypatch, *words: str) -> str:
+    monkeypatch.chdir(project.root)
+    done = CliRunner().invoke(app, ["plan", "tiny", *words], env={"COLUMNS": "160", "PEDIGREE_PREFECT": "never"})
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 
-def test_plan_shows_what_the_recipe_follows(made):
-    said = plan(made[0])
+def test_plan_shows_what_the_recipe_follows_and_its_document_has_all_of_it(made, monkeypatch):
+    said = plan(made[0], monkeypatch)
     assert "8 H100, 9 h" in said and "Published scores, in percent (by hand):" in said
     assert "Differences from the original:\n- It is smaller." in said and "Not yet supported:\n- A judge." in said
     assert "This recipe follows A paper (https://arxiv.org/abs/1)." in said
-
-
-def test_the_document_of_a_plan_has_all_of_it(made):
-    published = json.loads(plan(made[0], "--json"))["published"]
+    published = json.loads(plan(made[0], monkeypatch, "--json"))["published"]
     assert published["scores"]["arithmetic"]["of"] == {"base": 10.0, "sft": 30.5, "rlvr": 99.0}
     assert published["hardware"]["rlvr"] == {"gpus": 16, "gpu": "H100", "hours": 2.5}
     assert published["lacks"] == ["A judge."] and published["sources"][0]["commit"] is None

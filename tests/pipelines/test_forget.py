@@ -6,16 +6,20 @@ import textwrap
 
 import pytest
 import yaml
-from handmade import RUN, build, project_at
+from handmade import RUN, build, in_lines, made_of, project_at
 from running_lab import RANKS, STAGE, Lab, outcomes
 from typer.testing import CliRunner
 
+from pedigree.configs.base.frozen import Frozen, Many
+from pedigree.configs.base.kind import Kind, gives
+from pedigree.configs.language import kinds
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.filters import Filter, without
 from pedigree.data.artifacts.artifacts import Run, read_run
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.lineage.trace import RowQuery, trace
-from pedigree.pipelines.maintain.forget import forget, gpu_hours, without
+from pedigree.pipelines.maintain.forget import forget, gpu_hours
 from pedigree.pipelines.run.plans import plan
 
 ROWS = """
@@ -27,6 +31,13 @@ extends: lab
 stages:
   again: {kind: sft, in: {policy: base, data: [clean]}, global_batch: 4, max_length: 8, optimizer: {learning_rate: 0.2}}
 """
+
+
+WANTED = f"shared-{1:016x}"
+
+
+def one_row(name):
+    return {"id": name, "messages": [{"role": "user", "content": "Hi."}]}
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +159,7 @@ def test_ids_join_those_that_a_filter_has_and_stand_last():
     licences = {"type": "licences", "allow": ["mit"], "columns": []}
     filters = [{"type": "ids", "ids": ["b"]}, {"type": "exact_duplicates"}, licences]
     config = PrepareData.model_validate({"record": "prompt", "sources": [source], "filters": filters})
-    assert without(config, {"c", "a"}) == ({"type": "exact_duplicates"}, licences, {"type": "ids", "ids": ["a", "b", "c"]})
+    assert without(config.filters, {"c", "a"}) == ({"type": "exact_duplicates"}, licences, {"type": "ids", "ids": ["a", "b", "c"]})
 
 
 WRITTEN = (
@@ -178,7 +189,7 @@ def test_filters_stand_as_their_recipe_writes_them_and_mean_the_same(tmp_path):
         return found
 
     ours = {"type": "ids", "ids": [f"own-{1:016x}"]}
-    said = without(config(WRITTEN), set(ours["ids"]))
+    said = without(config(WRITTEN).filters, ours["ids"])
     assert said == (*WRITTEN, ours)
     assert config(said).model_dump() == config((*WRITTEN, ours)).model_dump()
 
@@ -197,27 +208,14 @@ stages:
 """
 
 
-def mixed_lab(folder, rows, drops=()):
-    """A project with the recipe `MIXED`: its stages hold rows with these ids, and `mixed` has dropped some."""
-    project = project_at(folder)
-    for path in project.recipes.glob("*.yaml"):
-        path.unlink()
-    (project.recipes / "lab.yaml").write_text(MIXED)
-    graph = load_recipe(project.recipes, "lab")
-    for name, ids in rows.items():
-        payload = [{"id": one, "messages": [{"role": "user", "content": "Hi."}]} for one in ids]
-        evidence = {"drops.jsonl": list(drops)} if name == "mixed" else {}
-        build(project, graph, graph.nodes[f"lab/{name}"], {"rows.jsonl": "".join(json.dumps(row) + "\n" for row in payload)}, evidence, {})
-    return project
-
-
 def test_of_a_stage_with_rows_of_others_beside_its_own_only_its_own_are_left_out_there(tmp_path):
     """An id that a filter names and no row has any more would end the stage."""
     handed, twice, own, both, once, other = (f"shared-{number:016x}" for number in range(6))
     dropped = {f"{once}-2": once, f"{twice}-2": twice, other: once}
     drops = [{"id": name, "reason": "exact_duplicates", "evidence": f"same text as {kept}", "text": ""} for name, kept in dropped.items()]
     rows = {"raw": [handed, twice, f"{twice}-2", both, once], "mixed": [handed, twice, both, f"{both}-2", once, own]}
-    project, left_out = mixed_lab(tmp_path, rows, drops), {}
+    project, _ = made_of(tmp_path, MIXED, {name: map(one_row, ids) for name, ids in rows.items()}, {"mixed": {"drops.jsonl": drops}})
+    left_out = {}
     for wanted in (handed, twice, own, both, once):
         row = trace(project, RowQuery(id=wanted))
         found = forget(project, row)
@@ -242,27 +240,46 @@ stages:
   mixed: {kind: prepare_data, in: {rows: [clean]}, record: conversation, sources: [{type: artifact, input: clean}]}
 """
 NOTHING = "nothing needs a rebuild"
+CRAWLED = """
+description: Rows that a kind of somebody else brings in.
+execution: cpu
+stages:
+  crawled: {kind: crawl, filters: [{type: exact_duplicates}]}
+  suite: {kind: prepare_data, record: item, task: t, sources: [{type: files, path: suite.jsonl}]}
+  clean: {kind: decontaminate, in: {data: crawled, benchmarks: [suite]}}
+"""
 
 
-WANTED = f"shared-{1:016x}"
+class Crawl(Frozen):
+    """Brings in pages."""
+
+    filters: Many[Filter] = ()
 
 
-def one_row(name):
-    return {"id": name, "messages": [{"role": "user", "content": "Hi."}]}
+CRAWL = Kind(
+    name="crawl", version=1, config=Crawl, inputs={}, output=gives("conversation"), sources=lambda config: [],
+    without=lambda config, ids: without(config.filters, ids),
+)  # fmt: skip
+
+
+def test_a_row_that_an_added_kind_brought_in_is_left_out_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(kinds.KINDS, "crawl", CRAWL)
+    monkeypatch.setitem(kinds._OF_CONFIGS, Crawl, CRAWL)
+    rows = {"suite": [one_row(f"suite-{2:016x}")], "crawled": [one_row(WANTED)], "clean": [one_row(WANTED)]}
+    project, _ = made_of(tmp_path, CRAWLED, rows)
+    found = trace(project, RowQuery(id=WANTED))
+    assert found.sources() == [("lab/crawled", "shared")]
+    (change,) = forget(project, found).changes
+    assert (change.stage, change.text) == ("crawled", f"filters: [{{type: exact_duplicates}}, {{type: ids, ids: [{WANTED}]}}]")
+    shutil.rmtree(project.artifact("lab/crawled"))
+    assert forget(project, trace(project, RowQuery(id=WANTED))).missing == ("lab/crawled",)
 
 
 @pytest.fixture
 def handed_on(tmp_path):
     """Project and graph of the recipe `HANDED_ON`, in which all stages but the suite hold one row."""
-    project = project_at(tmp_path)
-    for path in project.recipes.glob("*.yaml"):
-        path.unlink()
-    (project.recipes / "lab.yaml").write_text(HANDED_ON)
-    graph = load_recipe(project.recipes, "lab")
-    for node in graph.nodes.values():
-        row = one_row(f"suite-{2:016x}" if node.name == "suite" else WANTED)
-        build(project, graph, node, {"rows.jsonl": json.dumps(row) + "\n"}, {}, {})
-    return project, graph
+    rows = {name: [one_row(WANTED)] for name in ("raw", "clean", "mixed")}
+    return made_of(tmp_path, HANDED_ON, {**rows, "suite": [one_row(f"suite-{2:016x}")]})
 
 
 def forgotten(project, monkeypatch):
@@ -289,7 +306,7 @@ def test_where_what_brought_a_row_in_is_not_here_it_is_said_how_to_bring_it(hand
 def test_of_what_is_stale_and_alone_still_holds_a_row_no_pull_is_said(handed_on, monkeypatch):
     project, graph = handed_on
     shutil.rmtree(project.artifact("lab/raw"))
-    build(project, graph, graph.nodes["lab/raw"], {"rows.jsonl": json.dumps(one_row(f"shared-{3:016x}")) + "\n"}, {}, {})
+    build(project, graph, graph.nodes["lab/raw"], {"rows.jsonl": in_lines([one_row(f"shared-{3:016x}")])}, {}, {})
     shutil.rmtree(project.artifact("lab/suite"))
     said = forgotten(project, monkeypatch)
     assert "pull" not in said and NOTHING not in said and "No stage imports it" in said

@@ -10,6 +10,7 @@ from test_trace import ITEM, QUESTION, TALK, holders, models, name, row
 
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
+from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.records import columns, parents, records
 from pedigree.pipelines.lineage.row_parents import spelled_parent
@@ -135,9 +136,13 @@ def test_a_row_that_an_added_kind_passed_on_and_another_stage_left_out_reached_n
     assert not trace(lab, RowQuery(id=TALK)).models  # which the added kind left out
 
 
-def test_an_added_kind_that_names_no_parents_leaves_it_uncertain(tmp_path):
-    found = trace(made(tmp_path, without=["loud"]), RowQuery(id=TALK))
-    assert models(found) == {"sft": ("trained on it", "lab/talks > loud > corpus > sft", False)}
+def test_an_added_kind_that_names_no_parents_leaves_it_uncertain_unless_it_keeps_ids(tmp_path, monkeypatch):
+    project = made(tmp_path, without=["loud"])
+    assert models(trace(project, RowQuery(id=TALK))) == {"sft": ("trained on it", "lab/talks > loud > corpus > sft", False)}
+    monkeypatch.setitem(KINDS, "shout", replace(KINDS["decontaminate"], name="shout", subset_of=None, ids="kept"))
+    assert models(trace(project, RowQuery(id=TALK))) == {}
+    kept = {name for name, kind in KINDS.items() if kind.ids == "kept"}  # or named, by all versions of these kinds
+    assert kept == {"shout", "select_prompts", "pair", "best_answers", "constrain", "synthesize"}
 
 
 def test_ids_that_share_a_start_are_of_different_rows(lab):

@@ -5,10 +5,11 @@ import shutil
 
 import pytest
 import yaml
-from handmade import RUN, build, project_at
+from handmade import RUN, build, in_lines, made_of, project_at
 from typer.testing import CliRunner
 
 from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts.artifacts import open_artifact
 from pedigree.pipelines.cli.main import app
@@ -134,13 +135,19 @@ def lab(tmp_path_factory):
         rows = ROWS.get(node.name, answers(weights) if node.name in ("sample", "judge") else None)
         payload = {"model.safetensors": "dpo" if node.name == "best" else node.name, "config.json": "{}"}
         if rows is not None:
-            payload = {"rows.jsonl": "".join(json.dumps(one) + "\n" for one in rows)}
+            payload = {"rows.jsonl": in_lines(rows)}
         counted = {"sources": {"asked": 3, "arithmetic": 1}} if node.name == "raw" else {"sources": {"talks": 1}}
         build(project, graph, node, payload, EVIDENCE.get(node.name, {}), counted if node.kind == "prepare_data" else {})
         run = project.artifact(node.address) / "run.json"
         run.write_text(json.dumps({**RUN, "address": node.address}))
         weights[node.name] = open_artifact(project.artifact(node.address)).record.content
     return project
+
+
+@pytest.fixture
+def project(lab, tmp_path):
+    """A copy that a test may damage."""
+    return Project(shutil.copytree(lab.root, tmp_path / "project"))
 
 
 def pedigree(project, monkeypatch, *words):
@@ -239,9 +246,7 @@ def test_the_start_of_an_id_is_enough_where_one_row_has_it(lab):
         trace(lab, RowQuery(id="asked-"))
 
 
-def test_where_an_artifact_is_not_here_it_is_named_and_what_it_may_have_passed_on_is_doubted(lab, tmp_path):
-    shutil.copytree(lab.root, tmp_path / "project")
-    project = type(lab)(tmp_path / "project")
+def test_where_an_artifact_is_not_here_it_is_named_and_what_it_may_have_passed_on_is_doubted(lab, project):
     shutil.rmtree(project.artifact("lab/corpus"))
     found = trace(project, RowQuery(id=TALK))
     assert models(found)["sft"] == ("trained on it", "lab/talks > corpus > sft", False)
@@ -254,9 +259,7 @@ def test_where_an_artifact_is_not_here_it_is_named_and_what_it_may_have_passed_o
 
 
 @pytest.mark.parametrize(("old", "new"), [('{"id": "talks', '["id": "talks'), ('"content"', '"contant"')])
-def test_an_artifact_that_cannot_be_read_hides_no_other_and_counts_for_nothing(lab, tmp_path, old, new):
-    shutil.copytree(lab.root, tmp_path / "project")
-    project = type(lab)(tmp_path / "project")
+def test_an_artifact_that_cannot_be_read_hides_no_other_and_counts_for_nothing(project, old, new):
     rows = project.artifact("lab/corpus") / "payload/rows.jsonl"
     rows.write_text(rows.read_text().replace(old, new))
     found = trace(project, RowQuery(text="Say it."))
@@ -264,18 +267,14 @@ def test_an_artifact_that_cannot_be_read_hides_no_other_and_counts_for_nothing(l
     assert models(found)["sft"][2] is (new == '"contant"')  # its ids could be read
 
 
-def test_what_a_lock_names_and_is_not_here_is_not_passed_over(lab, tmp_path):
-    shutil.copytree(lab.root, tmp_path / "project")
-    project = type(lab)(tmp_path / "project")
+def test_what_a_lock_names_and_is_not_here_is_not_passed_over(project):
     outs = [{"path": "gone/payload", "md5": f"{'0' * 32}.dir"}, {"path": "raw/payload", "md5": f"{'0' * 32}.dir"}]
     stages = {name: {"cmd": "pedigree", "outs": [out]} for name, out in zip(("gone", "raw"), outs, strict=True)}
     (project.artifacts / "lab/dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
     assert trace(project, RowQuery(id=KEPT)).not_looked_in == {"lab/gone": "not available locally: try `pedigree pull lab`"}
 
 
-def test_an_artifact_that_lies_in_two_recipes_is_named_twice(lab, tmp_path):
-    shutil.copytree(lab.root, tmp_path / "project")
-    project = type(lab)(tmp_path / "project")
+def test_an_artifact_that_lies_in_two_recipes_is_named_twice(project):
     shutil.copytree(project.artifact("lab/sft"), project.artifact("other/sft"))
     assert [one.address for one in trace(project, RowQuery(id=TALK)).models][:2] == ["lab/sft", "other/sft"]
 
@@ -306,9 +305,7 @@ def test_what_names_no_row_is_told_and_is_no_bug(lab, monkeypatch, words):
         assert isinstance(CliRunner().invoke(app, [name, *words]).exception, UsageProblem)
 
 
-def test_words_of_rows_reach_the_terminal_as_they_look(lab, tmp_path, monkeypatch):
-    shutil.copytree(lab.root, tmp_path / "project")
-    project = type(lab)(tmp_path / "project")
+def test_words_of_rows_reach_the_terminal_as_they_look(project, monkeypatch):
     evil = f"\x1b]0;mine\x07[red]-{7:016x}"
     line = {"id": evil, "reason": "\x1b[2J", "evidence": "\u202eodd\nline", "text": "t"}
     with (project.artifact("lab/raw") / "evidence" / "drops.jsonl").open("a") as stream:
@@ -339,16 +336,10 @@ stages:
 
 def test_a_row_that_models_did_not_like_is_told_with_its_score_and_reached_nothing_for_certain(tmp_path):
     """Rows keep their ids on the way through a selection and a mixture of what it left."""
-    project = project_at(tmp_path)
-    (project.recipes / "lab.yaml").write_text(SELECTION)
-    graph = load_recipe(project.recipes, "lab")
     everything = loved, spurned, undrawn = [row(name("talks", place), f"Say {place}.") for place in (6, 8, 9)]
     rows = {"suite": [row(ITEM, "?")], "talks": everything, "corpus": everything, "liked": [loved, undrawn], "again": [loved]}
     drop = {"id": spurned["id"], "source": "talks", "reason": "below min_score", "evidence": "3"}
-    for node in graph.nodes.values():
-        lines = "".join(json.dumps(one) + "\n" for one in rows.get(node.name, ()))
-        payload = {"rows.jsonl": lines} if lines else {"model.safetensors": node.name, "config.json": "{}"}
-        build(project, graph, node, payload, {"drops.jsonl": [drop]} if node.name == "liked" else {}, {})
+    project, _ = made_of(tmp_path, SELECTION, rows, {"liked": {"drops.jsonl": [drop]}})
     found = trace(project, RowQuery(id=spurned["id"]))
     assert [(one.address, one.reason, one.detail) for one in found.dropped] == [("lab/liked", "below min_score", "3")]
     assert not found.models and not trace(project, RowQuery(id=undrawn["id"])).models
@@ -371,11 +362,6 @@ stages:
 
 
 def test_rows_that_a_model_only_counts_the_tokens_of_go_back_to_nothing_that_it_is_made_of(tmp_path):
-    project = project_at(tmp_path)
-    (project.recipes / "lab.yaml").write_text(MEASURED)
-    graph = load_recipe(project.recipes, "lab")
     held = {"suite": [row(ITEM, "Who?")], "talks": [row(TALK, QUESTION)], "corpus": [row(TALK, QUESTION)], "more": [row(TWIN, "Why?")]}
-    for node in graph.nodes.values():
-        payload = {"rows.jsonl": "".join(json.dumps(one) + "\n" for one in held.get(node.name, []))} if node.name in held else {"w": "w"}
-        build(project, graph, node, payload, {}, {})
+    project, _ = made_of(tmp_path, MEASURED, held)
     assert [one.kind for one in trace(project, RowQuery(id=TALK)).reached] == ["source_model"]
