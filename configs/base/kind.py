@@ -63,7 +63,7 @@ class Kind:
     sources: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None
     """The sources outside the recipe in a config, by which cards list licenses and a run checks revisions; None for a kind that brings in
     nothing. As in the sources of Pedigree, `repo`, `path` or `name` is the title, `licence` and `generator` are statements, `type: hub`
-    marks a repository of the Hub, a dataset if it has a `split`, and `type: artifact` another stage."""
+    marks a repository of the Hub (with a `revision`), a dataset if it has a `split`, and `type: artifact` another stage."""
     subset_of: str | None = None
     """The port whose rows it passes on in their order, some of them left out."""
     ids: Literal["kept", "kept within kind", "any"] = "any"

@@ -7,10 +7,7 @@ from typing import Any
 
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.kind import Family, Kind
-from pedigree.configs.base.licenses import UNKNOWN
-from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.configs.rows.datasets import PrepareData, title
 
 
 def _found() -> Iterator[tuple[str, Kind]]:
@@ -72,49 +69,7 @@ def imports_rows(kind: str, config: Mapping[str, Any]) -> bool:
 def sources_of(kind: str, config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The sources in a recorded config of a kind; none for kinds that this version does not know."""
     sources = KINDS[kind].sources if kind in KINDS else None
-    return list(sources(config)) if sources else []
-
-
-def stated_sources(config: Frozen) -> list[Mapping[str, Any]]:
-    """The sources in the config of a stage, including worked examples, with the fields that dumps and records leave out."""
-    sources = kind_of(config).sources
-    if sources is None:
-        return []
-    whole = _whole(config)
-    shots = [whole["shots"]["source"]] if isinstance(config, PrepareData) and config.shots else []
-    return [*sources(whole), *shots]
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, Frozen):
-        return {name: _whole(getattr(value, name)) for name in (*type(value).model_fields, *type(value).model_computed_fields)}
-    if isinstance(value, Mapping):
-        return {name: _whole(inner) for name, inner in value.items()}
-    return [_whole(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def hub_sources(config: Frozen) -> list[Mapping[str, Any]]:
-    """The stage's sources on the Hugging Face Hub: datasets have a `split`, models have none."""
-    return [source for source in stated_sources(config) if source.get("type") == "hub"]
-
-
-def licences_of(config: Frozen) -> dict[str, list[str]]:
-    """Title → stated licenses, for the external sources of a stage."""
-    found: dict[str, set[str]] = {}
-    for source in stated_sources(config):
-        if (named := title(source)) is not None:
-            asset = ASSETS.get(source.get("asset", ""))
-            found.setdefault(named, set()).add(asset.licence if asset else source.get("licence", UNKNOWN))
-    return {named: sorted(stated) for named, stated in sorted(found.items())}
-
-
-def generators_of(config: Frozen) -> dict[str, list[str]]:
-    """Title → models that wrote the rows, for external sources that state them."""
-    found: dict[str, set[str]] = {}
-    for source in stated_sources(config):
-        if writers := source.get("generator"):
-            found.setdefault(str(title(source)), set()).update([writers] if isinstance(writers, str) else writers)
-    return {named: sorted(stated) for named, stated in sorted(found.items())}
+    return [source for source in sources(config) if isinstance(source, Mapping)] if sources else []
 
 
 def family_of(kind: str) -> Family:

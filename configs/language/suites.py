@@ -98,7 +98,8 @@ def _evaluated(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Itera
         yield node, ("in", "suites"), f"{here[0]} is an unseen suite and {others[0]} a dev suite: evaluate them in separate stages"
     for policy in _at(node, "policies"):
         if not nodes[policy].declaration.frozen:
-            message = f"{policy} is not frozen: the unseen suite {here[0]} takes only the output of a `select` stage or a base model"
+            takes = "takes only models of frozen kinds: the output of a `select` stage or a base model"
+            message = f"{policy} is not frozen: the unseen suite {here[0]} {takes}"
             yield node, ("in", "policies"), message
 
 

@@ -65,12 +65,15 @@ def _report(error: Exception) -> None:
 def _keep(text: str) -> Path | None:
     """Save the report in the project or, failing that, in a temporary file; return its path, or None if neither is writable."""
     root = next((folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / ".dvc").is_dir()), None)
-    for folder in (root / ".pedigree" / "bugs" if root else None, None):  # None: for temporary files
-        with suppress(OSError):
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-            handle, path = tempfile.mkstemp(prefix=f"pedigree-bug-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".txt", dir=folder)
-            with os.fdopen(handle, "w") as stream:
-                stream.write(text)
-            return Path(path).relative_to(root) if root and folder else Path(path)
+    with suppress(OSError):
+        if root:
+            path = root / ".pedigree" / "bugs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            return path.relative_to(root)
+    with suppress(OSError):
+        handle, temporary = tempfile.mkstemp(prefix="pedigree-bug-", suffix=".txt")
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+        return Path(temporary)
     return None

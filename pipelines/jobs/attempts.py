@@ -108,6 +108,7 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     was_cancelled = (scratch / CANCELLED).exists()  # canceled before this run, which resumes it
     run.watch(StageStarted(node.address, scratch, "its job runs on another machine, or ran before a reboot"))
     failure = _outcome(run, node, handle, _Watch(handle, placement, heard), hold)
+    _record_end(scratch, attempts_here(scratch), failure)
     if failure is not None and failure[0] == "cancelled" and not was_cancelled:
         raise StageFailed(node.address, *failure, _shown_log(run, scratch))
     return failure is None
@@ -123,6 +124,7 @@ def run_job(
         LeaseLost: another runner has taken over.
     """
     failures, preemptions, reached = 0, 0, _reached(scratch)
+    attempts = attempts_here(scratch)
     detail = "re-attached to the job of an earlier run" if handle else ""
     while True:
         if handle is None:
@@ -132,11 +134,12 @@ def run_job(
             shutil.rmtree(scratch / "out", ignore_errors=True)
             shutil.rmtree(scratch / PULSES, ignore_errors=True)
             spec = read_spec(scratch)
-            attempts = [*attempts_here(scratch), _attempt(scratch, spec.code)]
+            attempts.append(_attempt(scratch, spec.code))
             write_json(scratch / ATTEMPTS, attempts)
             handle = run.jobs().submit(scratch, spec.numerics, len(attempts), held, fence)
         run.watch(StageStarted(node.address, scratch, detail))
         failure = _outcome(run, node, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
+        _record_end(scratch, attempts, failure)
         if failure is None:
             return
         cause, message = failure
@@ -152,7 +155,7 @@ def run_job(
             raise StageFailed(node.address, cause, f"{message}{tried}{remedy}", _shown_log(run, scratch))
         if cause == "out_of_memory":
             message += f"; {_shrink(node, scratch, message)}"
-        detail = f"attempt {len(attempts_here(scratch)) + 1} after: {message}"
+        detail = f"attempt {len(attempts) + 1} after: {message}"
         run.watch(StageWaiting(node.address, detail))
         if run.cancelled.wait(_pause_s(failures, preemptions, further)):
             raise Cancelled("canceled before the next attempt")
@@ -225,14 +228,16 @@ class _Watch:
 
 
 def _outcome(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
-    """Wait until the job has ended, verify its success and record the end of its attempt; return (cause, message) of a failure."""
+    """Wait until the job has ended and verify its success; return (cause, message) of a failure."""
     failure = _wait(run, node, handle, watch, hold) or unproven(watch.scratch, beat=run.transfer_progress(node.address).hashed)
     hold.check()
-    attempts = attempts_here(watch.scratch)
-    if attempts:
-        attempts[-1] |= {"ended_at": now(), "cause": failure[0] if failure else "succeeded"} | _attempt_report(watch.scratch)
-        write_json(watch.scratch / ATTEMPTS, attempts)
     return failure
+
+
+def _record_end(scratch: Path, attempts: list[dict[str, Any]], failure: tuple[str, str] | None) -> None:
+    if attempts:
+        attempts[-1] |= {"ended_at": now(), "cause": failure[0] if failure else "succeeded"} | _attempt_report(scratch)
+        write_json(scratch / ATTEMPTS, attempts)
 
 
 def _wait(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:

@@ -12,9 +12,10 @@ from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.licenses import CONDITIONS, UNKNOWN, conditions
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.base.project import Project
-from pedigree.configs.language.kinds import brings_in, generators_of, licences_of, sources_of
+from pedigree.configs.language.kinds import brings_in, sources_of
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import recipe_names
+from pedigree.configs.language.stated_sources import generators_of, licences_of
 from pedigree.configs.rows.datasets import title
 from pedigree.data.artifacts.artifacts import Record, Run
 from pedigree.data.sources.row_files import ending

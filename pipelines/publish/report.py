@@ -332,11 +332,11 @@ def _columns(path: Path) -> dict[str, list[float | None]]:
 
 def _samples(stage: Stage) -> Iterator[dict[str, Any]]:
     """By task, items answered by both the first and the last policy: gains, losses, and ties in turn, so that no kind is favored."""
+    if len(stage.policies) < 2:
+        return
     by_item: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in stage.evidence_rows("samples.jsonl"):
         by_item.setdefault((str(row["task"]), str(row["id"])), {})[str(row["policy"])] = row
-    if len(stage.policies) < 2:
-        return
     ends = stage.policies[0], stage.policies[-1]
     groups: dict[str, tuple[list[Any], ...]] = {}
     for (task, _), answers in by_item.items():

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pedigree.configs.base.frozen import Frozen
-from pedigree.configs.language.kinds import generators_of, kind_of, licences_of, sources_of
+from pedigree.configs.language.kinds import kind_of, sources_of
+from pedigree.configs.language.stated_sources import generators_of, licences_of
 from pedigree.configs.rows.datasets import title
 from pedigree.data.expectations import results
 from pedigree.data.expectations.results import finding

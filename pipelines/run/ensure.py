@@ -24,7 +24,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.graph import Node
-from pedigree.configs.language.kinds import generators_of, licences_of
+from pedigree.configs.language.stated_sources import generators_of, licences_of
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact, write_json
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store import heartbeat

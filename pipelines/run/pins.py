@@ -15,9 +15,9 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.judging.rephrased import FindRephrased
 from pedigree.configs.language.graph import Graph
-from pedigree.configs.language.kinds import hub_sources
 from pedigree.configs.language.pinning import BESIDE, OpenRevision, open_revisions, pinned, without_revision
 from pedigree.configs.language.recipe import load_recipes, recipe_file
+from pedigree.configs.language.stated_sources import hub_sources
 from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.data.artifacts import assets
 from pedigree.data.sources import hub
@@ -44,7 +44,7 @@ def repositories(graph: Graph, addresses: Collection[str]) -> dict[Repository, l
     found: dict[Repository, list[str]] = {}
     for node in (node for address, node in graph.nodes.items() if address in addresses):
         for source in hub_sources(node.config):
-            kind = "dataset" if "split" in source else "model"
+            kind = "dataset" if source.get("split") is not None else "model"
             stages = found.setdefault(Repository(kind, source["repo"], source["revision"]), [])
             stages += [] if node.name in stages else [node.name]
     return found

@@ -182,7 +182,8 @@ def token_weights(aggregation: str, lengths_D: Tensor, num_prompts: int, longest
         num_prompts: P.
         longest: maximum tokens of an answer.
     """
-    lengths_D, ones_D, num_answers = lengths_D.float(), torch.ones(len(lengths_D)), len(lengths_D)
+    lengths_D, num_answers = lengths_D.float(), len(lengths_D)
+    ones_D = torch.ones_like(lengths_D)
     weights = {
         "token-mean": ones_D / lengths_D.sum(),
         "seq-mean-token-mean": ones_D / (num_answers * lengths_D),

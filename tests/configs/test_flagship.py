@@ -16,8 +16,8 @@ from pedigree.configs.judging.pairing import Pair
 from pedigree.configs.judging.pools import Sample
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.graph import Graph
-from pedigree.configs.language.kinds import hub_sources
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.stated_sources import hub_sources
 from pedigree.configs.methods.training import PreferenceTrain, RewardModel, Rlvr, Sft
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.overlap_criteria import Decontaminate

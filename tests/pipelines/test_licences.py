@@ -11,10 +11,11 @@ from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.frozen import Frozen, Many
 from pedigree.configs.base.kind import Kind, gives
 from pedigree.configs.base.licenses import CONDITIONS, TABLE, conditions, licence
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.language import kinds
 from pedigree.configs.language.compile import compile_recipe
-from pedigree.configs.language.kinds import generators_of, hub_sources, licences_of
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.stated_sources import generators_of, hub_sources, licences_of
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.row_sources import Hub, Licensed
 from pedigree.configs.rows.source_models import HubModel
@@ -117,6 +118,22 @@ def test_a_kind_from_elsewhere_states_licences_writers_and_pins_through_its_hook
     assert licences_of(config) == {"lab/model": ["unknown"], "lab/rows": ["mit"], "notes": ["odc-by"]}
     assert generators_of(config) == {"lab/rows": ["gpt-4o"]}
     assert [(source["repo"], "split" in source) for source in hub_sources(config)] == [("lab/rows", True), ("lab/model", False)]
+
+
+def test_sources_that_a_kind_from_elsewhere_declares_badly_are_named_or_unknown(monkeypatch):
+    declared = [{"type": "hub", "repo": "lab/rows", "licence": None}, {"type": "hub", "repo": "lab/rows", "licence": "mit"}, "no mapping"]
+    kind = Kind(name="fetch", version=1, config=Fetch, inputs={}, output=gives("conversation"), sources=lambda config: declared)
+    monkeypatch.setitem(kinds._OF_CONFIGS, Fetch, kind)
+    monkeypatch.setitem(kinds.KINDS, "fetch", kind)
+    config = Fetch.model_validate({"given": [], "notes": {"licence": "odc-by"}, "name": "notes"})
+    assert kinds.sources_of("fetch", {}) == declared[:2]
+    assert licences_of(config) == {"lab/rows": ["mit", "unknown"]}
+    with pytest.raises(UsageProblem, match=r"kind fetch declares a source of type hub without revision"):
+        hub_sources(config)
+
+
+def test_a_record_without_sources_imports_rows():
+    assert kinds.imports_rows("prepare_data", {})
 
 
 def test_two_licences_for_one_source_are_both_kept():

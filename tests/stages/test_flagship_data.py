@@ -19,8 +19,8 @@ from row_reading import load
 
 from pedigree.configs.base.hub_names import PIN_ME
 from pedigree.configs.language.graph import Graph
-from pedigree.configs.language.kinds import hub_sources
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.stated_sources import hub_sources
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.configs.rows.row_sources import Hub
