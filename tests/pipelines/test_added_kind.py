@@ -149,6 +149,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     assert short["estimate"]["amounts"]["rows"] == {"value": 40, "how": "at_most"}
     ran = json.loads(project("run", "short", "--json"))
     assert {stage["address"]: stage["outcome"] for stage in ran["stages"]} == {"short/sums": "ran", "short/short": "ran"}
+    assert {stage["outcome"] for stage in json.loads(project("run", "short", "--json"))["stages"]} == {"unchanged"}
     return project
 
 

@@ -203,6 +203,15 @@ def test_an_input_that_is_written_to_in_place_is_noticed_also_where_the_old_byte
     assert outcomes(lab, forced=("clean",))["clean"] == "ran"
 
 
+def test_an_artifact_that_is_removed_under_a_job_does_not_end_it(lab: Lab) -> None:
+    lab.knobs(clean={"hold": "go"})
+    with working(lab, "clean") as ends:
+        shutil.rmtree(lab.root / "artifacts/lab/raw")
+    assert made(ends)["clean"] == "ran"
+    assert set(outcomes(lab).values()) <= {"unchanged", "restored", "ran"} and status(lab) == CLEAN
+    no_mixture(lab)
+
+
 FILE_RECIPE = """
 execution: lab
 stages:

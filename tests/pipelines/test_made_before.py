@@ -68,7 +68,6 @@ def test_todays_code_makes_the_same_rows(project, tmp_path):
     assert contents(run.project.root, "small") == contents(project, "small")
 
 
-@pytest.mark.nightly
 def test_the_recorded_code_still_makes_the_same_rows(project):
     call(project, "pedigree", "reproduce", "small/best", "--only", "data")
     assert verdicts(project) == dict.fromkeys(DATA, "identical")

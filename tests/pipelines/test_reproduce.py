@@ -71,7 +71,6 @@ def test_a_clone_without_data_makes_everything_again_and_says_so_in_a_record(fir
     assert str(clone.folder) not in text and socket.gethostname() not in text and f"/{getpass.getuser()}/" not in text
 
 
-@pytest.mark.nightly
 def test_an_exported_folder_alone_is_enough(first, tmp_path):
     clone = fresh(first, tmp_path, remote=False)
     shutil.copytree(first.folder / "exported", tmp_path / "moved")
@@ -262,7 +261,6 @@ def test_a_damaged_copy_is_not_taken(first, tmp_path):
     assert clone.verdicts()["raw"] == "identical" and clone.verdicts()["clean"] == "restored"
 
 
-@pytest.mark.nightly
 def test_a_damaged_object_of_the_remote_is_not_taken(first, tmp_path):
     shutil.copytree(first.folder / "store", tmp_path / "store")
     (rows,) = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.read_bytes().count(b'"seed":2') == 5][:1]

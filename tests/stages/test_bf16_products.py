@@ -13,6 +13,7 @@ from effects_lab import trainer_of
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.artifacts import Artifact
+from pedigree.data.host import machine
 from pedigree.data.host.machine import ONEDNN_LIMITS, has_bf16_units, settled
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.training.models import frozen, load_policy
@@ -53,6 +54,7 @@ def test_the_profile_decides_how_a_model_multiplies_or_else_the_processor(policy
         load_policy(policy, Numerics(bf16_products=way))
         assert ("products.py" in torch._C._dispatch_dump("aten::mm")) == replaced
     with monkeypatch.context() as limited:
+        limited.setattr(machine, "instruction_sets", lambda *_: ("avx2", "avx512_bf16"))
         limited.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
         load_policy(policy, Numerics())
         assert "products.py" in torch._C._dispatch_dump("aten::mm")

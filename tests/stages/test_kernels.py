@@ -127,6 +127,7 @@ def test_what_training_computes_is_compiled_before_the_first_step_and_leaves_no_
     """All layers are one graph each way; besides them there are the last norm and the two passes of the log-softmax."""
     policy = models.tiny_policy(tmp_path / "policy")
     settings = {"optimizer": Optimizer(learning_rate=1e-3), "total_steps": 3, "numerics": COMPILED, "seed": 0}
+    torch._dynamo.utils.counters.clear()
     compiled = torch._dynamo.utils.counters["stats"]
     before = compiled["unique_graphs"]
     trainer = Trainer(load_policy(policy, COMPILED), dtype="bf16", **settings)

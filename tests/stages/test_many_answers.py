@@ -42,12 +42,23 @@ class Engine:
     def load(self, folder: Any) -> None: ...
 
 
+def worked(work: Any, number: int, engine: Any, put: Any) -> None:
+    try:
+        work(number, engine, put)
+    except Exception as error:
+        put(error)
+    put(None)
+
+
 def in_turn(engines: Any, work: Any) -> Iterator[Any]:
     """An engine is slower than the disk: each answer is kept before the next ones are there."""
     for number, engine in enumerate(engines):
         reports: Queue[Any] = Queue(1)
-        threading.Thread(target=lambda number=number, engine=engine, put=reports.put: (work(number, engine, put), put(None))).start()
-        yield from iter(reports.get, None)
+        threading.Thread(target=worked, args=(work, number, engine, reports.put), daemon=True).start()
+        for report in iter(reports.get, None):
+            if isinstance(report, Exception):
+                raise report
+            yield report
 
 
 @pytest.fixture(autouse=True)

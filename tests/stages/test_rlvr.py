@@ -143,7 +143,6 @@ def test_a_killed_run_resumes_to_the_same_weights(whole, inputs, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_a_killed_run_with_a_value_model_resumes_to_the_same_weights(inputs, tmp_path):
     """The coefficient of the KL is that of two steps."""
     assert run(tmp_path / "whole", "rlvr", PPO, inputs, ONE_THREAD)["ok"]

@@ -13,6 +13,8 @@ from pedigree.data.store.storage import StoreError
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.source_model.run import load_gguf
 
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+
 LLAMA = {
     "type": "random_llama", "layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "ffn": 32, "vocabulary": 320, "context": 64, "seed": 5,
 }  # fmt: skip
@@ -135,7 +137,7 @@ def test_a_random_model_needs_a_corpus(tmp_path):
 
 
 def as_gguf(folder, file):
-    """The model in F32, as llama.cpp lays it out: rows of queries and keys are in pairs of the two halves of each head."""
+    """The model as llama.cpp lays it out: rows of queries and keys are in pairs of the two halves of each head. `down_proj` is Q8_0."""
     config, tokenizer = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer.json"))
     writer = gguf.GGUFWriter(file, "llama")
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -158,7 +160,10 @@ def as_gguf(folder, file):
         for part, count in heads.items():
             if part in name:
                 tensor = tensor.reshape(count, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.contiguous().numpy())
+        kept = {"tensor": tensor.contiguous().numpy(), "raw_dtype": None}
+        if "down_proj" in name:
+            kept = {"tensor": gguf.quants.quantize(kept["tensor"], Q8_0), "raw_dtype": Q8_0}
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), **kept)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -173,6 +178,11 @@ def test_a_file_of_llama_cpp_is_parsed_once_and_gives_weights_and_tokens(tmp_pat
     assert len(parsed) == 1
     expected = AutoModelForCausalLM.from_pretrained(llama.payload).state_dict()
     assert model.state_dict().keys() == expected.keys()
+    for name in [name for name in expected if "down_proj" in name]:
+        scale = expected[name].unfold(1, 32, 32).abs().amax(2, keepdim=True) / 127  # of 32 weights, rounded to fp16; 127 steps at most
+        off = (model.state_dict()[name] - expected[name]).abs()
+        assert 0 < off.max() and (off.unfold(1, 32, 32) <= (0.5 + 127 * 2**-11) * scale).all()
+        expected[name] = model.state_dict()[name]
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
     text = "How many rivers are 17 + 1 rivers?"
     assert tokenizer(text)["input_ids"] == Chat(llama.payload).tokenizer(text, add_special_tokens=False)["input_ids"]

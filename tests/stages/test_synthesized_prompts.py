@@ -2,11 +2,12 @@
 
 import json
 import re
+import signal
 import threading
 
 import pytest
-from chat_lab import chat_server, say, send
-from models import a_job, config_of, dataset
+from chat_lab import Gate, chat_server, say, send
+from models import a_job, config_of, dataset, run
 from row_reading import read_rows
 from waiting import deadline
 
@@ -180,3 +181,16 @@ def test_neither_concurrency_nor_the_order_of_replies_changes_a_byte(tmp_path):
     names = ("payload/rows-00000.parquet", "evidence/requests.jsonl", "evidence/counts.json")
     for name in names:
         assert (one.out / name).read_bytes() == (four.out / name).read_bytes()
+
+
+def test_a_job_that_was_killed_asks_nothing_twice_and_ends_in_the_same_bytes(tmp_path):
+    gate = Gate(12, by_person)
+    with chat_server(gate) as chats:
+        args = ("synthesize", config(chats.base_url), {"prompts": {"p": dataset(tmp_path / "prompts", "prompt", people(30))}}, ONE_THREAD)
+        gate.end_job(signal.SIGKILL, tmp_path / "job", *args, **PLACED)
+        before = len(chats.bodies)
+        assert run(tmp_path / "job", *args, **PLACED)["ok"]
+        assert len(chats.bodies) - before == 30 - 12
+        assert run(tmp_path / "whole", *args, **PLACED)["ok"]
+    one, other = ((tmp_path / name / "out" / "payload" / "rows-00000.parquet").read_bytes() for name in ("job", "whole"))
+    assert one == other

@@ -1,3 +1,4 @@
+import math
 import random
 
 import numpy as np
@@ -75,3 +76,12 @@ def test_items_are_resampled_within_their_groups():
 def test_groups_and_weights_fit_the_scores(more):
     with pytest.raises(ValueError):
         bootstrap_average([0.0, 1.0], resamples=100, seed=0, **more)
+
+
+def test_the_macro_interval_agrees_with_the_normal_one():
+    # groups of 400 and 100 with p = 0.5: variance of the macro average (0.25/400 + 0.25/100) / 4
+    scores = [float(place % 2) for place in range(500)]
+    groups = ["large"] * 400 + ["small"] * 100
+    half = 1.96 * math.sqrt((0.25 / 400 + 0.25 / 100) / 4)
+    interval = bootstrap_average(scores, groups=groups, resamples=4000, seed=1)
+    assert interval.high - interval.mean == pytest.approx(half, rel=0.08)
