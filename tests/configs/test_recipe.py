@@ -441,7 +441,7 @@ def test_an_unseen_suite_measures_what_was_chosen_and_the_base(recipes):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[base, best]", "[base, sft]", "stage final: chain/sft is not frozen: the unseen suite chain/secret takes only the output"),
+        ("[base, best]", "[base, sft]", "chain/sft is not frozen: the unseen suite chain/secret takes only models of frozen kinds"),
         ("suites: [secret]", "suites: [secret, suite]", "stage final: chain/secret is an unseen suite and chain/suite a dev suite"),
         ("suites: [suite]", "suites: [secret]", "stage scores: chain/sft is not frozen: the unseen suite chain/secret"),
         ("suites: [suite]", "suites: [secret]", "stage best: chain/scores scores the unseen suite chain/secret"),

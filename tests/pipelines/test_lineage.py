@@ -74,3 +74,9 @@ def test_fingerprint_sees_code_and_no_comments(tmp_path: Path) -> None:
     (package / "data" / "rows.py").write_text("ONE = 2\n")
     after = fingerprint("count", tmp_path)
     assert [name for name in after["files"] if after["files"][name] != before["files"][name]] == ["data/rows.py"]
+
+
+def test_the_fingerprint_of_training_holds_no_code_that_only_prepares_rows() -> None:
+    prepared = {"configs/rows/filters.py", "configs/rows/row_sources.py", "configs/base/licenses.py"}
+    assert prepared <= fingerprint("prepare_data")["files"].keys()
+    assert not prepared & fingerprint("sft")["files"].keys()
