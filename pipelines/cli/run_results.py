@@ -11,8 +11,7 @@ from pedigree.pipelines.json_documents import rounded
 from pedigree.pipelines.ledger.transfers import LedgerError
 from pedigree.pipelines.lineage.waivers import Split
 from pedigree.pipelines.publish.commits import Commit
-from pedigree.pipelines.publish.report import report_path
-from pedigree.pipelines.publish.shown_stages import scores_of, waived_in
+from pedigree.pipelines.publish.shown_stages import report_path, scores_of, waived_in
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.runs import StageEnd
 

@@ -122,7 +122,7 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
     from pedigree.pipelines.cli.plan import time_text
     from pedigree.pipelines.cli.progress import Display, StatusLine, measured_by, watching
     from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT, run_observed
-    from pedigree.pipelines.publish.report import report_path, write_report
+    from pedigree.pipelines.publish.shown_stages import report_path
     from pedigree.pipelines.run.checks import all_done, checked_plan
     from pedigree.pipelines.run.planning import beforehand, rows_of, with_jobs
     from pedigree.pipelines.run.runs import run_graph, settled
@@ -160,6 +160,8 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
             echo("interrupted; all jobs ended. Finished stages and checkpoints are kept. Run the same command again to resume.")
         return None
     _print_scores(context)
+    from pedigree.pipelines.publish.report import write_report  # imports what draws the page, which a run without work does not need
+
     echo(f"\nreport: {write_report(context.project, context.graph).relative_to(context.project.root)}")
     for notice in context.ledger.notices:
         echo(f"note: {notice}", file=sys.stderr)

@@ -31,7 +31,8 @@ from pedigree.pipelines.jobs.events import RunEnded, StageView
 from pedigree.pipelines.ledger.git import short_commit
 from pedigree.pipelines.prefect.record import FlowRecord, FlowRunLost
 from pedigree.pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
-from pedigree.pipelines.publish.report import report_path, tables
+from pedigree.pipelines.publish.report import tables
+from pedigree.pipelines.publish.shown_stages import report_path
 from pedigree.pipelines.run.ensure import log_file
 
 LOG = logging.getLogger(__name__)

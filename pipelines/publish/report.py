@@ -22,7 +22,7 @@ from pedigree.pipelines.estimate.reality import Outcome, outcomes_of
 from pedigree.pipelines.publish import report_data
 from pedigree.pipelines.publish.charts import Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pedigree.pipelines.publish.comparison import Comparison, comparisons
-from pedigree.pipelines.publish.shown_stages import Stage, code_text, metric_lines, stage_of
+from pedigree.pipelines.publish.shown_stages import Stage, code_text, metric_lines, report_path, stage_of
 from pedigree.pipelines.quantities import duration, size
 from pedigree.pipelines.run.opening import load_execution
 
@@ -46,10 +46,6 @@ SECTIONS = (
     ("lineage", "Lineage"),
     ("environment", "Environment"),
 )
-
-
-def report_path(project: Project, recipe: str) -> Path:
-    return project.recipe_folder(recipe) / "report.html"
 
 
 def write_report(project: Project, graph: Graph) -> Path:

@@ -16,6 +16,10 @@ from pedigree.pipelines.lineage.ancestry import read_pedigree
 from pedigree.pipelines.lineage.waivers import Split, splits_of
 
 
+def report_path(project: Project, recipe: str) -> Path:
+    return project.recipe_folder(recipe) / "report.html"
+
+
 def code_text(code: CodeState | None) -> str:
     """Commit of the code, and whether it was changed."""
     return f"{(code.commit or 'none')[:12]}{' with local changes' if code.dirty else ''}" if code else ""

@@ -93,7 +93,7 @@ def test_nothing_to_do_is_said_at_once_and_loads_neither_prefect_nor_an_engine(s
         "from pedigree.pipelines.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "print(sorted({'prefect', 'torch', 'transformers', 'vllm', 'great_expectations', 'jinja2'} & set(sys.modules)))"
+        "print(sorted({'prefect', 'torch', 'transformers', 'vllm', 'great_expectations', 'jinja2', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=shared.lab.root, env=shared.environment, capture_output=True, text=True, check=True
