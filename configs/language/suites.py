@@ -12,6 +12,7 @@ from typing import Any
 from pedigree.configs.base.frozen import canonical_json
 from pedigree.configs.base.kind import DATASETS
 from pedigree.configs.language.graph import Complaint, Node
+from pedigree.configs.language.kinds import imports_rows
 from pedigree.configs.rows.datasets import PrepareData, title
 from pedigree.configs.rows.mixing import DRAWING
 from pedigree.configs.rows.overlap_criteria import Waiver
@@ -81,7 +82,7 @@ def _covered(nodes: Mapping[str, Node]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for node in nodes.values():
         covers = [found[edge.source] for edge in node.edges if nodes[edge.source].output in CHECKED]
-        if node.declaration.unchecked or (isinstance(node.config, PrepareData) and node.config.brings_in):
+        if node.declaration.unchecked or imports_rows(node.declaration.name, node.config.model_dump(mode="json")):
             covers.append(set())
         checked = {edge.source for edge in node.edges if edge.port == "benchmarks"} if node.declaration.decontaminates else set()
         found[node.address] = (set.intersection(*covers) if covers else set()) | checked

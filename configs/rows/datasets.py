@@ -90,11 +90,6 @@ class PrepareData(Frozen):
     """Seed of the row order; with a sorted `order`, only of ties."""
 
     @property
-    def brings_in(self) -> bool:
-        """Whether some rows are external or generated here, so that no other stage can have checked them."""
-        return not all(isinstance(source, StageRows) for source in self.sources)
-
-    @property
     def amounts(self) -> list[int | None]:
         """Rows to take from each source; None where it depends on the size of the source."""
         return amounts(self.total, self.sources)

@@ -100,6 +100,39 @@ KIND = Kind(
     output=gives("scores"), family="measuring",
 )
 """
+ADD_ROWS = """
+from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.kind import Kind, gives, port
+
+
+class AddRows(Frozen):
+    "Adds rows of its own to those of another stage."
+
+
+KIND = Kind(
+    name="add_rows", version=1, config=AddRows, inputs={"data": port("conversation")}, output=gives("conversation"), family="data",
+    sources=lambda config: [{"type": "files", "path": "more.jsonl"}],
+)
+"""
+ADDED = """
+description: Rows that join after decontamination.
+execution: cpu
+stages:
+  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
+  suite:
+    kind: prepare_data
+    record: item
+    task: sums
+    sources: [{type: arithmetic, operations: [add], digits: [1], count: 10, seed: 2}]
+  sums:
+    kind: prepare_data
+    record: conversation
+    sources: [{type: arithmetic, operations: [subtract], digits: [1], count: 10, seed: 1}]
+  clean: {kind: decontaminate, in: {data: sums, benchmarks: [suite]}}
+  more: {kind: add_rows, in: {data: clean}}
+  sft: {kind: sft, in: {policy: base, data: [more]}, global_batch: 8, max_length: 64, optimizer: {learning_rate: 1e-4}}
+  scores: {kind: evaluate, in: {policies: [sft], suites: [suite]}, sampling: {temperature: 0.0, max_tokens: 8}}
+"""
 MEASURED = """
 description: Trains on rows that its evaluation may ask.
 execution: cpu
@@ -188,6 +221,14 @@ def test_suites_of_one_that_evaluates_are_kept_from_training_rows(tmp_path):
     (project.kind.parents[1] / "measure" / "kind.py").write_text(MEASURE)
     (project.root / "configs/recipes/measured.yaml").write_text(MEASURED)
     assert "trains on measured/sums, which is not decontaminated against measured/suite" in project("plan", "measured", code=2)
+
+
+def test_rows_that_one_adds_after_decontamination_are_not_trained_on_unchecked(tmp_path):
+    project = Project(tmp_path)
+    (project.kind.parents[1] / "add_rows").mkdir()
+    (project.kind.parents[1] / "add_rows" / "kind.py").write_text(ADD_ROWS)
+    (project.root / "configs/recipes/added.yaml").write_text(ADDED)
+    assert "trains on added/more, which is not decontaminated against added/suite" in project("plan", "added", code=2)
 
 
 def test_its_code_is_in_the_record(project):
