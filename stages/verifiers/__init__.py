@@ -1,7 +1,8 @@
 """Verifiers score an answer from 0.0 (wrong) to 1.0 (right), and raise an error if they cannot decide.
 
 `arithmetic`, `gsm`, `gsm8k` {answer}     a number, see `numbers`
-`math`, `strict_math` {answer}            a mathematical expression, see `maths`
+`math`, `strict_math` {answer}            a mathematical answer, see `maths`
+`minerva_math`, `strict_minerva_math`     the same by the rule of published scores, see `minerva`
 `ifeval` {instructions [, mode, score]}   IFEval's 25 checks, see `ifeval`
 `constraint` {function, arguments}        the checks of RLVR-IFeval's rows, see `constraints`
 `extracted` {answer, patterns}            an answer in the place that the prompt specifies, see `extraction`
@@ -13,7 +14,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pedigree.stages.verifiers import choices, constraints, extraction, ifeval, maths, numbers, programs, short_answers
+from pedigree.stages.verifiers import choices, constraints, extraction, ifeval, maths, minerva, numbers, programs, short_answers
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError
 
 __all__ = ["Verdict", "VerifierError", "check", "verify", "version"]
@@ -55,11 +56,13 @@ _VERIFIERS = {
     "arithmetic": _Verifier(numbers.check, numbers.arithmetic),
     "gsm": _Verifier(numbers.check, numbers.gsm),
     "gsm8k": _Verifier(numbers.check, numbers.gsm8k),
-    "math": _Verifier(maths.check, maths.flexible),
-    "strict_math": _Verifier(maths.check, maths.strict, version=2),
+    "math": _Verifier(maths.check, maths.flexible, version=2),
+    "strict_math": _Verifier(maths.check, maths.strict, version=3),
+    "minerva_math": _Verifier(maths.check, minerva.flexible),
+    "strict_minerva_math": _Verifier(maths.check, minerva.strict),
     "ifeval": _Verifier(ifeval.check, ifeval.verify),
     "constraint": _Verifier(constraints.check, constraints.verify, version=2),
-    "extracted": _Verifier(extraction.check, extraction.verify),
+    "extracted": _Verifier(extraction.check, extraction.verify, version=2),
     "mentions": _Verifier(short_answers.check_mentions, short_answers.mentions),
     "drop": _Verifier(short_answers.check_drop, short_answers.drop),
     "python": _Verifier(programs.check, programs.verify, version=2),

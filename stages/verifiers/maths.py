@@ -1,17 +1,17 @@
 r"""Answers that are mathematical expressions, as in MATH (Hendrycks et al. 2021, arXiv 2103.03874) and similar datasets.
 
 `strict_math` {answer}   the answer is in the sentence of Minerva's prompts: "Final Answer: The final answer is $x$. I hope it is correct."
-                         Without this sentence the whole reply is compared, but only as text, because algebra finds an answer in any prose.
+                         Without this sentence it is the whole reply.
 `math` {answer}          "flex": the last `\boxed{}` or Minerva's sentence; without both, the last pair of dollar signs; without these, the
                          whole reply. One candidate that equals the answer is enough.
 
-These are the rules of the Tülu 3 evaluation and of open-instruct's verifier. Two expressions are equal if they are equal after the
-normalization of Lewkowycz et al. 2022 (arXiv 2206.14858, appendix D) and Hendrycks et al., or if math-verify considers them equal, in a
-separate process, because a computer algebra system may run forever or use all memory on a model's output.
+The places are those of the Tülu 3 evaluation. Two answers are equal if both are read to their end and are equal as what they are
+(`reading`, `algebra`), or if they are the same text. A separate process decides this, because a computer algebra system may run forever or
+use all memory on a model's output.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pedigree.configs.base.problems import PedigreeError
@@ -23,6 +23,8 @@ SECONDS = 5.0
 """Time limit for one comparison."""
 LONGEST = 1000
 """Maximum characters of an expression for comparison by algebra; a longer one is prose."""
+DOLLAR = r"(?<!\\)\$"
+"""A dollar sign of LaTeX, not of money."""
 
 
 def check(verifier: Mapping[str, Any]) -> None:
@@ -34,16 +36,14 @@ def check(verifier: Mapping[str, Any]) -> None:
 
 def strict(verifier: Mapping[str, Any], text: str) -> Verdict:
     found = in_minervas_place(text)
-    if found is None and normalised(text) == normalised(verifier["answer"]):
-        return Verdict(1.0, text.strip(), "right")
-    return _verdict([] if found is None else [found], verifier["answer"])
+    return verdict([text.strip() if found is None else found], verifier["answer"], equal)
 
 
 def flexible(verifier: Mapping[str, Any], text: str) -> Verdict:
-    return _verdict(list(candidates(text)), verifier["answer"])
+    return verdict(list(candidates(text)), verifier["answer"], equal)
 
 
-def _verdict(found: list[str], answer: str) -> Verdict:
+def verdict(found: list[str], answer: str, equal: Callable[[str, str], bool]) -> Verdict:
     """Right if a candidate equals the answer.
 
     Raises:
@@ -61,17 +61,14 @@ def _verdict(found: list[str], answer: str) -> Verdict:
     return Verdict(0.0, found[0] if found else None, f"{found[0][:80]} instead of {answer}" if found else "no answer in its place")
 
 
-def candidates(text: str) -> Iterator[str]:
+def candidates(text: str, dollar: str = DOLLAR) -> Iterator[str]:
     boxed, minerva = last_boxed(text), in_minervas_place(text)
     yield from (one for one in (boxed, minerva) if one is not None)
     if boxed is None and minerva is None:
-        *_, last = [None, *re.findall(r"\$([^$]*)\$", _after_odd_dollar(text))]
+        between = re.split(dollar, text)
+        begun = 1 if len(between) % 2 else 2  # an odd dollar sign at the beginning pairs with none
+        *_, last = [None, *between[begun::2]]
         yield text if last is None else last
-
-
-def _after_odd_dollar(text: str) -> str:
-    """The text without its first dollar sign if their number is odd, so that the last two form a pair."""
-    return text.replace("$", "", 1) if text.count("$") % 2 else text
 
 
 BEGIN, END = "Final Answer: The final answer is", ". I hope it is correct."
@@ -87,47 +84,16 @@ def in_minervas_place(text: str) -> str | None:
 
 
 def equal(one: str, other: str) -> bool:
-    """Whether two expressions are equal.
+    """Whether two answers are equal.
 
     Raises:
-        PedigreeError: algebra exceeded its time or memory limit.
+        PedigreeError: only the question can tell, a number is too large to compute, or algebra exceeded its time or memory limit.
     """
-    if normalised(one) == normalised(other):
+    if one.strip() == other.strip():
         return True
     if not one.strip() or max(len(one), len(other)) > LONGEST:
         return False
-    return ask("pedigree.stages.verifiers.algebra:equal", (one, other), SECONDS)
-
-
-REMOVED = (r"\!", r"\left", r"\right", r"^{\circ}", r"^\circ", r"\$", "$", r"\%", "%", r"\ ", r"\;", r"\,", "{,}", '"', r"\ldots", r"\dots")
-UNITS = (
-    "square|ways|integers|dollars|mph|inches|ft|hours|km|units|points|feet|minutes|digits|cents|degrees|cm|gm|pounds|meters|meals|edges"
-    "|students|multiples"
-)
-
-
-def normalised(expression: str) -> str:
-    """Normalize an expression, so that equal ones are usually equal texts; see the sources above."""
-    text = expression.replace("\n", "").replace("\\\\", "\\").replace("tfrac", "frac").replace("dfrac", "frac")
-    if text.count("=") == 1 and len(text.partition("=")[0].strip()) <= 2:
-        text = text.partition("=")[2]  # "x = 5"
-    for removed in REMOVED:
-        text = text.replace(removed, "")
-    text = in_braces(r"\\(?:text|mbox)\{ [^}]*\}", "", text)  # a unit
-    text = in_braces(r"\\(?:text|textbf|mathrm|mbox|overline)\{([^}]*)\}", r"\1", text)
-    text = re.sub(rf"\b(?:{UNITS})\b", "", text)
-    text = re.sub(r"\b(?:an?) ", "", text).replace(" ", "").rstrip(".")
-    text = re.sub(r"(?<![\d])\.(?=\d)", "0.", text)
-    text = re.sub(r"\\frac(?!\{)(\w)(\w)", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\frac(?!\{)(\w)\{", r"\\frac{\1}{", text)
-    text = re.sub(r"\\sqrt(?![{\[])(\w)", r"\\sqrt{\1}", text)
-    text = re.sub(r"^(-?)(\d+)/(\d+)$", r"\1\\frac{\2}{\3}", text)
-    if text.replace(",", "").isdigit():
-        text = text.replace(",", "")
-    return r"\frac{1}{2}" if text == "0.5" else text
-
-
-def in_braces(pattern: str, by: str, text: str) -> str:
-    """`re.sub` for a pattern that ends with a brace, applied only up to the last one: many open braces would take quadratic time."""
-    head, brace, tail = text.rpartition("}")
-    return re.sub(pattern, by, head + brace) + tail
+    found = ask("pedigree.stages.verifiers.algebra:equal", (one, other), SECONDS)
+    if found is None:
+        raise PedigreeError("whether order, brackets or a percent sign matter depends on the question, or algebra finds no proof")
+    return found

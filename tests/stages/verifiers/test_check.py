@@ -12,6 +12,8 @@ SOUND: dict[str, dict[str, Any]] = {
     "gsm8k": {"answer": "4"},
     "math": {"answer": "4"},
     "strict_math": {"answer": "4"},
+    "minerva_math": {"answer": "4"},
+    "strict_minerva_math": {"answer": "4"},
     "ifeval": {"instructions": [{"id": "length_constraints:number_words", "relation": "at least", "num_words": 3}], "mode": "loose"},
     "constraint": {"function": "validate_word_constraint", "arguments": {"N": 2, "quantifier": "at most"}},
     "extracted": {"answer": "A", "patterns": ["(.)"], "compare": "text"},

@@ -8,7 +8,8 @@ import pytest
 
 from pedigree.stages.verifiers import Verdict, VerifierError, verify
 from pedigree.stages.verifiers.ifeval import CHECKS, placeholders
-from pedigree.stages.verifiers.maths import in_braces, in_minervas_place
+from pedigree.stages.verifiers.maths import in_minervas_place
+from pedigree.stages.verifiers.minerva import in_braces
 
 LENGTH = 100_000
 SECONDS = 1.5
@@ -43,7 +44,7 @@ OF_LIBRARIES = {
 }  # fmt: skip
 """NLTK and langdetect take some seconds for so long a text."""
 VERIFIERS = {
-    **{name: {"answer": "4"} for name in ("arithmetic", "gsm", "gsm8k", "math", "strict_math")},
+    **{name: {"answer": "4"} for name in ("arithmetic", "gsm", "gsm8k", "math", "strict_math", "minerva_math", "strict_minerva_math")},
     "extracted": {"answer": "A", "patterns": [r"answer is \(?([A-Z])", r"(?:a|a)*b(.)"]}, "mentions": {"answers": ["Paris"]},
     "drop": {"answers": [["4", "four"]]},
     **{f"constraint {name}": {"function": name, "arguments": given} for name, given in (

@@ -1,0 +1,210 @@
+"""Text of a mathematical answer as tokens: LaTeX, plain text and Unicode signs in one spelling."""
+
+import re
+from typing import NamedTuple
+
+from pedigree.stages.verifiers import units
+
+
+class UnreadableError(Exception):
+    """The text is not a mathematical answer that is read here."""
+
+
+class Token(NamedTuple):
+    kind: str
+    """`number`, `letter`, `word` or `sign`."""
+    text: str
+    spaced: bool
+    """White space precedes it."""
+
+
+SIGNS = {
+    **dict.fromkeys("−–‐‑﹣－", "-"), **dict.fromkeys("·⋅∙×∗", "*"), **dict.fromkeys("÷∕⁄", "/"),
+    "π": r"\pi ", "∞": r"\infty ", "√": r"\surd ",
+    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ",
+    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "º": "°",
+    "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅛": r"\frac{1}{8}",
+    "\u202f": r"\,", "\u2009": r"\,", "\u00a0": " ", "“": '"', "”": '"', "’": "'",
+}  # fmt: skip
+RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+COMMANDS = {
+    "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥", "ne": "≠", "neq": "≠", "lt": "<", "gt": ">",
+    "cdot": "*", "times": "*", "ast": "*", "div": "/", "pm": "±", "mp": "∓", "in": "∈", "cup": "∪", "cap": "∩", "setminus": "∖",
+    "vert": "|", "lvert": "|", "rvert": "|", "mid": "|", "emptyset": "∅", "varnothing": "∅", "lbrack": "[", "rbrack": "]", "degree": "°",
+    "lbrace": r"\{", "rbrace": r"\}", "%": "%", "{": r"\{", "}": r"\}", "$": "$", "&": "&", "euro": "€", "pounds": "£",
+}  # fmt: skip
+GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi varphi chi psi"
+    " omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell"
+).split()
+FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp".split()
+KEPT = {*GREEK, *FUNCTIONS, *"frac sqrt surd binom pi infty lfloor rfloor lceil rceil langle rangle".split()}
+"""Commands that become words of the same name."""
+WORDS = {*FUNCTIONS, *(word for word in units.WORDS if len(word) > 1), "sqrt", "pi", "infty", "infinity", "and", "or", "abs"}
+"""Words that are read without `\\text`."""
+TEXTS = "text textbf textit textrm textnormal mathrm mathit mathsf mbox operatorname rm bf mathbf emph textup boldsymbol".split()
+DECORATED = ("vec", "hat", "bar", "overline", "mathbb", "mathcal", "tilde", "widehat", "overrightarrow", "mathbf", "boldsymbol", "bf")
+VOWELS = set("aeiouAEIOU")
+
+_DROPPED = re.compile(
+    r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?|\\(?:displaystyle|textstyle|limits|nolimits)(?![A-Za-z])|\\!|\\hspace\*?\{[^{}]*\}"
+)
+_SPACE = re.compile(r"(?:\s|~|\\[,;:> ]|\\q?quad(?![A-Za-z]))+")
+_GROUPS = r"\d{1,3}(?:(?:%s)\d{3})+(?!\d)(?:\.\d+)?"
+_ALWAYS, _COMMAS = (re.compile(_GROUPS % between) for between in (r"\{,\}", r"\{,\}|,"))
+_REPEATING = re.compile(r"\d*\.\d*\\overline\s*\{\d+\}")
+_SCIENTIFIC = re.compile(r"(?:(?:1|\d*\.\d+)[eE][+-]?|\d+[eE])\d{1,3}(?![\w.])")
+_PRODUCT_OR_SCIENTIFIC = re.compile(r"\d+[eE][+-]\d")
+_NUMBER = re.compile(r"\d+\.\d+|\.\d+|\d+")
+_LETTERS = re.compile(r"[A-Za-z]+")
+_COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
+_ENVIRONMENT = re.compile(r"\s*\{([A-Za-z]+)\}(?:\s*\{[clr|@. ]*\})?")
+_ARGUMENT = re.compile(r"\s*\{([^{}]*)\}")
+
+
+def unwrapped(text: str) -> str:
+    """A text without what surrounds an answer: dollar signs of LaTeX in pairs, a final period, asterisks of Markdown."""
+    text = text.strip()
+    for _ in range(4):
+        text = re.sub(r"(?<=[^.])\.\Z", "", text).strip()
+        for begin, end in (("**", "**"), ("$$", "$$"), (r"\(", r"\)"), (r"\[", r"\]"), ("$", "$"), ("`", "`")):
+            if len(text) > len(begin + end) and text.startswith(begin) and text.endswith(end) and not text.endswith(rf"\{end}"):
+                text = text[len(begin) : -len(end)].strip()
+    dollars = re.findall(r"(?<!\\)\$", text)
+    return re.sub(r"(?<!\\)\$", "", text) if len(dollars) % 2 == 0 else text
+
+
+def spelled(text: str) -> str:
+    """A text with one spelling for what has several, and nothing left out that a reader would see."""
+    text = unwrapped(text)
+    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda raised: "^{" + raised.group().translate(RAISED) + "}", text)
+    text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda lowered: "_{" + lowered.group().translate(LOWERED) + "}", text)
+    text = "".join(SIGNS.get(character, character) for character in text)
+    if r"\begin" not in text:
+        text = re.sub(r"\\\\(?=[A-Za-z{}])", r"\\", text)
+    text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
+    text = re.sub(r"\\[dt]binom(?![A-Za-z])", r"\\binom", text)
+    text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°", text)
+    text = re.sub(r"(?<=\d)(?:,?\\!|\\,)(?=\d{3}(?!\d))", "{,}", text)
+    return _DROPPED.sub(" ", text).strip()
+
+
+def plain(text: str) -> str:
+    """A text for comparison as text: white space only where it separates words or numbers, and without LaTeX's frames of words."""
+    text = spelled(text)
+    text = re.sub(rf"\\(?:{'|'.join(TEXTS)})\s*\{{([^{{}}]*)\}}", r"\1", text)
+    text = _SPACE.sub(" ", text).strip().strip("\"'").strip()
+    text = re.sub(r"(?<=\w) +(?=\w)", "\0", text).replace(" ", "").replace("\0", " ")
+    words = not re.search(r"[\\\d^_{}=<>+]", text)
+    return re.sub(r"[A-Za-z]{2,}", lambda word: word.group() if word.group().isupper() else word.group().lower(), text) if words else text
+
+
+def tokens(text: str) -> list[Token]:
+    """The tokens of a text.
+
+    Raises:
+        UnreadableError: a word or sign has no meaning here.
+    """
+    text = spelled(text)
+    if re.fullmatch(r"[A-Za-z\s,.;'()-]+", text):
+        for run in re.findall(r"[A-Za-z]{2,}", text):
+            if run not in WORDS and (VOWELS & {*run} or not run.islower()):
+                raise UnreadableError(f"word {run!r}")
+    return _Scanner(text).run()
+
+
+class _Scanner:
+    def __init__(self, text: str, *, words: bool = False, spaced: bool = False):
+        self.text, self.words, self.spaced = text, words, spaced
+        self.place, self.depth = 0, 0
+        self.found: list[Token] = []
+        self.commas_divide = ", " not in text
+
+    def add(self, kind: str, text: str, after: int) -> None:
+        self.found.append(Token(kind, text, self.spaced))
+        self.spaced, self.place = False, after
+
+    def run(self) -> list[Token]:
+        while self.place < len(self.text):
+            if space := _SPACE.match(self.text, self.place):
+                self.place, self.spaced = space.end(), True
+                continue
+            character = self.text[self.place]
+            if character.isascii() and (character.isdigit() or (character == "." and _NUMBER.match(self.text, self.place))):
+                self.number()
+            elif letters := _LETTERS.match(self.text, self.place):
+                self.letters(letters)
+            elif character == "\\":
+                self.command()
+            elif character in "+-*/^_()[]{},;=<>!|'%°&∖" or character in units.PREFIXES or character == "¢":
+                self.sign(character, self.place + 1)
+            else:
+                raise UnreadableError(f"sign {character!r}")
+        return self.found
+
+    def sign(self, sign: str, after: int) -> None:
+        pair = sign + self.text[after : after + 1]
+        if pair in ("<=", ">=", "**", "=="):
+            sign, after = {"<=": "≤", ">=": "≥", "**": "^", "==": "="}[pair], after + 1
+        self.depth += (sign in ("(", "[", r"\{")) - (sign in (")", "]", r"\}"))
+        self.add("word" if sign in ("%", "°", "¢") else "sign", sign, after)
+
+    def number(self) -> None:
+        at = self.place
+        if _PRODUCT_OR_SCIENTIFIC.match(self.text, at) and not _SCIENTIFIC.match(self.text, at):
+            raise UnreadableError("a product or scientific notation")
+        grouped = _COMMAS if self.depth == 0 or not self.commas_divide else _ALWAYS
+        groups = grouped.match(self.text, at)
+        if groups and not groups.group().startswith("0"):
+            self.add("number", re.sub(r"[^\d.]", "", groups.group()), groups.end())
+            return
+        found = next(match for form in (_REPEATING, _SCIENTIFIC, _NUMBER) if (match := form.match(self.text, at)))
+        self.add("number", re.sub(r"\s", "", found.group()), found.end())
+
+    def letters(self, run: re.Match[str]) -> None:
+        word = run.group()
+        if word in WORDS or (self.words and word in units.WORDS):
+            self.add("word", word, run.end())
+        elif len(word) == 1:
+            self.add("letter", word, run.end())
+        elif self.words or len(word) > 3 or (self.spaced and self.found and self.found[-1].kind == "number"):
+            raise UnreadableError(f"word {word!r}")
+        else:
+            for place, letter in enumerate(word):
+                self.add("letter", letter, run.start() + place + 1)
+
+    def command(self) -> None:
+        command = _COMMAND.match(self.text, self.place)
+        if command is None:
+            raise UnreadableError("a backslash at the end")
+        name, after = command.group(1), command.end()
+        if name in TEXTS or name in DECORATED:
+            self.framed(name, after)
+        elif name == "\\":
+            self.add("sign", r"\\", after)
+        elif name in ("begin", "end"):
+            environment = _ENVIRONMENT.match(self.text, after)
+            if environment is None:
+                raise UnreadableError("a nameless environment")
+            self.add("word", name, after)
+            self.add("sign", environment.group(1), environment.end())
+        elif name in COMMANDS:
+            self.sign(COMMANDS[name], after)
+        elif name in KEPT:
+            self.add("word", name, after)
+        else:
+            raise UnreadableError(f"command {name!r}")
+
+    def framed(self, name: str, after: int) -> None:
+        argument = _ARGUMENT.match(self.text, after)
+        if argument is None:
+            raise UnreadableError(f"what {name!r} applies to")
+        content = argument.group(1)
+        if name in DECORATED and (name not in TEXTS or re.fullmatch(r"\s*[A-Za-z]\s*", content)):
+            if not re.fullmatch(r"\s*[A-Za-z]{1,2}\s*", content):
+                raise UnreadableError(f"what {name!r} applies to")
+            self.add("letter", f"{name} {content.strip()}", argument.end())
+            return
+        self.found += _Scanner(content, words=True, spaced=self.spaced).run()
+        self.place, self.spaced = argument.end(), content[-1:].isspace()
