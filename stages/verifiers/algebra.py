@@ -34,7 +34,7 @@ def equal(one: str, other: str) -> Answer:
     """Whether two texts are equal answers; None if that cannot be decided."""
     try:
         return same(read(one), read(other))
-    except TooLargeError:  # an exponent that is no rational number
+    except (TooLargeError, RecursionError):  # an exponent that is no rational number, or hundreds of operations
         return None
 
 
@@ -95,7 +95,7 @@ def _alike(one: Node, other: Node) -> Any:
                 return False
             return _same_expression(*(made("*", given[1], number(given[2].factor)) for given in (one, other)))
         case "relation":
-            return _members(_links(one), _links(other), _same_relation)
+            return _members(_coordinates(one), _coordinates(other), _same_relation)
         case "member":
             return _every([same(one[1], other[1]), same(one[2], other[2])])
     return False
@@ -109,6 +109,8 @@ def _with_unit(one: Node, other: Node) -> Any:
     bare = _same_expression(value, other)
     if not unit.base:
         return _same_expression(made("*", value, number(unit.factor)), other) or (False if bare is False else None)
+    if bare is False and unit.base == (("degree", 1),):
+        return _same_expression(made("*", value, made("/", ("constant", "pi"), number(180))), other)
     if bare is False and _letters(other) & LETTERED.keys():  # 5 m/s, read as a product
         product = made("*", value, number(unit.factor))
         for base, power in unit.base:
@@ -198,24 +200,36 @@ def _pieces(name: Node, chosen: Node) -> Node | None:
     return ("relation", tuple(links))
 
 
-def _letters(part: Any) -> set[str]:
+def _letters(part: Any, kind: str = "letter") -> set[str]:
+    """The names of letters, or of constants."""
     if not isinstance(part, tuple):
         return set()
-    return {part[1]} if part[:1] == ("letter",) else set().union(*map(_letters, part)) if part else set()
+    return {part[1]} if part[:1] == (kind,) else set[str]().union(*(_letters(one, kind) for one in part))
 
 
 # relations
 
 
 def _links(relation: Node) -> list[Node]:
-    """The single relations, `x = 10/2 = 5` as `x = 5`."""
+    """The single relations, `x = 10/2 = 5` as `x = 5` and `-∞ < x < 2` as `x < 2`."""
     found: list[Node] = []
-    for sign, left, right in relation[1]:
+    finite = [link for link in relation[1] if not (infinite(link[1]) or infinite(link[2]))]
+    for sign, left, right in finite or relation[1]:
         last = found[-1] if found else None
         if sign == "=" and last and last[0] == "=" and last[2] == left and not _letters(left) and same(left, right):
             continue
         found.append((sign, left, right))
     return found
+
+
+def _coordinates(relation: Node) -> list[Node]:
+    """The single relations, `(x, y) = (1, 2)` as one for each letter."""
+    links = _links(relation)
+    if len(links) == 1 and links[0][0] == "=" and all(side[:2] == ("group", "()") for side in links[0][1:]):
+        _, names, values = links[0]
+        if _is_name(names) and len(names[2]) == len(values[2]):
+            return [("=", *pair) for pair in zip(names[2], values[2], strict=True)]
+    return links
 
 
 def _same_relation(one: Node, other: Node) -> Answer:
@@ -254,14 +268,23 @@ def _same_expression(one: Node, other: Node) -> Answer:
         return True
     if one[0] == other[0] == "number" or infinite(one) or infinite(other):
         return False
+    real = "i" not in _letters((one, other), "constant")
+    undefined = False
     for point in range(POINTS):
         ones, others = _value(one, point), _value(other, point)
         if ones is None or others is None:
             continue
+        if real and ones.imag and others.imag and (_letters(one) or _letters(other)):  # outside of where they are real functions
+            undefined = True
+            continue
         scale = max(abs(ones), abs(others))
         if scale > CLOSE**3 and abs(ones - others) > CLOSE * scale:
             return False
-    return _proved(_symbolic(one), _symbolic(other))
+    ones, others = _symbolic(one), _symbolic(other)
+    if undefined:
+        positive = {letter: sympy.Symbol(letter.name, positive=True) for letter in ones.free_symbols | others.free_symbols}
+        ones, others = ones.xreplace(positive), others.xreplace(positive)
+    return _proved(ones, others)
 
 
 def _proved(one: Any, other: Any) -> Answer:
@@ -272,10 +295,15 @@ def _proved(one: Any, other: Any) -> Answer:
         found = difference.evalf(2, maxn=1000).as_real_imag()
         if any(part.is_Float and part._prec > 1 and part != 0 for part in found):  # significant digits
             return False
-    for simpler in (sympy.expand, sympy.simplify):
+    for simpler in (sympy.expand, sympy.simplify, _expanded):
         if simpler(difference) == 0:
             return True
     return True if difference.is_number and difference.equals(0) else None
+
+
+def _expanded(difference: Any) -> Any:
+    """With binomial coefficients and factorials of sums written out."""
+    return sympy.simplify(sympy.expand_func(difference))
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,8 @@ A node is a tuple whose first item is its kind:
     large          an expression with a number too large to compute
     text           what cannot be read as any of these, in one spelling
 
-`2\frac{1}{3}` and `2 1/3` are mixed numbers. What mathematicians read in two ways is not read: `1/2x`, `\ln 2/3`, `2^3^2`, `\sqrt 12`.
+`2\frac{1}{3}` and `2 1/3` are mixed numbers. What has two readings is not read:
+`1/2x`, `\ln 2/3`, `\sin(x)^2`, `2^3^2`, `\sqrt 12`, `1/2/2020`.
 """
 
 from collections.abc import Callable
@@ -213,7 +214,7 @@ class _Parser:
         if not money and not words:
             return value
         found = self.money(money, words) if money else units.unit(words)
-        if found is None or value[0] not in EXPRESSIONS:
+        if found is None or value[0] not in EXPRESSIONS - {"letter"}:  # "a solution" is no quantity
             raise UnreadableError(f"{words} is no unit")
         return ("quantity", value, found)
 
@@ -253,6 +254,8 @@ class _Parser:
         divided = False
         while self.peek():
             if sign := self.accept("*", "/"):
+                if divided and sign == "/":
+                    raise UnreadableError("a date, or a quotient of a quotient")
                 divided = sign == "/"
                 minus = self.accept("-")
                 factor = self.mixed() or self.factor()
@@ -378,6 +381,8 @@ class _Parser:
             text += self.take()
         if self.peek() == "_":
             return self.subscripted(text, None)
+        if text == "mathbb R":
+            return ("group", "()", (made("*", number(-1), INFINITY), INFINITY))
         return ("constant", text) if text in ("e", "i") else ("letter", text)
 
     def subscripted(self, name: str, value: Node | None) -> Node:
@@ -481,7 +486,10 @@ class _Parser:
     def applied(self) -> Node:
         """A function's argument: a group, or a product without signs up to the next function."""
         if self.peek() in ("(", "{", "["):
-            return self.factor()
+            value = self.atom()
+            if self.peek() in ("^", "!"):
+                raise UnreadableError("what the exponent is of")
+            return value
         value = self.mixed() or self.factor()
         while self.starts() and self.peek() not in FUNCTIONS and self.peek() not in ("(", "["):
             value = made("*", value, self.factor())

@@ -159,6 +159,8 @@ class _Scanner:
         if groups and not groups.group().startswith("0"):
             self.add("number", re.sub(r"[^\d.]", "", groups.group()), groups.end())
             return
+        if at and self.text[at - 1] == "," and re.match(r"0\d", self.text[at:]):
+            raise UnreadableError("a list or thousands")
         found = next(match for form in (_REPEATING, _SCIENTIFIC, _NUMBER) if (match := form.match(self.text, at)))
         self.add("number", re.sub(r"\s", "", found.group()), found.end())
 
@@ -168,7 +170,7 @@ class _Scanner:
             self.add("word", word, run.end())
         elif len(word) == 1:
             self.add("letter", word, run.end())
-        elif self.words or len(word) > 3 or (self.spaced and self.found and self.found[-1].kind == "number"):
+        elif self.words or len(word) > 3 or (self.spaced and self.found and self.found[-1].kind == "number" and VOWELS & {*word}):
             raise UnreadableError(f"word {word!r}")
         else:
             for place, letter in enumerate(word):
