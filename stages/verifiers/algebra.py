@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from pedigree.stages.verifiers.reading import EXPRESSIONS, LARGEST, Node, TooLargeError, infinite, made, number, read
+from pedigree.stages.verifiers.expressions import EXPRESSIONS, LARGEST, Node, TooLargeError, infinite, made, number, read
 from pedigree.stages.verifiers.units import NAMES
 
 DIGITS = 40

@@ -11,20 +11,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pedigree.stages.verifiers import maths
+from pedigree.stages.verifiers.maths import LONGEST, SECONDS, candidates, in_minervas_place, verdict
 from pedigree.stages.verifiers.verdict import Verdict
 from pedigree.stages.verifiers.worker import ask
 
 
 def strict(verifier: Mapping[str, Any], text: str) -> Verdict:
-    found = maths.in_minervas_place(text)
+    found = in_minervas_place(text)
     if found is None and normalised(text) == normalised(verifier["answer"]):
         return Verdict(1.0, text.strip(), "right")
-    return maths.verdict([] if found is None else [found], verifier["answer"], equal)
+    return verdict([] if found is None else [found], verifier["answer"], equal)
 
 
 def flexible(verifier: Mapping[str, Any], text: str) -> Verdict:
-    return maths.verdict(list(maths.candidates(text, dollar=r"\$")), verifier["answer"], equal)
+    return verdict(list(candidates(text, dollar=r"\$")), verifier["answer"], equal)
 
 
 def equal(one: str, other: str) -> bool:
@@ -35,9 +35,9 @@ def equal(one: str, other: str) -> bool:
     """
     if normalised(one) == normalised(other):
         return True
-    if not one.strip() or max(len(one), len(other)) > maths.LONGEST:
+    if not one.strip() or max(len(one), len(other)) > LONGEST:
         return False
-    return ask("pedigree.stages.verifiers.math_verified:equal", (one, other), maths.SECONDS)
+    return ask("pedigree.stages.verifiers.math_verified:equal", (one, other), SECONDS)
 
 
 REMOVED = (r"\!", r"\left", r"\right", r"^{\circ}", r"^\circ", r"\$", "$", r"\%", "%", r"\ ", r"\;", r"\,", "{,}", '"', r"\ldots", r"\dots")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.stages.verifiers import VerifierError, algebra, check, maths, minerva, verify, worker
+from pedigree.stages.verifiers import VerifierError, algebra, check, minerva, verify, worker
 from pedigree.stages.verifiers.maths import candidates, equal
 from pedigree.stages.verifiers.minerva import normalised
 
@@ -164,7 +164,7 @@ def test_without_minervas_sentence_strict_takes_a_reply_that_is_the_answer_and_n
 
 
 def test_what_takes_too_long_is_no_verdict_and_the_next_question_is_answered(monkeypatch):
-    monkeypatch.setattr(maths, "SECONDS", 1.0)
+    monkeypatch.setattr(minerva, "SECONDS", 1.0)
     with pytest.raises(VerifierError, match="no answer within 1 s"):
         verify({"name": "minerva_math", "answer": "5"}, r"\boxed{9^{9^{9^{9}}}}")
     monkeypatch.undo()
