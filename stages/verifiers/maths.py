@@ -6,8 +6,8 @@ r"""Answers that are mathematical expressions, as in MATH (Hendrycks et al. 2021
                          whole reply. One candidate that equals the answer is enough.
 
 The places are those of the Tülu 3 evaluation. Two answers are equal if both are read to their end and are equal as what they are
-(`expressions`, `algebra`), or if they are the same text. A separate process decides this, because a computer algebra system may run forever or
-use all memory on a model's output.
+(`expressions`, `algebra`), or if they are the same text. A separate process decides this, because a computer algebra system may run forever
+or use all memory on a model's output.
 """
 
 import re
