@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -20,6 +21,8 @@ from pedigree.data.sources.verifiable import verifier_of
 
 BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
 """Columns with a conversation or its beginning; the first that exists is used."""
+LIST = re.compile(r"\s*\[\s*[]{]")
+"""The beginning of a list of objects, or an empty list, as text."""
 OTHER_ANSWERS = {"chosen", "rejected", "response1", "response2", "responses", "answers", "instruction"}
 """Columns of layouts with text-only answers."""
 
@@ -58,7 +61,8 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
         prompt, answers                                     transcript and ranked answers {answer, rank}, 1 is best (Nectar)
         messages | prompt, tool_calls                       chat whose last turn calls tools (xLAM's `query` and `answers`)
 
-    `conversation` and `context_messages` are other names for `messages`.
+    `conversation` and `context_messages` are other names for `messages`. A list of messages may be stored as JSON text; a `completion` or
+    `response` only next to a beginning that is, because an assistant may write JSON.
     A truncated sample has `finish_reason: length` in the assistant's turn, in an element of `answers`, or in the row if it has one answer;
     a pair has `finish_reason_chosen` and `finish_reason_rejected`. An element of `answers` may have a `win_rate`.
     Rows that their own dataset disowns are rejected: `problem_is_valid` or `solution_is_valid` other than yes, and `question_type: proof`
@@ -113,7 +117,8 @@ def _parse(row: Any, verifier: str | None) -> Example:
         row["verifier"] = verifier_of(row.get("dataset"), row.get("ground_truth"))
     for column in ("completion", "response"):
         if column in row:
-            messages = [*messages, *_chat(row[column])]
+            as_text = isinstance(_beginning(row)[1], str) and not isinstance(_stored(_beginning(row)[1]), str)
+            messages = [*messages, *_chat(_stored(row[column]) if as_text else row[column])]
             break
     if calls:
         messages = [*messages, *calls_in(row["tool_calls"], "tool_calls")]
@@ -227,16 +232,14 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
     """Chosen and rejected: answers to a given beginning, or two whole chats with the same beginning."""
     if not {"chosen", "rejected"} <= set(row):
         raise ValueError("only one of chosen and rejected is there")
-    for side in ("chosen", "rejected"):
-        if isinstance(row[side], str) and _holds_messages(row[side]):
-            raise ValueError(f"{side} is a text with JSON in it, which would be taken for what an assistant says: store a list")
+    row = {**row, **{side: _stored(row[side]) for side in ("chosen", "rejected")}}
     before = _turns(row) if set(BEGINNINGS) & set(row) else None
     whole = before is None and is_transcript(row["chosen"]) and is_transcript(row["rejected"])
     chosen, rejected = ((messages_of if whole else _chat)(row[side]) for side in ("chosen", "rejected"))
     if len(chosen) > 1 or len(rejected) > 1:
         if chosen[:-1] != rejected[:-1]:
             raise ValueError("chosen and rejected do not answer the same beginning")
-        before = chosen[:-1]
+        before = [*(before or ()), *chosen[:-1]] if chosen[0]["role"] in MARKED else chosen[:-1]
     if before is None:
         raise ValueError("there is no prompt: neither messages, prompt nor conversations")
     for side, turns in (("chosen", chosen), ("rejected", rejected)):
@@ -260,26 +263,33 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
 
 
 def _turns(row: dict[str, Any]) -> list[Message]:
+    column, given = _beginning(row)
+    given = _stored(given)
+    if not isinstance(given, str):
+        return _chat(given)
+    if column != "prompt" and LIST.match(given):
+        raise ValueError(f"{column} is a text that begins as a list of messages, and is not one as JSON: store a list, or its JSON text")
+    return [{"role": "user", "content": given}]
+
+
+def _beginning(row: dict[str, Any]) -> tuple[str, Any]:
+    """(column with the conversation or its beginning, its value)."""
     for column in BEGINNINGS:
         if column in row:
-            given = row[column]
-            if not isinstance(given, str):
-                return _chat(given)
-            if given.lstrip().startswith("[{") and (column != "prompt" or _holds_messages(given)):
-                raise ValueError(f"{column} is a text with JSON in it, which would be taken for what a user says: store a list")
-            return [{"role": "user", "content": given}]
+            return column, row[column]
     raise ValueError("there are no messages")
 
 
-def _holds_messages(text: str) -> bool:
-    """Whether a text is a list of messages as JSON."""
-    if not text.lstrip().startswith("[{"):
-        return False
+def _stored(given: Any) -> Any:
+    """The list of messages in a JSON text; anything else is returned as it is."""
+    if not isinstance(given, str) or not LIST.match(given):
+        return given
     try:
-        turns = json.loads(text)
+        turns = json.loads(given)
     except (ValueError, RecursionError):
-        return False
-    return all(isinstance(turn, dict) and {"role", "from"} & set(turn) for turn in turns)
+        return given
+    are_messages = turns and all(isinstance(turn, dict) and {"role", "from"} & turn.keys() for turn in turns)
+    return turns if are_messages else given
 
 
 def _chat(given: Any) -> list[Message]:

@@ -101,6 +101,8 @@ class OpenSource:
     def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
         """Raise PedigreeError for too many bad rows or too few usable ones."""
         read, limit = usable + len(bad), self.max_bad_rows
+        if not read and not self.left_out:
+            raise PedigreeError(f"{self.name} is empty: it has no rows; add rows, or remove the source")
         allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
         if len(bad) > allowed:
             counts = f"{len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}"
