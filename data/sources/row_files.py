@@ -69,6 +69,11 @@ class BadRow(NamedTuple):
     reason: str
     text: str
     """Its beginning."""
+    out_of_turn: str = ""
+    """The fault for which the source's rules drop it; such a row is none too many."""
+
+    def as_json(self) -> dict[str, str]:
+        return {name: value for name, value in self._asdict().items() if value or name != "out_of_turn"}
 
     @classmethod
     def of(cls, place: str, reason: str, row: Any) -> "BadRow":

@@ -177,7 +177,7 @@ def steps_without_kl(config: PreferenceTrain, units: Sequence[Unit], total: int)
     found = sum(len({prompts[i] for i in rows}) == 1 for rows in steps)
     if found == total:
         raise StageError(
-            f"each of {total} steps has answers to 1 prompt only, but kto estimates its KL on answers to other prompts of the global batch: "
+            f"each of {total} steps has answers to 1 prompt only, but kto estimates its KL on answers to other prompts of the same step: "
             f"raise global_batch ({config.global_batch}), shuffle the rows (order: {config.order}), or add prompts ({len(set(prompts))})"
         )
     return found

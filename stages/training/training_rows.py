@@ -190,7 +190,7 @@ def fitting(
     if equal_R.any():
         what = "answers" if labelled else "pairs"
         job.marks.append(
-            f"{np.count_nonzero(equal_R)} of {len(rows)} {what} were not trained or measured: the better and the worse answer have the same "
-            f"tokens within max_length {max_length}"
+            f"{np.count_nonzero(equal_R)} of {len(rows)} {what} were not trained or measured: better and worse answer have the same tokens "
+            f"within max_length {max_length}"
         )
     return Mapped(kept, lambda place: rows[int(place)]), units.taken(kept, max_length)

@@ -82,6 +82,24 @@ def test_text_that_begins_as_a_list_of_messages_and_is_none_is_refused(text):
         example_of({"messages": text, "completion": "x"})
 
 
+def test_turns_of_a_prompt_beside_whole_conversations_are_their_beginning():
+    """Otherwise a system turn that the prompt alone has would be lost without a word; a text is no turn and not compared."""
+    whole = {"chosen": [*ASKED, *ANSWERED], "rejected": [*ASKED, *WORSE]}
+    system = [{"role": "system", "content": "Be brief."}, *ASKED]
+    for other in (system, json.dumps(system), LONGER[:1]):
+        with pytest.raises(ValueError, match="prompt is not the beginning of chosen"):
+            example_of({"prompt": other, **whole})
+    for same in (ASKED, json.dumps(ASKED), "How old?"):
+        assert example_of({"prompt": same, **whole}).messages == ASKED
+
+
+def test_decimals_are_numbers(tmp_path):
+    """As tables from databases have them."""
+    given = {"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": Decimal("4.5"), "score_rejected": Decimal("1.25")}
+    (row,) = read(write(tmp_path / "x.parquet", [given | {"strength": Decimal("0.75")}]), "preference").rows
+    assert [one["score"] for one in row["answers"]] == [4.5, 1.25] and row["strength"] == 0.75
+
+
 def test_answers_of_several_turns_continue_the_prompt():
     rest = [{"role": "assistant", "content": "Which one?"}, {"role": "user", "content": "The tree."}]
     example = example_of({"prompt": ASKED, "chosen": [*rest, *ANSWERED], "rejected": [*rest, *WORSE]})
@@ -106,7 +124,7 @@ def test_the_only_list_of_rows_in_an_object_is_read(tmp_path, wrapped):
     "given", [{"train": ROWS, "test": ROWS}, {"messages": LONGER}, {"prompt": "a", "completion": "b", "seen": [{}]}, 7]
 )
 def test_an_object_with_no_list_of_rows_or_several_is_refused(tmp_path, given):
-    with pytest.raises(PedigreeError, match="x.json is not a JSON list of rows"):
+    with pytest.raises(PedigreeError, match=r"x\.json is not a JSON list of rows, nor an object with one"):
         read(write(tmp_path / "x.json", given))
 
 
@@ -114,7 +132,7 @@ def test_json_lines_under_the_name_of_json_are_read_as_such(tmp_path):
     (tmp_path / "x.json").write_text("\n".join(map(json.dumps, ROWS)))
     assert len(read(tmp_path / "x.json").rows) == 40 and list(row_files.read(tmp_path / "x.json"))[1][0] == "x.json:2"
     (tmp_path / "y.json").write_text(json.dumps(ROWS) + "]")
-    with pytest.raises(PedigreeError, match="y.json is not JSON: Extra data"):
+    with pytest.raises(PedigreeError, match=r"y\.json is not JSON: Extra data"):
         read(tmp_path / "y.json")
 
 
@@ -138,19 +156,6 @@ def test_damage_in_utf16_is_a_bad_row_among_good_ones(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe" + b"\n\x00".join(lines))
     loaded = read(tmp_path / "x.jsonl", max_bad_rows=1)
     assert len(loaded.rows) == 2 and [bad.place for bad in loaded.bad] == ["x.jsonl:2"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("x.jsonl", b""), ("x.jsonl", b"\n \n"), ("x.json", b"[]"), ("x.json", b""), ("x.json", b"\xef\xbb\xbf"), ("x.json", b'{"data": []}')],
-)
-def test_a_file_without_rows_is_called_empty(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(PedigreeError, match=r"^x is empty: it has no rows"):
-        read(tmp_path / name)
-    write(tmp_path / "x.parquet", [])
-    with pytest.raises(PedigreeError, match=r"^x is empty: it has no rows"):
-        read(tmp_path / "x.parquet")
 
 
 def test_an_empty_part_of_a_folder_is_no_mistake(tmp_path):

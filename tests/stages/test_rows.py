@@ -116,7 +116,8 @@ def test_the_same_tokens_are_never_good_and_bad(tmp_path):
     """Sides of one pair, and single answers to one prompt; what two people judged differently is no accident of tokens."""
     job = models.a_job(tmp_path)
     given = {
-        "pair+": ("ab", "cde", 1), "pair-": ("ab", "cdf", 0), "one": ("b", "cdef", 1), "other": ("b", "cdea", 0), "prompt": ("c", "cdef", 0),
+        "pair+": ("ab", "cde", 1), "pair-": ("ab", "cdf", 0), "one": ("b", "cdef", 1), "other": ("b", "cdea", 0),
+        "prompt": ("c", "cdef", 0),
         "same+": ("d", "e", 1), "same-": ("d", "e", 0), "good": ("e", "fgh", 1), "also good": ("e", "fghi", 1),
     }  # fmt: skip
     rows = [{"id": name, "source": "s", "text": text, "ended": True, "label": float(label)} for name, (_, text, label) in given.items()]
