@@ -98,8 +98,8 @@ def in_turn(messages: Sequence[Message], rules: OutOfTurn, is_whole: bool) -> li
         case "cut":
             turns = [turn for place, turn in enumerate(turns) if place not in late]
         case "join":
-            turns = [{**turn, "role": "user"} if place in late else turn for place, turn in enumerate(turns)]
-            turns = _joined(turns, lambda place: place in late or place - 1 in late)
+            asked: list[Message] = [{**turn, "role": "user"} if place in late else turn for place, turn in enumerate(turns)]
+            turns = _joined(asked, lambda place: place in late or place - 1 in late)
     if any(_may_join(*two) for two in pairwise(turns)) and _applied(rules, "same_role") == "join":
         turns = _joined(turns, lambda place: True)
     if is_whole and turns and turns[-1]["role"] == "user" and any(turn["role"] in MARKED for turn in turns):
