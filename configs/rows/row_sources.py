@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, field_validator, model_validator
 
-from pedigree.configs.base.frozen import Frozen, Many, canonical_json, named_once
+from pedigree.configs.base.frozen import Frozen, Many, added, canonical_json, named_once
 from pedigree.configs.base.hub_names import Repository, Revision
 from pedigree.configs.base.licenses import UNKNOWN, Licence
 from pedigree.configs.base.packaged import ASSETS, EMBEDDER
@@ -111,7 +111,7 @@ class Written(Licensed):
     max_bad_rows: int | float = Field(default=0, ge=0)
     """Maximum number of unusable rows to skip, or their maximum share of all rows if below 1. The evidence lists them with reasons; with
     more, the stage fails."""
-    out_of_turn: OutOfTurn = Field(default=OutOfTurn(), exclude_if=lambda value: value == OutOfTurn())
+    out_of_turn: OutOfTurn = added(OutOfTurn())
     """Conversations that begin with the assistant, have two turns of one role in a row, a system turn in the middle, or no last answer:
     refused by default. Not part of the identity while all are refused."""
 
