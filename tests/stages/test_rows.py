@@ -54,10 +54,11 @@ def test_singles_give_no_pair_and_nothing_but_singles_is_an_error():
 LONG = Document.of((1, 2, 3, 4, 5), (False, False, True, True, True))
 LATE = Document.of((1, 2, 3, 4, 5), (False, False, False, False, True))
 SHORT = Document.of((1, 2), (False, True))
+OTHER = Document.of((1, 3), (False, True))
 
 
 def fitted(tmp_path, too_long):
-    job, given = models.a_job(tmp_path), {"long": (LONG, SHORT), "late": (SHORT, LATE), "short": (SHORT, SHORT)}
+    job, given = models.a_job(tmp_path), {"long": (LONG, SHORT), "late": (SHORT, LATE), "short": (SHORT, OTHER)}
     documents = models.batch_of([(doc.ids, doc.trained.tolist()) for unit in given.values() for doc in unit], schema(5))
     rows, kept = fitting([{"id": name, "source": "s"} for name in given], models.units_of_batch(documents, 2), 4, job, too_long)
     return [row["id"] for row in rows], kept, json.loads((job.evidence / "counts.json").read_text())
