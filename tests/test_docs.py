@@ -168,7 +168,7 @@ REQUIRED = {
         "sampling": {"max_tokens": 8},
         "max_prompt_length": 8,
     },
-    "preference_train": {"loss": {"type": "dpo"}, "global_batch": 1, "max_length": 8},
+    "preference_train": {"loss": {"type": "dpo"}, "global_batch": 2, "max_length": 8},
     "reward_model": {"global_batch": 1, "max_length": 8},
     "sft": {"global_batch": 1, "max_length": 8},
 }

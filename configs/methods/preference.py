@@ -235,7 +235,8 @@ class Kto(Frozen):
     """Kahneman-Tversky optimization of single answers, desirable (D) or undesirable (U), against an estimate z₀ of the KL.
 
     z₀ is the mean log-ratio of the batch's answers paired with other prompts of the batch, clamped at 0, without gradient. A pair yields
-    one desirable and one undesirable answer; a single scored answer is desirable above `threshold`.
+    one desirable and one undesirable answer; a single scored answer is desirable above `threshold`. A step whose answers all have one
+    prompt has z₀ = 0: `steps_without_kl` counts them in the metrics, and training with only such steps is refused.
     """
 
     formula: ClassVar[str] = "λ_D (1 - σ(β(r - z₀))) for desirable answers, λ_U (1 - σ(β(z₀ - r))) for undesirable ones"

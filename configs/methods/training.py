@@ -161,7 +161,12 @@ class PreferenceTrain(HeldOutTraining):
     """Preference loss."""
 
     @model_validator(mode="after")
-    def _check_lists(self) -> Self:
+    def _check_kto(self) -> Self:
+        if isinstance(self.loss, Kto) and self.global_batch == 1:
+            raise ValueError(
+                "global_batch is 1, but kto estimates its KL on answers to other prompts of the global batch: use at least 2, better 8 or "
+                "more"
+            )
         if isinstance(self.loss, Kto) and self.lists != "best_vs_worst":
             raise ValueError(f"lists: {self.lists} would label the same answer desirable and undesirable for kto: use best_vs_worst")
         return self

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, field_validator, model_validator
 
-from pedigree.configs.base.frozen import Frozen, Many, canonical_json, named_once
+from pedigree.configs.base.frozen import Frozen, Many, added, canonical_json, named_once
 from pedigree.configs.base.hub_names import Repository, Revision
 from pedigree.configs.base.licenses import UNKNOWN, Licence
 from pedigree.configs.base.packaged import ASSETS, EMBEDDER
@@ -82,6 +82,27 @@ LAYOUT_COLUMNS = (
 """The columns that `data/sources/layouts.py` reads."""
 
 
+class OutOfTurn(Frozen):
+    """What becomes of conversations whose turns are in another order than user and assistant in alternation, after an optional system turn.
+
+    `refuse` makes the row a bad row, which counts toward `max_bad_rows`; `drop` leaves it out and counts it by its fault; `keep` leaves the
+    turns as they are, for which the chat template must have a form."""
+
+    assistant_first: Literal["refuse", "drop", "cut", "keep"] = "refuse"
+    """The first turn is the assistant's; `cut` leaves out what comes before the first user turn, except the system turn."""
+    late_system: Literal["refuse", "drop", "cut", "join", "keep"] = "refuse"
+    """A system turn is not the first one; `cut` leaves it out, `join` makes it a part of the user turn next to it."""
+    same_role: Literal["refuse", "drop", "join", "keep"] = "refuse"
+    """Two turns in a row have one role; `join` makes them one, with an empty line between their texts."""
+    user_last: Literal["refuse", "drop", "cut"] = "refuse"
+    """A conversation ends with the user's turn; `cut` leaves that turn out. Prompts do end with it."""
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Faults with which rows are kept."""
+        return frozenset(name for name, rule in self if rule == "keep")
+
+
 class Written(Licensed):
     """Third-party rows, some of which may be unusable."""
 
@@ -90,6 +111,9 @@ class Written(Licensed):
     max_bad_rows: int | float = Field(default=0, ge=0)
     """Maximum number of unusable rows to skip, or their maximum share of all rows if below 1. The evidence lists them with reasons; with
     more, the stage fails."""
+    out_of_turn: OutOfTurn = added(OutOfTurn())
+    """Conversations that begin with the assistant, have two turns of one role in a row, a system turn in the middle, or no last answer:
+    refused by default. Not part of the identity while all are refused."""
 
     @field_validator("max_bad_rows")
     @classmethod

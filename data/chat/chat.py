@@ -264,6 +264,12 @@ class Chat:
             begins = f"a conversation that begins with {messages[0]['content'][:80]!r}" if messages else "no messages"
             raise ChatError(f"the chat template in {self.folder} does not render {begins}: {type(error).__name__}: {error}") from error
         text, cursor = rendered[0], 0
+        lost = next((one["content"] for one in messages[1:] if one["role"] == "system" and one["content"].strip() not in text), None)
+        if lost is not None:
+            raise ChatError(
+                f"the chat template in {self.folder} leaves out a system turn that is not the first ({lost[:80]!r}): use another template, "
+                "or `out_of_turn: {late_system: join}` where the rows are read"
+            )
         pieces: list[tuple[str, bool]] = []
         for start, end in spans[0]:
             pieces += [(text[cursor:start], False), (text[start:end], True)]
@@ -338,7 +344,10 @@ class Chat:
     ) -> None:
         """Reject trained turns that the template opens differently than its generation prompt."""
         turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
-        end = next(place for place, message in enumerate(messages) if message["role"] in MARKED)
+        begins = [place for place in range(1, len(messages)) if messages[place]["role"] in MARKED and messages[place - 1]["role"] == "user"]
+        if not begins:  # no turn is one that a user asked for
+            return
+        end = begins[0]
         without, asked = ("".join(text for text, _ in self._pieces(messages[:end], ask, arguments)) for ask in (False, True))
         opening = asked.removeprefix(without)  # it may depend on the system's text, but not on later turns
         places = [place for place, (_, said) in enumerate(pieces) if said]
@@ -358,7 +367,7 @@ class Chat:
             return
         turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
         roles = [message["role"] for message in messages]
-        begins = [place for place, role in enumerate(roles) if role in MARKED and (not place or roles[place - 1] not in MARKED)]
+        begins = [place for place, role in enumerate(roles) if role == "assistant" or (role == CALL and roles[place - 1] not in MARKED)]
         first = trained_turns(turns, train_on).index(True)
         asked = "".join(text for text, _ in self._pieces(messages[: begins[first]], True, arguments))
         if not "".join(text for text, _ in pieces).startswith(asked):

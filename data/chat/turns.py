@@ -10,12 +10,14 @@ Tool calls are keys of the assistant's turn, or separate turns whose text is JSO
 put in the order of their calls, and rejected unless they belong to the first calls, one each; ids are not used otherwise.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count, pairwise
 from typing import Any
 
+from pedigree.configs.rows.row_sources import OutOfTurn
 from pedigree.data.chat.tools import calls_in, is_there
 from pedigree.data.records.messages import CALL, MARKED, RESULT
+from pedigree.data.records.messages import ROLES as SPEAKERS
 from pedigree.data.records.records import Message
 
 ROLES: Mapping[str, str] = {
@@ -28,6 +30,8 @@ ROLES: Mapping[str, str] = {
 """External role → ours."""
 CALLS = ("tool_calls", "function_call", "function_calls")
 """Keys of a turn with the assistant's calls; the first that is not blank is used."""
+BETWEEN = "\n\n"
+"""Between the texts of joined turns."""
 OF_CALLS = frozenset(CALLS)
 OF_TURNS: Mapping[str, str] = {
     **dict.fromkeys(("tools", "functions"), "what is offered stands in the row's column tools"),
@@ -66,6 +70,69 @@ def messages_from(turns: list[Any]) -> list[Message]:
         if message["role"] == CALL and before["role"] in MARKED and message.get("train") != before.get("train"):
             raise ValueError("a call has another mark or weight than the turn that it belongs to: give both the same")
     return messages
+
+
+class Dropped(ValueError):
+    """A row is left out as its source's `out_of_turn` specifies; the text is the name of the fault."""
+
+
+def in_turn(messages: Sequence[Message], rules: OutOfTurn, is_whole: bool) -> list[Message]:
+    """Cut and join turns that are out of order, as the rules specify; those that are refused or kept remain.
+
+    `is_whole`: the messages are a conversation, which ends with the assistant.
+
+    Raises:
+        Dropped: a rule drops the row.
+        ValueError: joined turns have different marks or weights.
+    """
+    turns = list(messages)
+    if not all(isinstance(turn["content"], str) for turn in turns):  # a bad row in any case
+        return turns
+    beginning = [turn["role"] for turn in turns if turn["role"] != "system"][:1]
+    if beginning == ["assistant"] and _applied(rules, "assistant_first") == "cut":
+        begin = next((place for place, turn in enumerate(turns) if turn["role"] == "user"), len(turns))
+        turns = [*(turn for turn in turns[:begin] if turn["role"] == "system"), *turns[begin:]]
+    first = next((place for place, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
+    late = {place for place, turn in enumerate(turns) if turn["role"] == "system" and place > first}
+    match late and _applied(rules, "late_system"):
+        case "cut":
+            turns = [turn for place, turn in enumerate(turns) if place not in late]
+        case "join":
+            asked: list[Message] = [{**turn, "role": "user"} if place in late else turn for place, turn in enumerate(turns)]
+            turns = _joined(asked, lambda place: place in late or place - 1 in late)
+    if any(_may_join(*two) for two in pairwise(turns)) and _applied(rules, "same_role") == "join":
+        turns = _joined(turns, lambda place: True)
+    if is_whole and turns and turns[-1]["role"] == "user" and any(turn["role"] in MARKED for turn in turns):
+        while _applied(rules, "user_last") == "cut" and turns[-1]["role"] in ("user", "system"):
+            turns.pop()
+    return turns
+
+
+def _applied(rules: OutOfTurn, fault: str) -> str:
+    """The rule for a fault that is there. Raises Dropped."""
+    rule = getattr(rules, fault)
+    if rule == "drop":
+        raise Dropped(fault)
+    return rule
+
+
+def _joined(turns: Sequence[Message], is_part: Callable[[int], bool]) -> list[Message]:
+    """The turns, with those at the given places joined to the turn before, if it has the same role."""
+    found = list(turns[:1])
+    for place, turn in enumerate(turns[1:], start=1):
+        before = found[-1]
+        if not _may_join(before, turn) or not is_part(place):
+            found.append(turn)
+            continue
+        if before.get("train") != turn.get("train"):
+            raise ValueError(f"message {place} has another mark or weight than the turn before, to which it is joined: give both the same")
+        content = BETWEEN.join(text for text in (before["content"], turn["content"]) if text.strip())
+        found[-1] = {**turn, "content": content}
+    return found
+
+
+def _may_join(before: Message, turn: Message) -> bool:
+    return before["role"] == turn["role"] and turn["role"] in SPEAKERS
 
 
 def _messages(turn: Any, number: int) -> list[Message]:

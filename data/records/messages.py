@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,14 +26,17 @@ LAST = {"assistant": MARKED, "user": ("user", RESULT)}
 SPELLED_CALL = re.compile(r"<tool_call>|<code>")
 """Tool calls written in the assistant's text, as Hermes and SmolLM3 do."""
 FINISH_REASONS = ("stop", "length")
+FAULTS = frozenset(("assistant_first", "same_role", "late_system"))
+"""Orders of turns with which sources may keep rows (`OutOfTurn` in `configs/rows/row_sources.py`)."""
 
 
-def message_problem(messages: Any, last: str) -> str | None:
+def message_problem(messages: Any, last: str, kept: Collection[str] = ()) -> str | None:
     """The first problem of a list of messages, or None.
 
     Well-formed: an optional system turn, then alternating user and assistant turns, beginning with the user, ending with `last` ("user" or
-    "assistant"); contents are non-empty texts; only assistant turns have `train`, and only the last one `finish_reason`. An assistant turn
-    may end with calls, followed by their results, which may be empty, and then by another assistant turn.
+    "assistant"), apart from the faults in `kept`; contents are non-empty texts; only assistant turns have `train`, and only the last one
+    `finish_reason`. An assistant turn may end with calls, followed by their results, which may be empty, and then by another assistant
+    turn.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         return "there are no messages"
@@ -41,7 +44,7 @@ def message_problem(messages: Any, last: str) -> str | None:
         problem = _problem_of_one(message, number, number == len(messages) - 1)
         if problem:
             return problem
-    return _problem_of_order(messages, last)
+    return _problem_of_order(messages, last, kept)
 
 
 def _problem_of_one(message: Any, number: int, is_last: bool) -> str | None:
@@ -68,16 +71,30 @@ def _problem_of_one(message: Any, number: int, is_last: bool) -> str | None:
     return None
 
 
-def _problem_of_order(messages: Sequence[Any], last: str) -> str | None:
+def fault_at(turns: Sequence[Any], number: int) -> str | None:
+    """The fault of a turn that is out of order, None if it has no name; `turns` are those after a first system turn."""
+    role, before = turns[number]["role"], turns[number - 1]["role"] if number else "system"
+    if role == before:
+        return "same_role"
+    if role == "system" or (number and before == "system"):
+        return "late_system"
+    return "assistant_first" if role == "assistant" and not number else None
+
+
+def _problem_of_order(messages: Sequence[Any], last: str, kept: Collection[str]) -> str | None:
     turns = messages[1:] if messages[0]["role"] == "system" else messages
     before = {"role": "system", "content": ""}
     for number, message in enumerate(turns):
         role = message["role"]
-        if role not in AFTER[before["role"]]:
-            return f"turn {number} is the {role}'s where the {AFTER[before['role']][0]}'s is due"
+        fault = fault_at(turns, number)
+        if role not in AFTER[before["role"]] and fault not in kept:
+            rule = f": see `out_of_turn.{fault}`" if fault else ""
+            return f"turn {number} is the {role}'s where the {AFTER[before['role']][0]}'s is due{rule}"
         if role == RESULT and before["role"] == "assistant" and not SPELLED_CALL.search(before["content"]):
             return f"turn {number} is the result of a call that was not made"
         before = message
+    if all(message["role"] != "user" for message in turns):
+        return "there is no turn of the user"
     if before["role"] == CALL and last == "user":
         return "the result of the last call is missing"
     if before["role"] not in LAST[last]:

@@ -71,6 +71,11 @@ class SourceRows:
     def rows(self) -> int:
         return sum(len(draft.index) for draft in self.drafts)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was read, usable or not."""
+        return not (self.rows or self.bad or self.source.left_out)
+
 
 @dataclass(frozen=True)
 class RowIndex:

@@ -69,7 +69,12 @@ def record_of(example: Example, record: RecordType, task: str | None, source: st
         case _:
             need = None
     if need:
-        raise ValueError(f"{record} rows need {need}, which this one lacks")
+        why = (
+            ": it ends with the user's turn, see `out_of_turn.user_last`"
+            if any(turn["role"] in MARKED for turn in example.messages)
+            else ""
+        )
+        raise ValueError(f"{record} rows need {need}, which this one lacks{why if record == 'conversation' else ''}")
     row: dict[str, Any] = {"source": source, "messages": example.messages}
     if example.template_arguments:
         row["template_arguments"] = example.template_arguments

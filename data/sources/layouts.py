@@ -2,14 +2,16 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-from pedigree.configs.rows.row_sources import RecordType
+from pedigree.configs.rows.row_sources import OutOfTurn, RecordType
 from pedigree.data.chat.tools import arguments_in, calls_in, is_there
-from pedigree.data.chat.turns import messages_from, refuse_more_than_messages
+from pedigree.data.chat.turns import in_turn, messages_from, refuse_more_than_messages
 from pedigree.data.records.messages import CALL, MARKED, divided, message_problem, text_and_calls
 from pedigree.data.records.records import Answer, Message
 from pedigree.data.sources import dialogues
@@ -20,6 +22,10 @@ from pedigree.data.sources.verifiable import verifier_of
 
 BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
 """Columns with a conversation or its beginning; the first that exists is used."""
+LIST = re.compile(r"\s*\[\s*[]{]")
+"""The beginning of a list of objects, or an empty list, as text."""
+IN_TURN = OutOfTurn()
+"""All faults are refused."""
 OTHER_ANSWERS = {"chosen", "rejected", "response1", "response2", "responses", "answers", "instruction"}
 """Columns of layouts with text-only answers."""
 
@@ -41,7 +47,7 @@ def unfolded(rows: Iterable[tuple[str, Any]], record: RecordType) -> Iterator[tu
             yield place, Unreadable(text_of(row), f"the tree of conversations lacks {lacks}")
 
 
-def example_of(row: Any, verifier: str | None = None) -> Example:
+def example_of(row: Any, verifier: str | None = None, rules: OutOfTurn = IN_TURN, record: RecordType | None = None) -> Example:
     """Parse a row in one of the common layouts; other columns are ignored.
 
         messages [, verifier]                               chat; the last turn is the user's or the assistant's
@@ -58,7 +64,8 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
         prompt, answers                                     transcript and ranked answers {answer, rank}, 1 is best (Nectar)
         messages | prompt, tool_calls                       chat whose last turn calls tools (xLAM's `query` and `answers`)
 
-    `conversation` and `context_messages` are other names for `messages`.
+    `conversation` and `context_messages` are other names for `messages`. A list of messages may be stored as JSON text; a `completion` or
+    `response` only next to a beginning that is, because an assistant may write JSON.
     A truncated sample has `finish_reason: length` in the assistant's turn, in an element of `answers`, or in the row if it has one answer;
     a pair has `finish_reason_chosen` and `finish_reason_rejected`. An element of `answers` may have a `win_rate`.
     Rows that their own dataset disowns are rejected: `problem_is_valid` or `solution_is_valid` other than yes, and `question_type: proof`
@@ -67,18 +74,21 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
     and a `strength`, the probability that chosen is better. See `data/chat/turns.py` for fields of turns. Every row may have
     `template_arguments` or `chat_template_kwargs`, a mapping or its JSON text, and the `tools` or `functions` that it offers.
 
-    `verifier` compares answers with the ground truth, overriding the row. Raises ValueError, one sentence, if the row cannot be read, or
-    has missing, empty or wrong-role messages.
+    `verifier` compares answers with the ground truth, overriding the row; `rules` apply to turns out of order, `record` is the type that
+    the row becomes. Raises ValueError, one sentence, if the row cannot be read, or has missing, empty or wrong-role messages, and Dropped
+    as `in_turn`.
     """
     if isinstance(row, Unreadable):
         raise ValueError(row.reason)
     try:
-        return _checked(replace(_parse(row, verifier), template_arguments=arguments_in(row)))
+        example = _parse(row, verifier, lambda messages: in_turn(messages, rules, record == "conversation"))
+        messages = in_turn(example.messages, rules, is_whole=False)
+        return _checked(replace(example, messages=messages, template_arguments=arguments_in(row)), rules.kept)
     except OverflowError as error:  # an integer too large for a float
         raise ValueError(str(error)) from error
 
 
-def _parse(row: Any, verifier: str | None) -> Example:
+def _parse(row: Any, verifier: str | None, ordered: Callable[[list[Message]], list[Message]]) -> Example:
     row = _named(row)
     if not isinstance(row, dict):
         raise ValueError("the row is not an object with named fields")
@@ -113,10 +123,12 @@ def _parse(row: Any, verifier: str | None) -> Example:
         row["verifier"] = verifier_of(row.get("dataset"), row.get("ground_truth"))
     for column in ("completion", "response"):
         if column in row:
-            messages = [*messages, *_chat(row[column])]
+            as_text = isinstance(_beginning(row)[1], str) and not isinstance(_stored(_beginning(row)[1]), str)
+            messages = [*messages, *_chat(_stored(row[column]) if as_text else row[column])]
             break
     if calls:
         messages = [*messages, *calls_in(row["tool_calls"], "tool_calls")]
+    messages = ordered(messages)
     if messages and messages[-1]["role"] in MARKED:
         return _answered(messages, row, own)
     return Example(messages, verifier=row.get("verifier"), source=own)
@@ -220,23 +232,29 @@ def _compared(row: dict[str, Any]) -> dict[str, Any]:
 
 def _number(value: Any) -> float | None:
     """The value if it is a finite number, else None."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+    return float(value) if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
 def _pair(row: dict[str, Any], own: str | None) -> Example:
     """Chosen and rejected: answers to a given beginning, or two whole chats with the same beginning."""
     if not {"chosen", "rejected"} <= set(row):
         raise ValueError("only one of chosen and rejected is there")
-    for side in ("chosen", "rejected"):
-        if isinstance(row[side], str) and _holds_messages(row[side]):
-            raise ValueError(f"{side} is a text with JSON in it, which would be taken for what an assistant says: store a list")
+    row = {**row, **{side: _stored(row[side]) for side in ("chosen", "rejected")}}
     before = _turns(row) if set(BEGINNINGS) & set(row) else None
     whole = before is None and is_transcript(row["chosen"]) and is_transcript(row["rejected"])
     chosen, rejected = ((messages_of if whole else _chat)(row[side]) for side in ("chosen", "rejected"))
     if len(chosen) > 1 or len(rejected) > 1:
         if chosen[:-1] != rejected[:-1]:
             raise ValueError("chosen and rejected do not answer the same beginning")
-        before = chosen[:-1]
+        if chosen[0]["role"] in MARKED:
+            before = [*(before or ()), *chosen[:-1]]
+        else:
+            column, given = _beginning(row) if before else ("", "")
+            if column == "prompt" and not isinstance(_stored(given), str) and before != chosen[:-1]:
+                raise ValueError(
+                    "prompt is not the beginning of chosen and rejected: correct it, or leave it out by `columns` of the source"
+                )
+            before = chosen[:-1]
     if before is None:
         raise ValueError("there is no prompt: neither messages, prompt nor conversations")
     for side, turns in (("chosen", chosen), ("rejected", rejected)):
@@ -260,26 +278,33 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
 
 
 def _turns(row: dict[str, Any]) -> list[Message]:
+    column, given = _beginning(row)
+    given = _stored(given)
+    if not isinstance(given, str):
+        return _chat(given)
+    if column != "prompt" and LIST.match(given):
+        raise ValueError(f"{column} is a text that begins as a list of messages, and is not one as JSON: store a list, or its JSON text")
+    return [{"role": "user", "content": given}]
+
+
+def _beginning(row: dict[str, Any]) -> tuple[str, Any]:
+    """(column with the conversation or its beginning, its value)."""
     for column in BEGINNINGS:
         if column in row:
-            given = row[column]
-            if not isinstance(given, str):
-                return _chat(given)
-            if given.lstrip().startswith("[{") and (column != "prompt" or _holds_messages(given)):
-                raise ValueError(f"{column} is a text with JSON in it, which would be taken for what a user says: store a list")
-            return [{"role": "user", "content": given}]
+            return column, row[column]
     raise ValueError("there are no messages")
 
 
-def _holds_messages(text: str) -> bool:
-    """Whether a text is a list of messages as JSON."""
-    if not text.lstrip().startswith("[{"):
-        return False
+def _stored(given: Any) -> Any:
+    """The list of messages in a JSON text; anything else is returned as it is."""
+    if not isinstance(given, str) or not LIST.match(given):
+        return given
     try:
-        turns = json.loads(text)
+        turns = json.loads(given)
     except (ValueError, RecursionError):
-        return False
-    return all(isinstance(turn, dict) and {"role", "from"} & set(turn) for turn in turns)
+        return given
+    are_messages = turns and all(isinstance(turn, dict) and {"role", "from"} & turn.keys() for turn in turns)
+    return turns if are_messages else given
 
 
 def _chat(given: Any) -> list[Message]:
@@ -289,8 +314,11 @@ def _chat(given: Any) -> list[Message]:
     return messages_from(given if isinstance(given, list) else [given])
 
 
-def _checked(example: Example) -> Example:
-    problem = message_problem(example.messages, last="user")
+def _checked(example: Example, kept: Collection[str]) -> Example:
+    if kept and example.answers:  # which may follow another turn than the user's
+        problem = message_problem([*example.messages, {"role": "assistant", "content": "."}], "assistant", kept)
+    else:
+        problem = message_problem(example.messages, "user", kept)
     if example.train is not None and not isinstance(example.train, bool):
         problem = f"the last turn has train {example.train!r}: true or false is meant"
     if not _is_json(example.verifier):

@@ -1,18 +1,19 @@
 """Row files: JSONL (optionally gzipped), JSON and Parquet; every row comes with its place."""
 
+import codecs
 import gzip
 import json
 import zlib
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF32_LE
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.row_sources import Stored
+from pedigree.configs.rows.row_sources import LAYOUT_COLUMNS, Stored
 from pedigree.data.artifacts import assets
 from pedigree.data.records.records import characters_in
 
@@ -32,6 +33,10 @@ EXCERPT, REASON = 200, 300
 """Maximum characters of a bad row, and of the reason, in its evidence."""
 GAP = " .. "
 """Replaces the omitted middle of a reason."""
+WITH_MARK = ("utf-16", "utf-32")
+"""Encodings that a byte order mark states."""
+OF_ROWS = frozenset(LAYOUT_COLUMNS) - {"dataset", "source"}
+"""Columns by which an object is a row and not a file's frame around its rows."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br", ".zip")
 """Suffixes of compressed files."""
 
@@ -64,6 +69,11 @@ class BadRow(NamedTuple):
     reason: str
     text: str
     """Its beginning."""
+    out_of_turn: str = ""
+    """The fault for which the source's rules drop it; such a row is none too many."""
+
+    def as_json(self) -> dict[str, str]:
+        return {name: value for name, value in self._asdict().items() if value or name != "out_of_turn"}
 
     @classmethod
     def of(cls, place: str, reason: str, row: Any) -> "BadRow":
@@ -206,10 +216,17 @@ def _in_lines(file: str, first: int, data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
-    """A stream's bytes without a byte order mark."""
-    yield stream.read(max(BLOCK_BYTES, len(BOM_UTF8))).removeprefix(BOM_UTF8)
-    while data := stream.read(BLOCK_BYTES):
-        yield data
+    """A stream's lines in UTF-8, without a byte order mark. Where it has one of UTF-16 or UTF-32, damaged characters become escapes, which
+    are not JSON. Raw carriage returns are never part of JSON texts, so they end lines if nothing else does."""
+    first = stream.read(max(BLOCK_BYTES, len(BOM_UTF32_LE)))
+    pieces = chain([first], iter(partial(stream.read, BLOCK_BYTES), b""))
+    encoding = json.detect_encoding(first)
+    if encoding in WITH_MARK:
+        pieces = map(str.encode, codecs.iterdecode(pieces, encoding, "backslashreplace"))
+    first = next(pieces, b"").removeprefix(BOM_UTF8)
+    by_return = b"\r" in first[:-1] and b"\n" not in first
+    for data in chain([first], pieces):
+        yield data.replace(b"\r", b"\n") if by_return else data
 
 
 def _decoded(line: bytes) -> str | Unreadable:
@@ -233,15 +250,31 @@ def _json(file: Path) -> Iterator[Block]:
         raise PedigreeError(
             f"{file.name} is too large for a JSON list ({size} > {LARGEST_JSON} bytes): convert it to a .jsonl file with `jq -c '.[]'`"
         )
+    data = file.read_bytes()
+    encoding = json.detect_encoding(data)
     try:
-        rows = _parsed(file.read_text(encoding="utf-8-sig"))
+        text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise PedigreeError(f"{file.name} is not UTF-8: {error}") from error
-    if isinstance(rows, Unreadable):
-        raise PedigreeError(f"{file.name} {rows.reason}")
-    if not isinstance(rows, list):
-        raise PedigreeError(f"{file.name} is not a JSON list of rows")
+        raise PedigreeError(f"{file.name} is not {encoding.removesuffix('-sig').upper()}: {error}") from error
+    found = _parsed(text) if text.strip() else []
+    if isinstance(found, Unreadable):
+        if isinstance(_parsed(text.lstrip().splitlines()[0]), dict):  # JSON Lines under another name
+            yield from _jsonl(file)
+            return
+        raise PedigreeError(f"{file.name} {found.reason}")
+    rows = _listed(found)
+    if rows is None:
+        raise PedigreeError(f"{file.name} is not a JSON list of rows, nor an object with one such list")
     yield from in_blocks((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
+
+
+def _listed(found: Any) -> list[Any] | None:
+    """The rows of a JSON file: a list, or the only one in an object that is not a row itself, as in `{"version": 1, "data": [...]}`."""
+    if not isinstance(found, dict) or found.keys() & OF_ROWS:
+        return found if isinstance(found, list) else None
+    lists = [value for value in found.values() if isinstance(value, list) and all(isinstance(one, dict) for one in value)]
+    filled = [rows for rows in lists if rows]
+    return filled[0] if len(filled) == 1 else [] if lists and not filled else None
 
 
 def _parquet(file: Path) -> Iterator[Block]:

@@ -32,6 +32,7 @@ from pedigree.configs.rows.row_sources import (
 from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import Artifact, sha256_file
+from pedigree.data.chat.turns import Dropped
 from pedigree.data.expectations.validation import row_problem
 from pedigree.data.records import records
 from pedigree.data.records.records import Item, RowGroup
@@ -101,6 +102,7 @@ class OpenSource:
     def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
         """Raise PedigreeError for too many bad rows or too few usable ones."""
         read, limit = usable + len(bad), self.max_bad_rows
+        bad = [row for row in bad if not row.out_of_turn]
         allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
         if len(bad) > allowed:
             counts = f"{len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}"
@@ -124,6 +126,7 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
             return _opened_rows(source, record, outside)
     name, blocks = _blocks(source, outside, beside)
     verifier, attributes, columns = None, {}, {}
+    rules = source.out_of_turn if isinstance(source, Written) else layouts.IN_TURN
     if isinstance(source, Read):
         verifier, attributes, columns = source.verifier, source.attributes, {} if isinstance(source, Hub) else source.columns
     if attributes:  # adjacent rows are grouped across block boundaries
@@ -133,7 +136,7 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
     def parse(block: Block) -> Parsed:
         rows = ((place, part, given.values) for at, row in block() for given in [select_columns(row, columns, beside)]
                 for place, part in layouts.unfolded([(at, given.row)], record))  # fmt: skip
-        return _parsed(rows, lambda row: _valid(layouts.example_of(row, verifier), record, task, name, outside))
+        return _parsed(rows, lambda row: _valid(layouts.example_of(row, verifier, rules, record), record, task, name, outside))
 
     return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source))
 
@@ -172,6 +175,8 @@ def _parsed(rows: Iterable[tuple[str, Any, Mapping[str, Any]]], make: Callable[[
             made.append(make(row))
             places.append(place)
             said.append(beside)
+        except Dropped as fault:
+            bad.append(BadRow.of(place, f"dropped by `out_of_turn.{fault}`", row)._replace(out_of_turn=str(fault)))
         except ValueError as error:
             bad.append(BadRow.of(place, str(error), row))
     return Parsed(made, bad, places, said)

@@ -57,7 +57,7 @@ def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> dict
 
 def _rows(graph: Graph, node: Node, artifact: Artifact) -> dict[str, Any]:
     counts = _evidence(artifact, "counts.json")
-    reasons = Counter(str(row.get("reason")) for row in _rows_in(artifact, "evidence/bad_rows.jsonl"))
+    reasons = Counter(str(row.get("reason")) for row in _rows_in(artifact, "evidence/bad_rows.jsonl") if not row.get("out_of_turn"))
     dropped = {str(reason): int(count) for reason, count in dict(counts.get("drops") or {}).items()}
     left = Counter[str]()
     for source in counts.get("per_source") or ():

@@ -31,7 +31,7 @@ from pedigree.stages.training.probe import probe
 from pedigree.stages.training.reference import Cached, Reference, online
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
-from pedigree.stages.training.training_rows import Row, fitting, gather, pairs, single_answers, split
+from pedigree.stages.training.training_rows import Row, fitting, gather, hashed, pairs, single_answers, split
 
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05}
 """Maximum |L_0 - L(policy = reference)| / max(1, L) if policy and reference are the same model; a larger difference means that their
@@ -117,7 +117,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("reading rows"):
         rows = comparisons(config, gather(inputs["preferences"].values()))
     every = units_of(rows, documents_of(config), chat, job, policy, inputs["preferences"].values())
-    kept, units = fitting(rows, every, config.max_length, job, config.too_long)
+    kept, units = fitting(rows, every, config.max_length, job, config.too_long, labelled=isinstance(config.loss, Kto))
     labels = [(row["label"], row.get("win_rates")) for row in kept]
     examples, held = (
         Mapped(side, lambda place: PreferenceExample(units[place], *labels[place])) for side in split(kept, config.holdout, config.seed)
@@ -128,6 +128,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             cached = Cached(given)
             cached.refuse_missing(kept, units, config.max_length)
     total = total_steps(len(examples), config.global_batch, config.epochs, config.max_steps)
+    of_kto = {"steps_without_kl": steps_without_kl(config, examples, total)} if isinstance(config.loss, Kto) else {}
     with job.busy("loading the model"):
         module = load_policy(policy, numerics, config.lora, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
@@ -175,7 +176,25 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     trainer.close()
     counted = "answers" if isinstance(config.loss, Kto) else "pairs"
     counts = {counted: len(examples), **({"held_out_pairs": len(held)} if config.holdout else {}), "steps": total}
-    return {**counts, "trained_tokens": state["trained_tokens"], "first_loss": state["first_loss"], **state["last"], **measured}
+    counts |= {"trained_tokens": state["trained_tokens"], **of_kto}
+    return {**counts, "first_loss": state["first_loss"], **state["last"], **measured}
+
+
+def steps_without_kl(config: PreferenceTrain, examples: Sequence[PreferenceExample], total: int) -> int:
+    """Number of steps whose answers all have the same prompt, so that KTO has nothing to estimate z₀ on and takes 0.
+
+    Raises:
+        StageError: all steps are such.
+    """
+    prompts = [hashed(doc.ids[: doc.prompt_length]) for example in examples for doc in example.unit]
+    steps = (step_rows(step, len(prompts), config.global_batch, config.shuffled_by) for step in range(total))
+    found = sum(len({prompts[i] for i in rows}) == 1 for rows in steps)
+    if found == total:
+        raise StageError(
+            f"each of {total} steps has answers to 1 prompt only, but kto estimates its KL on answers to other prompts of the same step: "
+            f"raise global_batch ({config.global_batch}), shuffle the rows (order: {config.order}), or add prompts ({len(set(prompts))})"
+        )
+    return found
 
 
 def train_step(

@@ -95,6 +95,10 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
             if config.draw == "after_filters":
                 laid, kept = laid.repeated(laid.drawn(drafts.taken, kept))
             kept = laid.ordered(kept, config.order)
+        if all(part.is_empty for part in drafts.taken):
+            raise StageError(
+                f"{', '.join(part.source.name for part in drafts.taken)}: empty, there is no row: add rows, or correct the source"
+            )
         counts = count(drafts.taken, laid, drops, kept)
         if not len(kept):
             bad = sum(len(part.bad) for part in drafts.taken)
@@ -111,7 +115,8 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
             job.doing("writing rows", rows, len(kept), "rows")
         with job.busy("writing evidence"):
             write_json(job.evidence / "statistics.json", statistics(config, drafts.taken, laid, kept))
-            bad_rows = [{"source": part.source.name, **row._asdict()} for part in drafts.taken for row in part.bad]
+            by_fault = sum(map(faults, drafts.taken), Counter[str]())
+            bad_rows = [{"source": part.source.name, **row.as_json()} for part in drafts.taken for row in part.bad]
             write_json(job.evidence / "counts.json", counts)
             write_rows(job.evidence / "drops.jsonl", excerpts(laid, drops, config))
             write_rows(job.evidence / "bad_rows.jsonl", bad_rows)
@@ -122,8 +127,8 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {
         "rows": len(kept),
         "sources": counts["sources"],
-        "dropped": counts["drops"],
-        "bad_rows": len(bad_rows),
+        "dropped": counts["drops"] | by_fault,
+        "bad_rows": len(bad_rows) - by_fault.total(),
         "planted_leaks": sum(number for name, number in counts["sources"].items() if name.startswith(LEAK)),
         "validation": recorded(verdict),
     }
@@ -167,6 +172,11 @@ def prove_verifier(source: DataSource) -> None:
                 raise StageError(f"verifier {example.verifier} scores {text!r} {verdict.score}, not {expected}: {verdict.reason}")
 
 
+def faults(part: SourceRows) -> Counter[str]:
+    """Fault → number of rows that the source's `out_of_turn` drops."""
+    return Counter(row.out_of_turn for row in part.bad if row.out_of_turn)
+
+
 def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop], kept: Numbers) -> dict[str, Any]:
     """Rows read, dropped and kept, in total and per source in recipe order. Rows that are not drawn count as not read."""
     gone = np.fromiter(drops, np.int64, len(drops))
@@ -177,7 +187,9 @@ def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop]
         mine = kept[laid.sources[kept] == number]
         once = int((mine < laid.read).sum())
         seen = once + reasons.total()
-        left_out = {**part.source.left_out, "malformed": len(part.bad), "not drawn": part.rows - seen}
+        by_fault = faults(part)
+        malformed = len(part.bad) - by_fault.total()
+        left_out = {**part.source.left_out, **by_fault, "malformed": malformed, "not drawn": part.rows - seen}
         per_source.append(
             {
                 "source": part.source.name,

@@ -4,7 +4,7 @@ Rows are sequences that recompute their items on each access; a stage keeps only
 """
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 from typing import Any
@@ -20,6 +20,8 @@ from pedigree.stages.job.job import Job
 from pedigree.stages.training.token_cache import Units
 
 Row = dict[str, Any]
+EQUAL, EQUAL_CUT = "equal answers", "equal answers after truncation"
+"""Reasons for dropping pairs that differ in no token."""
 
 
 def gather(artifacts: Iterable[Artifact]) -> Sequence[Row]:
@@ -142,9 +144,36 @@ def _answer(row: Row, place: int) -> Row:
     return {name: row[name] for name in ("id", "source", "messages")} | fields | records.context_of(row)
 
 
-def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_long: TooLong = "drop") -> tuple[Sequence[Row], Units]:
-    """The rows whose documents fit, after truncation if configured, with their documents. Dropped rows are counted and listed in the
-    evidence. Only dropped rows are read.
+def indistinguishable(rows: Sequence[Row], units: Units, labelled: bool) -> list[int]:
+    """Places of pairs of equal documents and, if `labelled`, of different answers that have become equal documents, good and bad.
+
+    One and the same answer, labelled good and bad, remains: judgments may disagree.
+    """
+    if not labelled:
+        return [place for place, unit in enumerate(units) if len(unit) > 1 and unit[0] == unit[1]] if units.lengths_RD.shape[1] > 1 else []
+    places: dict[tuple[bytes, int], list[int]] = defaultdict(list)
+    for place, (doc,) in enumerate(units):
+        places[hashed(doc.ids), doc.prompt_length].append(place)
+    found = []
+    for group in places.values():
+        answers = [rows[place] for place in group] if len(group) > 1 else []
+        if len({row["label"] for row in answers}) > 1 and len({(row["text"], row["ended"]) for row in answers}) > 1:
+            found += group
+    return sorted(found)
+
+
+def hashed(ids_T: np.ndarray) -> bytes:
+    """Hash of token ids, for comparisons within a job."""
+    return hashlib.sha256(ids_T.tobytes()).digest()
+
+
+def fitting(
+    rows: Sequence[Row], units: Units, max_length: int, job: Job, too_long: TooLong = "drop", labelled: bool = False
+) -> tuple[Sequence[Row], Units]:
+    """The rows whose documents fit, after truncation if configured, and differ where they are compared, with their documents. Dropped rows
+    are counted and listed in the evidence. Only they, and answers with equal tokens, are read.
+
+    `labelled`: rows are single answers with a `label`.
 
     Raises:
         StageError: no row is left.
@@ -156,10 +185,16 @@ def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_lo
         for row in np.flatnonzero(long_R & ~untrained_R):
             untrained_R[row] = any(doc.cut(max_length).num_trained == 0 for doc in units[int(row)])
     dropped_R = untrained_R if too_long == "truncate" else long_R | untrained_R
+    fit, equal_R = np.flatnonzero(~dropped_R), np.zeros(len(rows), dtype=np.bool_)
+    equal_R[fit[indistinguishable(Mapped(fit, lambda place: rows[int(place)]), units.taken(fit, max_length), labelled)]] = True
+    dropped_R |= equal_R
     if job.rank == 0:
         drops = []
         for place in np.flatnonzero(dropped_R).tolist():
-            reason = "no trained token" if too_long == "truncate" or not long_R[place] else f"longer than max_length {max_length}"
+            if equal_R[place]:
+                reason = EQUAL_CUT if long_R[place] else EQUAL
+            else:
+                reason = "no trained token" if too_long == "truncate" or not long_R[place] else f"longer than max_length {max_length}"
             row = rows[place]
             drops.append({"id": row["id"], "source": row["source"], "reason": reason, "length": int(longest_R[place])})
         write_rows(job.evidence / "drops.jsonl", drops)
@@ -170,5 +205,14 @@ def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_lo
         write_json(job.evidence / "counts.json", counted)
     kept = np.flatnonzero(~dropped_R)
     if not len(kept):
-        raise StageError(f"none of {len(rows)} rows is left: all are longer than max_length {max_length} or train no token")
+        raise StageError(
+            f"none of {len(rows)} rows is left: all are longer than max_length {max_length}, train no token, or compare answers that are "
+            "equal after truncation"
+        )
+    if equal_R.any():
+        what = "answers" if labelled else "pairs"
+        job.marks.append(
+            f"{np.count_nonzero(equal_R)} of {len(rows)} {what} were not trained or measured: better and worse answer have the same tokens "
+            f"within max_length {max_length}"
+        )
     return Mapped(kept, lambda place: rows[int(place)]), units.taken(kept, max_length)

@@ -35,16 +35,16 @@ Case = tuple[str, RecordType, str, int, dict[int, str]]
 """(data set, record, split, usable rows, number of each other row → why it is refused)"""
 CASES: list[Case] = [
     ("allenai/tulu-3-sft-mixture", "conversation", "train", 8, {
-        7: "conversation rows need an answer, which this one lacks",  # it ends with the user's turn
+        7: "conversation rows need an answer, which this one lacks: it ends with the user's turn, see `out_of_turn.user_last`",
         8: "the answer is empty",
         9: "there are no messages",
         10: "the answer is empty",  # null
-        11: "turn 1 is the user's where the assistant's is due",
+        11: "turn 1 is the user's where the assistant's is due: see `out_of_turn.same_role`",
     }),
     ("allenai/tulu-3-sft-olmo-2-mixture-0225", "conversation", "train", 5, {
         4: "turn 1 is the tool's where the assistant's is due",
-        5: "turn 2 is the system's where the user's is due",
-        6: "turn 0 is the assistant's where the user's is due",
+        5: "turn 2 is the system's where the user's is due: see `out_of_turn.late_system`",
+        6: "turn 0 is the assistant's where the user's is due: see `out_of_turn.assistant_first`",
     }),
     ("allenai/llama-3.1-tulu-3-8b-preference-mixture", "preference", "train", 5, {
         4: OTHER_BEGINNING,

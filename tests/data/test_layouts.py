@@ -211,11 +211,6 @@ REFUSED = {
     "overall_preference is 0: neither response is the better one": compared(0),
     "overall_preference None is no number": compared(None),
     "overall_preference 'much better' is no number": compared("much better"),
-    "messages is a text with JSON in it, which would be taken for": {"messages": '[{"role": "user", "content": "Hello."}]'},
-    "prompt is a text with JSON in it, which would be taken for": {"prompt": '[{"from": "human", "value": "Hello."}]'},
-    "rejected is a text with JSON in it, which would be taken for what an assistant says": {
-        "prompt": "Hello.", "chosen": "[{", "rejected": ' [{"role": "assistant", "content": "Hi."}]'
-    },
     "there are no messages": {"response1": "one", "response2": "two", "overall_preference": 1},
     r"the last turn is the assistant's, not the user's": compared(1, [turn("user", "Hello."), turn("assistant", "Hello!")]),
 }  # fmt: skip

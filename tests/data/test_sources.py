@@ -255,7 +255,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
 
 @pytest.mark.parametrize("suffix, says", [("jsonl", ":1: is not UTF-8"), ("json", " is not UTF-8"), ("parquet", " is not Parquet")])
 def test_a_file_of_another_form_is_named(tmp_path, suffix, says):
-    (tmp_path / f"x.{suffix}").write_bytes(b"\xff\xfe")
+    (tmp_path / f"x.{suffix}").write_bytes(b"\xff\xfd")
     with pytest.raises(PedigreeError, match=f"x.{suffix}{says}"):
         read(tmp_path / f"x.{suffix}")
 

@@ -62,7 +62,7 @@ def test_an_answer_is_asked_for_by_a_user_or_a_result(turns):
     ("turns", "last", "problem"),
     [
         ("uta", "assistant", "turn 1 is the tool's where the assistant's is due"),
-        ("ata", "assistant", "turn 0 is the assistant's where the user's is due"),
+        ("ata", "assistant", "turn 0 is the assistant's where the user's is due: see `out_of_turn.assistant_first`"),
         ("uata", "assistant", "turn 2 is the result of a call that was not made"),
         ("uca", "assistant", "turn 2 is the assistant's where the tool's is due"),
         ("ucua", "assistant", "turn 2 is the user's where the tool's is due"),

@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 from data_lab import publish, rows_of, run_stage, seal
 from models import IMPORTS, a_job
+from pyarrow import Table, parquet
 from row_reading import read_rows
 
 from pedigree.configs.base.problems import PedigreeError
@@ -120,6 +121,33 @@ def test_an_empty_file_is_no_fault_of_others_and_a_byte_order_mark_is_no_part_of
     sources = [{"type": "files", "path": name, "max_bad_rows": 1} for name in ("none.jsonl", "torn.jsonl")]
     with pytest.raises(StageError, match=r"no row is left of 0 \(dropped: {}\), and 1 more are malformed"):
         run_stage(tmp_path / "nothing", "prepare_data", {**config, "sources": sources}, files=given)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n \r\n", b"\xef\xbb\xbf"])
+def test_a_file_without_rows_is_called_empty(tmp_path, data):
+    files = {name: tmp_path / name for name in ("a.jsonl", "b.json", "c.parquet")}
+    files["a.jsonl"].write_bytes(data)
+    files["b.json"].write_bytes(data or b'{"data": []}')
+    parquet.write_table(Table.from_pylist([]), files["c.parquet"])
+    for name in files:
+        config = {"record": "conversation", "sources": [{"type": "files", "path": name}]}
+        with pytest.raises(StageError, match=rf"^{name[0]}: empty, there is no row"):
+            run_stage(tmp_path / "made" / name, "prepare_data", config, files=files)
+
+
+def test_rows_that_a_rule_drops_are_counted_by_their_fault_beside_those_that_filters_drop(tmp_path):
+    turns = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")]
+    rows = [{"messages": turns}, {"messages": turns[1:]}, {"messages": [turns[0], *turns[2:]]}, {"messages": turns[:3]}, {"messages": []}]
+    write_rows(tmp_path / "x.jsonl", rows)
+    rules = {"assistant_first": "drop", "same_role": "drop", "user_last": "cut"}
+    config = {"record": "conversation", "sources": [{"type": "files", "path": "x.jsonl", "max_bad_rows": 1, "out_of_turn": rules}]}
+    made = run_stage(tmp_path / "made", "prepare_data", config, files={"x.jsonl": tmp_path / "x.jsonl"})
+    assert sorted(len(row["messages"]) for row in rows_of(made)) == [2, 4]
+    metrics, faults = made.record.metrics, {"assistant_first": 1, "same_role": 1}
+    assert (metrics["dropped"], metrics["bad_rows"]) == (faults, 1)
+    (source,) = evidence(made, "counts.json")["per_source"]
+    assert source["left_out"] == faults | {"malformed": 1}
+    assert [row.get("out_of_turn") for row in read_rows(made.evidence / "bad_rows.jsonl")] == ["assistant_first", "same_role", None]
 
 
 def test_a_row_left_out_by_id_goes_with_its_copies_and_its_text_and_a_slip_of_the_pen_is_told(tmp_path):

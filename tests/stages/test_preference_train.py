@@ -1,5 +1,6 @@
 """Preference training around its losses: one gradient for every cut of the batch, references of every kind, refusals."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -354,6 +355,42 @@ def test_lists_become_the_pairs_that_are_asked_for():
 def test_kto_refuses_pairs_in_which_one_answer_is_good_and_bad():
     with pytest.raises(ValueError, match="adjacent would label the same answer"):
         config({"type": "kto"}, lists="adjacent")
+
+
+def test_kto_refuses_a_batch_of_one_answer_which_has_no_other_prompt():
+    with pytest.raises(ValueError, match="global_batch is 1, but kto estimates its KL on answers to other prompts"):
+        config({"type": "kto"}, global_batch=1)
+    config({"type": "dpo"}, global_batch=1)
+
+
+def test_kto_refuses_rows_of_which_no_step_has_two_prompts_before_a_model_is_loaded(tmp_path, policy):
+    """The sides of each pair follow each other in the data, so that two answers in its order are always to one prompt."""
+    data = models.dataset(tmp_path / "data", "preference", certain(4))
+    with pytest.raises(StageError, match=r"each of 4 steps has answers to 1 prompt only.*global_batch \(2\).*order: given.*prompts \(4\)"):
+        run(tmp_path / "job", data, policy, {"type": "kto"}, global_batch=2, order="given")
+    assert not (tmp_path / "job/curve.jsonl").exists()
+
+
+def test_kto_counts_the_steps_in_which_nothing_could_be_mismatched(tmp_path, policy):
+    """Six answers in their order, in batches of four: the second has both sides of the third pair alone."""
+    data = models.dataset(tmp_path / "data", "preference", certain(3))
+    metrics, curve = run(tmp_path / "job", data, policy, {"type": "kto"}, global_batch=4, order="given", epochs=2)
+    assert metrics["steps_without_kl"] == 2 and metrics["steps"] == 4
+    assert curve[1]["kl"] == curve[3]["kl"] == 0
+
+
+def test_sides_that_are_equal_after_truncation_are_not_trained_by_either_kind_of_loss(tmp_path, policy):
+    """Two of four pairs differ after the cut alone."""
+    given = certain(4)
+    for row in given[:2]:
+        row["answers"] = answers(("yes " * 40 + "yes", None), ("yes " * 40 + "no", None))
+    data = models.dataset(tmp_path / "data", "preference", given)
+    for loss, counted, kept in (("dpo", "pairs", 2), ("kto", "answers", 4)):
+        fields = {"max_length": 32, "too_long": "truncate", "global_batch": 4}
+        metrics, _ = run(tmp_path / loss, data, policy, {"type": loss}, **fields)
+        assert metrics[counted] == kept
+        (dropped,) = json.loads((models.a_job(tmp_path / loss).evidence / "counts.json").read_text())["dropped"]
+        assert dropped == {"source": "test", "reason": "equal answers after truncation", "rows": 2 if loss == "dpo" else 4}
 
 
 def test_the_stage_trains_alike_under_every_cut(tmp_path, policy):

@@ -116,6 +116,36 @@ def test_the_models_own_template_is_kept_or_missed_by_name(sourced, tmp_path, ll
         run_stage(tmp_path / "no", "source_model", OWN, files={"given": bare})
 
 
+IRREGULAR = {
+    "assistant_first": [assistant("Hello!"), *PROBE],
+    "same_role": [user("Well."), user("What is 1 + 1?"), assistant("2"), assistant("Two, that is.")],
+    "late_system": [*PROBE[:2], {"role": "system", "content": "Be brief."}, *PROBE[2:]],
+}
+
+
+REFUSED = {(name, "late_system") for name in ("llama3_1", "mistral", "gemma", "qwen", "smollm3")}
+"""Those that would leave out the system's text, or raise an error."""
+
+
+@pytest.mark.parametrize("fault", IRREGULAR)
+@pytest.mark.parametrize("name", ["chatml", *SHIPPED])
+def test_a_template_renders_all_turns_that_are_kept_out_of_order_or_refuses_them(sourced, name, fault):
+    """And what the assistant says is trained in every turn, and nothing else."""
+    made, messages = sourced(name, chat_template=name), IRREGULAR[fault]
+    chat = Chat(made.payload)
+    try:
+        ids, mask = chat.training(messages)
+    except ChatError as error:
+        assert (name, fault) in REFUSED, error
+        return
+    assert (name, fault) not in REFUSED
+    text = chat.tokenizer.decode(ids)
+    assert all(message["content"] in text for message in messages)
+    trained = chat.tokenizer.decode([token for token, is_trained in zip(ids, mask, strict=True) if is_trained])
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    assert all(one in trained for one in said) and not any(one["content"] in trained for one in messages if one["role"] != "assistant")
+
+
 def test_the_end_of_a_turn_is_read_off_the_template():
     found = {path.stem: end_of_turn(path.read_text()) for path in TEMPLATES.glob("*.jinja")}
     chatml = dict.fromkeys(("chatml", "qwen", "smollm3"), "<|im_end|>")

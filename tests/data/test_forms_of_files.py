@@ -1,0 +1,179 @@
+"""Rows as other tools write them: lists of messages as text, lists within an object, other encodings and line ends, nothing at all."""
+
+import json
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import Table, parquet
+from row_reading import Loaded, load
+
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.rows.row_sources import Files, RecordType
+from pedigree.data.sources import row_files
+from pedigree.data.sources.layouts import example_of
+from pedigree.data.sources.sources import Outside
+
+ASKED, ANSWERED = [{"role": "user", "content": "How old is it?"}], [{"role": "assistant", "content": "Ninety years."}]
+WORSE = [{"role": "assistant", "content": "No idea."}]
+SHAREGPT = [{"from": "human", "value": "How old is it?"}, {"from": "gpt", "value": "Ninety years."}]
+LONGER = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello!"}, *ASKED]
+
+
+def read(path: Path, record: RecordType = "conversation", **fields: Any) -> Loaded:
+    source = Files.model_validate({"type": "files", "path": path.name, **fields})
+    return load(source, record, None, Outside(files={path.name: path}))
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    if path.suffix == ".parquet":
+        parquet.write_table(Table.from_pylist(rows), path)
+    else:
+        path.write_text(json.dumps(rows, indent=1) if path.suffix == ".json" else "\n".join(map(json.dumps, rows)))
+    return path
+
+
+CONVERSATIONS = {
+    "prompt and completion": {"prompt": ASKED, "completion": ANSWERED},
+    "messages": {"messages": [*ASKED, *ANSWERED]},
+    "ShareGPT": {"conversations": SHAREGPT},
+}
+PREFERENCES = {
+    "prompt, chosen and rejected": {"prompt": ASKED, "chosen": ANSWERED, "rejected": WORSE},
+    "whole conversations": {"chosen": [*ASKED, *ANSWERED], "rejected": [*ASKED, *WORSE]},
+    "a prompt and whole conversations": {"prompt": "How old is it?", "chosen": [*ASKED, *ANSWERED], "rejected": [*ASKED, *WORSE]},
+}
+
+
+def as_text(row: dict[str, Any]) -> dict[str, str]:
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("stored", [dict, as_text], ids=["lists", "text"])
+def test_lists_of_messages_are_read_as_lists_and_as_text(tmp_path, suffix, stored):
+    for number, given in enumerate(CONVERSATIONS.values()):
+        (row,) = read(write(tmp_path / f"c{number}.{suffix}", [stored(given)])).rows
+        assert row["messages"] == [*ASKED, *ANSWERED]
+    for number, given in enumerate(PREFERENCES.values()):
+        (row,) = read(write(tmp_path / f"p{number}.{suffix}", [stored(given)]), "preference").rows
+        assert (row["messages"], [one["text"] for one in row["answers"]]) == (ASKED, ["Ninety years.", "No idea."])
+    (row,) = read(write(tmp_path / f"p.{suffix}", [stored({"messages": LONGER})]), "prompt").rows
+    assert row["messages"] == LONGER
+
+
+def test_text_that_is_meant_as_text_remains_text():
+    """JSON that a user asks about, or that an assistant is to write, is no conversation."""
+    rows = json.dumps([{"name": "a", "role": "admin"}, 7])
+    assert example_of({"prompt": rows, "completion": "x"}).messages[0]["content"] == rows
+    written = json.dumps([{"role": "assistant", "content": "Hello."}])
+    assert example_of({"prompt": "Write a message.", "completion": written}).answer == written
+    assert example_of({"messages": "[INST] is a mark.", "completion": "x"}).messages[0]["content"] == "[INST] is a mark."
+
+
+@pytest.mark.parametrize(
+    "text", ["[{'role': 'user', 'content': 'Hello.'}]", '[{"role": "user", "content": "Hel', "[]", '[{"content": "a"}]', "[ {}, 7]"]
+)
+def test_text_that_begins_as_a_list_of_messages_and_is_none_is_refused(text):
+    """As `str` or numpy writes lists into a CSV file."""
+    with pytest.raises(ValueError, match="messages is a text that begins as a list of messages, and is not one as JSON"):
+        example_of({"messages": text, "completion": "x"})
+
+
+def test_turns_of_a_prompt_beside_whole_conversations_are_their_beginning():
+    """Otherwise a system turn that the prompt alone has would be lost without a word; a text is no turn and not compared."""
+    whole = {"chosen": [*ASKED, *ANSWERED], "rejected": [*ASKED, *WORSE]}
+    system = [{"role": "system", "content": "Be brief."}, *ASKED]
+    for other in (system, json.dumps(system), LONGER[:1]):
+        with pytest.raises(ValueError, match="prompt is not the beginning of chosen"):
+            example_of({"prompt": other, **whole})
+    for same in (ASKED, json.dumps(ASKED), "How old?"):
+        assert example_of({"prompt": same, **whole}).messages == ASKED
+
+
+def test_decimals_are_numbers(tmp_path):
+    """As tables from databases have them."""
+    given = {"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": Decimal("4.5"), "score_rejected": Decimal("1.25")}
+    (row,) = read(write(tmp_path / "x.parquet", [given | {"strength": Decimal("0.75")}]), "preference").rows
+    assert [one["score"] for one in row["answers"]] == [4.5, 1.25] and row["strength"] == 0.75
+
+
+def test_answers_of_several_turns_continue_the_prompt():
+    rest = [{"role": "assistant", "content": "Which one?"}, {"role": "user", "content": "The tree."}]
+    example = example_of({"prompt": ASKED, "chosen": [*rest, *ANSWERED], "rejected": [*rest, *WORSE]})
+    assert (example.messages, example.answer, example.rejected) == ([*ASKED, *rest], "Ninety years.", "No idea.")
+    with pytest.raises(ValueError, match="do not answer the same beginning"):
+        example_of({"prompt": ASKED, "chosen": [*rest, *ANSWERED], "rejected": WORSE})
+
+
+ROWS = [{"prompt": f"Größe {number} 🌳?", "completion": "b"} for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    "wrapped", [{"data": ROWS}, {"version": "1.1", "tags": ["a"], "rows": ROWS, "source": "x"}, {"train": ROWS, "test": []}]
+)
+def test_the_only_list_of_rows_in_an_object_is_read(tmp_path, wrapped):
+    loaded = read(write(tmp_path / "x.json", wrapped))  # pyright: ignore[reportArgumentType]
+    assert [row["messages"][0]["content"] for row in loaded.rows] == [row["prompt"] for row in ROWS]
+    assert next(row_files.read(tmp_path / "x.json"))[0] == "x.json[0]"
+
+
+@pytest.mark.parametrize(
+    "given", [{"train": ROWS, "test": ROWS}, {"messages": LONGER}, {"prompt": "a", "completion": "b", "seen": [{}]}, 7]
+)
+def test_an_object_with_no_list_of_rows_or_several_is_refused(tmp_path, given):
+    with pytest.raises(PedigreeError, match=r"x\.json is not a JSON list of rows, nor an object with one"):
+        read(write(tmp_path / "x.json", given))
+
+
+def test_json_lines_under_the_name_of_json_are_read_as_such(tmp_path):
+    (tmp_path / "x.json").write_text("\n".join(map(json.dumps, ROWS)))
+    assert len(read(tmp_path / "x.json").rows) == 40 and list(row_files.read(tmp_path / "x.json"))[1][0] == "x.json:2"
+    (tmp_path / "y.json").write_text(json.dumps(ROWS) + "]")
+    with pytest.raises(PedigreeError, match=r"y\.json is not JSON: Extra data"):
+        read(tmp_path / "y.json")
+
+
+@pytest.mark.parametrize("block", [1000, 1 << 22])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["LF", "CRLF", "CR"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_any_encoding_of_unicode_and_any_line_end_gives_the_same_rows(tmp_path, monkeypatch, encoding, end, block):
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", block)
+    mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""
+    lines = mark + end.join(json.dumps(row, ensure_ascii=False) for row in ROWS) + end
+    (tmp_path / "x.jsonl").write_bytes(lines.encode(encoding))
+    found = list(row_files.read(tmp_path / "x.jsonl"))
+    assert [row for _, row in found] == ROWS and [place for place, _ in found] == [f"x.jsonl:{number}" for number in range(1, 41)]
+    (tmp_path / "x.json").write_bytes((mark + json.dumps(ROWS, ensure_ascii=False, indent=1).replace("\n", end)).encode(encoding))
+    assert [row for _, row in row_files.read(tmp_path / "x.json")] == ROWS
+
+
+def test_damage_in_utf16_is_a_bad_row_among_good_ones(tmp_path):
+    lines = [json.dumps(row, ensure_ascii=False).encode("utf-16-le") for row in ROWS[:3]]
+    lines[1] = lines[1].replace("ö".encode("utf-16-le"), b"\x00\xdc")  # the second half of a pair, alone
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe" + b"\n\x00".join(lines))
+    loaded = read(tmp_path / "x.jsonl", max_bad_rows=1)
+    assert len(loaded.rows) == 2 and [bad.place for bad in loaded.bad] == ["x.jsonl:2"]
+
+
+def test_an_empty_part_of_a_folder_is_no_mistake(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/a.jsonl").write_bytes(b"")
+    write(tmp_path / "set/b.jsonl", ROWS)
+    assert len(read(tmp_path / "set").rows) == 40
+
+
+def test_columns_that_are_not_read_may_hold_anything(tmp_path):
+    """Dates, decimals, bytes, integers of any size and nulls beside what is read."""
+    beside = {"at": date(2024, 1, 1), "price": Decimal("1.50"), "raw": b"\xff", "more": {"none": None, "at": date(2024, 1, 2)}}
+    (row,) = read(write(tmp_path / "x.parquet", [{"prompt": "a", "completion": "b", **beside}])).rows
+    (tmp_path / "y.jsonl").write_text('{"prompt": "a", "completion": "b", "id": 1' + "0" * 400 + ', "seen": NaN}')
+    assert row["messages"] == read(tmp_path / "y.jsonl").rows[0]["messages"]
+
+
+@pytest.mark.parametrize("row", [{"prompt": date(2024, 1, 1), "completion": "b"}, {"prompt": "a", "completion": 10**400}])
+def test_what_is_read_and_is_no_text_is_a_bad_row(row):
+    with pytest.raises(ValueError, match=r"is not \{role, content\}|has no text"):
+        example_of(row)
