@@ -90,11 +90,19 @@ clean: ## Removes the environment and caches; artifacts and checkpoints stay
 	rm -rf .venv .pytest_cache .ruff_cache site *.egg-info
 	find configs data stages pipelines tests -name __pycache__ -prune -exec rm -rf {} +
 
+# The folder that .venv was made in, and the one that its files name now: they are renamed where the clone was moved.
+MADE_IN := $(shell sed -n 's|^command = .* \(/.*\)/\.venv$$|\1|p' .venv/pyvenv.cfg 2>/dev/null)
+NAMED := $(or $(shell cat .venv/named 2>/dev/null),$(MADE_IN))
+ifneq ($(or $(NAMED),$(CURDIR)),$(CURDIR))
+$(info ==> this folder was $(NAMED): .venv gets its new name)
+$(info $(shell .venv/bin/python requirements/moved.py '$(NAMED)' '$(CURDIR)' 2>&1))
+endif
+
 # Each step of the set-up leaves a stamp named after what it was made from: it runs again when that changes, and the steps
 # after it too.
 LOCK := requirements/$(DEVICE).txt
 STAMPS := .venv/stamps
-stamp = $(STAMPS)/$(1)-$(shell echo $(DEVICE) $(PYTHON) $(CURDIR) | cat - $(2) | sha256sum | cut -c1-12)
+stamp = $(STAMPS)/$(1)-$(shell echo $(DEVICE) $(PYTHON) $(or $(MADE_IN),$(CURDIR)) | cat - $(2) | sha256sum | cut -c1-12)
 
 VENV := $(call stamp,venv,/dev/null)
 TORCH := $(call stamp,torch,$(LOCK))

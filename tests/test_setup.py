@@ -86,6 +86,31 @@ def test_a_second_make_takes_the_python_of_the_first(tmp_path: Path) -> None:
     assert done.stdout == "python3.12\n"
 
 
+def test_a_clone_that_was_moved_needs_no_new_environment(tmp_path: Path) -> None:
+    old, new = tmp_path / "my clone", tmp_path / "moved"
+    old.mkdir()
+    (old / "requirements").symlink_to(ROOT / "requirements")
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "MAKEFLAGS", "MAKELEVEL")}
+
+    def make(folder: Path) -> str:
+        command = ["make", "-f", str(ROOT / "Makefile"), "--eval", "of: ; @echo $(STEPS)", "of", f"PYTHON={sys.executable}"]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", ".venv"], cwd=old, check=True)
+    steps = make(old)
+    program(old / ".venv/bin", "pedigree", f'exec "{old}/.venv/bin/python" -c "import editable; print(editable.__file__)"')
+    (old / "editable.py").touch()
+    (packages,) = (old / ".venv/lib").glob("python*/site-packages")
+    (packages / "editable.pth").write_text(str(old))
+    (old / ".venv/bin/other").write_text(f"{old}2/x {old}/x")  # the first is a folder whose name begins alike
+    old.rename(new)
+    told = make(new)
+    assert told.splitlines()[0] == f"==> this folder was {old}: .venv gets its new name" and told.endswith(steps)
+    assert subprocess.run([new / ".venv/bin/pedigree"], capture_output=True, text=True, check=True).stdout == f"{new}/editable.py\n"
+    assert (new / ".venv/bin/other").read_text() == f"{old}2/x {new}/x"
+    assert make(new) == steps
+
+
 def test_uv_looks_where_pip_does() -> None:
     listed = (
         "global.extra-index-url='https://a.example/simple https://b.example/simple'\n"

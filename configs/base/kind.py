@@ -30,10 +30,17 @@ class Port:
     optional: bool = False
     measures: bool = False
     """The artifact only measures the output; nothing of it becomes part of the output."""
+    pooled: bool = False
+    """Takes many artifacts, and their labels reach nothing in the output."""
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether the output can depend on the labels of its artifacts; one artifact alone needs no label."""
+        return self.many and not self.pooled
 
 
-def port(*types: ArtifactType, many: bool = False, optional: bool = False, measures: bool = False) -> Port:
-    return Port(frozenset(types), many, optional, measures)
+def port(*types: ArtifactType, many: bool = False, optional: bool = False, measures: bool = False, pooled: bool = False) -> Port:
+    return Port(frozenset(types), many or pooled, optional, measures, pooled)
 
 
 @dataclass(frozen=True)

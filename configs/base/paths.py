@@ -1,5 +1,6 @@
-"""Validation of paths in recipes and records: relative and normalized."""
+"""Validation of paths: in records relative and normalized; sources of recipes may be anywhere on this machine."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -27,3 +28,41 @@ def relative_path(value: str) -> str:
 
 
 RelativePath = Annotated[str, AfterValidator(relative_path)]
+OUTSIDE = "outside"
+"""Folder of the project, ignored by git, for copies of sources that are elsewhere on another machine."""
+
+
+class OutsidePath(str):
+    """`outside/NAME`, the name of a source outside the project in keys, records and reports, which have no path of this machine."""
+
+    written: str
+    """The path in the recipe."""
+
+
+def source_path(value: str) -> str:
+    """Validate the path of a source: relative to the project, or anywhere: absolute, with `~` or with `..`."""
+    if not value.startswith(("/", "~")) and ".." not in value.split("/"):
+        return relative_path(value)
+    name = value.rstrip("/").rpartition("/")[2]
+    if name in ("", "~", "..", "."):
+        raise ValueError(f"{value!r} must end in the name of a file or a folder")
+    found = OutsidePath(relative_path(f"{OUTSIDE}/{name}"))
+    found.written = value
+    return found
+
+
+SourcePath = Annotated[str, AfterValidator(source_path)]
+
+
+def place_of(root: Path, source: str) -> Path:
+    """Where a source is on this machine: as written, else in the project under its name."""
+    if isinstance(source, OutsidePath):
+        written = root / Path(source.written).expanduser()
+        if written.exists():
+            return written
+    return root / source
+
+
+def written_of(source: str) -> str:
+    """A source as its recipe names it."""
+    return source.written if isinstance(source, OutsidePath) else source

@@ -1,6 +1,6 @@
 """Build the graph of a recipe from its raw stages: configs, references, types, cycles, and the rules on whole graphs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from pedigree.configs.base.document import ConfigError, Place, Problem
 from pedigree.configs.base.frozen import Frozen, PortInput, digest
 from pedigree.configs.base.kind import MODELS, Kind, Port
 from pedigree.configs.base.naming import Model
+from pedigree.configs.base.paths import written_of
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.language import suites
 from pedigree.configs.language.graph import Complaint, Edge, Graph, Node, postorder
@@ -149,7 +150,11 @@ class Building:
         problem = None if missing else declaration.problem(config, by_label)
         if problem:
             self._complain(name, ("in",), problem)
-        if missing or problem:
+        files = list(_files(config.model_dump()))
+        twins = _of_one_name(files)
+        if twins:
+            self._complain(name, (), twins)
+        if missing or problem or twins:
             return None
         spec = digest(
             {
@@ -174,7 +179,7 @@ class Building:
             config=config,
             edges=tuple(edge for edge, _ in sources),
             output=declaration.output(config, arrived),
-            files=tuple(dict.fromkeys(_files(config.model_dump(mode="json")))),
+            files=tuple(dict.fromkeys(files)),
             spec=spec,
         )
         self.nodes[node.address] = node
@@ -322,8 +327,20 @@ def _files(value: Any) -> Iterator[str]:
         if value.get("type") in ("files", "folder", "program"):
             yield value["path"]
         value = list(value.values())
-    for inner in value if isinstance(value, list) else ():
+    for inner in value if isinstance(value, (list, tuple)) else ():
         yield from _files(inner)
+
+
+def _of_one_name(files: Iterable[str]) -> str | None:
+    """The problem with two sources outside the project that would have one name; None without."""
+    places: dict[str, set[str]] = {}
+    for file in files:
+        places.setdefault(file, set()).add(written_of(file))
+    for name, written in places.items():
+        if len(written) > 1:
+            last, several = name.rpartition("/")[2], " and ".join(sorted(written))
+            return f"two sources outside the project are named {last}, {several}: rename one, or name a link to it"
+    return None
 
 
 def _parts(value: Any) -> set[str | int]:

@@ -21,20 +21,22 @@ A recipe is YAML:
 Elsewhere `online` refers to the last stage of the last round. All problems are reported together.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pedigree.configs.base.document import ConfigError, Problem, parse_value, secret_problem
+from pedigree.configs.base.document import ConfigError, Problem, parse_value, read_document, secret_problem
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.language.building import Building
+from pedigree.configs.language.compile import source_file
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe_files import read_recipe_file
 
 
 def load_recipe(folder: Path, name: str, overrides: Sequence[str] = ()) -> Graph:
-    """Load a recipe, by name in `folder` or by path, with `--set` overrides (which make a variant).
+    """Load a recipe, by name in `folder` or by path, with `--set` overrides (which make a variant), or a variant by its name.
 
     Raises:
         ConfigError: lists every problem with its line.
@@ -67,6 +69,8 @@ class _Loading:
         self.open: list[str] = []
 
     def graph(self, name: str, overrides: Sequence[str] = ()) -> Graph:
+        if "+" in name and not name.endswith((".yaml", ".yml")):
+            return self._variant(name, overrides)
         path = recipe_file(self.folder, name)
         recipe = path.stem
         if recipe in self.graphs and not overrides:
@@ -94,6 +98,27 @@ class _Loading:
             self.open.pop()
         if not overrides:
             self.graphs[recipe] = graph
+        return graph
+
+    def _variant(self, name: str, overrides: Sequence[str]) -> Graph:
+        """A variant by its name `RECIPE+HASH`, which `overrides` change further."""
+        if name in self.graphs and not overrides:
+            return self.graphs[name]
+        artifacts = self.folder.parents[1] / "artifacts"
+        path = self.folder.parents[1] / source_file(name)
+        if not os.path.lexists(path):
+            known = ", ".join(sorted(found.parent.name for found in artifacts.glob("*+*/source.json"))) or "none; --set makes one"
+            raise ConfigError([Problem(name, None, f"there is no variant {name!r}; available: {known}")])
+        source = read_document(path, source_file(name)).value
+        recipe, own = source.get("recipe"), source.get("set")
+        if not isinstance(recipe, str) or not isinstance(own, list) or not all(isinstance(change, str) for change in own):
+            raise ConfigError([Problem(source_file(name), None, "must have `recipe`, a name, and `set`, a list: restore it from git")])
+        recipe = str(self.folder.parents[1] / recipe) if recipe.endswith((".yaml", ".yml")) else recipe
+        graph = self.graph(recipe, (*own, *overrides))
+        if not overrides:
+            if graph.recipe != name:
+                raise ConfigError([Problem(source_file(name), None, f"describes {graph.recipe}, not {name}: restore it from git")])
+            self.graphs[name] = graph
         return graph
 
 

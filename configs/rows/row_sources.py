@@ -9,7 +9,7 @@ from pedigree.configs.base.frozen import Frozen, Many, added, canonical_json, na
 from pedigree.configs.base.hub_names import Repository, Revision
 from pedigree.configs.base.licenses import UNKNOWN, Licence
 from pedigree.configs.base.packaged import ASSETS, EMBEDDER
-from pedigree.configs.base.paths import RelativePath
+from pedigree.configs.base.paths import RelativePath, SourcePath
 from pedigree.configs.base.stores import ObjectUrl
 from pedigree.configs.rows.mixing import Drawn
 
@@ -156,12 +156,13 @@ class Read(Written, Drawn):
 
 
 class Files(Read):
-    """JSONL (plain or gzipped), JSON or Parquet files inside the project; their content is a dependency of the stage."""
+    """JSONL (plain or gzipped), JSON or Parquet files of this machine; their content is a dependency of the stage."""
 
     type: Literal["files"]
-    path: RelativePath
-    """A file or folder, relative to the project root. Hidden files in a folder are ignored; files that look like data but are not readable
-    (`b.JSONL`, `c.jsonl.zst`) are an error."""
+    path: SourcePath
+    """A file or folder: relative to the project root, or anywhere on this machine (`/data/rows.jsonl`, `~/rows`, `../rows`); links are
+    followed. Hidden files in a folder are ignored; files that look like data but are not readable (`b.JSONL`, `c.jsonl.zst`) are an error.
+    Of a path outside the project, only the last name is part of identity."""
 
 
 class Stored(Read):

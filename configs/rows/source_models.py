@@ -11,7 +11,7 @@ from pydantic import Field, computed_field, field_validator, model_validator
 from pedigree.configs.base.frozen import Dtype, Frozen
 from pedigree.configs.base.hub_names import Repository, Revision
 from pedigree.configs.base.packaged import ASSETS
-from pedigree.configs.base.paths import RelativePath
+from pedigree.configs.base.paths import SourcePath
 from pedigree.configs.rows.row_sources import Licensed, known_asset
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -66,12 +66,13 @@ class RandomLlama(Frozen):
 
 
 class FolderModel(Licensed):
-    """A Hugging Face model folder inside the project; its files are a dependency of the stage."""
+    """A Hugging Face model folder of this machine; its files are a dependency of the stage."""
 
     type: Literal["folder"]
-    path: RelativePath
-    """Relative to the project root. Artifacts and exports of Pedigree are rejected: use the stage that made the model as an input, which
-    preserves its lineage."""
+    path: SourcePath
+    """Relative to the project root, or anywhere on this machine (`/models/base`, `~/base`, `../base`); links are followed, as in the cache
+    of the Hub. Of a path outside the project, only the last name is part of identity. Artifacts and exports of Pedigree are rejected: use
+    the stage that made the model as an input, which preserves its lineage."""
 
     @field_validator("path")
     @classmethod

@@ -168,26 +168,6 @@ def sha256_path(path: Path) -> str:
     return content_hash(scan(path)) if path.is_dir() else sha256_file(path)
 
 
-class KnownHashes:
-    """Cached `sha256_path`: a file is read again only if its stat fields change, including ctime, which cannot be reset."""
-
-    def __init__(self) -> None:
-        self._seen: dict[Path, tuple[int, Hashed]] = {}
-        """File → (ctime in ns just before it was read, hashes)."""
-
-    def sha256(self, path: Path, beat: Beat = silent) -> str:
-        """SHA-256 of a file or folder; `beat` receives bytes hashed and total bytes. Raises ArtifactError as in `scan`."""
-        files = plain_files(path) if path.is_dir() else {"": path}
-        changed = {file: file.stat().st_ctime_ns for file in files.values()}
-        known = {file: self._seen[file] for file in changed if file in self._seen}
-        new = [file for file, ctime in changed.items() if file not in known or known[file][0] != ctime or not known[file][1].is_of(file)]
-        known |= {file: (changed[file], found) for file, found in hash_files(new, beat=beat).items()}
-        self._seen |= known
-        if "" in files:
-            return known[path][1].sha256
-        return content_hash(entries_of({name: known[file][1] for name, file in files.items()}))
-
-
 def scan(folder: Path, beat: Beat = silent) -> tuple[FileEntry, ...]:
     """Hash all files below `folder`, sorted by path; `beat` receives bytes done and total bytes.
 

@@ -25,7 +25,7 @@ from pedigree.pipelines.cli.console import (
     print_table,
     requested,
 )
-from pedigree.pipelines.quantities import size
+from pedigree.pipelines.quantities import counted, size
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -215,40 +215,70 @@ def reproduce(
 
 
 @commands.command()
-def push(recipe: Recipe, overrides: Overrides = None) -> None:
+def push(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    inputs: Annotated[bool, typer.Option("--inputs", help="Also upload the files and folders that its sources name.")] = False,
+) -> None:
     """Upload a recipe's artifacts to the DVC remote.
 
-    Also uploads the run cache and the code that produced the artifacts.
+    Also uploads the run cache and the code that produced the artifacts. With --inputs, a clone can rebuild everything from the remote.
     """
     from pedigree.pipelines.cli.progress import Display, watching
     from pedigree.pipelines.lineage import ancestry
     from pedigree.pipelines.reproduce.reproduction import push_code
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.runs import push as send
+    from pedigree.pipelines.run.runs import push_inputs
 
     project = Project.find()
     context = open_run(project, requested(recipe, overrides))
     board = watching(context, context.graph.nodes)
     with Display(board):
         objects, entries = send(context)
-    echo(f"sent {objects} objects and {entries} run-cache entries")
+        raw = push_inputs(context) if inputs else None
+    echo(f"sent {objects} objects and {entries} run-cache entries" + (f", and {counted(raw.moved, 'file')} of raw inputs" if raw else ""))
+    if raw:
+        _print_left(raw.left)
+    elif any(node.files for node in context.graph.nodes.values()):
+        echo(f"raw inputs were not sent; {command('push', recipe, '--inputs')} sends those of this recipe too")
     made = [artifact.path for node in context.graph.nodes.values() if (artifact := ancestry.opened(project, node))]
     for commit, outcome in push_code(project, made):
         echo(f"code {commit[:12]}: {outcome}")
 
 
 @commands.command()
-def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: From = None, until: Until = None) -> None:
+def pull(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    only: Only = None,
+    start: From = None,
+    until: Until = None,
+    inputs: Annotated[bool, typer.Option("--inputs", help="Also download raw inputs that are not on this machine.")] = False,
+) -> None:
     """Download a recipe's finished artifacts from the DVC remote.
 
     Every file is hashed. No stage runs.
     """
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.plans import selection
+    from pedigree.pipelines.run.runs import pull_inputs
 
     request = requested(recipe, overrides, None, only, start, until)
     context = open_run(Project.find(), request)
-    bring(context, selection(context, request)[0])
+    chosen = selection(context, request)[0]
+    raw = pull_inputs(context, chosen, fetch=inputs)
+    if raw.moved:
+        echo(f"fetched {counted(raw.moved, 'raw input')}")
+    _print_left(raw.left)
+    if raw.left and not inputs:
+        echo(f"{command('pull', recipe, '--inputs')} fetches them from the remote", file=sys.stderr)
+    bring(context, chosen)
+
+
+def _print_left(lines: Collection[str]) -> None:
+    for line in lines:
+        echo(f"note: {line}", file=sys.stderr)
 
 
 def bring(context: "RunContext", selection: Collection[str]) -> None:

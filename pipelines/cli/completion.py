@@ -10,7 +10,7 @@ STAGE = re.compile(r"^  ([a-z][a-z0-9_]*):", re.MULTILINE)
 
 
 def recipes(incomplete: str) -> list[str]:
-    return _stems("recipes", incomplete)
+    return _stems("recipes", incomplete) + (variants(incomplete) if "+" in incomplete else [])
 
 
 def profiles(incomplete: str) -> list[str]:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 Recipe = Annotated[
     str,
-    typer.Argument(help="Recipe name in configs/recipes, or path to a recipe file.", show_default=False, autocompletion=completion.recipes),
+    typer.Argument(
+        help="Recipe name in configs/recipes, a variant RECIPE+HASH, or a path.", show_default=False, autocompletion=completion.recipes
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="STAGE.FIELD=VALUE", help="Override a recipe field, which makes a variant. Repeatable.")

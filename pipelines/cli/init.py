@@ -31,7 +31,7 @@ SETTINGS = {".dvc/config": DVC_CONFIG, ".dvc/.gitignore": "/config.local\n/tmp\n
 LINES = {
     ".gitignore": (
         "/.venv", "/.pedigree/", "__pycache__/", "/artifacts/*/*/payload", "/artifacts/*/*/evidence", "/artifacts/*/*/record.json",
-        "/artifacts/*/*/run.json", "/artifacts/*/*/lineage.json", "/artifacts/*/report.html", "/dvc_plots/",
+        "/artifacts/*/*/run.json", "/artifacts/*/*/lineage.json", "/artifacts/*/report.html", "/dvc_plots/", "/outside/",
     ),
     ".dvcignore": ("/.venv", "/.pedigree", "/.git", "__pycache__"),
     ".gitattributes": ("dvc.lock merge=pedigree-lock",),

@@ -123,13 +123,17 @@ def report(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 @commands.command()
-def models(as_json: Annotated[bool, typer.Option("--json", help="Print the models as JSON, with all details.")] = False) -> None:
-    """List the named models: artifact, state, scores, versions.
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print all named models as JSON, with all details.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also list models that were not made yet.")] = False,
+) -> None:
+    """List the models that exist: artifact, state, id, mean scores, versions.
 
     A model's name is accepted wherever an artifact is expected.
     """
     from pedigree.pipelines.cli.progress import StatusLine
     from pedigree.pipelines.publish.catalog import registry
+    from pedigree.pipelines.quantities import counted
 
     with StatusLine() as telling:
         rows = registry(Project.find(), telling.watch)
@@ -139,12 +143,11 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print the model
     if not rows:
         echo("no named models: compile a recipe that declares one with `pedigree compile RECIPE`")
         return
-    cells = []
-    for row in rows:
-        record = row.record
-        known = (record.id[:12], record.content[:12], record.kind) if record else ("", "", "")
-        cells.append((row.model.name, row.model.address, row.state, *known, row.scored(), ", ".join(row.versions)))
-    print_table(("model", "artifact", "state", "id", "content", "kind", "scores", "versions"), cells)
+    shown = [row for row in rows if every or row.state != "not made"]
+    if shown:
+        print_table(("model", "artifact", "state", "id", "scores", "versions"), [row.cells() for row in shown])
+    if left := len(rows) - len(shown):
+        echo(f"{counted(left, 'more named model')} not made yet: --all lists them")
 
 
 @commands.command()

@@ -8,6 +8,7 @@ from typing import Any
 
 from pedigree.configs.base.frozen import Dtype
 from pedigree.configs.base.kind import MODELS
+from pedigree.configs.base.paths import place_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import Amounts
 from pedigree.configs.language.graph import Graph, Node
@@ -97,7 +98,7 @@ def _of_source(project: Project, config: SourceModel) -> Shape | None:
                 ffn=made.ffn, vocabulary=made.vocabulary, tied=True,
             )  # fmt: skip
         case FolderModel(path=path):
-            return _read(project.root / path / "config.json")
+            return _read(place_of(project.root, path) / "config.json")
         case HubModel(repo=repo, revision=revision):
             mirror = os.environ.get(FOLDER)
             if mirror:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.paths import place_of
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.graph import Node
 from pedigree.data.artifacts.artifacts import ArtifactError, open_artifact, sha256_path, write_json
@@ -74,7 +75,7 @@ def prepare(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, 
             remedy = f"new ones with --allow-numerics-change (noted in the record), or start over with --force {node.name}"
             raise StageFailed(node.address, "refused", f"{message} {remedy}")
     code, marks = _choose_code(run, node, scratch, placement, before)
-    inputs, files = _give_inputs(run, need, scratch)
+    inputs, files = _give_inputs(run, node, need, scratch)
     write_json(scratch / DEPENDENCIES, run.ledger.dependencies(node, run.transfer_progress(node.address).hashed))
     spec = JobSpec(
         address=node.address,
@@ -227,7 +228,9 @@ def _note_state(scratch: Path, code: Code) -> None:
 # --- inputs ------------------------------------------------------------------------------------------------------------
 
 
-def _give_inputs(run: RunContext, need: StageInputs, scratch: Path) -> tuple[dict[str, dict[str, GivenInput]], dict[str, GivenFile]]:
+def _give_inputs(
+    run: RunContext, node: Node, need: StageInputs, scratch: Path
+) -> tuple[dict[str, dict[str, GivenInput]], dict[str, GivenFile]]:
     """Give the job private inputs and source files, unless an earlier attempt left them undamaged."""
     folder, ports = scratch / INPUTS, [(given.port, given.label) for given in need.inputs]
     places = {(port, label): folder / f"{port}-{number}" for number, (port, label) in enumerate(ports)}
@@ -241,7 +244,8 @@ def _give_inputs(run: RunContext, need: StageInputs, scratch: Path) -> tuple[dic
                 _give_artifact(need.folders[port][label], building / place.name)
             for name, place in files.items():
                 copy = building / place.parent.name / place.name
-                _give_file(run.project.root / name, copy)
+                source = next(file for file in node.files if file == name)
+                _give_file(place_of(run.project.root, source), copy)
                 if sha256_path(copy) != need.source_files[name]:
                     raise InputsGone(f"{name} was written to")
         except FileNotFoundError as error:

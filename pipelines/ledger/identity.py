@@ -5,15 +5,17 @@ recipe as this run loaded it, for the stage and all its ancestors. File hashes a
 during a run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from pedigree.configs.base.paths import place_of, written_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Edge, Graph, Node
-from pedigree.data.artifacts.artifacts import ArtifactError, Input, KnownHashes, Record, stage_key
+from pedigree.data.artifacts.artifacts import ArtifactError, Input, Record, stage_key
+from pedigree.data.artifacts.source_files import KnownHashes
 from pedigree.data.store.hashing import Beat, silent
+from pedigree.pipelines.ledger.equal import Equal, StageInputs
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.transfers import RemoteError
 
@@ -29,18 +31,6 @@ class InputReplaced(Exception):
             f"{address} was made under key {key[:12]}, but this run's recipe requires {wanted[:12]}: another version of the recipe, or "
             "another run of it, has replaced it"
         )
-
-
-@dataclass(frozen=True)
-class StageInputs:
-    """The identity of a stage run."""
-
-    key: str
-    inputs: tuple[Input, ...]
-    folders: Mapping[str, Mapping[str, Path]]
-    """Port → label → folder of the artifact."""
-    source_files: Mapping[str, str]
-    """Project file → sha256."""
 
 
 class Identities:
@@ -93,19 +83,36 @@ class Identities:
             self._needs[node.address] = self._need(node, beat)
         return self._needs[node.address]
 
+    def equals(self, node: Node, beat: Beat = silent) -> Iterator[Equal]:
+        """Artifacts of other names that are what the stage would make now. Raises as `need` does."""
+        return self.ledger.equals.of(node, lambda: self.need(node, beat))
+
+    def assume(self, address: str, record: Record) -> None:
+        """Compute the keys of descendants as if the stage had this record."""
+        self._records[address] = record
+
     def _need(self, node: Node, beat: Beat, recorded: bool = False) -> StageInputs:
         """`recorded`: take inputs that cannot be found from the stage's own record."""
         inputs = tuple(self._input(node, edge, recorded) for edge in node.edges)
         folders: dict[str, dict[str, Path]] = {}
         for edge in node.edges:
             folders.setdefault(edge.port, {})[edge.label] = self.project.artifact(edge.source)
-        missing = [name for name in node.files if not (self.project.root / name).exists()]
-        if missing:
-            raise ArtifactError(f"{', '.join(missing)} does not exist in the project: add it, or change the config that names it")
-        files = {name: HASHES.sha256(self.project.root / name, beat) for name in node.files}
+        files = {str(name): self._source(node, name, beat) for name in node.files}
         edges = [(given.port, given.label, given.content) for given in inputs]
         key = stage_key(node.kind, node.declaration.version, node.config.model_dump(mode="json"), edges, files)
         return StageInputs(key, inputs, folders, files)
+
+    def _source(self, node: Node, name: str, beat: Beat) -> str:
+        """SHA-256 of a source; of one that is not on this machine, as the stage's record has it."""
+        place = place_of(self.project.root, name)
+        try:
+            memory = None if self.ledger.repository.looking else self.project.private / "hashes"
+            return HASHES.sha256(place, beat, memory)
+        except FileNotFoundError:
+            with suppress(ArtifactError, RemoteError):
+                if found := self._record(node.address).source_files.get(name):
+                    return found
+        raise ArtifactError(f"{written_of(name)} does not exist: add it, or change the config that names it")
 
     def _input(self, node: Node, edge: Edge, recorded: bool) -> Input:
         try:

@@ -7,17 +7,31 @@ parameters or other MD5s (edited, lost, of another branch) is a reason to look a
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pedigree.configs.base.paths import place_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.compile import compiled_stage, pipeline_file
 from pedigree.configs.language.graph import Node
-from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, content_hash, entries_of, open_artifact, parse_record, survey
+from pedigree.data.artifacts.artifacts import (
+    Artifact,
+    ArtifactError,
+    Record,
+    content_hash,
+    entries_of,
+    open_artifact,
+    parse_record,
+    read_json,
+    survey,
+    write_json,
+)
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.hashing import Beat, Hashed, silent
-from pedigree.data.store.untrusted import RECORD_BYTES, LockEntry, LockOut, parse_entry
+from pedigree.data.store.untrusted import RECORD_BYTES, RUN_BYTES, LockEntry, LockOut, parse_entry
 from pedigree.pipelines.ledger.cache import Cache, Output, remove
+from pedigree.pipelines.ledger.equal import Equal, Equals
 from pedigree.pipelines.ledger.lock_files import Entry, LockFiles
 from pedigree.pipelines.ledger.remote import Remote
 from pedigree.pipelines.ledger.repository import Repository, dvc_errors
@@ -42,6 +56,7 @@ class Ledger:
         self.repository = Repository(project, looking=looking)
         self.locks, self.cache = LockFiles(self.repository), Cache(self.repository)
         self.remote = Remote(self.cache, self.locks)
+        self.equals = Equals(self.locks, self.remote)
         self.notices: dict[str, None] = {}
         """Messages to show after the run, each once: an unreachable remote, lost objects."""
         self.noticed: Callable[[str, bool], None] = lambda text, urgent: None
@@ -167,6 +182,42 @@ class Ledger:
         return True
 
     @dvc_errors()
+    def take(self, node: Node, equals: Iterable[Equal], progress: TransferProgress = NO_PROGRESS, check: Check = unchecked) -> bool:
+        """Restore and commit the first of these artifacts, made under another name, that is complete and undamaged.
+
+        The copy is of the stage: with its address, and under its key. `check` is called right before anything in the project is replaced.
+        """
+        places = {path.name: path for path in (self._place(node, out) for out in compiled_stage(node)["outs"])}
+        for equal in equals:
+            objects = equal.entry.objects
+            if not places.keys() <= objects.keys() or not self._brought([objects[part] for part in places], equal.entry, progress):
+                continue
+            check()
+            folder = self.project.artifact(node.address)
+            try:
+                placed = self.cache.place({place: objects[part] for part, place in places.items()}, progress.placed)
+                if placed and open_artifact(folder, verify=True, beat=progress.hashed).record == equal.made:
+                    write_json(folder / "run.json", read_json(folder / "run.json", RUN_BYTES) | {"address": node.address})
+                    if equal.record != equal.made:
+                        write_json(folder / "record.json", equal.record.model_dump(mode="json"))
+                    fault_point("equal placed")
+                    self.commit(node, beat=progress.hashed, check=check)
+                    return True
+            except ArtifactError as error:
+                self.notice(str(error))
+            check()
+            for place in places.values():
+                remove(place)
+        return False
+
+    def _brought(self, oids: Collection[str], entry: LockEntry, progress: TransferProgress) -> bool:
+        """Whether the cache holds these objects, intact, or the remote has provided them."""
+        with suppress(RemoteError, ArtifactError):
+            if self.cache.holds(oids) or self.remote.fetch(oids, progress.fetched, entry.size):
+                return not self.cache.lacks(self.cache.names(oids), progress.hashed)
+        return False
+
+    @dvc_errors()
     def dependencies(self, node: Node, beat: Beat = silent) -> Dependencies:
         """The current dependencies; for one without local files, the recorded one. `beat` reports the hashing of large ones.
 
@@ -265,7 +316,16 @@ class Ledger:
     def _input(self, node: Node, path: str, beat: Beat) -> Output | None:
         """The current state of a dependency; without local files, the recorded one; None if there is neither."""
         place = self._place(node, path)
+        source = next((file for file in node.files if self.project.root / file == place), None)
+        if source is not None:
+            here = place_of(self.project.root, source)
+            return self.cache.hashed(here, beat) if here.exists() else self._recorded_source(node, path)
         return self.cache.hashed(place, beat) if os.path.lexists(place) else self._recorded_output(place)
+
+    def _recorded_source(self, node: Node, path: str) -> Output | None:
+        """A source that is not on this machine, as the entry of its stage records it."""
+        entry = self.locks.entry(node.address)
+        return next((_output(dep) for dep in entry.deps if dep.path == path and dep.md5), None) if entry else None
 
     def _recorded_output(self, place: Path) -> Output | None:
         """A part of an artifact as the `dvc.lock` of its stage records it; None for paths that are not artifacts."""
@@ -274,9 +334,7 @@ class Ledger:
         address = place.parent.relative_to(self.project.artifacts).as_posix()
         entry, base = self.locks.entry(address), (self.project.root / pipeline_file(address.partition("/")[0])).parent
         found = next((out for out in entry.outs if Path(os.path.normpath(base / out.path)) == place), None) if entry else None
-        if found is None or found.md5 is None:
-            return None
-        return {"hash": "md5"} | found.model_dump(include={"md5", "size", "nfiles"}, exclude_none=True)
+        return None if found is None or found.md5 is None else _output(found)
 
     def _asked(self, node: Node, dependencies: Dependencies) -> dict[str, Any]:
         """The stage's entry in `dvc.lock`, as DVC writes it, without the hashes of its outputs."""
@@ -362,6 +420,10 @@ class Ledger:
 def is_complete(artifact: Artifact) -> bool:
     """Whether all five parts exist, which a commit requires."""
     return all((artifact.path / part).exists() for part in ("payload", "evidence", "run.json", "lineage.json"))
+
+
+def _output(recorded: LockOut) -> Output:
+    return {"hash": "md5"} | recorded.model_dump(include={"md5", "size", "nfiles"}, exclude_none=True)
 
 
 def _md5s(parts: Iterable[LockOut]) -> dict[str, str | None]:

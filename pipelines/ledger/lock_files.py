@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,17 @@ class LockFiles:
                 of its cache, find it damaged, and delete the file.
         """
         path, name = self._place(address)
+        return self._entries(path).get(name)
+
+    def entries(self) -> list[LockEntry]:
+        """The entries of all `dvc.lock` files that can be read, those of stages that no recipe has any more included."""
+        found: list[LockEntry] = []
+        for path in lock_paths(self.project):
+            with suppress(LedgerError):
+                found += self._entries(path).values()
+        return found
+
+    def _entries(self, path: Path) -> Mapping[str, LockEntry]:
         with self.repository.reading():
             state = _state_of(path)
             if path not in self._read or self._read[path][0] != state:
@@ -89,7 +101,7 @@ class LockFiles:
                 except ArtifactError as error:
                     raise LedgerError(f"{error}: restore it from git, or delete it") from error
                 self._read[path] = (state, found)
-            return self._read[path][1].get(name)
+            return self._read[path][1]
 
     def write(self, address: str, entry: Entry) -> None:
         """Write a stage's entry into the run cache, and into `dvc.lock` by rename; the caller holds the lock.
@@ -158,15 +170,19 @@ def _state_of(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
+def lock_paths(project: Project) -> list[Path]:
+    """Where the `dvc.lock` files of a project's recipes are, or may be."""
+    return [project.root / "dvc.lock", *sorted(project.artifacts.glob("*/dvc.lock"))]
+
+
 def recorded(project: Project) -> list[Recorded]:
     """All parts of artifacts recorded in the working tree, sorted by address and part.
 
     Raises:
         LedgerError: a file is damaged.
     """
-    paths = (project.root / "dvc.lock", *sorted(project.artifacts.glob("*/dvc.lock")))
     try:
-        return _sorted(project, {path: read_lock(path) for path in paths})
+        return _sorted(project, {path: read_lock(path) for path in lock_paths(project)})
     except ArtifactError as error:
         raise LedgerError(str(error)) from error
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pedigree.data.store.durable import replace
-from pedigree.data.store.hashing import silent
+from pedigree.data.store.hashing import Hashed, silent
 from pedigree.data.store.untrusted import LOCK_BYTES
 from pedigree.pipelines.ledger.cache import OBJECT, Cache, hash_info
 from pedigree.pipelines.ledger.lock_files import RUN_ENTRY, Entry, LockFiles
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dvc.data_cloud import Remote as DvcRemote
 
 LARGEST_FILE = 4 << 30
-"""Maximum size in bytes of a file that `get` fetches."""
+"""Maximum size in bytes of a file that `get` fetches by default."""
 
 
 class Remote:
@@ -268,8 +268,12 @@ class Remote:
     # --- files of Pedigree ----------------------------------------------------------------------------------------------
 
     @dvc_errors()
-    def put(self, source: Path, name: str) -> bool:
-        """Store a file under a name in the remote, atomically; False if it exists already."""
+    def put(self, source: Path, name: str, seen: Hashed | None = None) -> bool:
+        """Store a file under a name in the remote, atomically; False if it exists already.
+
+        Raises:
+            RemoteError: the remote cannot be used, or the file is no longer the one that was `seen`.
+        """
         remote = self.require("push")
         target = remote.fs.join(remote.path, *name.split("/"))
         with self._errors():
@@ -278,11 +282,14 @@ class Remote:
             half = f"{target}.{uuid.uuid4().hex}"
             remote.fs.makedirs(remote.fs.parent(target), exist_ok=True)
             remote.fs.put_file(str(source), half)
+            if seen is not None and not seen.is_of(source):
+                remote.fs.rm_file(half)
+                raise RemoteError(f"{source} changed while it was sent: run the command again")
             remote.fs.move(half, target)
         return True
 
     @dvc_errors()
-    def get(self, name: str, target: Path) -> bool:
+    def get(self, name: str, target: Path, most: int = LARGEST_FILE) -> bool:
         """Fetch a file stored by `put`; False without a remote, or if the remote has no such file."""
         if self.name is None:
             return False
@@ -291,8 +298,8 @@ class Remote:
         with self._errors():
             if not remote.fs.exists(source):
                 return False
-            if int(remote.fs.size(source) or 0) > LARGEST_FILE:
-                raise RemoteError(f"{name} of the remote {remote.name!r} exceeds {LARGEST_FILE} bytes and is not fetched")
+            if int(remote.fs.size(source) or 0) > most:
+                raise RemoteError(f"{name} of the remote {remote.name!r} exceeds {most} bytes and is not fetched")
             remote.fs.get_file(source, str(target))
         return True
 

@@ -43,14 +43,15 @@ class NamedModel:
         named = asdict(self.model) | {"labels": list(self.model.labels), "dvc": self.model.full}
         return named | known | {"state": self.state, "scores": self.scores, "waived": self.waived, "versions": self.versions}
 
-    def scored(self) -> str:
-        """Mean scores on one line, marked where a waiver affects them."""
-        found = [
-            f"{task} {score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]{' (waiver)' * (task in self.waived.get(address, ()))}"
+    def cells(self) -> tuple[str, ...]:
+        """A line of a table: name, artifact, state, id, scores, versions."""
+        scores = [
+            f"{task} {score['mean']:.3f}{' (waiver)' * (task in self.waived.get(address, ()))}"
             for address, tasks in self.scores.items()
             for task, score in tasks.items()
         ]
-        return ", ".join(found)
+        named = (self.model.name, self.model.address, self.state, self.record.id[:12] if self.record else "")
+        return (*named, ", ".join(scores), ", ".join(self.versions))
 
 
 def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.document import ConfigError, Problem
+from pedigree.configs.base.paths import place_of, written_of
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_repo, rehearsed_name
@@ -165,8 +166,8 @@ def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known
             rehearsal_hub.data_set(source.repo, folders)
         elif isinstance(source, Stored):
             rehearsal_hub.stored_rows(source, folders)
-        elif isinstance(source, Files | RowProgram) and not (root / source.path).exists():
-            return f"{source.path} does not exist in the project: add it, or change the config that refers to it"
+        elif isinstance(source, Files | RowProgram) and not place_of(root, source.path).exists():
+            return f"{written_of(source.path)} does not exist: add it, or change the config that refers to it"
         elif isinstance(node.config, SourceModel) and family_of(_family_name(source), known) is None:
             return (
                 f"the model {_family_name(source)} has no description, so no tiny model can replace it: describe its architecture and "
@@ -294,7 +295,7 @@ def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dic
 def _lay_files(real: Project, project: Project, node: Node) -> Iterator[Reduced]:
     """Copy the project's own files, truncated to a few rows; yields a change for each truncated source."""
     for place, source in _sources(node):
-        if isinstance(source, Files | RowProgram) and _cut(real.root / source.path, project.root / source.path):
+        if isinstance(source, Files | RowProgram) and _cut(place_of(real.root, source.path), project.root / source.path):
             yield Reduced(node.address, f"{place}.path", source.path, f"the first {FILE_ROWS} rows of {source.path}", "data")
 
 

@@ -8,13 +8,14 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from pedigree.configs.base.paths import OutsidePath, source_path
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.compile import params_file
@@ -125,13 +126,23 @@ def find_member(members: Mapping[str, RebuiltStage], name: str) -> RebuiltStage:
     raise UsageProblem(f"--stage {name} does not match exactly one stage of the ancestry; its stages are {known}")
 
 
+Bring = Callable[[RebuiltStage, str, str, Path], bool]
+"""Brings a source file or folder of a stage, by its name and sha256, to a new place; False if it has none."""
+
+
 def write_project(
-    home: Path, members: Mapping[str, RebuiltStage], places: Sequence[Path], wanted: Collection[str], *, here: bool = False
+    home: Path,
+    members: Mapping[str, RebuiltStage],
+    places: Sequence[Path],
+    wanted: Collection[str],
+    *,
+    here: bool = False,
+    bring: Bring = lambda member, name, sha256, target: False,
 ) -> Project:
     """Write a project in `home` with the rebuilt recipe, the recorded profile, the source files, and its own DVC cache.
 
     Existing files are retained, so that an interrupted reproduction resumes. Source files of the stages with a `wanted` id are taken from
-    the first of `places` that has one with the recorded hash. `here`: the current code will run, not the recorded code.
+    the first of `places` that has one with the recorded hash, else from `bring`. `here`: the current code will run, not the recorded code.
 
     Raises:
         UsageProblem: no file with the recorded hash of a source file exists.
@@ -149,7 +160,7 @@ def write_project(
     for member in members.values():
         if member.id in wanted:
             for name, sha256 in member.record.source_files.items():
-                _take_source(home, name, sha256, places, member)
+                _take_source(home, name, sha256, places, member, bring)
     return project
 
 
@@ -211,11 +222,28 @@ def _contradictions(identifier: str, record: Record, run: Run, known: Mapping[st
     inputs = [(given.port, given.label, given.content) for given in record.inputs]
     if stage_key(record.kind, record.version, record.config, inputs, record.source_files) != record.key:
         yield f"the key of {shown} does not match its kind, version, config, inputs, and source files"
+    for path in filter(_is_outside, _paths(record.config)):
+        yield f"the config of {shown} names the path {path!r}, and records name none outside their project"
     for given in record.inputs:
         if given.producer not in known:
             yield f"the {given.port} {given.label} of {shown}, {given.producer[:12]}, is missing"
         elif known[given.producer][0].content != given.content:
             yield f"{shown} read different content as {given.port} {given.label} than {given.producer[:12]} has"
+
+
+def _paths(config: Any) -> Iterator[str]:
+    """The values of all fields named `path`."""
+    for name, inner in config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ():
+        if name == "path" and isinstance(inner, str):
+            yield inner
+        yield from _paths(inner)
+
+
+def _is_outside(path: str) -> bool:
+    try:
+        return isinstance(source_path(path), OutsidePath)
+    except ValueError:  # the recipe is refused
+        return False
 
 
 def _names(addresses: Mapping[str, str]) -> dict[str, str]:
@@ -232,7 +260,7 @@ def _names(addresses: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], member: RebuiltStage) -> None:
+def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], member: RebuiltStage, bring: Bring) -> None:
     """Copy a source file with the recorded hash into the project, without following links or writing outside it.
 
     Raises:
@@ -249,14 +277,16 @@ def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], mem
         source = next((source for place in places if _has(source := inside(place, name), sha256)), None)
     except ArtifactError as error:
         raise UsageProblem(f"{member.address}, source_files: {error}") from error
-    if source is None:
-        raise UsageProblem(
-            f"{member.address} was made from {name} with sha256 {sha256[:12]}, which is in neither its commit nor this project: "
-            f"place that file at {name}, or use --from-cache"
-        )
     if target.exists():
         shutil.rmtree(target) if target.is_dir() else os.unlink(target)
     target.parent.mkdir(parents=True, exist_ok=True)
+    if source is None and not (bring(member, name, sha256, target) and _has(target, sha256)):
+        raise UsageProblem(
+            f"{member.address} was made from {name} with sha256 {sha256[:12]}, which is in neither its commit nor this project nor the "
+            f"remote: place that file at {name}, send it with `pedigree push RECIPE --inputs` from where it is, or use --from-cache"
+        )
+    if source is None:
+        return
     if source.is_dir():
         shutil.copytree(source, target, symlinks=True)
     else:

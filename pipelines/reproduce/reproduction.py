@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,9 +22,11 @@ from typing import Any, Literal
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.paths import place_of
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import profile_path
+from pedigree.configs.language.recipe import load_recipes
 from pedigree.configs.language.recipe_files import score_tolerance
 from pedigree.data.artifacts import provenance
 from pedigree.data.artifacts.artifacts import (
@@ -40,8 +43,11 @@ from pedigree.data.artifacts.artifacts import (
 from pedigree.data.artifacts.run_record import Environment
 from pedigree.data.store.untrusted import LINEAGE_BYTES, RECORD_BYTES, RUN_BYTES, inside, parse_json, plain_files, read_plain
 from pedigree.pipelines.jobs.lease import lease
+from pedigree.pipelines.ledger import raw_inputs
 from pedigree.pipelines.ledger.by_id import bring
+from pedigree.pipelines.ledger.identity import HASHES
 from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.lineage.ancestry import find_artifact
 from pedigree.pipelines.lineage.find import bring_committed
 from pedigree.pipelines.lineage.git_state import code_state
@@ -60,6 +66,7 @@ from pedigree.pipelines.reproduce.rebuild import (
 from pedigree.pipelines.reproduce.trust import REFUSED, is_own, review
 from pedigree.pipelines.reproduce.verdicts import Finding, Original, environment_differences, judge, passes
 from pedigree.pipelines.reproduce.work_tree import RecordedCode
+from pedigree.pipelines.run.opening import compiled_request
 
 SCHEMA = 1
 RECORDS = ("record.json", "run.json", "lineage.json")
@@ -268,7 +275,8 @@ class _Attempt:
         for code in dict.fromkeys(self._code(member) for member in run):
             self.trees[code] = self._tree(code)
         places = [*self.trees.values(), self.project.root]
-        write_project(self.home.root, self.subject.members, places, {member.id for member in run}, here=self.request.here)
+        needed = {member.id for member in run}
+        write_project(self.home.root, self.subject.members, places, needed, here=self.request.here, bring=self._bring_source)
         changed = self._changed(run)
         ended = {} if changed else self._run_all(run, restored)
         found = []
@@ -319,6 +327,25 @@ class _Attempt:
             return True
         shutil.rmtree(target, ignore_errors=True)
         return False
+
+    def _bring_source(self, member: RebuiltStage, name: str, sha256: str, target: Path) -> bool:
+        """Copy a source from where a recipe of this project finds it, or fetch it from the remote."""
+        for place in self._places(member.address.partition("/")[0], name):
+            with suppress(ArtifactError, FileNotFoundError):
+                if HASHES.sha256(place) == sha256:
+                    shutil.copytree(place, target) if place.is_dir() else shutil.copyfile(place, target)
+                    return True
+        try:
+            return raw_inputs.fetch(self.project, self.ledger.remote, sha256, target)
+        except (ArtifactError, RemoteError) as error:
+            raise UsageProblem(f"{member.address}, {name}: {error}") from error
+
+    def _places(self, recipe: str, name: str) -> Iterator[Path]:
+        """Where the project's own recipe of this name finds a source outside the project."""
+        with suppress(ConfigError):
+            request = compiled_request(self.project, recipe)
+            graph = load_recipes(self.project.recipes, request.recipe, request.overrides)[-1]
+            yield from (place_of(self.project.root, file) for node in graph.nodes.values() for file in node.files if file == name)
 
     def _changed(self, run: Sequence[RebuiltStage]) -> dict[str, list[str]]:
         """Stages whose compiled identity differs from their record, with the differences."""

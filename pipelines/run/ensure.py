@@ -2,7 +2,7 @@
 
 1. Compare the stage's key, its entry in `dvc.lock` and its files, to decide whether the stage is stale.
 2. Acquire the stage's lease; compute its identity then, and again after every wait.
-3. Restore it from the run cache or the remote, verified against its record.
+3. Restore it from the run cache or the remote, verified against its record, also if it was made under another name.
 4. Look for its job: re-attach to a live one, take the result of one that finished unwatched, otherwise submit a new one with private
    copies of its inputs and code.
 5. Wait without holding any DVC lock.
@@ -58,6 +58,7 @@ from pedigree.pipelines.jobs.scratch_state import (
     read_spec,
 )
 from pedigree.pipelines.jobs.slots import Pool, slots
+from pedigree.pipelines.ledger import raw_inputs
 from pedigree.pipelines.ledger.cache import files_of
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs
 from pedigree.pipelines.ledger.ledger import is_complete
@@ -129,7 +130,7 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
                 if not force and _reused(run, node, need, progress, alone):
                     outcome = "restored"
                 else:
-                    _bring_inputs(run, node)
+                    _bring_inputs(run, node, need)
                     outcome, before = _produce(run, node, need, force, alone)
                     _publish(run, node, need, alone)
                     run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), progress.hashed, alone.check)
@@ -250,20 +251,27 @@ def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferPr
 
     if is_unrecorded(scratch, run.project.artifact(node.address)) and adopted():
         return True
-    return not is_forced(scratch) and (run.ledger.restore(node, need.key, progress, alone.check) or adopted())
+    if is_forced(scratch):
+        return False
+    if run.ledger.restore(node, need.key, progress, alone.check) or adopted():
+        return True
+    return run.ledger.take(node, run.ledger.equals.of(node, lambda: need), progress, still)
 
 
-def _bring_inputs(run: RunContext, node: Node) -> None:
-    """Fetch the files of parents left in the remote, and rebuild what the remote has lost.
+def _bring_inputs(run: RunContext, node: Node, need: StageInputs) -> None:
+    """Fetch the files of parents left in the remote, rebuild what the remote has lost, and fetch raw inputs that are not on this machine.
 
     Raises:
-        StageFailed: this run makes nothing.
+        StageFailed: this run makes nothing, or a raw input is nowhere.
     """
     if not run.make:
         raise StageFailed(node.address, "not_finished", "neither the cache nor the remote has all of its files; `pedigree run` makes it")
     for edge in node.edges:
         if not (run.project.artifact(edge.source) / "record.json").exists():
             ensure(run, run.graph.nodes[edge.source], needed=True)
+    for raw in raw_inputs.lacking(run.project, node, need.source_files):
+        if not raw_inputs.fetch(run.project, run.ledger.remote, raw.sha256, raw.target):
+            raise StageFailed(node.address, "refused", f"{raw} is not on this machine, nor in the remote: {raw_inputs.REMEDY}")
 
 
 def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone: StageLeases) -> tuple[Outcome, dict[str, Any]]:

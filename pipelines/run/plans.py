@@ -14,7 +14,8 @@ from pedigree.data.store.untrusted import ArtifactError
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import StageDue
 from pedigree.pipelines.json_documents import ONE_WORD, Hidden
-from pedigree.pipelines.ledger.identity import Identities
+from pedigree.pipelines.ledger.equal import Equal
+from pedigree.pipelines.ledger.identity import Identities, InputReplaced
 from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.run.opening import Request
 
@@ -163,24 +164,38 @@ def _planned(run: RunContext, node: Node, now: Identities, above: Sequence[str])
 
 
 def restorable(run: RunContext, planned: Iterable[Plan], forced: Collection[str] = ()) -> frozenset[str]:
-    """Addresses of planned stages that are due and that this machine's cache can restore.
+    """Addresses of planned stages that are due and that this machine's cache can restore, also from artifacts of other names.
 
-    Below a stage that is due, a stage counts only if all stages due above it have merely lost their files: then its inputs are known.
+    Below a stage that is due, a stage counts only if its inputs are known: all stages due above it have merely lost their files, or equal
+    another artifact.
     """
     found: set[str] = set()
     due: set[str] = set()
-    lost: set[str] = set()
+    known: set[str] = set()
+    now = run.identities()
     for entry in planned:
         node = entry.node
         if not entry.reasons:
             continue
-        if node.address not in forced and lost.issuperset(due.intersection(node.parents)):
+        if node.address not in forced and known.issuperset(due.intersection(node.parents)):
             if run.ledger.is_cached(node, run.transfer_progress(node.address).hashed):
                 found.add(node.address)
                 if all(reason.startswith(("output ", "waits for ")) for reason in entry.reasons):
-                    lost.add(node.address)
+                    known.add(node.address)
+            elif equal := _equal(run, now, node):
+                found.add(node.address)
+                known.add(node.address)
+                now.assume(node.address, equal.record)
         due.add(node.address)
     return frozenset(found)
+
+
+def _equal(run: RunContext, now: Identities, node: Node) -> Equal | None:
+    """An artifact of another name that is what the stage would make, if its files are in the cache."""
+    with suppress(ArtifactError, InputReplaced, RemoteError):
+        found = now.equals(node, run.transfer_progress(node.address).hashed)
+        return next((equal for equal in found if run.ledger.cache.holds(equal.entry.objects.values())), None)
+    return None
 
 
 def drift(run: RunContext, node: Node) -> list[str]:

@@ -9,14 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pedigree.configs.base.document import read_document
+from pedigree.configs.base.paths import place_of, written_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command, shown
 from pedigree.configs.language.compile import overrides_of, params_file
 from pedigree.configs.language.graph import Graph, Node
+from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.data.artifacts.source_files import sha256_of
 from pedigree.pipelines.jobs.attempts import BUG
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.events import RunEnded, RunEvent, StageEnded, Watch, unwatched
 from pedigree.pipelines.jobs.scratch_state import address_of
+from pedigree.pipelines.ledger import raw_inputs
+from pedigree.pipelines.ledger.identity import HASHES
+from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.run.ensure import Result, ensure, log_file, run_under_dvc
 from pedigree.pipelines.run.opening import compiled_request, open_run
 from pedigree.pipelines.run.pins import refuse_unpinned
@@ -189,6 +195,65 @@ def pull(run: RunContext, selection: Collection[str] | None = None) -> list[Stag
     run.ledger.remote.require("pull from")
     run.fetch, run.make = True, False
     return run_graph(run, selection)
+
+
+@dataclass(frozen=True)
+class RawInputs:
+    """What became of the raw inputs of finished stages."""
+
+    moved: int
+    """Number of files that were sent or fetched."""
+    left: tuple[str, ...]
+    """One line for each of the others that are not on both sides: what it is, and why."""
+
+
+def _finished(run: RunContext, selection: Collection[str]) -> Iterator[tuple[Node, Mapping[str, str]]]:
+    """Stages with raw inputs that have a record, with the hashes there."""
+    for address, node in run.graph.nodes.items():
+        if node.files and address in selection:
+            with suppress(ArtifactError, RemoteError):
+                yield node, run.ledger.record(address).source_files
+
+
+def push_inputs(run: RunContext) -> RawInputs:
+    """Send the raw inputs of a recipe's finished stages to the remote.
+
+    Raises:
+        RemoteError: the remote cannot be used.
+    """
+    sent, left = 0, dict[str, None]()
+    with closing(run.ledger):
+        run.ledger.remote.require("push to")
+        for node, recorded in _finished(run, run.graph.nodes):
+            for file in node.files:
+                place, tell = place_of(run.project.root, file), run.transferring(node.address, "sending")
+                if not place.exists():
+                    left[f"{written_of(file)} is not on this machine"] = None
+                    continue
+                hashed = HASHES.files(place, run.transfer_progress(node.address).hashed)
+                if sha256_of(hashed) != recorded.get(file):
+                    left[f"{written_of(file)} has changed since {node.address} was made: run it, then push again"] = None
+                else:
+                    sent += raw_inputs.send(run.project, run.ledger.remote, place, hashed, tell)
+    return RawInputs(sent, tuple(left))
+
+
+def pull_inputs(run: RunContext, selection: Collection[str], *, fetch: bool) -> RawInputs:
+    """Fetch, or only list, the raw inputs of finished stages that are not on this machine.
+
+    Raises:
+        RemoteError: the remote cannot be used, or what it has is damaged.
+    """
+    found, left = 0, dict[str, None]()
+    with closing(run.ledger):
+        for node, recorded in _finished(run, selection):
+            for raw in raw_inputs.lacking(run.project, node, recorded):
+                if fetch and raw_inputs.fetch(run.project, run.ledger.remote, raw.sha256, raw.target):
+                    found += 1
+                else:
+                    where = f"nor in the remote: {raw_inputs.REMEDY}" if fetch else "which a stage that must run again needs"
+                    left[f"{raw} is not on this machine, {where}"] = None
+    return RawInputs(found, tuple(left))
 
 
 def push(run: RunContext) -> tuple[int, int]:

@@ -22,7 +22,7 @@ KIND = Kind(
     config=PreferenceTrain,
     inputs={
         "policy": port("policy"),
-        "preferences": port("preference", many=True),
+        "preferences": port("preference", pooled=True),
         "reference": port("policy", "logprobs", optional=True),
     },
     output=gives("policy"),

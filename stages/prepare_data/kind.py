@@ -157,7 +157,7 @@ KIND = Kind(
     version=8,
     config=PrepareData,
     inputs={
-        "leak_from": port("item", many=True, optional=True),
+        "leak_from": port("item", pooled=True, optional=True),
         ROWS: port("conversation", "prompt", "preference", many=True, optional=True),
         TOKENIZER: port("policy", optional=True, measures=True),
     },

@@ -14,7 +14,7 @@ KIND = Kind(
     name="reference_logprobs",
     version=1,
     config=ReferenceLogprobs,
-    inputs={"policy": port("policy"), "preferences": port("preference", many=True)},
+    inputs={"policy": port("policy"), "preferences": port("preference", pooled=True)},
     output=gives("logprobs"),
     engine="torch",
     work=work,

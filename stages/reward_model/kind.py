@@ -14,7 +14,7 @@ KIND = Kind(
     name="reward_model",
     version=3,
     config=RewardModel,
-    inputs={"policy": port("policy"), "preferences": port("preference", many=True)},
+    inputs={"policy": port("policy"), "preferences": port("preference", pooled=True)},
     output=gives("reward_model"),
     engine="deepspeed",
     trains_on=frozenset({"preferences"}),

@@ -13,7 +13,7 @@ KIND = Kind(
     name="sft",
     version=3,
     config=Sft,
-    inputs={"policy": port("policy"), "data": port("conversation", many=True)},
+    inputs={"policy": port("policy"), "data": port("conversation", pooled=True)},
     output=gives("policy"),
     engine="deepspeed",
     trains_on=frozenset({"data"}),

@@ -18,7 +18,7 @@ KIND = Kind(
     name="source_model",
     version=3,
     config=SourceModel,
-    inputs={"corpus": port("conversation", many=True, optional=True)},
+    inputs={"corpus": port("conversation", pooled=True, optional=True)},
     output=gives("policy"),
     engine="torch",
     needs=lambda config: frozenset({"corpus"} if config.source.type == "random_llama" else ()),

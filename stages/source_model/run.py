@@ -30,6 +30,7 @@ from pedigree.data.artifacts.artifacts import load_record, write_json
 from pedigree.data.chat.chat import CONTROL, Chat, end_of_turn, variables_of
 from pedigree.data.records import records
 from pedigree.data.sources import hub
+from pedigree.data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
 from pedigree.stages.job.failures import BUGS, StageError
 from pedigree.stages.job.job import Inputs, Job
 
@@ -161,6 +162,7 @@ def load_folder(what: str, folder: Path) -> tuple[Any, Any]:
                 f"{what} was exported by Pedigree (a {made.type} of kind {made.kind}, content {made.content[:12]}): a source_model would "
                 "lose its lineage; use the stage that created it, RECIPE/STAGE, as input instead"
             )
+    refuse_adapter(what, folder)
     ours: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
         model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, use_safetensors=True, **ours)
@@ -169,6 +171,25 @@ def load_folder(what: str, folder: Path) -> tuple[Any, Any]:
         if isinstance(error, OSError) and error.errno is not None:  # a disk error; transformers sets no errno for missing files
             raise
         raise StageError(f"transformers cannot load this model ({type(error).__name__}: {error})") from error
+
+
+def refuse_adapter(what: str, folder: Path) -> None:
+    """Refuse a PEFT adapter, which transformers would load onto a base model that it looks up by name.
+
+    Raises:
+        StageError: with the commands that merge it into its base.
+    """
+    if not (folder / "adapter_config.json").exists():
+        return
+    try:
+        base = read_json(folder / "adapter_config.json", SOURCE_BYTES).get("base_model_name_or_path")
+    except (ArtifactError, AttributeError):
+        base = None
+    load, of = f"AutoPeftModelForCausalLM.from_pretrained({folder.name!r})", f" of {base}" if isinstance(base, str) else ""
+    raise StageError(
+        f"{what} is a PEFT adapter{of}, not a model: merge it into its base, in Python `from peft import AutoPeftModelForCausalLM; "
+        f"{load}.merge_and_unload().save_pretrained('merged')`, copy the tokenizer's files there, and name that folder"
+    )
 
 
 def corpus(inputs: Inputs) -> list[str]:

@@ -1,9 +1,11 @@
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from pedigree.configs.base.document import ConfigError
 from pedigree.configs.language.compile import compile_recipe, overrides_of, write_compiled
 from pedigree.configs.language.recipe import load_recipe, load_recipes
 from pedigree.configs.language.recipe_files import recipe_names
@@ -92,3 +94,23 @@ def test_committed_compiled_files_are_current() -> None:
     for recipe in recipe_names(root / "configs" / "recipes"):
         for name, text in compile_recipe(load_recipe(root / "configs" / "recipes", recipe)).items():
             assert (root / name).read_text() == text, f"{name} is not what {recipe}.yaml says: `pedigree compile {recipe}`"
+
+
+def test_a_variant_is_a_recipe_by_its_name(recipes, tmp_path):
+    graphs = load_recipes(recipes, "first", ["raw.seed=5"])
+    write_compiled(recipes.parents[1], graphs)
+    name = graphs[-1].recipe
+    again = load_recipe(recipes, name)
+    assert (again.recipe, again.source, dict(again.overrides)) == (name, "first", {"raw.seed": 5})
+    assert compile_recipe(again) == compile_recipe(graphs[-1])
+    further = load_recipe(recipes, name, ["raw.seed=6"])
+    assert further.recipe == load_recipe(recipes, "first", ["raw.seed=6"]).recipe != name
+    (recipes / "reader.yaml").write_text(f"stages:\n  kept: {{kind: decontaminate, in: {{data: {name}/raw, benchmarks: [first/suite]}}}}\n")
+    assert f"{name}/raw" in [graph for graph in load_recipes(recipes, "reader")][-1].nodes
+    with pytest.raises(ConfigError, match=rf"there is no variant 'first\+00000000'; available: {re.escape(name)}"):
+        load_recipe(recipes, "first+00000000")
+    source = recipes.parents[1] / "artifacts" / name / "source.json"
+    for text, problem in (("{}", "must have `recipe`"), ('{"recipe": "first", "set": ["raw.seed=7"]}', "describes first")):
+        source.write_text(text)
+        with pytest.raises(ConfigError, match=problem):
+            load_recipe(recipes, name)

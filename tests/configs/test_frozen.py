@@ -48,10 +48,18 @@ def test_a_data_asset_is_no_model():
         PackagedModel(type="packaged", asset="alpaca-en-demo")
 
 
-@pytest.mark.parametrize("path", ["/data/rows.jsonl", "../rows.jsonl", "rows/../../x", "", "."])
-def test_files_outside_the_project_are_refused(path):
-    with pytest.raises(ValidationError, match="inside the project"):
+@pytest.mark.parametrize(
+    ("path", "problem"), [("", "inside the project"), (".", "normalized"), ("..", "must end in the name"), ("/", "must end")]
+)
+def test_a_path_that_names_no_file_is_refused(path, problem):
+    with pytest.raises(ValidationError, match=problem):
         PrepareData.model_validate({"record": "prompt", "sources": [{"type": "files", "path": path}]})
+
+
+@pytest.mark.parametrize("path", ["/data/rows.py", "../rows.py"])
+def test_programs_are_of_the_project(path):
+    with pytest.raises(ValidationError, match="inside the project"):
+        PrepareData.model_validate({"record": "prompt", "sources": [{"type": "program", "path": path, "count": 1, "seed": 1}]})
 
 
 def test_a_task_names_items_and_nothing_else():

@@ -177,7 +177,10 @@ KINDS = {
     "prepare_data": """
         def run(config, inputs, job):
             hold(job)
-            return work(job, [{"n": n, "seed": config.sources[0].seed} for n in range(config.sources[0].count)])
+            source = config.sources[0]
+            if source.type == "files":
+                return work(job, [{"line": line} for line in job.source_files[source.path].read_text().splitlines()])
+            return work(job, [{"n": n, "seed": source.seed} for n in range(source.count)])
         """,
     "decontaminate": """
         def run(config, inputs, job):

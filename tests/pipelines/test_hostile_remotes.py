@@ -327,8 +327,7 @@ RECIPES: dict[str, bytes] = {
     "a mapping for a key": b"stages: {{a: b}: c}\n",
     "no text": b"\xff\xfe\x00\x01stages",
     "a control character": b"description: '\x1b[2J'\nstages: {}\n",
-    "a path above": b"stages: {raw: {kind: prepare_data, record: prompt, sources: [{type: files, path: ../../canary/diary.jsonl}]}}\n",
-    "an absolute path": b"stages: {raw: {kind: prepare_data, record: prompt, sources: [{type: files, path: /etc/passwd}]}}\n",
+    "a path that hides its end": b"stages: {raw: {kind: prepare_data, record: prompt, sources: [{type: files, path: ../../canary/..}]}}\n",
     "a folder for a repository": b"stages: {raw: {kind: source_model, source: {type: hub, repo: ../../canary, revision: '"
     + COMMIT.encode()
     + b"'}}}\n",
@@ -468,17 +467,23 @@ def rebuilt(tmp_path: Path, **changes: object) -> tuple[dict, Project]:
     [
         {"kind": "external", "config": {"command": "touch owned"}},
         {"config": CONFIG | {"sources": [{"type": "hub", "repo": "../../canary", "revision": COMMIT, "split": "x"}]}},
-        {"config": CONFIG | {"sources": [{"type": "files", "path": "/etc/passwd"}]}},
         {"config": CONFIG | {"sources": [{"type": "stored", "name": "x", "url": "file:///etc/a.json", "sha256": "0" * 64}]}},
         {"config": {"extends": "/etc/passwd"}},
     ],
-    ids=["kind", "hub", "path", "url", "extends"],
+    ids=["kind", "hub", "url", "extends"],
 )
 def test_a_hostile_config_is_no_recipe(tmp_path: Path, changes: dict) -> None:
     members, _ = rebuilt(tmp_path, **changes)
     (tmp_path / "reproduction.yaml").write_text(json.dumps(recipe(members)))
     with pytest.raises(ConfigError):
         load_recipe(tmp_path, "reproduction")
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "~/.ssh/id_rsa", "../canary/diary.jsonl", "rows/../../canary"])
+@pytest.mark.parametrize("kind", ["files", "folder", "program"])
+def test_a_record_reads_no_file_outside_its_project(tmp_path: Path, kind: str, path: str) -> None:
+    with pytest.raises(UsageProblem, match="records name none outside their project"):
+        rebuilt(tmp_path, config=CONFIG | {"sources": [{"type": kind, "path": path}]})
 
 
 def test_a_config_changes_neither_kind_nor_inputs(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_plain_dvc_takes_the_compiled_file_and_gets_a_model_by_name_and_version(
     assert found["start"].to_dict() == {"path": "base/payload", "type": "model", "desc": "where it begins", "labels": ["tiny"]}
 
 
-def test_two_recipes_with_one_name_are_told_apart_and_scores_are_shown(tmp_path: Path) -> None:
+def test_two_recipes_with_one_name_are_told_apart_and_scores_are_shown(lab: Lab, tmp_path: Path) -> None:
     project = project_at(tmp_path)
     graph = everything(project)
     (project.recipes / "longer.yaml").write_text("description: more\nextends: tiny\nstages: {rlvr: {steps: 5}}\n")
@@ -163,7 +163,14 @@ def test_two_recipes_with_one_name_are_told_apart_and_scores_are_shown(tmp_path:
     (scores,) = [node for node in graph.nodes.values() if node.kind == "evaluate" and "rlvr" in [edge.label for edge in node.edges]][:1]
     index = [edge.label for edge in scores.edges if edge.port == "policies"].index("rlvr")
     mean = 0.1 + 0.15 * index  # see `handmade`
-    assert f"arithmetic {mean:.3f} [{mean - 0.05:.3f}, {mean + 0.1:.3f}]" in rows["tiny/rlvr"].scored()
+    assert f"arithmetic {mean:.3f}" in rows["tiny/rlvr"].cells()[4]
+    here = shallow(lab)
+    here.root = project.root
+    pedigree = InProcessCommand(here)
+    made = pedigree("models")
+    assert "tiny/rlvr" in made and "longer/rlvr" not in made and "2 more named models not made yet" in made
+    assert "longer/rlvr" in pedigree("models", "--all")
+    assert max(map(len, made.splitlines())) < 120, "a model takes one line"
 
 
 def rows(pedigree: Pedigree) -> int:

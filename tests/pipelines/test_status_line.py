@@ -11,8 +11,9 @@ from running_lab import CLEAN, Lab, outcomes, status
 from typer.testing import CliRunner
 from waiting import until
 
-from pedigree.data.artifacts import artifacts
-from pedigree.data.artifacts.artifacts import KnownHashes, sha256_path
+from pedigree.data.artifacts import source_files
+from pedigree.data.artifacts.artifacts import sha256_path
+from pedigree.data.artifacts.source_files import KnownHashes
 from pedigree.data.store import hashing
 from pedigree.pipelines.cli.console import echo
 from pedigree.pipelines.cli.main import app
@@ -104,8 +105,8 @@ def test_a_file_that_is_replaced_while_it_is_hashed_is_not_taken_for_the_old_one
 
 def test_project_files_are_hashed_once_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    real = artifacts.hash_files
-    monkeypatch.setattr(artifacts, "hash_files", lambda paths, **given: (read.extend(paths), real(paths, **given))[1])
+    real = source_files.hash_files
+    monkeypatch.setattr(source_files, "hash_files", lambda paths, **given: (read.extend(paths), real(paths, **given))[1])
     (tmp_path / "a").mkdir()
     for name in ("a/x", "a/y", "b"):
         (tmp_path / name).write_text(name)
