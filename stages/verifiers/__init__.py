@@ -52,14 +52,14 @@ def version(name: str) -> int:
 
 
 _VERIFIERS = {
-    "arithmetic": _Verifier(numbers.check, numbers.arithmetic),
-    "gsm": _Verifier(numbers.check, numbers.gsm),
+    "arithmetic": _Verifier(numbers.check, numbers.arithmetic, version=2),
+    "gsm": _Verifier(numbers.check, numbers.gsm, version=2),
     "gsm8k": _Verifier(numbers.check, numbers.gsm8k),
     "math": _Verifier(maths.check, maths.flexible),
     "strict_math": _Verifier(maths.check, maths.strict, version=2),
     "ifeval": _Verifier(ifeval.check, ifeval.verify),
     "constraint": _Verifier(constraints.check, constraints.verify, version=2),
-    "extracted": _Verifier(extraction.check, extraction.verify),
+    "extracted": _Verifier(extraction.check, extraction.verify, version=2),
     "mentions": _Verifier(short_answers.check_mentions, short_answers.mentions),
     "drop": _Verifier(short_answers.check_drop, short_answers.drop),
     "python": _Verifier(programs.check, programs.verify, version=2),
