@@ -19,8 +19,14 @@ SECONDS = 3
 """Default CPU time limit, as in the authors' program."""
 LONGEST = 100_000
 """Maximum characters of a program."""
-BLOCK = re.compile(r"(?<![\w`])```([^\n`]*)\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
-"""A block with both fences, so that closing fences are not taken for opening ones. Groups: info string (usually a language), content."""
+BLOCK = re.compile(
+    r"""(?:^(?P<margin>(?=[ \t>\-*+\d])[ \t]*+(?:>[ ]?)*+[ \t]*+(?:(?:[-*+]|\d++[.)])[ \t]++)?)?|(?<![\w`~]))  # or after a text in its line
+        (?P<fence>(?P<mark>[`~])(?P=mark){2,}+)(?P<language>[^\n`]*)\n
+        (?P<code>.*?)
+        (?:^(?(margin)[ \t>]*|[ ]{0,3})(?P=fence)(?P=mark)*+[ \t]*$|\Z)""",
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+"""A block with both fences (CommonMark, section 4.5), so that closing fences are not taken for opening ones."""
 
 
 def check(verifier: Mapping[str, Any]) -> None:
@@ -62,10 +68,24 @@ def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 def code_of(text: str, *, opened: bool) -> str:
     """The code of an answer; with `opened` the answer begins inside a block."""
+    text = text.replace("\r\n", "\n")
     if opened:
         return text.partition("```")[0]
     for block in BLOCK.finditer(text):
-        language, code = block.groups()
-        if not language.strip() or language.strip().lower().startswith("py"):
+        language = block["language"].strip().lower().lstrip("{.")
+        if not language or (language.startswith("py") and not language.startswith("pycon")):
+            code = _without_margin(block["code"], block["margin"] or "")
             return code.removesuffix("\n") + "\n" if code else ""
     return text
+
+
+def _without_margin(code: str, margin: str) -> str:
+    """Code without the margin of its fence, a list's or a quotation's; no more is removed than its first line has."""
+    lines = re.sub(r"^[ \t]*(?:>[ ]?)+", "", code, flags=re.MULTILINE).split("\n") if ">" in margin else code.split("\n")
+    first = next((line for line in lines if line.strip()), "")
+    width = min(len(margin.rpartition("> ")[2]), _indentation(first))
+    return "\n".join(line[min(width, _indentation(line)) :] for line in lines)
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())

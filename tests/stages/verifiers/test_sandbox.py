@@ -311,6 +311,29 @@ def test_a_sandbox_that_does_not_come_up_is_unknown_and_not_wrong(monkeypatch):
         ("```python\ndef f():\n    '''\n    ```\n    '''\n```\n", False, "def f():\n    '''\n    ```\n    '''\n"),
         ("```text\n1\n```", False, "```text\n1\n```"),
         ("", False, ""),
+        # items of lists, quotations
+        ("1. So:\n   ```python\n   def f():\n       return 1\n   ```\n2. Done", False, "def f():\n    return 1\n"),
+        ("- ```python\n  x = 1\n  y = 2\n  ```\n", False, "x = 1\ny = 2\n"),
+        ("\t```python\n\tif x:\n\t\ty = 1\n\t```", False, "if x:\n\ty = 1\n"),
+        ("  ```python\ndef f():\n  return 1\n  ```", False, "def f():\n  return 1\n"),  # only the fences are indented
+        ("   ```python\n   x = 1\n\n   y = 2\n   ```", False, "x = 1\n\ny = 2\n"),
+        ("```python\n    return 1\n```", False, "    return 1\n"),  # a function's body
+        ("1. ```python\n       return 1\n   ```", False, "    return 1\n"),
+        ("> ```python\n> def f():\n>     return 1\n> ```\n", False, "def f():\n    return 1\n"),
+        # other fences
+        ("~~~python\nx = 1\n~~~\nand more", False, "x = 1\n"),
+        ("````python\nx = '''\n```\n'''\n````\nand more", False, "x = '''\n```\n'''\n"),
+        ("~~~\nx = '```'\n~~~", False, "x = '```'\n"),
+        ("```python\nx = 1\n`````\nand more", False, "x = 1\n"),  # a longer fence closes too
+        ("```python\nx = '''\n~~~\n'''\n```", False, "x = '''\n~~~\n'''\n"),
+        # names of the language
+        ("```Python\nx = 1\n```", False, "x = 1\n"),
+        ("``` PYTHON3 \nx = 1\n```", False, "x = 1\n"),
+        ("```{.python .numberLines}\nx = 1\n```", False, "x = 1\n"),
+        ("```pycon\n>>> x\n```\n```python\nx = 1\n```", False, "x = 1\n"),
+        # ends of lines
+        ("So:\r\n```python\r\ndef f():\r\n    return 1\r\n```\r\nDone", False, "def f():\n    return 1\n"),
+        ("    return 1\r\n```\r\nDone", True, "    return 1\n"),
     ],
 )
 def test_the_code_of_an_answer(text, opened, code):
