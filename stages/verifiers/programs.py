@@ -2,6 +2,8 @@
 
 `python` {before, tests, entry [, seconds, opened]}   the answer's code, after `before`, passes the tests of the function `entry`,
                                                       in a sandbox (`sandbox`): HumanEval's rule (Chen et al. 2021, arXiv 2107.03374)
+`python` {examples [, seconds, opened]}               the answer's code is a program that prints the `output` of each example for its
+                                                      `input`
 
 The code is the first fenced block marked as Python or without a language, or else the whole answer. With `opened` the prompt has opened
 the block, and the code ends at the first fence.
@@ -31,7 +33,33 @@ BLOCK = re.compile(
 
 def check(verifier: Mapping[str, Any]) -> None:
     """Raise VerifierError if a text is missing, `entry` is not an identifier, or `seconds` is not an integer from 1 to 60."""
-    exactly(verifier, {"name", "before", "tests", "entry", *({"seconds", "opened"} & set(verifier))})
+    what = {"examples"} if "examples" in verifier else {"before", "tests", "entry"}
+    exactly(verifier, {"name", *what, *({"seconds", "opened"} & set(verifier))})
+    if "examples" in verifier:
+        _check_examples(verifier)
+    else:
+        _check_tests(verifier)
+    if not isinstance(verifier.get("opened", False), bool):
+        raise VerifierError(f"verifier {verifier['name']}: opened is {verifier['opened']!r}; it must be true or false")
+    seconds = verifier.get("seconds", SECONDS)
+    if type(seconds) is not int or not 1 <= seconds <= 60:
+        raise VerifierError(f"verifier {verifier['name']}: seconds is {seconds!r}; it must be a whole number from 1 to 60")
+
+
+def _check_examples(verifier: Mapping[str, Any]) -> None:
+    examples = verifier["examples"]
+    if not isinstance(examples, (list, tuple)) or not examples:
+        raise VerifierError(f"verifier {verifier['name']}: there are no examples, and every program would pass")
+    for one in examples:
+        if not isinstance(one, Mapping) or set(one) != {"input", "output"} or not all(isinstance(text, str) for text in one.values()):
+            raise VerifierError(f"verifier {verifier['name']}: the example {one!r:.80} must have the texts input and output, and no others")
+        if not one["output"].strip():
+            raise VerifierError(
+                f"verifier {verifier['name']}: the output of an example is empty, and any program that prints nothing would pass"
+            )
+
+
+def _check_tests(verifier: Mapping[str, Any]) -> None:
     for field in ("before", "tests", "entry"):
         if not isinstance(verifier[field], str):
             raise VerifierError(f"verifier {verifier['name']}: {field} must be a text, not {verifier[field]!r:.80}")
@@ -39,11 +67,6 @@ def check(verifier: Mapping[str, Any]) -> None:
         raise VerifierError(f"verifier {verifier['name']}: entry {verifier['entry']!r} must be the name of a function")
     if not verifier["tests"].strip():
         raise VerifierError(f"verifier {verifier['name']}: there are no tests, and every program would pass")
-    if not isinstance(verifier.get("opened", False), bool):
-        raise VerifierError(f"verifier {verifier['name']}: opened is {verifier['opened']!r}; it must be true or false")
-    seconds = verifier.get("seconds", SECONDS)
-    if type(seconds) is not int or not 1 <= seconds <= 60:
-        raise VerifierError(f"verifier {verifier['name']}: seconds is {seconds!r}; it must be a whole number from 1 to 60")
 
 
 def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
@@ -60,7 +83,8 @@ def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
         return Verdict(0.0, None, f"a program of {len(code)} characters, {LONGEST} at most")
     require()
     try:
-        outcome = run(verifier["before"], code, verifier["tests"], verifier["entry"], verifier.get("seconds", SECONDS))
+        before, tests, entry = (verifier.get(name, "") for name in ("before", "tests", "entry"))
+        outcome = run(before, code, tests, entry, verifier.get("seconds", SECONDS), verifier.get("examples", ()))
     except PedigreeError as error:
         raise VerifierError(str(error)) from error
     return Verdict(float(outcome.right), None, outcome.reason)
