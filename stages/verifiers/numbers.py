@@ -19,7 +19,8 @@ from typing import Any
 
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
-SIGNS = str.maketrans({"−": "-", "–": "-", "‐": "-", "‑": "-", "﹣": "-", "－": "-", "⁄": "/", "∗": "*"})
+FULL_WIDTH = {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
+SIGNS = str.maketrans({**FULL_WIDTH, "−": "-", "–": "-", "‐": "-", "‑": "-", "﹣": "-", "⁄": "/", "∗": "*"})
 PREPARED = (
     (re.compile(r"\\[dt]?frac\s*(?:(\d)\s*(\d)|\{(\d+)\}\s*\{(\d+)\})"), lambda found: " {}/{}".format(*filter(None, found.groups()))),
     (re.compile("[¼-¾⅐-⅞]"), lambda found: " " + unicodedata.normalize("NFKC", found[0]).replace("⁄", "/")),
@@ -57,11 +58,12 @@ LETTER = r"[A-Za-z0-9\u00c0-\u024f\u0370-\u03ff\u0400-\u04ff]"
 """Letters of languages with spaces between words."""
 COMMANDS = "boxed|fbox|text[a-z]*|math[a-z]*|displaystyle|q?quad|approx|implies|to|[Rr]ightarrow|therefore|left|big"
 """LaTeX that leaves a number as it is."""
+START = re.compile(r"""(?:\A|\.\.|[\s(\[{<>"'`“‘„«‹*_~#=:;,|!?→⇒⟹≈≡∴•·—…]|[^\x00-\u2fff])\Z""")
+"""What may be before a number, its sign and its currency."""
 PART = re.compile(
-    rf"""(?:{LETTER}|[)\]}}%°])[ \t]*[-+/×÷·][ \t]*\Z|[\d)\]}}][ \t]*\*+[ \t]*\Z|\w[ ]\*[ ]\Z   # an operand
-    |[\^±≠<≤≥√÷×/@&][ \t]*\{{?\Z|[\w)][ \t]+>[ \t]*\Z|\A[^<]*[\w)]>\Z|{LETTER}_\{{?\Z                        # a power, bound, root or index
-    |\\(?!(?:{COMMANDS})\b)[A-Za-z]+[ \t]*\{{?\Z|\}}[ \t]*\{{\Z                               # an argument
-    |{LETTER}[('’"°]?\Z|(?<!\.)\.\Z|[-+\\负負第]\Z                                            # a name, a call, an ordinal""",
+    rf"""(?:{LETTER}|[)\]}}%°])[ \t]*[-+/×÷·][ \t]*\Z|[\d)\]}}][ \t]*\*+[ \t]*\Z|\w[ ]\*[ ]\Z          # an operand
+    |[\^±≠<≤≥√÷×/@&][ \t]*\{{?\Z|[\w)][ \t]+>[ \t]*\Z|\A[^<]*[\w)]>\Z|{LETTER}_\{{?\Z           # a power, bound, root or index
+    |\\(?!(?:{COMMANDS})\b)[A-Za-z]+[ \t]*\{{?\Z|\}}[ \t]*\{{\Z|{LETTER}[('’"°]\Z|[负負第]\Z  # an argument, an ordinal""",
     re.VERBOSE,
 )
 """What before digits makes them a part of something."""
@@ -88,7 +90,7 @@ END = re.compile(r"\Z|\s|[)\]}>\"'`”’»*_~|;:!?.,…—=<$]|-[A-Za-z]|/[ ]?[
 """What may follow a number and its unit."""
 CONTINUED = re.compile(
     r"[*_`$]*(?:[ \t]*(?:[-+*/×÷·^x]|[,;]|or|and|to|)[ \t]+[-+$]?\d|[ \t]*[-+*/×÷·^][ \t]*[\d(]"
-    r"|[ \t·*]*\\?(?:pi|sqrt|π|√)(?![a-z])|[ \t]*[十百千万萬亿億])"
+    r"|[ \t·*]*\\?(?:pi|sqrt|π|√)(?![a-z])|[ \t]*[十百千万萬亿億≤≥≠±]|[ \t]+[<>][ \t])"
 )
 """What after digits makes them a part of something."""
 
@@ -157,7 +159,7 @@ def _sign(before: str, after: str) -> int | None:
     bare = MARKUP.sub(" ", before)
     if word := WORDS.search(bare):
         bare, signs = bare[: word.start()], [*signs, "-"]
-    if len(signs) > 1 or (signs and OPERAND.search(bare)) or PART.search(before) or SAID.search(bare):
+    if len(signs) > 1 or (signs and OPERAND.search(bare)) or not START.search(before) or PART.search(before) or SAID.search(bare):
         return None
     return None if LISTED.search(bare) and LINE_END.match(after) else -1 if signs == ["-"] else 1
 
