@@ -1,8 +1,9 @@
 """Generate reference pages from the code: `python -m docs.generate` writes `stages.md`, a page per kind in `stages/`, `profiles.md`,
-`methods.md`, `cli.md`, `plan.md` and `flagship.md` in `docs/`."""
+`forms.md`, `methods.md`, `cli.md`, `plan.md` and `flagship.md` in `docs/`."""
 
 import functools
 import inspect
+import json
 import re
 import types
 import typing
@@ -19,6 +20,8 @@ from pedigree.configs.judging.rephrased import FindRephrased
 from pedigree.configs.language.execution import Execution, Machine, Numerics, Placement
 from pedigree.configs.language.kinds import KINDS, Kind
 from pedigree.configs.methods.policy_gradient import AdaptiveKl, Aggregation
+from pedigree.configs.rows.suite_forms import Form
+from pedigree.data.sources.golds import FUNCTIONS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HEAD = """# Stages
@@ -49,6 +52,33 @@ and a checkpoint made under other numerics is resumed only on request. `placemen
 The tests verify each field by its effect: passes, tokens, calls, bytes, exchanges between ranks, processes, files. See
 [training.md](training.md) for the effect on training, [resume.md](resume.md) for how jobs end and resume, and [plan.md](plan.md) for
 resource estimates.
+"""
+FORMS_HEAD = """# Fields of forms
+
+<!-- Written by `python -m docs.generate`; do not edit. -->
+
+`configs/forms/NAME.yaml` defines how a benchmark is asked and scored; [suites.md](suites.md) describes the forms that exist. This one asks
+for capitals and requires the name alone:
+
+```yaml
+description: Capitals, 0-shot, the name alone
+origin: our own
+split: dev
+rows: {question: "What is the capital of {{ country }}?", answer: "[capital] + also_known_as"}
+prompt: {ask: "{{ question }} Answer with its name alone."}
+draw: {max_tokens: 16, stop: ["\\n"]}
+metrics:
+  exact_match: {verifier: exact_match, options: {ignore_case: true, ignore_punctuation: true}}
+  mentioned: {verifier: mentions, fields: {answers: answer}}
+```
+
+*Templates* are texts with `{{ ... }}`, and *expressions* are what stands between such braces. Both see the columns of the row, the whole
+row as `row`, and the functions below; and once known, `question`, `answer`, `choices`, `labels` (A, B, ...), `letter` (the answer's),
+`options` (the formatted choices) and `category`. A template for one choice also sees its `label` and `text`. The
+[verifiers](rewards.md#prompts-with-verifiers) define the `fields` and `options` of a metric.
+
+| function | result |
+|---|---|
 """
 METHODS_HEAD = """# Methods
 
@@ -84,13 +114,19 @@ FIELDS: dict[type[Frozen], str] = {AdaptiveKl: "adaptive", FindRephrased: "find_
 def pages() -> dict[str, str]:
     """File name in `docs/` → text."""
     return {"stages.md": stages_page(), **{f"stages/{name}.md": kind_page(declaration) for name, declaration in KINDS.items()},
-            "stages/shared.md": shared_page(), "profiles.md": profiles_page(), "methods.md": methods_page(), "cli.md": commands.page(),
-            "plan.md": planning.page(), "flagship.md": flagship.page()}  # fmt: skip
+            "stages/shared.md": shared_page(), "profiles.md": profiles_page(), "forms.md": forms_page(), "methods.md": methods_page(),
+            "cli.md": commands.page(), "plan.md": planning.page(), "flagship.md": flagship.page()}  # fmt: skip
 
 
 def profiles_page() -> str:
     """The page of execution profile fields."""
     return "\n".join([PROFILES_HEAD, *(_config(part) for part in (Execution, Machine, Numerics, Placement))]).rstrip() + "\n"
+
+
+def forms_page() -> str:
+    """The page of the fields of a form."""
+    functions = [_row(f"`{name}`", inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]) for name, function in FUNCTIONS.items()]
+    return FORMS_HEAD + "\n".join([*functions, "", *(_config(part) for part in (Form, *parts_of(Form)))]).rstrip() + "\n"
 
 
 def methods() -> dict[str, list[type[Frozen]]]:
@@ -224,6 +260,10 @@ def _default(field: FieldInfo) -> str:
         return f"{len(value)} in `configs/wordings.yaml`"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
+    if isinstance(value, str) and (not value or "\n" in value):
+        return f"`{json.dumps(value)}`"
+    if isinstance(value, dict):
+        return f"`{{{', '.join(f'{key}: {inner}' for key, inner in value.items())}}}`"
     if isinstance(value, Frozen):
         return f"`{{{', '.join(f'{key}: {inner}' for key, inner in value.model_dump(exclude_computed_fields=True).items())}}}`"
     return f"`{value}`"

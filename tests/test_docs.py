@@ -40,6 +40,7 @@ from pedigree.configs.rehearsal.families import ModelFamily
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.configs.rows.row_sources import LAYOUT_COLUMNS
+from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.sources.layouts import example_of
 from pedigree.pipelines.cli.main import app
 
@@ -258,7 +259,7 @@ BLOCKS = [(name, number) for name in NAMES for number in range(len(blocks(name, 
 
 
 def said_in(value: Any) -> Iterator[tuple[type[Frozen], dict[str, Any]]]:
-    """What a block of YAML says of recipes, profiles and models: each a config class, and what it is given."""
+    """What a block of YAML says of recipes, forms, profiles and models: each a config class, and what it is given."""
     match value:
         case {"kind": str(kind)}:
             yield KINDS[kind].config, {name: given for name, given in value.items() if name not in ("kind", "in")}
@@ -270,6 +271,8 @@ def said_in(value: Any) -> Iterator[tuple[type[Frozen], dict[str, Any]]]:
             yield Decontaminate, value
         case {"repos": _}:
             yield ModelFamily, value
+        case {"metrics": _}:
+            yield Form, value
         case {"models": models}:
             yield from ((Model, model) for model in models.values())
         case {"placement": placement}:
@@ -297,7 +300,9 @@ def test_what_stands_in_a_block_of_yaml_may_stand_in_a_recipe(name, number):
             assert not wrong
 
 
-@pytest.mark.parametrize(("name", "number"), [one for one in BLOCKS if blocks(one[0], "yaml")[one[1]].startswith("description:")])
+@pytest.mark.parametrize(
+    ("name", "number"), [one for one in BLOCKS if re.match("description:(?s:.*)^stages:", blocks(one[0], "yaml")[one[1]], re.MULTILINE)]
+)
 def test_whole_recipes_load(name, number, tmp_path):
     shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
     (tmp_path / "whole.yaml").write_text(blocks(name, "yaml")[number])

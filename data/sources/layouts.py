@@ -18,7 +18,7 @@ from pedigree.data.sources import dialogues
 from pedigree.data.sources.dialogues import is_transcript, messages_of
 from pedigree.data.sources.examples import Example
 from pedigree.data.sources.row_files import Unreadable, text_of
-from pedigree.data.sources.verifiable import verifier_of
+from pedigree.data.sources.verifiable import named, verifier_of
 
 BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
 """Columns with a conversation or its beginning; the first that exists is used."""
@@ -94,9 +94,9 @@ def _parse(row: Any, verifier: str | None, ordered: Callable[[list[Message]], li
         raise ValueError("the row is not an object with named fields")
     refuse_more_than_messages(row)
     if verifier is not None:
-        row = {"ground_truth": None, **row, "dataset": verifier}
-    named = [row[column] for column in ("dataset", "ground_truth") if column in row]
-    verifiable = len(named) == 2 and any(value is not None for value in named)
+        row = {"ground_truth": None, **row, "dataset": None}
+    columns = [row[column] for column in ("dataset", "ground_truth") if column in row]
+    verifiable = len(columns) == 2 and (verifier is not None or any(value is not None for value in columns))
     row = {name: value for name, value in row.items() if value is not None}
     _refuse_disowned(row, verifiable)
     own = row["source"] if isinstance(row.get("source"), str) else None
@@ -120,7 +120,8 @@ def _parse(row: Any, verifier: str | None, ordered: Callable[[list[Message]], li
         return Example([{"role": "user", "content": question}], answers, source=own)
     messages = _turns(row)
     if verifiable:
-        row["verifier"] = verifier_of(row.get("dataset"), row.get("ground_truth"))
+        truth = row.get("ground_truth")
+        row["verifier"] = verifier_of(row.get("dataset"), truth) if verifier is None else named(verifier, truth)
     for column in ("completion", "response"):
         if column in row:
             as_text = isinstance(_beginning(row)[1], str) and not isinstance(_stored(_beginning(row)[1]), str)

@@ -2,20 +2,31 @@
 
 open-instruct's datasets name the verifier in `dataset`, in upper or lower case, with its arguments in `ground_truth`:
 
-    gsm8k, math, strict_math     the answer as text or integer, or a list of one; for GSM8K also the solution with the answer after ####
+    gsm8k, math, strict_math     the answer as text or number, or a list of one; for GSM8K also the solution with the answer after ####
     ifeval, ifeval_old           {"func_name": ..., arguments, null if unused} as JSON; or
     ifeval                       a list of one {"instruction_id": [...], "kwargs": [...]} as a Python literal or JSON, encoded once or twice
+    code                         a list of tests such as "assert f(1) == 2", or its JSON
+    code_stdio                   a list of {"input": ..., "output": ...}, or its JSON; also {"inputs": [...], "outputs": [...]}
 
-For the latter, the reward is the share of instructions followed.
+For ifeval's list, the reward is the share of instructions followed. `gsm8k` becomes `gsm`, which reads numbers whole. Several verifiers and
+as many ground truths become `several`, which gives the mean of their scores: open-instruct adds them.
 """
 
 import ast
+import builtins
 import json
 from collections.abc import Mapping
+from decimal import Decimal
+from numbers import Integral, Real
 from typing import Any
 
-ANSWERS = ("gsm8k", "math", "strict_math")
-CONSTRAINTS = ("ifeval", "ifeval_old")
+import numpy as np
+
+NAMES = {
+    "gsm8k": "gsm", "math": "math", "strict_math": "strict_math", "ifeval": "ifeval", "ifeval_old": "ifeval", "code": "python",
+    "code_stdio": "python",
+}  # fmt: skip
+"""Name in rows → verifier, or the family of two."""
 NO_ANSWERS = ("proof", "notfound")
 """NuminaMath's placeholders for missing answers."""
 DEEPEST = 3
@@ -23,29 +34,103 @@ DEEPEST = 3
 
 
 def verifier_of(dataset: Any, ground_truth: Any) -> dict[str, Any]:
-    """The verifier of a row. Raises ValueError if it is unknown, several are named, or the ground truth does not fit it."""
+    """The verifier of a row. Raises ValueError if one is unknown, or a ground truth does not fit it."""
     if isinstance(dataset, list) and len(dataset) > 1:
-        raise ValueError(f"dataset names several verifiers ({', '.join(map(str, dataset)):.80}): rows with one verifier are understood")
+        if not isinstance(ground_truth, list) or len(ground_truth) != len(dataset):
+            found = len(ground_truth) if isinstance(ground_truth, list) else 1
+            all_names = ", ".join(map(str, dataset))
+            raise ValueError(
+                f"dataset names several verifiers ({all_names:.80}), and ground_truth has {found} values: one for each is meant"
+            )
+        parts = [verifier_of(name, truth) for name, truth in zip(dataset, ground_truth, strict=True)]
+        return {"name": "several", "verifiers": parts, "score": "share"}
     name = _single(dataset, "dataset")
     if not isinstance(name, str):
         raise ValueError(f"dataset {name!r} is no verifier's name")
-    truth = _single(ground_truth, "ground_truth")
-    match name.lower():
-        case name if name in ANSWERS:
-            return {"name": name, "answer": _answer(name, truth)}
-        case name if name in CONSTRAINTS:
-            return _constraint(_single(_decoded(truth), "ground_truth"))
-        case name:
-            raise ValueError(f"dataset {name!r} is none of the verifiers {', '.join((*ANSWERS, *CONSTRAINTS))}")
+    if name.lower() not in NAMES:
+        raise ValueError(f"dataset {name!r} is none of the verifiers {', '.join(NAMES)}")
+    return named(NAMES[name.lower()], ground_truth)
+
+
+def named(name: str, truth: Any) -> dict[str, Any]:
+    """The verifier of this name, with a ground truth. Raises ValueError if it does not fit."""
+    if name == "python":
+        return _program(truth)
+    if name == "exact_match" and isinstance(truth, list):
+        return {"name": name, "answer": [_answer(name, one) for one in truth]}
+    truth = _single(truth, "ground_truth")
+    return _constraint(_single(_decoded(truth), "ground_truth")) if name == "ifeval" else {"name": name, "answer": _answer(name, truth)}
 
 
 def _answer(name: str, truth: Any) -> str:
-    text = str(truth) if isinstance(truth, int) and not isinstance(truth, bool) else truth
-    if name == "gsm8k" and isinstance(text, str):
+    text = _written(truth)
+    if name in ("gsm", "gsm8k") and text is not None:
         text = text.rpartition("####")[2]
-    if not isinstance(text, str) or not text.strip() or text.strip().lower() in NO_ANSWERS:
+    if text is None or not text.strip() or text.strip().lower() in NO_ANSWERS:
         raise ValueError(f"ground_truth {truth!r:.80} is no answer, which {name} compares with")
     return text.strip()
+
+
+def _written(value: Any) -> str | None:
+    """A text, or a number as people write it: 42 for 42.0, all digits instead of an exponent; None for anything else."""
+    if isinstance(value, str) or value is None or isinstance(value, (bool, np.bool_)):
+        return value if isinstance(value, str) else None
+    if isinstance(value, Integral):
+        return str(int(value))
+    if not isinstance(value, (Real, Decimal)) or not np.isfinite(float(value)):
+        return None
+    if isinstance(value, float) and not value.is_integer() and float(np.float32(value)) == value:
+        value = np.float32(value)  # a column of 32 bits: 0.1 is read as 0.10000000149011612
+    text = format(Decimal(str(value)), "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _program(truth: Any) -> dict[str, Any]:
+    """Tests of a function, or examples of what a program prints."""
+    given = _listed(truth)
+    if given and all(isinstance(one, Mapping) and {"input", "output"} <= set(one) for one in given):
+        return {"name": "python", "examples": [{"input": one["input"], "output": one["output"]} for one in given]}
+    if not given or not all(isinstance(one, str) for one in given):
+        raise ValueError(f"ground_truth {truth!r:.80} is no list of tests: neither 'assert f(1) == 2' nor {{input, output}}")
+    tests = "\n".join(given) + "\n"
+    return {"name": "python", "before": "", "tests": tests, "entry": _tested(tests)}
+
+
+def _listed(truth: Any) -> list[Any]:
+    """Tests or examples as a list, from its JSON, one alone, or two lists of inputs and outputs."""
+    given = truth[0] if isinstance(truth, list) and len(truth) == 1 else truth
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            return [given]
+    if isinstance(given, Mapping) and {"inputs", "outputs"} <= set(given) and not given.get("fn_name"):
+        inputs, outputs = given["inputs"], given["outputs"]
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise ValueError("inputs and outputs are not lists of one length")
+        return [{"input": one, "output": other} for one, other in zip(inputs, outputs, strict=True)]
+    return given if isinstance(given, list) else [given]
+
+
+def _tested(tests: str) -> str:
+    """The function that tests call."""
+    try:
+        nodes = list(ast.walk(ast.parse(tests)))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise ValueError(f"the tests {tests[:80]!r} are not valid Python") from None
+    if not any(isinstance(node, ast.Assert) for node in nodes):
+        raise ValueError(f"the tests {tests[:80]!r} assert nothing, so every program would pass")
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    called = sorted(used - bound - set(dir(builtins)))
+    if len(called) != 1 or called[0][0].isupper():
+        raise ValueError(
+            f"the tests use {', '.join(called) or 'nothing of the program'}: tests of one function are understood, and no class"
+        )
+    return called[0]
 
 
 def _single(value: Any, column: str) -> Any:

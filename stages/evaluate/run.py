@@ -48,7 +48,7 @@ from pedigree.stages.sampling.engines import WarmEngines
 from pedigree.stages.sampling.generate import Ask, Score, generate
 from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Continuation, Generation, Request, seed_of
-from pedigree.stages.verifiers import sandbox
+from pedigree.stages.verifiers import names, sandbox
 
 SHOWN_ITEMS = 8
 """Items per task in the evidence."""
@@ -78,7 +78,7 @@ class Suite:
 
     @property
     def has_programs(self) -> bool:
-        return any(one["name"] == "python" for item in self.items for one in verifiers_of(item, metrics_of(self.form)).values())
+        return any("python" in names(one) for item in self.items for one in verifiers_of(item, metrics_of(self.form)).values())
 
 
 def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -202,11 +202,11 @@ def places(suite: Suite) -> Iterator[tuple[dict[str, Any], Sequence[Place]]]:
 class Scoring:
     """Score answers in background threads while the engine generates others. A context manager that cancels pending work at its end.
 
-    Programs run in parallel sandboxes, one per worker.
+    Programs run in parallel sandboxes, one per worker and at least `sandbox.AT_ONCE`, since some of them sleep.
     """
 
     def __init__(self, workers: int) -> None:
-        self._programs, self._others = ThreadPoolExecutor(workers, "programs"), ThreadPoolExecutor(1, "verifiers")
+        self._programs, self._others = ThreadPoolExecutor(max(workers, sandbox.AT_ONCE), "programs"), ThreadPoolExecutor(1, "verifiers")
         self._begun: dict[tuple[str, str], tuple[Sequence[Any], list[list[Future[AnswerScore]]]]] = {}
 
     def __enter__(self) -> "Scoring":
@@ -343,9 +343,11 @@ def gather(config: Evaluate, inputs: Inputs) -> list[Suite]:
             seen.add(name)
         sampling = sampling_of(config, label, form)
         rows = records.digest_of(items)
-        names = {verifier["name"] for item in items for verifier in (item["verifier"], *item.get("others", {}).values())}
+        verifiers = [verifier for item in items for verifier in (item["verifier"], *item.get("others", {}).values())]
         drawn = sampling.model_dump(mode="json") if sampling else None
-        suites.append(Suite(label, items, form, sampling, task_hash(form, rows, sorted(names), sampling=drawn)))
+        suites.append(
+            Suite(label, items, form, sampling, task_hash(form, rows, sorted(set().union(*map(names, verifiers))), sampling=drawn))
+        )
     return suites
 
 

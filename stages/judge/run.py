@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, tee
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +35,7 @@ from pedigree.stages.core.rating import mean_rating
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.judge.win_rates import win_rate_table, win_rates
-from pedigree.stages.verifiers import VerifierError, verify
+from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
 
 if TYPE_CHECKING:  # loads engines, which a verifier does not need
     from pedigree.stages.sampling.raters import Ratings
@@ -153,14 +153,16 @@ def verify_all(given: Artifact, answers: int, failures: list[dict[str, Any]], jo
     """The verifier's score of every answer; failures are appended to `failures`."""
     same: dict[str, str] = {}  # interns the names
     found: list[Verified] = []
-    for row in records.stream(given.payload, VERIFIED):
+    rows, asked = tee(records.stream(given.payload, VERIFIED))
+
+    def beat() -> None:
         job.doing("verifying", len(found), answers, "answers")
-        score = None
-        if row["verifier"] is not None:
-            try:
-                score = verify(row["verifier"], row["text"]).score
-            except VerifierError as error:
-                failures.append({"id": row["id"], "judge": "verifier", "reason": str(error)})
+
+    for row, verdict in zip(rows, verify_each(((one["verifier"], one["text"]) for one in asked), beat), strict=True):
+        beat()
+        score = verdict.score if isinstance(verdict, Verdict) else None
+        if isinstance(verdict, VerifierError):
+            failures.append({"id": row["id"], "judge": "verifier", "reason": str(verdict)})
         prompt_id, policy = (same.setdefault(row[name], row[name]) for name in ("prompt_id", "policy"))
         found.append(Verified(row["id"], prompt_id, policy, row["verifier"] is not None, score))
     return found

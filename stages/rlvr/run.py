@@ -37,7 +37,7 @@ from pedigree.stages.training.models import frozen, load_policy, load_value_mode
 from pedigree.stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.trainer import TORCH_DTYPES, Trainer
-from pedigree.stages.verifiers import VerifierError, verify
+from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
 
 BEGINNING = {"step": 0, "updates": 0, "informative": 0, "trained_tokens": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
 SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
@@ -259,13 +259,18 @@ def roll_out(
         for start in range(0, len(requests), ROLLOUT_CHUNK):
             chunk = requests[start : start + ROLLOUT_CHUNK]
             found += sampler.generate(chunk, sampling, [chat.eos_id], lambda _: job.progress(step, config.steps))
-        return [rollout(prompt, ids, one, number) for number, ((prompt, ids, _), one) in enumerate(zip(drawn, found, strict=True))]
+        texts = [chat.decode(one.response_ids) for one in found]
+        rollouts: list[Rollout] = []
 
-    def rollout(prompt: dict[str, Any], ids: list[int], one: Generation, number: int) -> Rollout:
-        job.doing("verifying", number)  # a verifier may take minutes; each has a time limit
-        text = chat.decode(one.response_ids)
-        score = score_of(prompt, text)
-        return Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward))
+        def beat() -> None:
+            job.doing("verifying", len(rollouts))  # a verifier may take minutes; each has a time limit
+
+        verdicts = verify_each(((prompt["verifier"], text) for (prompt, *_), text in zip(drawn, texts, strict=True)), beat)
+        for (prompt, ids, _), one, text, verdict in zip(drawn, found, texts, verdicts, strict=True):
+            beat()
+            score = score_of(prompt, verdict)
+            rollouts.append(Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward)))
+        return rollouts
 
     rollouts = answer([(prompt, ids, index) for prompt, ids in batch for index in range(config.samples_per_prompt)], config.sampling)
     if config.algorithm.advantage != "greedy":
@@ -279,13 +284,12 @@ def reward(score: float, finish_reason: str, given: Reward) -> float:
     return given.truncated if given.truncated is not None and finish_reason == "length" else given.right * score
 
 
-def score_of(prompt: dict[str, Any], text: str) -> float:
+def score_of(prompt: dict[str, Any], verdict: Verdict | VerifierError | None) -> float:
     """The verifier's score; NaN if the verifier cannot run, which says nothing about the answer."""
-    try:
-        return verify(prompt["verifier"], text).score
-    except VerifierError as error:
-        print(f"no score for an answer to {prompt['id']}: {error}", flush=True)
-        return math.nan
+    if isinstance(verdict, Verdict):
+        return verdict.score
+    print(f"no score for an answer to {prompt['id']}: {verdict}", flush=True)
+    return math.nan
 
 
 def tokens_of(rollouts: list[Rollout], config: Rlvr, job: Job) -> int:

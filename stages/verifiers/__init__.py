@@ -6,20 +6,28 @@
 `ifeval` {instructions [, mode, score]}   IFEval's 25 checks, see `ifeval`
 `constraint` {function, arguments}        the checks of RLVR-IFeval's rows, see `constraints`
 `extracted` {answer, patterns}            an answer in the place that the prompt specifies, see `extraction`
+`exact_match` {answer [, ignore_...]}     the whole reply, see `short_answers`
 `mentions`, `drop` {answers}              short answers of PopQA and DROP, see `short_answers`
-`python` {before, tests, entry}           a program that passes tests in a sandbox, see `programs`
+`python` {before, tests, entry | examples}   a program that passes tests in a sandbox, see `programs`
 `choice`, `mc2` {answer | labels}         the likelihood of given choices, see `choices`
+`several` {verifiers [, score]}           all of them; with `score: share` the mean of their scores
 """
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, NamedTuple
 
-from pedigree.stages.verifiers import choices, constraints, extraction, ifeval, maths, minerva, numbers, programs, short_answers
-from pedigree.stages.verifiers.verdict import Verdict, VerifierError
+from pedigree.stages.verifiers import choices, constraints, extraction, ifeval, maths, minerva, numbers, programs, sandbox, short_answers
+from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
-__all__ = ["Verdict", "VerifierError", "check", "verify", "version"]
+__all__ = ["Verdict", "VerifierError", "check", "names", "verify", "verify_each", "version"]
 
 Fields = Mapping[str, Any]
+AHEAD = 4 * sandbox.AT_ONCE
+"""Answers that are read before the first of them is scored."""
+BEAT_SECONDS = 1.0
 
 
 class _Verifier(NamedTuple):
@@ -39,6 +47,44 @@ def verify(verifier: Fields, text: str) -> Verdict:
     return _VERIFIERS[verifier["name"]].verify(verifier, text)
 
 
+def verify_each(
+    asked: Iterable[tuple[Fields | None, str]], beat: Callable[[], None] = lambda: None
+) -> Iterator[Verdict | VerifierError | None]:
+    """Score (verifier, answer) in order, programs in parallel; an error if a verifier cannot decide, None without a verifier.
+
+    `beat` is called while waiting.
+    """
+    with ThreadPoolExecutor(sandbox.AT_ONCE, "programs") as threads:
+        begun: deque[Callable[[], Verdict | VerifierError | None]] = deque()
+        for verifier, text in asked:
+            if verifier is not None and "python" in names(verifier):
+                begun.append(partial(_ended, threads.submit(_verdict, verifier, text), beat))
+            else:
+                begun.append(partial(_verdict, verifier, text))
+            if len(begun) > AHEAD:
+                yield begun.popleft()()
+        for one in begun:
+            yield one()
+
+
+def _verdict(verifier: Fields | None, text: str) -> Verdict | VerifierError | None:
+    try:
+        return None if verifier is None else verify(verifier, text)
+    except VerifierError as error:
+        return error
+
+
+def _ended(future: Future[Verdict | VerifierError | None], beat: Callable[[], None]) -> Verdict | VerifierError | None:
+    while not wait([future], timeout=BEAT_SECONDS).done:
+        beat()
+    return future.result()
+
+
+def names(verifier: Fields) -> set[str]:
+    """The names of a verifier and of those that it consists of."""
+    return {verifier["name"]}.union(*map(names, verifier.get("verifiers", ())))
+
+
 def check(verifier: Any) -> None:
     """Raise VerifierError for an invalid verifier: an unknown name, a missing or unknown argument, a value out of bounds."""
     name = verifier.get("name") if isinstance(verifier, Mapping) else None
@@ -52,20 +98,43 @@ def version(name: str) -> int:
     return _VERIFIERS[name].version
 
 
+def _check_several(verifier: Fields) -> None:
+    exactly(verifier, {"name", "verifiers", *({"score"} & set(verifier))})
+    given = verifier["verifiers"]
+    if not isinstance(given, (list, tuple)) or not given:
+        raise VerifierError(f"verifier several has no verifiers: {given!r:.80} must be a list of at least one")
+    if verifier.get("score", "all") not in ("all", "share"):
+        raise VerifierError(f"verifier several: score {verifier['score']!r:.80} must be all or share")
+    for one in given:
+        check(one)
+        if one["name"] in ("several", "choice", "mc2"):
+            raise VerifierError(f"verifier several cannot contain {one['name']}: list verifiers of texts")
+
+
+def _several(verifier: Fields, text: str) -> Verdict:
+    found = [verify(one, text) for one in verifier["verifiers"]]
+    scores = [one.score for one in found]
+    reasons = [f"{own['name']}: {one.reason}" for own, one in zip(verifier["verifiers"], found, strict=True) if one.score < 1]
+    score = sum(scores) / len(scores) if verifier.get("score") == "share" else float(min(scores) == 1)
+    return Verdict(score, next((one.answer for one in found if one.answer is not None), None), "; ".join(reasons) or "right")
+
+
 _VERIFIERS = {
-    "arithmetic": _Verifier(numbers.check, numbers.arithmetic),
-    "gsm": _Verifier(numbers.check, numbers.gsm),
+    "arithmetic": _Verifier(numbers.check, numbers.arithmetic, version=2),
+    "gsm": _Verifier(numbers.check, numbers.gsm, version=2),
     "gsm8k": _Verifier(numbers.check, numbers.gsm8k),
     "math": _Verifier(maths.check, maths.flexible, version=2),
     "strict_math": _Verifier(maths.check, maths.strict, version=3),
     "minerva_math": _Verifier(maths.check, minerva.flexible),
     "strict_minerva_math": _Verifier(maths.check, minerva.strict),
-    "ifeval": _Verifier(ifeval.check, ifeval.verify),
-    "constraint": _Verifier(constraints.check, constraints.verify, version=2),
+    "ifeval": _Verifier(ifeval.check, ifeval.verify, version=2),
+    "constraint": _Verifier(constraints.check, constraints.verify, version=3),
     "extracted": _Verifier(extraction.check, extraction.verify, version=2),
+    "exact_match": _Verifier(short_answers.check_exact, short_answers.exact_match),
     "mentions": _Verifier(short_answers.check_mentions, short_answers.mentions),
     "drop": _Verifier(short_answers.check_drop, short_answers.drop),
-    "python": _Verifier(programs.check, programs.verify, version=2),
+    "python": _Verifier(programs.check, programs.verify, version=3),
+    "several": _Verifier(_check_several, _several),
     "choice": _Verifier(choices.check, choices.refuse),
     "mc2": _Verifier(choices.check, choices.refuse),
 }

@@ -2,7 +2,9 @@
 
 They are named like IFEval's but differ: numbers of words or letters must match exactly, words are split at white space, and
 paragraphs by `* * *`. White space around an answer is ignored. The rules are those for which the rows were created
-(`open_instruct/if_functions.py` and `ground_truth_utils.py` at e6c3044).
+(`open_instruct/if_functions.py` and `ground_truth_utils.py` at e6c3044), except that they find more answers wrong: an empty one, one that
+names several of the choices, or one only as a part of a word; a lone quotation mark; an empty one of two responses; NaN, which is not JSON;
+commas of other scripts; and words with invisible characters.
 """
 
 import json
@@ -11,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pedigree.data.filters.languages import language
-from pedigree.stages.verifiers.ifeval import ended_lines, placeholders
+from pedigree.stages.verifiers.ifeval import COMMAS, ended_lines, placeholders, visible
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 Arguments = Mapping[str, Any]
@@ -27,8 +29,15 @@ class Function(NamedTuple):
 
 def verify(verifier: Arguments, text: str) -> Verdict:
     name = verifier["function"]
-    right = FUNCTIONS[name].holds(verifier["arguments"], text.strip())
+    text = visible(text).strip()
+    if not text:
+        return Verdict(0.0, None, "empty")
+    right = FUNCTIONS[name].holds({field: _visible(value) for field, value in verifier["arguments"].items()}, text)
     return Verdict(float(right), None, "right" if right else f"not {name}")
+
+
+def _visible(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) else list(map(visible, value)) if isinstance(value, (list, tuple)) else value
 
 
 def check(verifier: Arguments) -> None:
@@ -77,6 +86,12 @@ def _tenth(given: Arguments) -> int:
     return max(round(given["N"] * 0.1), 1)
 
 
+def _choice(given: Arguments, text: str) -> bool:
+    """One of the options is in the text, as whole words, and none of the others, except as a part of it."""
+    found = [one for one in given["options"] if re.search(rf"(?<!\w){re.escape(one)}(?!\w)", text)]
+    return bool(found) and all(one in max(found, key=len) for one in found)
+
+
 def _word_frequency(given: Arguments, text: str) -> bool:
     return re.findall(r"\b\w+\b", text.lower()).count(given["word"].lower()) == given["N"]
 
@@ -108,9 +123,13 @@ def _sections(given: Arguments, text: str) -> bool:
     return len(parts[1:] if parts[0] == "" else parts) == given["N"]
 
 
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _json(_: Arguments, text: str) -> bool:
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=_refused)
     except (ValueError, RecursionError):
         return False
     return True
@@ -118,14 +137,14 @@ def _json(_: Arguments, text: str) -> bool:
 
 def _two_responses(_: Arguments, text: str) -> bool:
     parts = [part.strip() for part in text.split("******")]
-    return len(parts) == 2 and parts[0] != parts[1]
+    return len(parts) == 2 and parts[0] != parts[1] and all(parts)
 
 
 SENTENCE_END = re.compile(r"(?<!\w\.\w.)(?<![A-Z][a-z]\.)(?<=\.|\?|!)\s")
 QUANTITY = {"N": _count, "quantifier": _quantifier}
 
 FUNCTIONS: dict[str, Function] = {
-    "validate_choice": Function({"options": _texts}, lambda given, text: any(option in text for option in given["options"])),
+    "validate_choice": Function({"options": _texts}, _choice),
     "validate_end": Function({"end_phrase": _text}, lambda given, text: text.endswith(given["end_phrase"])),
     "validate_forbidden_words": Function(
         {"forbidden_words": _texts}, lambda given, text: not any(word.lower() in text.lower() for word in given["forbidden_words"])
@@ -136,10 +155,10 @@ FUNCTIONS: dict[str, Function] = {
     "validate_highlighted_sections": Function({"N": _count}, lambda given, text: len(re.findall(r"\*.*?\*", text)) >= given["N"]),
     "validate_json_format": Function({}, _json),
     "validate_lowercase": Function({}, lambda given, text: text == text.lower()),
-    "validate_no_commas": Function({}, lambda given, text: "," not in text),
+    "validate_no_commas": Function({}, lambda given, text: not COMMAS.search(text)),
     "validate_paragraphs": Function({"N": _count, "first_word": _text, "i": lambda value: type(value) is int and value >= 1}, _first_word),
     "validate_placeholders": Function({"N": _count}, lambda given, text: placeholders(text) >= given["N"]),
-    "validate_quotation": Function({}, lambda given, text: text.startswith('"') and text.endswith('"')),
+    "validate_quotation": Function({}, lambda given, text: len(text) > 1 and text[0] == '"' == text[-1]),
     "validate_repeat_prompt": Function({"original_prompt": _text}, lambda given, text: text.startswith(given["original_prompt"])),
     "validate_response_language": Function({"language": _text}, _language),
     "validate_sections": Function({"N": _count, "section_splitter": _text}, _sections),

@@ -5,12 +5,14 @@ it does so in one of eight forms: unchanged, without its first line, its last, o
 
 Three oddities of the original are kept for comparable scores: keywords are regular expressions; a text of unknown language counts as being
 in the right one; words in capitals are counted by NLTK's tokenizer. For a missing argument the original draws one; here the check is
-rejected.
+rejected. Two more differ: characters that Unicode can write in several ways are equal, and invisible ones do not count, so that they hide
+no forbidden word; and commas of all scripts are commas.
 """
 
 import json
 import operator
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -25,6 +27,9 @@ RELATIONS: dict[str, Callable[[int, int], bool]] = {"less than": operator.lt, "a
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 SEARCH_SECONDS = 2.0
 """Time limit for one pattern from the data, which may take forever."""
+
+INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
+COMMAS = re.compile("[,،、﹐﹑，､︐︑]")
 
 Arguments = Mapping[str, Any]
 Holds = Callable[[Arguments, str], bool]
@@ -55,8 +60,14 @@ def following(instructions: list[Arguments], text: str, mode: str) -> list[bool]
     Raises:
         VerifierError: a pattern from the data took too long.
     """
+    text = visible(text)
     forms = loosened(text) if mode == "loose" else [text]
     return [any(form.strip() and CHECKS[one["id"]].holds(one, form) for form in forms) for one in instructions]
+
+
+def visible(text: str) -> str:
+    """A text without invisible characters, with each visible one written in one way."""
+    return unicodedata.normalize("NFC", INVISIBLE.sub("", text))
 
 
 def loosened(text: str) -> list[str]:
@@ -129,7 +140,7 @@ def _found(pattern: str, text: str, flags: int = regex.IGNORECASE) -> list[str]:
         VerifierError: the pattern takes too long on this text.
     """
     try:
-        return [match.group() for match in regex.finditer(pattern, text, flags, timeout=SEARCH_SECONDS)]
+        return [match.group() for match in regex.finditer(visible(pattern), text, flags, timeout=SEARCH_SECONDS)]
     except TimeoutError as error:
         took = f"took more than {SEARCH_SECONDS:g} s on an answer of {len(text)} characters"
         raise VerifierError(f"the pattern {pattern!r} {took}") from error
@@ -310,7 +321,7 @@ CHECKS: dict[str, Check] = {
         {"num_sentences": _count, "relation": _relation}, _compared(lambda given, text: len(sentences(text)), "num_sentences")
     ),
     "length_constraints:number_words": Check({"num_words": _count, "relation": _relation}, _compared(_words, "num_words")),
-    "punctuation:no_comma": Check({}, lambda given, text: "," not in text),
+    "punctuation:no_comma": Check({}, lambda given, text: not COMMAS.search(text)),
     "startend:end_checker": Check(
         {"end_phrase": _text}, lambda given, text: text.strip().strip('"').lower().endswith(given["end_phrase"].strip().lower())
     ),

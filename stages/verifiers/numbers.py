@@ -1,25 +1,98 @@
 """Answers that are numbers.
 
 `arithmetic` {answer}   the last number of the reply is the answer ("17 + 25 = 42." counts, "42, since 17 + 25" does not).
-`gsm` {answer}          the number after the last `####`, as in GSM8K; without one, the last number.
+`gsm` {answer}          the first number after the last `####`, as in GSM8K; without one, the last number.
 `gsm8k` {answer}        the last number as text, without thousands separators: the rule of open-instruct at e6c3044, for which Tülu 3's
-                        rows were created.
+                        scores were published. It takes the 4 of "3/4" for an answer, so training uses `gsm`.
 
-Only the last number counts, so that a reply cannot score by listing many.
+Only one number counts, so that a reply cannot score by listing many. Whatever has digits in that place is read whole, with sign, currency,
+unit and scale ("-$1,234.50", "42km", "42k", "3 million", "2 1/2", "1e5"), or the answer is wrong: a part of something else (a version, a
+date, a range, an operand, one of several alternatives) equals nothing, and no earlier number takes its place.
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
-NUMBER = re.compile(r"(?<![\w.])(?:(?<![)\]])-)?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w)")
-"""A standalone number. A minus sign belongs to it if it touches the digits and no operand precedes it."""
-MINUS = str.maketrans({"−": "-", "–": "-", "\u2010": "-", "\u2011": "-"})
-PLAIN = re.compile(r"[-+]?(?:\d*\.\d+|\d+)")
-"""A number as parsed by `gsm8k`: with any sign before it, and possibly part of a word."""
+FULL_WIDTH = {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
+SIGNS = str.maketrans({**FULL_WIDTH, "−": "-", "–": "-", "‐": "-", "‑": "-", "﹣": "-", "⁄": "/", "∗": "*"})
+PREPARED = (
+    (re.compile(r"\\[dt]?frac\s*(?:(\d)\s*(\d)|\{(\d+)\}\s*\{(\d+)\})"), lambda found: " {}/{}".format(*filter(None, found.groups()))),
+    (re.compile("[¼-¾⅐-⅞]"), lambda found: " " + unicodedata.normalize("NFKC", found[0]).replace("⁄", "/")),
+    (re.compile(r"\{,\}|\\!,|,\\!"), ","),
+    (re.compile(r"(?<=\d)\\,(?=\d)"), "\u2009"),
+    (re.compile(r"\\(?:times|cdot|div|pm|mp)(?![a-zA-Z])"), "×"),
+    (re.compile(r"\\(?:le|leq|lt|ge|geq|gt|ne|neq)(?![a-zA-Z])"), "≠"),
+    (re.compile(r"\^\{?\\circ\}?"), "°"),
+    (re.compile(r"\\(?=[$%#])"), ""),
+    (re.compile(r"(?<=\d)([ \t]?(?:[cdkm]?m|ft|in|yd|mi)|[ \t]?\\(?:text|mathrm)\{[^{}\n]*\})\^?\{?[23]\}?(?!\w)"), r"\1"),
+)
+"""Pattern → how it is written without LaTeX. Powers of units are left out; operators, and comparisons, that are treated alike are one."""
+
+SPACES = "\u2009\u202f\xa0"
+"""Spaces within numbers."""
+GROUPED = rf"[1-9]\d{{0,2}}(?:(?:,\d{{3}})+|(?:[{SPACES}]\d{{3}})+)"
+NUMBER = re.compile(
+    rf"(?P<plain>(?:(?:{GROUPED}|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,3}})?)|(?:(?P<whole>\d+) )?(?P<over>\d+)/(?P<under>\d+)"
+)
+TOKEN = re.compile(rf"(?:\d{{1,9}} (?=\d{{1,9}}/\d))?(?:(?<![\w.)\]}}])\.)?\d(?:\d|[.,:/'’{SPACES}](?=\d))*(?:[eE][-+]?\d+(?!\w))?")
+"""Digits with what joins them; a number if `NUMBER` matches all of it."""
+LONGEST = 400
+"""Maximum characters of a number."""
+AROUND = 48
+"""Characters before and after digits that are read."""
+
+SIGNED = re.compile(r"([-+])?(?:(?:US|CA|AU|[CA])?[$€£¥₹][ \t]?|(?:USD|EUR|GBP|Rs\.?)[ \t]+)?([-+])?\Z")
+"""Sign and currency before a number."""
+SPACED = re.compile(r"(.*)([-+])[ \t]+")
+EQUALS = re.compile(r"[=(][ \t]*\Z")
+OPERAND = re.compile(r"[\d)\]}%°|][ \t]*\Z")
+WORDS = re.compile(r"\b(?:minus|negative)[ \t]+\Z", re.IGNORECASE)
+MARKUP = re.compile(r"[*_`$(\[{ \t]+\Z")
+LETTER = r"[A-Za-z0-9\u00c0-\u024f\u0370-\u03ff\u0400-\u04ff]"
+"""Letters of languages with spaces between words."""
+COMMANDS = "boxed|fbox|text[a-z]*|math[a-z]*|displaystyle|q?quad|approx|implies|to|[Rr]ightarrow|therefore|left|big"
+"""LaTeX that leaves a number as it is."""
+START = re.compile(r"""(?:\A|\.\.|[\s(\[{<>"'`“‘„«‹*_~#=:;,|!?→⇒⟹≈≡∴•·—…]|[^\x00-\u2fff])\Z""")
+"""What may be before a number, its sign and its currency."""
+PART = re.compile(
+    rf"""(?:{LETTER}|[)\]}}%°])[ \t]*[-+/×÷·][ \t]*\Z|[\d)\]}}][ \t]*\*+[ \t]*\Z|\w[ ]\*[ ]\Z          # an operand
+    |[\^±≠<≤≥√÷×/@&][ \t]*\{{?\Z|[\w)][ \t]+>[ \t]*\Z|\A[^<]*[\w)]>\Z|{LETTER}_\{{?\Z           # a power, bound, root or index
+    |\\(?!(?:{COMMANDS})\b)[A-Za-z]+[ \t]*\{{?\Z|\}}[ \t]*\{{\Z|{LETTER}[('’"°]\Z|[负負第]\Z  # an argument, an ordinal""",
+    re.VERBOSE,
+)
+"""What before digits makes them a part of something."""
+SAID = re.compile(
+    r"""(?:\d[ \t]+|\d[ \t]*,?[ \t]*(?:and|minus|to|[&xX])[ \t]+
+    |\b(?:or|than|plus|times|(?:divided|multiplied)[ ]by|at[ ](?:least|most)|up[ ]to)[ \t]+
+    |(?:\bnot|n['’]t|\bnever)[ \t]+(?:(?:be|equal|to|exactly)[ \t]+)*)\Z""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""The same in words, without markup."""
+LISTED = re.compile(r"\d[ \t]*[,;][ \t]+\Z")
+
+LINE_END = re.compile(r"[*_`$)\]}.]*[ \t]*(?:\n|\Z)")
+
+SCALES = {"hundred": 2, "k": 3, "thousand": 3, "m": 6, "mn": 6, "mln": 6, "million": 6, "b": 9, "bn": 9, "billion": 9, "trillion": 12}
+"""Letters or word → power of ten."""
+SCALE = re.compile(r"[ \t]?(k|K|M|B|mn|mln|bn)(?!\w)|[-\s]*(?i:(hundred|thousand|million|billion|trillion))s?(?!\w)")
+UNITS = (
+    "[mcdknµμ]?m|in|ft|yd|mi|[mµμk]?g|t|lbs?|oz|[mcdk]?[lL]|gal|[mnµμ]?s|secs?|mins?|h|hrs?|d|yrs?|wks?|mph|kph|kmh|fps|rpm|[kMG]?Hz"
+    "|[kMG]?Wh?|k?J|V|m?A|N|k?Pa|k?cal|[kKMGT]B|USD|EUR|GBP|am|pm|AM|PM|pts?|px|[CF]|(?!teen|fold)[a-z]{4,}"
+)
+UNIT = re.compile(rf"[ \t]?[%°¢$€£¥₹](?:[CF](?!\w))?|(?:{UNITS})(?:/[a-z]+|[²³])*(?![\w^])")
+END = re.compile(r"\Z|\s|[)\]}>\"'`”’»*_~|;:!?.,…—=<$]|-[A-Za-z]|/[ ]?[A-Za-z]|[^\x00-\u2fff]|\\(?:text|mathrm|q?quad|l?dots|[)\]};!, \\])")
+"""What may follow a number and its unit."""
+CONTINUED = re.compile(
+    r"[*_`$]*(?:[ \t]*(?:[-+*/×÷·^x]|[,;]|or|and|to|)[ \t]+[-+$]?\d|[ \t]*[-+*/×÷·^][ \t]*[\d(]"
+    r"|[ \t·*]*\\?(?:pi|sqrt|π|√)(?![a-z])|[ \t]*[十百千万萬亿億≤≥≠±]|[ \t]+[<>][ \t])"
+)
+"""What after digits makes them a part of something."""
 
 
 def check(verifier: Mapping[str, Any]) -> None:
@@ -29,35 +102,89 @@ def check(verifier: Mapping[str, Any]) -> None:
         raise VerifierError(f"verifier {dict(verifier)!r}: the answer must be a number written as a text, e.g. '42'")
 
 
-def number(text: str) -> Decimal | None:
-    """The value of a text that is a single number (thousands separators allowed)."""
-    text = text.strip().translate(MINUS)
-    return Decimal(text.replace(",", "")) if NUMBER.fullmatch(text) else None
+def number(text: str) -> Fraction | None:
+    """The value of a text that is a single number, as for `read`, without a unit other than a currency or %."""
+    plain = _prepared(text).strip()
+    found = TOKEN.search(plain)
+    alone = found and not SIGNED.sub("", plain[: found.start()]) and plain[found.end() :].strip() in ("", "%", "$", "€", "£")
+    return _read(plain, found) if found and alone else None
 
 
-def last_number(text: str) -> str | None:
-    """The last number in a text, as written."""
-    found = NUMBER.findall(text.translate(MINUS))
-    return found[-1] if found else None
+def read(text: str, first: bool = False) -> tuple[str, Fraction | None] | None:
+    """The last (or `first`) digits of a text as written, and the number that they are; None if there are none."""
+    plain = _prepared(text)
+    *_, found = [None, TOKEN.search(plain)] if first else [None, *TOKEN.finditer(plain)]
+    return (found.group(), _read(plain, found)) if found else None
 
 
-def _numeric(found: str | None, expected: str) -> Verdict:
+def _prepared(text: str) -> str:
+    text = text.translate(SIGNS)
+    for pattern, plain in PREPARED:
+        text = pattern.sub(plain, text)
+    return text
+
+
+def _read(text: str, found: re.Match[str]) -> Fraction | None:
+    """The number at this place; None if the digits are a part of something else, or of no known form."""
+    value = _value(found.group())
+    after = text[found.end() : found.end() + AROUND]
+    sign = _sign(text[max(0, found.start() - AROUND) : found.start()].rpartition("\n")[2], after)
+    if value is None or sign is None or CONTINUED.match(after):
+        return None
+    if scale := SCALE.match(after):
+        value, after = value * 10 ** SCALES[scale[scale.lastindex or 0].lower()], after[scale.end() :]
+    elif unit := UNIT.match(after):
+        after = after[unit.end() :]
+    return sign * value if END.match(after) and not CONTINUED.match(after) else None
+
+
+def _value(digits: str) -> Fraction | None:
+    found = NUMBER.fullmatch(digits) if len(digits) <= LONGEST else None
+    if found is None:
+        return None
+    if found["plain"]:
+        return Fraction(Decimal(re.sub(f"[,{SPACES}]", "", digits)))
+    return int(found["whole"] or 0) + Fraction(int(found["over"]), int(found["under"])) if int(found["under"]) else None
+
+
+def _sign(before: str, after: str) -> int | None:
+    """1 or -1 for what is before a number on its line; None if it makes the number a part of something else."""
+    found = SIGNED.search(before)
+    assert found is not None  # it also matches nothing
+    before, signs = before[: found.start()], [one for one in found.groups() if one]
+    if spaced := not signs and SPACED.fullmatch(before):
+        before, sign = spaced.groups()
+        if before.strip():  # otherwise it is an item of a list
+            signs = [sign] if EQUALS.search(before) else [sign, sign]
+    bare = MARKUP.sub(" ", before)
+    if word := WORDS.search(bare):
+        bare, signs = bare[: word.start()], [*signs, "-"]
+    if len(signs) > 1 or (signs and OPERAND.search(bare)) or not START.search(before) or PART.search(before) or SAID.search(bare):
+        return None
+    return None if LISTED.search(bare) and LINE_END.match(after) else -1 if signs == ["-"] else 1
+
+
+def _verdict(found: tuple[str, Fraction | None] | None, expected: str) -> Verdict:
     if found is None:
         return Verdict(0.0, None, "no number")
-    right = number(found) == number(expected)
-    return Verdict(1.0 if right else 0.0, found, "right" if right else f"{found} instead of {expected}")
+    digits, value = found
+    if value is None:
+        return Verdict(0.0, None, f"{digits[:80]} is part of something that is not read as a number")
+    right = value == number(expected)
+    return Verdict(float(right), digits, "right" if right else f"{digits} instead of {expected}")
 
 
 def arithmetic(verifier: Mapping[str, Any], text: str) -> Verdict:
-    return _numeric(last_number(text), verifier["answer"])
+    return _verdict(read(text), verifier["answer"])
 
 
 def gsm(verifier: Mapping[str, Any], text: str) -> Verdict:
     _, marker, tail = text.rpartition("####")
-    if marker:
-        found = NUMBER.search(tail.translate(MINUS))
-        return _numeric(found.group() if found else None, verifier["answer"])
-    return _numeric(last_number(text), verifier["answer"])
+    return _verdict(read(tail, first=True) if marker else read(text), verifier["answer"])
+
+
+PLAIN = re.compile(r"[-+]?(?:\d*\.\d+|\d+)")
+"""A number as parsed by `gsm8k`: with any sign before it, and possibly part of a word."""
 
 
 def gsm8k(verifier: Mapping[str, Any], text: str) -> Verdict:

@@ -2,8 +2,8 @@
 rows.
 
 The sandbox has no network and sees only this machine's programs and libraries (`/usr`, `/bin`, `/lib`), the interpreter and numpy, which
-some tests import, all read-only; the only writable place is a small `/tmp` in memory. Memory per process, CPU time, files, processes and
-wall-clock time are limited; when the tests have ended or the time is up, everything in the sandbox is killed.
+some tests import, all read-only; the only writable place is a small `/tmp` in memory. Memory per process, CPU time, files, processes,
+wall-clock time and time without work are limited; when the tests have ended or the time is up, everything in the sandbox is killed.
 
 No process that holds the pipe of the verdict is accessible to the program, and the verdict repeats a random word that no program sees.
 
@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -51,6 +51,12 @@ LIMITS = {
 TMP_BYTES = 64 * 2**20
 SLACK = 10
 """Wall-clock seconds allowed per second of CPU time, for machines with other load."""
+IDLE_SECONDS = 5.0
+"""Time that a program may sleep, or wait for something that does not come; it would otherwise do so for all of its wall-clock time."""
+AT_ONCE = 8
+"""Programs that run in parallel; most of a batch of sleeping ones then costs no time."""
+LOOK_SECONDS = 0.2
+"""Interval at which limits are checked."""
 STARTUP_SECONDS = 20.0
 LONGEST_LINE = 32 * 2**20
 """Maximum bytes of a row with its wrapper; the runner limits rows to half of it."""
@@ -102,8 +108,8 @@ def require(what: str = "programs written by models", instead: str = "remove sui
         raise PedigreeError(f"the sandbox fails on a correct program ({outcome.reason}); {REMEDY}, or {instead}")
 
 
-def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outcome:
-    """Run tests against a function of a program, in a sandbox.
+def run(before: str, program: str, tests: str, entry: str, seconds: int, examples: Sequence[Mapping[str, str]] = ()) -> Outcome:
+    """Run tests against a function of a program, in a sandbox; or the program itself on examples.
 
     Args:
         before: trusted code before the program: imports, helpers, the head of the function.
@@ -111,6 +117,7 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outc
         tests: code that calls the function by its name, or as `candidate`; if it defines `check(candidate)`, that is called.
         entry: name of the function.
         seconds: CPU time limit of the program, and of its tests.
+        examples: `input` and `output`; the program must print the output for each input, within the time limit for all of them.
 
     Raises:
         PedigreeError: the sandbox failed to start, so nothing is known about the program.
@@ -120,28 +127,67 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outc
         "program": program,
         "tests": tests,
         "entry": entry,
+        "examples": [dict(one) for one in examples],
         "user": _user(),
         "word": secrets.token_hex(16),
         "limits": {**LIMITS, "RLIMIT_CPU": seconds},
     }
-    allowed = STARTUP_SECONDS + SLACK * seconds
     # No pipes: a leftover process could keep one open, or fill it endlessly.
-    with open(os.memfd_create("said"), "rb+") as output, open(os.memfd_create("complaints"), "rb+") as complaints:
-        process = _start(ISOLATED, "tests", stdin=subprocess.PIPE, stdout=output, stderr=complaints)
-        late = False
+    files = (open(os.memfd_create(name), "rb+") for name in ("order", "said", "complaints"))
+    with next(files) as asked, next(files) as output, next(files) as complaints:
+        asked.write(json.dumps(order).encode())
+        asked.seek(0)
+        process = _start(ISOLATED, "tests", stdin=asked, stdout=output, stderr=complaints)
         try:
-            process.communicate(json.dumps(order).encode(), timeout=allowed)
-        except subprocess.TimeoutExpired:
-            late = True
+            late = _late(process, output, seconds)
         finally:
             _end(process)
         lines = [line.removeprefix(order["word"]) for line in _text(output).splitlines() if line.startswith(order["word"])]
         if not lines:
             raise _not_up(complaints)
     if len(lines) < 2:
-        return Outcome(False, f"no verdict within {allowed:g} s" if late else "ended before its tests did")
+        return Outcome(False, late or "ended before its tests did")
     verdict = json.loads(lines[1])
     return Outcome("right" in verdict, verdict.get("wrong", "right"))
+
+
+def _late(process: "subprocess.Popen[bytes]", output: BinaryIO, seconds: int) -> str | None:
+    """Wait until a sandbox has ended, or exceeds a limit: then which."""
+    begun, work = time.monotonic(), _Work(process.pid)
+    started = before = 0.0
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_SECONDS)
+            return None
+        now = time.monotonic()
+        if started:
+            if now - started > SLACK * seconds:
+                return f"no verdict within {SLACK * seconds:g} s"
+            if now - started - (work.seconds() - before) > IDLE_SECONDS:
+                return f"waited for {IDLE_SECONDS:g} s without work"
+        elif os.fstat(output.fileno()).st_size:
+            started, before = now, work.seconds()
+        elif now - begun > STARTUP_SECONDS:
+            return "did not start"
+
+
+class _Work:
+    """Work of a process and its descendants: their CPU time, and the time that they were ready while other processes had the CPU."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.ready: dict[int, int] = {}
+
+    def seconds(self) -> float:
+        """Up to now; the CPU time of processes that have ended is part of their parents'."""
+        ticks, left = 0, [self.pid]
+        while left:
+            folder = Path(f"/proc/{left.pop()}")
+            with suppress(OSError):  # it may end at any time
+                ticks += sum(map(int, (folder / "stat").read_bytes().rpartition(b")")[2].split()[11:15]))
+                self.ready[int(folder.name)] = int((folder / "schedstat").read_text().split()[1])
+                left += [int(child) for file in folder.glob("task/*/children") for child in file.read_text().split()]
+        return ticks / os.sysconf("SC_CLK_TCK") + sum(self.ready.values()) / 1e9
 
 
 class Wait:

@@ -178,21 +178,60 @@ class Program:
 
 
 def test(order, tell):
-    """Run the tests against the program, and report a verdict."""
-    namespace: dict[str, Any] = {"__name__": "tests"}
-    with contextlib.suppress(Exception):  # helpers that the prompt defines; it may be incomplete as a program
-        exec(compile(order["before"], "before", "exec"), namespace)
+    """Run the tests against the program, or the program on the examples, and report a verdict."""
     try:
-        program = Program(order)
-        namespace[order["entry"]] = namespace["candidate"] = program
-        exec(compile(order["tests"], "tests", "exec"), namespace)
-        if callable(namespace.get("check")):
-            namespace["check"](program)
+        run_examples(order) if order["examples"] else run_tests(order)
     except BaseException as error:
         tell({"wrong": f"{type(error).__name__}: {message_of(error)}"[:300]})
     else:
         tell({"right": True})
     os._exit(0)
+
+
+def run_tests(order):
+    namespace: dict[str, Any] = {"__name__": "tests"}
+    with contextlib.suppress(Exception):  # helpers that the prompt defines; it may be incomplete as a program
+        exec(compile(order["before"], "before", "exec"), namespace)
+    program = Program(order)
+    namespace[order["entry"]] = namespace["candidate"] = program
+    exec(compile(order["tests"], "tests", "exec"), namespace)
+    if callable(namespace.get("check")):
+        namespace["check"](program)
+
+
+def run_examples(order):
+    """Run the program on each input, in a new process that sees only this input; outputs are equal up to white space at ends of lines."""
+    for number, example in enumerate(order["examples"], start=1):
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        left = order["limits"]["RLIMIT_CPU"] - int(used.ru_utime + used.ru_stime)
+        assert left > 0, f"no CPU time left for example {number}"
+        with in_memory(order["program"]) as program, in_memory(example["input"]) as given, in_memory("") as output:
+            limits = json.dumps({**order["limits"], "RLIMIT_CPU": left})
+            command = [sys.executable, "-I", "-S", "-B", __file__, "script", limits, str(program.fileno())]
+            ended = subprocess.run(command, stdin=given, stdout=output, stderr=subprocess.DEVNULL, pass_fds=[program.fileno()])
+            assert ended.returncode == 0, f"example {number} ended with status {ended.returncode}"
+            output.seek(0)
+            found = output.read().decode(errors="replace")
+        assert lines_of(found) == lines_of(example["output"]), f"example {number} printed {found[:100]!r}"
+
+
+def in_memory(text):
+    file = os.fdopen(os.memfd_create("text"), "wb+")
+    file.write(text.encode())
+    file.seek(0)
+    return file
+
+
+def lines_of(text):
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def run_script(limits, file):
+    """Run the program as a script, with the standard input and output of this process."""
+    limit(limits)
+    with os.fdopen(file, "rb") as stream:
+        source = stream.read()
+    exec(compile(source, "program", "exec"), {"__name__": "__main__"})
 
 
 # --- rows --------------------------------------------------------------------------------------------------------------
@@ -322,6 +361,8 @@ def main():
         sys.path.append(PACKAGES)
     if mode == "program":
         serve(json.loads(sys.argv[2]))
+    if mode == "script":
+        return run_script(json.loads(sys.argv[2]), int(sys.argv[3]))
     order = json.load(sys.stdin.buffer)
     if order["user"] is not None:  # root has no process limit
         os.setgroups([])

@@ -1,5 +1,8 @@
 """Short answers compared word by word.
 
+`exact_match` {answer}       the whole reply is the answer, or one of a list of them, without white space around it. `ignore_case`,
+                             `ignore_punctuation` and `ignore_whitespace` (any run of it is one space) are false by default, as in lm-eval;
+                             signs and separators of numbers count nevertheless: "3.5" is not "35".
 `mentions` {answers}         the reply contains one of the answers, unchanged, in lower case or capitalized: PopQA's rule
                              (Mallen et al. 2023, arXiv 2212.10511).
 `drop` {answers [, score]}   DROP's F1 between the words of the reply and of the best of several answers (Dua et al. 2019, arXiv
@@ -8,6 +11,7 @@
 
 import re
 import string
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +19,45 @@ from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 SCORES = ("f1", "exact_match")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+OPTIONS = ("ignore_case", "ignore_punctuation", "ignore_whitespace")
+
+
+def check_exact(verifier: Mapping[str, Any]) -> None:
+    """Raise VerifierError if an answer is no text, or empty in the form that is compared, or an option is not true or false."""
+    exactly(verifier, {"name", "answer", *(set(OPTIONS) & set(verifier))})
+    for option in OPTIONS:
+        if not isinstance(verifier.get(option, False), bool):
+            raise VerifierError(f"verifier exact_match: {option} is {verifier[option]!r:.80}; it must be true or false")
+    answers = _answers(verifier)
+    if not _texts(answers) or not all(_compared(one, verifier) for one in answers):
+        raise VerifierError(f"verifier exact_match: answer {verifier['answer']!r:.80} must be a text that is not empty, or a list of such")
+
+
+def exact_match(verifier: Mapping[str, Any], text: str) -> Verdict:
+    found = _compared(text, verifier)
+    right = any(found == _compared(one, verifier) for one in _answers(verifier))
+    return Verdict(float(right), found[:80] or None, "right" if right else f"{found[:80]} is none of {', '.join(_answers(verifier))[:80]}")
+
+
+def _answers(verifier: Mapping[str, Any]) -> Any:
+    return [verifier["answer"]] if isinstance(verifier["answer"], str) else verifier["answer"]
+
+
+def _compared(text: str, options: Mapping[str, Any]) -> str:
+    """A text in the form that `exact_match` compares; characters that Unicode can write in several ways are written in one."""
+    text = unicodedata.normalize("NFC", text)
+    if options.get("ignore_case"):
+        text = unicodedata.normalize("NFC", text.casefold())
+    if options.get("ignore_punctuation"):
+        text = "".join(letter for place, letter in enumerate(text) if unicodedata.category(letter)[0] != "P" or _of_number(text, place))
+    return " ".join(text.split()) if options.get("ignore_whitespace") else text.strip()
+
+
+def _of_number(text: str, place: int) -> bool:
+    """Whether a character is between two digits, or a sign or point before a number."""
+    before, after = text[place - 1 : place], text[place + 1 : place + 2]
+    return after.isdigit() and (before.isdigit() or (text[place] in "-." and not before.isalnum()))
 
 
 def check_mentions(verifier: Mapping[str, Any]) -> None:

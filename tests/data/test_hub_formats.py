@@ -55,7 +55,7 @@ CASES: list[Case] = [
     }),
     ("allenai/olmo-2-0425-1b-preference-mix", "preference", "train", 4, {3: OTHER_BEGINNING, 4: EMPTY_CHATS}),
     ("allenai/RLVR-GSM", "prompt", "train", 4, {
-        4: "ground_truth '' is no answer, which gsm8k compares with",
+        4: "ground_truth '' is no answer, which gsm compares with",
         5: "dataset None is no verifier's name",
     }),
     ("allenai/RLVR-MATH", "prompt", "train", 6, {3: "ground_truth None is no answer, which math compares with"}),
@@ -70,7 +70,7 @@ CASES: list[Case] = [
         4: "instruction {'id': 'smell:tar'} has none of the ids",
     }),
     ("allenai/RLVR-GSM-MATH-IF-Mixed-Constraints", "prompt", "train", 8, {
-        7: "dataset 'code' is none of the verifiers",
+        7: "assert nothing, so every program would pass",
         8: "ground_truth ' ' is no answer, which math compares with",
         9: "message 0 (user) is empty",
     }),
@@ -242,7 +242,7 @@ def test_few_shot_prefixes_stay_where_they_are(monkeypatch):
     rows = rows_of(monkeypatch, "allenai/RLVR-GSM-MATH-IF-Mixed-Constraints")
     assert rows[0]["messages"][0]["content"].startswith("Question: A box holds 3 pens.")  # in the text of the only turn
     assert [one["role"] for one in rows[1]["messages"]] == ["user", "assistant", "user"]  # or as turns
-    assert Counter(row["verifier"]["name"] for row in rows) == {"gsm8k": 4, "math": 2, "constraint": 2}
+    assert Counter(row["verifier"]["name"] for row in rows) == {"gsm": 4, "math": 2, "constraint": 2}
 
 
 def test_prompts_of_pairs_need_no_good_pair_where_the_column_is_chosen(monkeypatch):

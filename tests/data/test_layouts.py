@@ -192,7 +192,7 @@ def test_a_recipe_may_say_what_compares_with_the_ground_truth(form):
     assert example.messages == ASKED and example.verifier == {"name": name, "answer": "42"}
 
 
-@pytest.mark.parametrize("truth", [None, "", "proof", "notfound", True, 4.2])
+@pytest.mark.parametrize("truth", [None, "", "proof", "notfound", True, float("nan"), {"a": 1}, b"4"])
 def test_what_is_no_answer_is_refused(truth):
     with pytest.raises(ValueError, match="is no answer, which math compares with"):
         example_of({"prompt": "Prove it.", "ground_truth": truth}, "math")

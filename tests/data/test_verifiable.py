@@ -1,10 +1,14 @@
 """Rows as open-instruct's RLVR sets have them, with their quirks."""
 
 import json
+from decimal import Decimal
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from pedigree.data.sources import layouts
+from pedigree.data.sources import layouts, row_files
 from pedigree.data.sources.verifiable import verifier_of
 from pedigree.stages.verifiers import check, verify
 
@@ -14,9 +18,50 @@ INSTRUCTIONS = [{"id": "punctuation:no_comma"}, {"id": "keywords:existence", "ke
 CONSTRAINT = {"name": "constraint", "function": "verify_bullet_points", "arguments": {"N": 2}}
 SHARE = {"name": "ifeval", "instructions": INSTRUCTIONS, "score": "share"}
 
+TESTS = ["assert twice(2) == 4", "assert abs(twice(0.5) - 1) < 1e-9, 'half'"]
+FUNCTION = {"name": "python", "before": "", "tests": "\n".join(TESTS) + "\n", "entry": "twice"}
+EXAMPLES = [{"input": "1 2", "output": "3"}, {"input": "2 2\n", "output": "4\n"}]
+SCRIPT = {"name": "python", "examples": EXAMPLES}
+WITH_CHECK = "def check(candidate):\n    for one in range(3):\n        assert candidate(one) == 2 * one\n\ncheck(twice)"
+
 ROWS = [
-    ("gsm8k", "72", {"name": "gsm8k", "answer": "72"}),
-    ("GSM8K", ["72"], {"name": "gsm8k", "answer": "72"}),
+    ("gsm8k", "72", {"name": "gsm", "answer": "72"}),
+    ("GSM8K", ["72"], {"name": "gsm", "answer": "72"}),
+    (["gsm8k"], ["72"], {"name": "gsm", "answer": "72"}),
+    ("gsm8k", "6 * 12 = 72\n#### 72", {"name": "gsm", "answer": "72"}),
+    # numbers of tables
+    ("gsm8k", 72, {"name": "gsm", "answer": "72"}),
+    ("gsm8k", 72.0, {"name": "gsm", "answer": "72"}),
+    ("gsm8k", [72.5], {"name": "gsm", "answer": "72.5"}),
+    ("gsm8k", Decimal("1234.50"), {"name": "gsm", "answer": "1234.5"}),
+    ("gsm8k", Decimal("1000"), {"name": "gsm", "answer": "1000"}),
+    ("gsm8k", 1e22, {"name": "gsm", "answer": "1" + 22 * "0"}),
+    ("gsm8k", 1e-7, {"name": "gsm", "answer": "0.0000001"}),
+    ("gsm8k", np.int64(72), {"name": "gsm", "answer": "72"}),
+    ("gsm8k", np.float32(0.1), {"name": "gsm", "answer": "0.1"}),
+    ("gsm8k", float(np.float32(0.1)), {"name": "gsm", "answer": "0.1"}),
+    ("gsm8k", 123456792.0, {"name": "gsm", "answer": "123456792"}),
+    ("math", np.float64(0.25), {"name": "math", "answer": "0.25"}),
+    # programs
+    ("code", TESTS, FUNCTION),
+    ("code", json.dumps(TESTS), FUNCTION),
+    (["code"], [json.dumps(TESTS)], FUNCTION),
+    ("code", TESTS[0], {**FUNCTION, "tests": TESTS[0] + "\n"}),
+    ("code", WITH_CHECK, {**FUNCTION, "tests": WITH_CHECK + "\n"}),
+    (
+        "code",
+        ["from math import inf", "assert twice(inf) == inf"],
+        {**FUNCTION, "tests": "from math import inf\nassert twice(inf) == inf\n"},
+    ),
+    ("code_stdio", EXAMPLES, SCRIPT),
+    ("code_stdio", json.dumps([{**one, "type": "stdin_stdout"} for one in EXAMPLES]), SCRIPT),
+    ("code_stdio", {"inputs": ["1 2", "2 2\n"], "outputs": ["3", "4\n"]}, SCRIPT),
+    # several
+    (
+        ["math", "ifeval"],
+        ["5", json.dumps(BULLETS)],
+        {"name": "several", "verifiers": [{"name": "math", "answer": "5"}, CONSTRAINT], "score": "share"},
+    ),
     ("MATH", r" \frac{1}{2}", {"name": "math", "answer": r"\frac{1}{2}"}),
     (["math"], ["5"], {"name": "math", "answer": "5"}),
     ("ifeval", json.dumps(BULLETS), CONSTRAINT),
@@ -40,8 +85,23 @@ def test_a_row_names_its_verifier(dataset, truth, verifier):
 
 
 REFUSED = [
-    ("code", "x", "none of the verifiers gsm8k"),
-    (["math", "max_length"], ["5", "100"], r"several verifiers \(math, max_length\)"),
+    ("chess", "x", "none of the verifiers gsm8k"),
+    (["math", "max_length"], ["5", "100"], "'max_length' is none of the verifiers"),
+    (["math", "gsm8k"], ["5"], r"several verifiers \(math, gsm8k\), and ground_truth has 1 values"),
+    (["math", "gsm8k"], "5", r"several verifiers \(math, gsm8k\), and ground_truth has 1 values"),
+    ("gsm8k", float("inf"), "no answer"),
+    ("gsm8k", True, "no answer"),
+    ("gsm8k", Decimal("NaN"), "no answer"),
+    ("code", [], "no list of tests"),
+    ("code", None, "no list of tests"),
+    ("code", 7, "no list of tests"),
+    ("code", "twice(2) == 4", "assert nothing"),
+    ("code", "assert twice(2 == 4", "not valid Python"),
+    ("code", "assert 2 + 2 == 4", "use nothing of the program"),
+    ("code", "assert twice(2) == half(8)", "use half, twice: tests of one function"),
+    ("code", "assert Solution().twice(2) == 4", "use Solution: tests of one function are understood, and no class"),
+    ("code_stdio", {"inputs": ["1"], "outputs": []}, "not lists of one length"),
+    ("code_stdio", {"inputs": ["1"], "outputs": ["1"], "fn_name": "f"}, "no list of tests"),
     (["math"], ["5", "five"], "ground_truth has 2 values"),
     ("gsm8k", None, "no answer"),
     (7, "5", "no verifier's name"),
@@ -70,3 +130,31 @@ def test_a_prompt_of_an_rlvr_set_is_read_with_its_verifier():
     assert example.messages == messages and verify(example.verifier, "It is 42.").score == 1.0
     with pytest.raises(ValueError, match="dataset 'chess'"):
         layouts.example_of(row | {"dataset": "chess"})
+
+
+NUMBERS = {
+    "float32": pa.array([0.1, 72], pa.float32()),
+    "float64": pa.array([0.1, 72.0]),
+    "decimal": pa.array([Decimal("0.10"), Decimal("72.00")]),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_ground_truths_of_parquet_may_be_numbers(kind, tmp_path):
+    pq.write_table(pa.table({"prompt": ["How many?"] * 2, "ground_truth": NUMBERS[kind]}), tmp_path / "rows.parquet")
+    rows = [row for _, row in row_files.read(tmp_path / "rows.parquet")]
+    assert [layouts.example_of(row, "gsm").verifier for row in rows] == [{"name": "gsm", "answer": one} for one in ("0.1", "72")]
+
+
+@pytest.mark.parametrize(
+    ("name", "truth", "verifier"),
+    [
+        ("gsm8k", "1,234", {"name": "gsm8k", "answer": "1,234"}),  # the published rule, where a recipe names it
+        ("exact_match", ["Paris", "Lutetia"], {"name": "exact_match", "answer": ["Paris", "Lutetia"]}),
+        ("exact_match", "Paris", {"name": "exact_match", "answer": "Paris"}),
+        ("python", TESTS, FUNCTION),
+    ],
+)
+def test_a_recipe_names_the_verifier_itself(name, truth, verifier):
+    assert layouts.example_of({"prompt": "x", "ground_truth": truth, "dataset": "other"}, name).verifier == verifier
+    check(verifier)

@@ -25,6 +25,7 @@ from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.rlvr.run import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
 from pedigree.stages.sampling import engines
 from pedigree.stages.sampling.sampler import Generation
+from pedigree.stages.verifiers import verify_each
 
 ONE_THREAD = Numerics(threads=1)
 FIELDS = {
@@ -223,8 +224,9 @@ def rollout(number: float, finish: str = "stop", verifier=WORDS) -> Rollout:
 
 
 def test_a_missing_reward_is_no_zero():
-    assert score_of(prompt(1), "two words") == 1.0
-    missing = score_of(prompt(1, verifier={"name": "nobody"}), "x")
+    right, unknown = verify_each([(WORDS, "two words"), ({"name": "nobody"}, "x")])
+    assert score_of(prompt(1), right) == 1.0
+    missing = score_of(prompt(1), unknown)
     assert missing != missing  # NaN
     rollouts = [rollout(1.0), rollout(missing), rollout(1.0, "length"), rollout(0.0, verifier={"name": "gsm", "answer": "1"})]
     numbers = reward_numbers(rollouts)

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+import yaml
 from data_lab import publish, rows_of, run_stage
 
 from pedigree.configs.base.problems import PedigreeError
@@ -396,3 +397,13 @@ def test_a_canonical_solution_of_humaneval_passes_and_an_empty_one_does_not(tmp_
         (item,) = made("humaneval", [rows[name]])
         assert verify(item["verifier"], rows[name]["canonical_solution"] + "\n```\nThat is it.").score == 1, name
         assert verify(item["verifier"], "    return None\n").score == 0, name
+
+
+def test_the_form_in_the_documentation_reads_rows_and_scores_answers():
+    page = (Path(__file__).parents[2] / "docs" / "forms.md").read_text()
+    form = Form.model_validate(yaml.safe_load(page.split("```yaml\n")[1].split("```")[0]))
+    row = {"country": "France", "capital": "Paris", "also_known_as": ["Lutetia"]}
+    (item,) = forms.make(form, [("p", row)], task="t", source="s").items
+    assert item["messages"] == [{"role": "user", "content": "What is the capital of France? Answer with its name alone."}]
+    for text, exact, mentioned in (("paris.", 1, 1), ("Lutetia", 1, 1), ("It is Paris.", 0, 1), ("Lyon", 0, 0)):
+        assert (verify(item["verifier"], text).score, verify(item["others"]["mentioned"], text).score) == (exact, mentioned)

@@ -1,10 +1,12 @@
 """Whatever a row has in a verifier's place: it is a verifier, or a `VerifierError` says what is wrong."""
 
+import threading
 from typing import Any
 
 import pytest
+from waiting import deadline
 
-from pedigree.stages.verifiers import _VERIFIERS, VerifierError, check
+from pedigree.stages.verifiers import _VERIFIERS, Verdict, VerifierError, check, extraction, names, programs, sandbox, verify, verify_each
 
 SOUND: dict[str, dict[str, Any]] = {
     "arithmetic": {"answer": "4"},
@@ -17,6 +19,8 @@ SOUND: dict[str, dict[str, Any]] = {
     "ifeval": {"instructions": [{"id": "length_constraints:number_words", "relation": "at least", "num_words": 3}], "mode": "loose"},
     "constraint": {"function": "validate_word_constraint", "arguments": {"N": 2, "quantifier": "at most"}},
     "extracted": {"answer": "A", "patterns": ["(.)"], "compare": "text"},
+    "exact_match": {"answer": ["a"], "ignore_case": True},
+    "several": {"verifiers": [{"name": "gsm", "answer": "4"}], "score": "share"},
     "mentions": {"answers": ["a"]},
     "drop": {"answers": [["a"]], "score": "f1"},
     "python": {"before": "", "tests": "f()", "entry": "f", "seconds": 1, "opened": True},
@@ -51,3 +55,59 @@ def test_odd_values_are_refused_by_name_and_never_crash(name):
         except VerifierError as error:
             refused += bool(str(error))
     assert refused >= len(ODD)
+
+
+EXAMPLES = {"name": "python", "examples": [{"input": "1", "output": "1"}]}
+NUMBER, TEXT = {"name": "arithmetic", "answer": "4"}, {"name": "exact_match", "answer": "= 4"}
+
+
+@pytest.mark.parametrize(("text", "score", "share"), [("= 4", 1, 1), ("4", 0, 0.5), ("= 5", 0, 0), ("5", 0, 0)])
+def test_several_verifiers_all_hold_or_each_counts(text, score, share):
+    assert verify({"name": "several", "verifiers": [NUMBER, TEXT]}, text).score == score
+    assert verify({"name": "several", "verifiers": [NUMBER, TEXT], "score": "share"}, text).score == share
+
+
+def test_several_verifiers_name_those_that_fail():
+    assert verify({"name": "several", "verifiers": [NUMBER, TEXT]}, "4").reason == "exact_match: 4 is none of = 4"
+
+
+@pytest.mark.parametrize(
+    ("verifiers", "problem"),
+    [
+        ([], "at least one"),
+        ([{"name": "gsm"}], "must have the fields answer, name"),
+        ([{"name": "several", "verifiers": [NUMBER]}], "cannot contain several"),
+        ([{"name": "choice", "answer": 0}], "cannot contain choice"),
+    ],
+)
+def test_malformed_parts_of_several_are_refused(verifiers, problem):
+    with pytest.raises(VerifierError, match=problem):
+        check({"name": "several", "verifiers": verifiers})
+
+
+def test_if_one_of_several_cannot_decide_the_score_is_unknown(monkeypatch):
+    unknown = {"name": "extracted", "answer": "A", "patterns": ["(a|aa)+$"]}
+    monkeypatch.setattr(extraction, "extract", lambda *_: (_ for _ in ()).throw(VerifierError("took too long")))
+    with pytest.raises(VerifierError, match="took too long"):
+        verify({"name": "several", "verifiers": [NUMBER, unknown]}, "4")
+
+
+def test_the_names_of_several_are_those_of_its_parts():
+    """The hash of a task depends on the versions of all of them."""
+    assert names({"name": "several", "verifiers": [NUMBER, EXAMPLES]}) == {"several", "arithmetic", "python"}
+
+
+def test_a_batch_is_scored_in_order_with_programs_in_parallel(monkeypatch):
+    """All programs must run at the same time: each waits for the others."""
+    together = threading.Barrier(sandbox.AT_ONCE)
+
+    def run(*_):
+        together.wait(deadline(20))
+        return sandbox.Outcome(True, "right")
+
+    monkeypatch.setattr(programs, "require", lambda: None)
+    monkeypatch.setattr(programs, "run", run)
+    batch = [(NUMBER, "4"), (None, "x"), ({"name": "nobody"}, "x"), *[(EXAMPLES, "x = 1")] * sandbox.AT_ONCE, (NUMBER, "5")] * 12
+    found = list(verify_each(batch))
+    kinds = [one.score if isinstance(one, Verdict) else type(one) for one in found]
+    assert kinds == [1, type(None), VerifierError, *[1] * sandbox.AT_ONCE, 0] * 12

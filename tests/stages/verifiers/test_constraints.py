@@ -67,3 +67,37 @@ def test_a_language_that_cannot_be_told_is_no_verdict():
 def test_a_malformed_constraint_is_an_error(function, arguments):
     with pytest.raises(VerifierError):
         check({"name": "constraint", "function": function, "arguments": arguments})
+
+
+WRONG = [
+    ("validate_choice", {"options": ["yes", "no"]}, "yes or no"),
+    ("validate_choice", {"options": ["yes", "no"]}, "I know"),
+    ("validate_choice", {"options": ["My answer is yes.", "My answer is no."]}, "My answer is yes. My answer is no."),
+    ("validate_no_commas", {}, ""),
+    ("validate_no_commas", {}, "你好，世界"),
+    ("validate_no_commas", {}, "مرحبا، عالم"),
+    ("validate_lowercase", {}, " "),
+    ("validate_uppercase", {}, ""),
+    ("validate_word_constraint", {"N": 10, "quantifier": "at most"}, "\u200b"),
+    ("validate_forbidden_words", {"forbidden_words": ["sea"]}, ""),
+    ("validate_forbidden_words", {"forbidden_words": ["sea"]}, "the s\u200bea"),
+    ("validate_forbidden_words", {"forbidden_words": ["caf\u00e9"]}, "the cafe\u0301"),
+    ("validate_forbidden_words", {"forbidden_words": ["cafe\u0301"]}, "the caf\u00e9"),
+    ("validate_quotation", {}, '"'),
+    ("validate_two_responses", {}, "******a"),
+    ("validate_json_format", {}, "NaN"),
+    ("validate_json_format", {}, '{"a": Infinity}'),
+]
+RIGHT = [
+    ("validate_choice", {"options": ["yes", "no"]}, "I say yes."),
+    ("validate_choice", {"options": ["yes", "yes indeed"]}, "yes indeed"),
+    ("validate_choice", {"options": ["My answer is yes.", "My answer is no."]}, "Yes or no? My answer is no."),
+    ("validate_no_commas", {}, "no comma; none"),
+    ("validate_quotation", {}, '"a"'),
+    ("validate_json_format", {}, '{"a": null}'),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "text", "score"), [*((*one, 0) for one in WRONG), *((*one, 1) for one in RIGHT)])
+def test_what_the_published_functions_let_pass_is_wrong(name, arguments, text, score):
+    assert verify({"name": "constraint", "function": name, "arguments": arguments}, text).score == score

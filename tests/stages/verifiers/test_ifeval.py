@@ -135,3 +135,24 @@ MALFORMED = [
 def test_a_malformed_verifier_is_an_error_and_not_a_zero(verifier):
     with pytest.raises(VerifierError):
         check(verifier)
+
+
+UNICODE = [
+    ({"id": "keywords:forbidden_words", "forbidden_words": ["caf\u00e9"]}, "the cafe\u0301", 0),
+    ({"id": "keywords:forbidden_words", "forbidden_words": ["sea"]}, "the s\u200bea", 0),
+    ({"id": "keywords:forbidden_words", "forbidden_words": ["sea"]}, "the seal", 1),
+    ({"id": "keywords:existence", "keywords": ["caf\u00e9"]}, "the cafe\u0301", 1),
+    ({"id": "keywords:existence", "keywords": ["cafe\u0301"]}, "the caf\u00e9", 1),
+    ({"id": "length_constraints:number_words", "relation": "at least", "num_words": 2}, "nai\u0308ve", 0),
+    ({"id": "length_constraints:number_words", "relation": "at least", "num_words": 2}, "o\u200bne", 0),
+    ({"id": "punctuation:no_comma"}, "你好，世界", 0),
+    ({"id": "punctuation:no_comma"}, "مرحبا، عالم", 0),
+    ({"id": "punctuation:no_comma"}, "甲、乙", 0),
+    ({"id": "punctuation:no_comma"}, "no comma; none", 1),
+    ({"id": "startend:quotation"}, '\ufeff"a"', 1),
+]
+
+
+@pytest.mark.parametrize(("instruction", "text", "score"), UNICODE)
+def test_characters_hide_nothing(instruction, text, score):
+    assert verify({"name": "ifeval", "instructions": [instruction]}, text).score == score

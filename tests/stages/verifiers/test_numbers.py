@@ -1,71 +1,27 @@
 import pytest
+from number_answers import ARITHMETIC, GSM
 
 from pedigree.stages.verifiers import VerifierError, check, verify
+from pedigree.stages.verifiers.numbers import number
 
-MUST_EQUAL = [
-    ("42", "42"),
-    ("42", " 42\n"),
-    ("42", "The answer is 42."),
-    ("42", "17 + 25 = 42"),
-    ("42", "17+25=42"),
-    ("42", "**42**"),
-    ("42", "42.0"),
-    ("42", "no, not 41 but 42!"),
-    ("42", "042"),
-    ("-4", "-4"),
-    ("-4", "−4"),  # U+2212
-    ("-4", "17 - 21 = -4"),
-    ("-4", "(-4)"),
-    ("1234", "1,234"),
-    ("1,234", "1234"),
-    ("1234567", "It is $1,234,567."),
-    ("0.5", "0.50"),
-    ("7", "x = 7"),
-]
-MUST_DIFFER = [
-    ("5", "25"),
-    ("25", "5"),
-    ("4", "-4"),
-    ("-4", "4"),
-    ("4", "8 or 4 or 6"),  # naming many
-    ("42", "42, because 17 + 25"),
-    ("42", "4 2"),
-    ("42", "42.5"),
-    ("42", "42nd"),
-    ("42", "x42"),
-    ("1234", "1,23,4"),
-    ("42", ""),
-    ("42", "forty-two"),
-    ("3", "1.2.3"),
-    ("-21", "17-21"),  # an operand, not a sign
-    ("-21", "(10 + 7)-21"),
-]
+TABLE = [("arithmetic", *one) for one in ARITHMETIC] + [("gsm", *one) for one in GSM]
 
 
-@pytest.mark.parametrize(("answer", "text"), MUST_EQUAL)
-def test_arithmetic_accepts(answer, text):
-    assert verify({"name": "arithmetic", "answer": answer}, text).score == 1.0
+@pytest.mark.parametrize(("name", "text", "answer", "score", "reason"), TABLE)
+def test_an_answer_is_scored_as_a_teacher_would(name, text, answer, score, reason):
+    assert verify({"name": name, "answer": answer}, text).score == score, reason
 
 
-@pytest.mark.parametrize(("answer", "text"), MUST_DIFFER)
-def test_arithmetic_refuses(answer, text):
-    assert verify({"name": "arithmetic", "answer": answer}, text).score == 0.0
+@pytest.mark.parametrize("answer", ["42", "-4", "1,234.50", "$29.00", "3/4", "2 1/2", "42%", "1e5", "−4"])
+def test_right_answers_are_numbers_in_any_of_these_forms(answer):
+    check({"name": "arithmetic", "answer": answer})
 
 
-GSM = [
-    ("17 + 25 = 42\n#### 42", 1.0),
-    ("#### 1\nno\n#### 42", 1.0),
-    ("#### 42 (from 17 + 25)", 1.0),
-    ("it is 42\n####", 0.0),  # the marker without a number
-    ("it is 42\n#### 41", 0.0),
-    ("so it is 42", 1.0),
-    ("#### -42", 0.0),
-]
-
-
-@pytest.mark.parametrize(("text", "score"), GSM)
-def test_gsm_reads_after_the_last_marker(text, score):
-    assert verify({"name": "gsm", "answer": "42"}, text).score == score
+@pytest.mark.parametrize("answer", ["", "many", "x2", "3.11.2", "1,2", "42 km", "41 or 42", "1/0", "1e9999", "4" * 401])
+def test_a_right_answer_that_is_no_number_is_refused(answer):
+    assert number(answer) is None
+    with pytest.raises(VerifierError, match="must be a number"):
+        check({"name": "gsm", "answer": answer})
 
 
 OPEN_INSTRUCT = [

@@ -32,7 +32,7 @@ def score(program: str, *, before: str = HEAD, tests: str = TESTS, entry: str = 
 RUN = """
 import json, sys
 from pedigree.stages.verifiers import sandbox
-sandbox.STARTUP_SECONDS, sandbox.SLACK, *order = json.load(sys.stdin)
+sandbox.IDLE_SECONDS, *order = json.load(sys.stdin)
 json.dump(sandbox.run(*order), sys.stdout)
 """
 ROOT = Path(__file__).parents[3]
@@ -61,7 +61,7 @@ def by_ordinary_user():
             pytest.fail(f"an ordinary user may run none of {', '.join(candidates)}: install a Python that all may read")
 
         def outcome(program: str, tests: str) -> sandbox.Outcome:
-            order = json.dumps([sandbox.STARTUP_SECONDS, sandbox.SLACK, HEAD, program, tests, "twice", 1])
+            order = json.dumps([sandbox.IDLE_SECONDS, HEAD, program, tests, "twice", 1])
             command = [*ORDINARY, python, "-B", "-c", RUN]
             done = subprocess.run(command, input=order, cwd=name, env=environment, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
@@ -236,10 +236,43 @@ def test_an_endless_loop_ends():
 
 @locked
 def test_a_program_that_sleeps_ends(monkeypatch, outcome_of):
-    monkeypatch.setattr(sandbox, "STARTUP_SECONDS", 2.0)
-    monkeypatch.setattr(sandbox, "SLACK", 1)
-    assert outcome_of("    import time\n    time.sleep(10**6)\n", TESTS) == (False, "no verdict within 3 s")
+    monkeypatch.setattr(sandbox, "IDLE_SECONDS", 1.0)
+    assert outcome_of("    import time\n    time.sleep(10**6)\n", TESTS) == (False, "waited for 1 s without work")
     until(lambda: not sandboxed_processes())
+
+
+@locked
+def test_a_program_that_works_for_longer_than_it_may_sleep_is_right(monkeypatch):
+    """The time that it computes, or that its own processes do, is no time without work."""
+    monkeypatch.setattr(sandbox, "IDLE_SECONDS", 0.7)
+    spin = "import time\nwhile time.process_time() < 1:\n    pass\n"
+    assert score(f"    exec({spin!r})\n    return 2 * x\n", seconds=5).reason == "right"
+    program = (
+        f"import subprocess, sys\nfor _ in range(2):\n    subprocess.run([sys.executable, '-I', '-S', '-c', {spin!r}])\nprint(input())\n"
+    )
+    examples = [{"input": "a", "output": "a"}]
+    assert verify({"name": "python", "examples": examples, "seconds": 5}, program).reason == "right"
+
+
+EXAMPLES = [{"input": "1 2\n", "output": "3\n"}, {"input": "2 2", "output": "4"}]
+SCRIPTS = [
+    ("print(sum(map(int, input().split())))", "right"),
+    ("def main():\n    print(sum(map(int, input().split())), ' ')\n\nif __name__ == '__main__':\n    main()", "right"),
+    ("import sys\nsys.stdout.write(str(sum(map(int, sys.stdin.read().split()))) + '\\n\\n')\nsys.exit()", "right"),
+    ("print(3)", "AssertionError: example 2 printed '3\\n'"),
+    ("print(int(input().split()[0]) + 2)\nraise SystemExit(1)", "AssertionError: example 1 ended with status 1"),
+    ("print(3); print(4)", "AssertionError: example 1 printed '3\\n4\\n'"),
+    ("", None),
+    ("while True:\n    print(3)", "AssertionError: example 1 ended with status -"),
+    ("import os\nprint(open(f'/proc/{os.getppid()}/fd/0').read())", "AssertionError: example 1 ended with status 1"),
+]
+
+
+@locked
+@pytest.mark.parametrize(("program", "reason"), SCRIPTS)
+def test_a_program_prints_the_output_of_each_example(program, reason):
+    verdict = verify({"name": "python", "examples": EXAMPLES, "seconds": 1}, f"```python\n{program}\n```")
+    assert verdict.score == (reason == "right") and verdict.reason.startswith(reason or "no code")
 
 
 @locked
@@ -311,10 +344,48 @@ def test_a_sandbox_that_does_not_come_up_is_unknown_and_not_wrong(monkeypatch):
         ("```python\ndef f():\n    '''\n    ```\n    '''\n```\n", False, "def f():\n    '''\n    ```\n    '''\n"),
         ("```text\n1\n```", False, "```text\n1\n```"),
         ("", False, ""),
+        # items of lists, quotations
+        ("1. So:\n   ```python\n   def f():\n       return 1\n   ```\n2. Done", False, "def f():\n    return 1\n"),
+        ("- ```python\n  x = 1\n  y = 2\n  ```\n", False, "x = 1\ny = 2\n"),
+        ("\t```python\n\tif x:\n\t\ty = 1\n\t```", False, "if x:\n\ty = 1\n"),
+        ("  ```python\ndef f():\n  return 1\n  ```", False, "def f():\n  return 1\n"),  # only the fences are indented
+        ("   ```python\n   x = 1\n\n   y = 2\n   ```", False, "x = 1\n\ny = 2\n"),
+        ("```python\n    return 1\n```", False, "    return 1\n"),  # a function's body
+        ("1. ```python\n       return 1\n   ```", False, "    return 1\n"),
+        ("> ```python\n> def f():\n>     return 1\n> ```\n", False, "def f():\n    return 1\n"),
+        # other fences
+        ("~~~python\nx = 1\n~~~\nand more", False, "x = 1\n"),
+        ("````python\nx = '''\n```\n'''\n````\nand more", False, "x = '''\n```\n'''\n"),
+        ("~~~\nx = '```'\n~~~", False, "x = '```'\n"),
+        ("```python\nx = 1\n`````\nand more", False, "x = 1\n"),  # a longer fence closes too
+        ("```python\nx = '''\n~~~\n'''\n```", False, "x = '''\n~~~\n'''\n"),
+        # names of the language
+        ("```Python\nx = 1\n```", False, "x = 1\n"),
+        ("``` PYTHON3 \nx = 1\n```", False, "x = 1\n"),
+        ("```{.python .numberLines}\nx = 1\n```", False, "x = 1\n"),
+        ("```pycon\n>>> x\n```\n```python\nx = 1\n```", False, "x = 1\n"),
+        # ends of lines
+        ("So:\r\n```python\r\ndef f():\r\n    return 1\r\n```\r\nDone", False, "def f():\n    return 1\n"),
+        ("    return 1\r\n```\r\nDone", True, "    return 1\n"),
     ],
 )
 def test_the_code_of_an_answer(text, opened, code):
     assert code_of(text, opened=opened) == code
+
+
+@pytest.mark.parametrize(
+    ("examples", "problem"),
+    [
+        ([], "every program would pass"),
+        ("x", "every program would pass"),
+        ([{"input": "1"}], "texts input and output"),
+        ([{"input": 1, "output": "1"}], "texts input and output"),
+        ([{"input": "1", "output": " "}], "prints nothing would pass"),
+    ],
+)
+def test_malformed_examples_are_refused(examples, problem):
+    with pytest.raises(VerifierError, match=problem):
+        verify({"name": "python", "examples": examples}, "x = 1")
 
 
 MALFORMED = [
