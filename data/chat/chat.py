@@ -190,14 +190,22 @@ class Chat:
         ]
 
     def answer(
-        self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None
+        self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None, closed: bool = False
     ) -> tuple[list[int], list[int]]:
         """(ids of the prompt, ids of `text` as its answer); see `answered`."""
-        *prompt, answer = self.answered(messages, text, ended=ended, arguments=arguments)
-        return [token for piece in prompt for token in self.ids(piece)], self.ids(answer)
+        prompt: list[int] = []
+        answer: list[int] = []
+        for piece in self.answered(messages, text, ended=ended, arguments=arguments, closed=closed):
+            (answer if piece.trained else prompt).extend(self.ids(piece))
+        return prompt, answer
 
-    def answered(self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None) -> list[Piece]:
+    def answered(
+        self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None, closed: bool = False
+    ) -> list[Piece]:
         """The pieces of a prompt, followed by `text` as its answer, with the end-of-turn token if it `ended`.
+
+        `closed`: also what the template writes after an answer that ended (often a newline), so that the pieces are those of
+        `apply_chat_template`, whose last token is where transformers and vLLM read a score.
 
         Control tokens in `text` become plain characters, because sampled texts may contain anything.
 
@@ -217,7 +225,8 @@ class Chat:
             )
         self._refuse_changed([answer], [pieces[last][0]], "last_turn")
         prompt = [self._piece(*piece, has_calls(messages)) for piece in asked]
-        return [*prompt, self._piece(*pieces[last], called=False, ended=ended, trained=True)]
+        closing = [self._piece(*piece, called=False, trained=True) for piece in pieces[last + 1 :] if closed and ended]
+        return [*prompt, self._piece(*pieces[last], called=False, ended=ended, trained=True), *closing]
 
     def ids(self, piece: Piece) -> list[int]:
         """The tokens of one piece."""

@@ -17,6 +17,7 @@ from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import SUMS, Artifact, ArtifactError, content_hash, open_artifact, scan, sha256_file, write_json
+from pedigree.data.chat.reward_stats import reads_closed
 from pedigree.data.store.durable import rename, sync_tree
 from pedigree.data.store.hashing import Beat, silent
 from pedigree.pipelines.lineage import openlineage
@@ -75,9 +76,14 @@ def export(
         progress: maps the name of a step to its progress callback.
 
     Raises:
-        UsageProblem: the target is not empty, or a payload file has the name of an export file.
+        UsageProblem: the target is not empty, a payload file has the name of an export file, or other libraries would read other scores.
         ArtifactError: the artifact is damaged, or the copy does not match the record.
     """
+    if open_artifact(artifact_path).type == "reward_model" and not reads_closed(artifact_path / "payload"):
+        raise UsageProblem(
+            f"{name} was trained with an earlier version of Pedigree and reads scores at the answer's last token; transformers and vLLM "
+            "read the conversation's last token and would give others. Train it again with `pedigree run`, then export it"
+        )
     artifact, pedigree = open_artifact(artifact_path, verify=True, beat=progress("checking")), read_pedigree(artifact_path)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageProblem(f"{target} is not an empty folder: choose a new folder or empty this one")

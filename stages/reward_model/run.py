@@ -5,9 +5,9 @@
     evidence/held_out.json        accuracy by label margin and by length, agreement with ranked lists
     evidence/held_out.jsonl       every held-out pair with its scores
 
-The score is read at the answer's end-of-turn token, in fp32. Preferences held out (by hash of their id) provide the diagnostics, and the
-mean and standard deviation for normalizing rewards. Each member of an ensemble is a separate stage: `seed` determines the head, the data
-order and the held-out preferences.
+The score is read in fp32 at the last token of the rendered conversation, where transformers and vLLM read it. Preferences held out (by
+hash of their id) provide the diagnostics, and the mean and standard deviation for normalizing rewards. Each member of an ensemble is a
+separate stage: `seed` determines the head, the data order and the held-out preferences.
 """
 
 import hashlib
@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from pedigree.configs.methods.training import BradleyTerry, RewardModel
 from pedigree.data.artifacts.artifacts import write_json, write_rows
-from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat import PROBE, Chat
 from pedigree.data.chat.documents import Pairs
+from pedigree.data.chat.reward_stats import FILE, READ_AT
 from pedigree.data.records.sequences import Mapped
 from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, total_steps, unit_tokens
 from pedigree.stages.core.preference_losses import bradley_terry
@@ -48,6 +49,7 @@ Example = tuple[Row, Unit]
 def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     base, numerics = only(inputs, "policy"), job.numerics
     chat = Chat(base.payload)
+    settle_padding(chat)
     examples, held = examples_of(config, inputs, job, chat)
     total = total_steps(len(examples), config.global_batch, config.epochs, config.max_steps)
     with job.busy("loading the model"):
@@ -89,11 +91,27 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     every = [score for pair in scores for score in pair]
     spread = {"mean": statistics.fmean(every), "std": max(statistics.pstdev(every), 1e-6)}
     if trainer.rank == 0:
-        write_json(job.out / "payload" / "reward_stats.json", spread)
+        write_json(job.out / "payload" / FILE, spread | READ_AT)
     trainer.close()
     report = held_out_report(held, scores, job) | {"reward_mean": spread["mean"], "reward_std": spread["std"]} if held else {}
     counts = {"pairs": len(examples), "held_out_pairs": len(held), "steps": total}
     return {**counts, "loss": state["last"]["loss"], **{f"held_out_{name}": value for name, value in report.items()}}
+
+
+def settle_padding(chat: Chat) -> None:
+    """Name the padding token in the tokenizer, for others: transformers reads a score at the last token that is not padding.
+
+    Raises:
+        StageError: conversations end with that token, so another token would be read.
+    """
+    _, answer = chat.answer(PROBE[:-1], PROBE[-1]["content"], closed=True)
+    padding = chat.tokenizer.convert_ids_to_tokens(chat.pad_id)
+    if answer[-1] == chat.pad_id:
+        raise StageError(
+            f"conversations end with {padding!r}, which is also the only token for padding, so transformers would read scores at another "
+            "token than is trained: import the model again with `pedigree run RECIPE --force STAGE`, which adds a token"
+        )
+    chat.tokenizer.pad_token = padding
 
 
 def examples_of(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Sequence[Example], Sequence[Example]]:
@@ -104,7 +122,7 @@ def examples_of(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tu
     """
     with job.busy("reading rows"):
         given = pairs(gather(inputs["preferences"].values()), config.lists)
-    every = units_of(given, Pairs(config.lists), chat, job, only(inputs, "policy"), inputs["preferences"].values())
+    every = units_of(given, Pairs(config.lists, closed=True), chat, job, only(inputs, "policy"), inputs["preferences"].values())
     rows, units = fitting(given, every, config.max_length, job, config.too_long)
     facts = [facts_of(row, is_held_out(row["list"], config.holdout, config.seed)) for row in rows]
     if config.loss.margin_weight and all(fact["margin"] is None for fact in facts):

@@ -1,4 +1,4 @@
-"""Score answers with a reward model, at the answer's last token (usually end-of-turn)."""
+"""Score answers with a reward model, at the last token of the rendered conversation."""
 
 import gc
 import json
@@ -15,6 +15,7 @@ import torch
 from pedigree.configs.base.frozen import Dtype
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.reward_stats import FILE, reads_closed
 from pedigree.data.records import records
 from pedigree.stages.core.batches import Unit, document
 from pedigree.stages.core.ensembles import Member
@@ -45,7 +46,7 @@ class FrozenRewardModel:
         self._payload, self._job = payload, job
         self._dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
         self._device = torch.device(job.numerics.device)
-        self._chat, self._longest = Chat(payload), model_context(payload)
+        self._chat, self._longest, self._closed = Chat(payload), model_context(payload), reads_closed(payload)
 
     @cached_property
     def _module(self) -> torch.nn.Module:
@@ -88,8 +89,8 @@ class FrozenRewardModel:
             try:
                 if row.get("calls"):
                     raise ChatError("the answer calls tools, for which a reward model that reads texts has no form")
-                arguments = row.get("template_arguments")
-                unit = document(*self._chat.answer(row["messages"], row["text"], ended=records.ended(row), arguments=arguments))
+                form = {"arguments": row.get("template_arguments"), "closed": self._closed}
+                unit = document(*self._chat.answer(row["messages"], row["text"], ended=records.ended(row), **form))
                 if not unit.num_trained:
                     raise ChatError("the answer was cut off before it had any text")
                 if len(unit) > self._longest:
@@ -168,7 +169,7 @@ def reward_statistics(payload: Path) -> tuple[float, float]:
         StageError: they are missing or unusable for normalization.
     """
     try:
-        found = json.loads((payload / "reward_stats.json").read_text())
+        found = json.loads((payload / FILE).read_text())
         mean, std = float(found["mean"]), float(found["std"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StageError(f"the reward model has no usable reward_stats.json ({error}): train it with a `reward_model` stage") from error

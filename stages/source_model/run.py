@@ -33,6 +33,7 @@ from pedigree.data.sources import hub
 from pedigree.data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
 from pedigree.stages.job.failures import BUGS, StageError
 from pedigree.stages.job.job import Inputs, Job
+from pedigree.stages.source_model.padding import ADDED, padding
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MADE_HERE = "pedigree/record.json"
@@ -55,6 +56,8 @@ def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     refuse(model, tokenizer)
     template = chat_template(config, tokenizer)
     added = adopt(model, tokenizer, template)
+    if ADDED in added:
+        job.marks.append(f"the tokenizer had no token for padding that texts do not contain: {ADDED} was added to tokenizer and model")
     folder = job.out / "payload"
     with job.busy("writing the model"):
         model.to(DTYPES[config.dtype]).save_pretrained(folder)
@@ -241,15 +244,16 @@ def adopt(model: Any, tokenizer: Any, template: str) -> list[str]:
     """Set a chat template, and the same end-of-turn and padding tokens in tokenizer, model and generation config.
 
     Returns:
-        the template's tokens that were added to the tokenizer; each is embedded as the mean of the model's other tokens.
+        the template's tokens, and the one for padding, that were added to the tokenizer; each is embedded as the mean of the others.
     """
     end = end_of_turn(template)
     added = [] if end is None else add_tokens(model, tokenizer, sorted({end, *CONTROL.findall(template)}))
     tokenizer.eos_token = end or tokenizer.eos_token
-    vocabulary = tokenizer.get_vocab()
-    if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
-        spare = [token for token in (PAD, tokenizer.unk_token, tokenizer.bos_token) if token in vocabulary and token != tokenizer.eos_token]
-        tokenizer.pad_token = spare[0] if spare else tokenizer.eos_token
+    pad = padding(tokenizer, template)
+    if pad is None:
+        pad = ADDED
+        added += add_tokens(model, tokenizer, [pad])
+    tokenizer.pad_token = pad
     tokenizer.chat_template = template
     model.config.eos_token_id = tokenizer.eos_token_id
     model.config.pad_token_id = tokenizer.pad_token_id

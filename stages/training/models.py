@@ -30,11 +30,14 @@ def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None
 def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = None, seed: int = 0, **changes: Any) -> RewardModule:
     """Load a sequence classifier with one label; from a policy's payload, its head is new and must be initialized.
 
+    As a regression, vLLM and pipelines of transformers give its score; of any other classifier with one label they give σ(score).
+
     With adapters, those and the head are trained.
     """
     from transformers import AutoModelForSequenceClassification
 
-    model = _load(AutoModelForSequenceClassification, payload, numerics, num_labels=1, **changes)
+    named = {"id2label": {0: "reward"}, "label2id": {"reward": 0}, "problem_type": "regression"}
+    model = _load(AutoModelForSequenceClassification, payload, numerics, **named, **changes)
     if lora is not None:
         add_adapters(model, lora, seed)
         model.score.requires_grad_(True)
@@ -58,7 +61,7 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
     through_fp32(settled(numerics).bf16_products == "fp32")
     kernel = numerics.attention if numerics.packing or numerics.attention != attention.NAME else "sdpa"
     try:
-        return auto.from_pretrained(
+        model = auto.from_pretrained(
             payload, dtype=torch.float32, attn_implementation=kernel, local_files_only=True, trust_remote_code=False, **changes
         )
     except (ValueError, ImportError, KeyError) as error:  # the model does not support this attention, or it is not installed
@@ -66,6 +69,8 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
             f"transformers cannot load the model with attention {kernel} ({type(error).__name__}: {error}): set another `attention` in the "
             "execution profile; every model supports `eager` with `packing: false`"
         ) from error
+    model.get_input_embeddings().padding_idx = None  # else its row has no gradient; models imported before 0.2 may pad with BOS
+    return model
 
 
 def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:

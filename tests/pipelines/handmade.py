@@ -148,7 +148,10 @@ def _model(node: Node, index: int):
     curve = "\n".join(["step,loss,grad_norm,learning_rate", *lines])
     if node.kind == "rlvr":
         curve = "step,reward,kl\n" + "".join(f"{s},{0.3 + s / 100},{s / 1e4}\n" for s in range(1, 41))
-    return {"model.safetensors": f"weights of {node.name}", "config.json": "{}"}, {"curve.csv": curve}, {"steps": 59}
+    files = {"model.safetensors": f"weights of {node.name}", "config.json": "{}"}
+    if node.kind == "reward_model":
+        files["reward_stats.json"] = json.dumps({"mean": 0.0, "std": 1.0, "read_at": "conversation"})
+    return files, {"curve.csv": curve}, {"steps": 59}
 
 
 def _scores(node: Node, index: int):

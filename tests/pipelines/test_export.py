@@ -24,6 +24,13 @@ def copy(project, tmp_path):
     return shutil.copytree(project.artifact("demo/sft"), tmp_path / "sft")
 
 
+def record_anew(folder):
+    """The payload was changed: its record is to fit."""
+    files = scan(folder / "payload")
+    record = json.loads((folder / "record.json").read_text())
+    write_json(folder / "record.json", record | {"files": [entry.model_dump() for entry in files], "content": content_hash(files)})
+
+
 def metadata(readme: str) -> dict:
     return yaml.safe_load(readme.split("---\n")[1])
 
@@ -54,9 +61,7 @@ def test_a_damaged_artifact_does_not_leave_the_project(copy, tmp_path):
 
 def test_a_payload_that_has_a_readme_is_refused_whole(copy, tmp_path):
     (copy / "payload" / "README.md").write_text("mine")
-    files = scan(copy / "payload")
-    record = json.loads((copy / "record.json").read_text())
-    write_json(copy / "record.json", record | {"files": [entry.model_dump() for entry in files], "content": content_hash(files)})
+    record_anew(copy)
     with pytest.raises(UsageProblem, match=r"README\.md"):
         export(copy, "demo/sft", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -75,3 +80,13 @@ def test_a_copy_that_went_wrong_is_found_and_named(project, tmp_path):
     (tmp_path / "copy" / "model.safetensors").write_text("cut off")
     with pytest.raises(ArtifactError, match=r"differs from the record in model\.safetensors"):
         _prove(tmp_path / "copy", artifact)
+
+
+def test_a_reward_model_of_which_others_would_read_other_scores_does_not_leave(project, tmp_path):
+    """Trained before version 0.2; its statistics name no token."""
+    made = shutil.copytree(project.artifact("demo/reward"), tmp_path / "reward")
+    (made / "payload" / "reward_stats.json").write_text('{"mean": 0.0, "std": 1.0}')
+    record_anew(made)
+    with pytest.raises(UsageProblem, match=r"demo/reward .* earlier version .* conversation's last token .* Train it again"):
+        export(made, "demo/reward", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -4,19 +4,23 @@ import json
 
 import pytest
 import torch
-from models import a_job, config_of, curve, dataset
+from models import a_job, config_of, curve, dataset, publish
 from row_reading import read_rows
+from test_chat_and_vllm import sourced
 from torch import nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import BradleyTerry
+from pedigree.configs.rows.source_models import TEMPLATES
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import columns, records
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.reward_model import run as reward_model
 from pedigree.stages.reward_model.run import add_gradient, init_head, labelled_batch
+from pedigree.stages.sampling.rewards import FrozenRewardModel
 from pedigree.stages.training.feed import feed
 from pedigree.stages.training.models import load_reward_model
 
@@ -111,7 +115,7 @@ def test_the_better_answer_gets_the_higher_score(tmp_path, policy):
     rows = [ranked(number) for number in range(12)]
     _, job = trained(tmp_path, policy, rows, holdout=0.0, epochs=4)
     chat, module = Chat(policy.payload), load_reward_model(job.out / "payload", Numerics())
-    documents = [(document(*chat.answer(row["messages"], answer["text"])),) for row in rows for answer in row["answers"]]
+    documents = [(document(*chat.answer(row["messages"], answer["text"], closed=True)),) for row in rows for answer in row["answers"]]
     with torch.no_grad():
         scores = module(collate(documents, Numerics(), chat.pad_id)).view(-1, 3)
     assert (scores[:, 0] > scores[:, 1]).all() and (scores[:, 1] > scores[:, 2]).all()
@@ -197,3 +201,78 @@ def test_lists_are_trained_in_the_order_of_the_data_where_the_recipe_says_so(tmp
     _, job = trained(tmp_path, policy, rows, order="given", holdout=0.0, global_batch=2)
     tokens = [row["tokens"] for row in curve(job)]
     assert tokens[0] > tokens[1] > tokens[2] and tokens[:3] == tokens[3:]
+
+
+def repadded(payload, **named):
+    """A policy's folder whose tokenizer pads with the end of turn, as models imported before may."""
+    tokenizer = AutoTokenizer.from_pretrained(payload)
+    chosen = {"eos_token": tokenizer.eos_token, "pad_token": tokenizer.eos_token, **named}
+    changed = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, chat_template=tokenizer.chat_template, **chosen)
+    changed.save_pretrained(payload)
+    config = json.loads((payload / "config.json").read_text())
+    (payload / "config.json").write_text(json.dumps(config | {"pad_token_id": tokenizer.eos_token_id}))
+
+
+ASKED = [[{"role": "user", "content": "What is 1 + 1?"}], [{"role": "user", "content": "And of 20 and 22 the sum, please?"}]]
+SAID = ["It is two.", "42"]
+
+
+def scores_of_transformers(folder):
+    """Of each conversation alone, and of both in a padded batch, as its documentation says."""
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    whole = [[*asked, {"role": "assistant", "content": said}] for asked, said in zip(ASKED, SAID, strict=True)]
+    with torch.no_grad():
+        alone = [model(**tokenizer.apply_chat_template(one, return_dict=True, return_tensors="pt")).logits.item() for one in whole]
+        batch = tokenizer.apply_chat_template(whole, padding=True, return_dict=True, return_tensors="pt")
+        return alone, model(**batch).logits[:, 0].tolist()
+
+
+def our_scores(folder, job):
+    answers = [{"messages": asked, "text": said, "finish_reason": "stop"} for asked, said in zip(ASKED, SAID, strict=True)]
+    return FrozenRewardModel(folder, "fp32", job).rewards(answers, lambda _: None)[0]
+
+
+TEMPLATE_NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+
+
+@pytest.mark.parametrize("padding", ["its own", "end of turn"])
+@pytest.mark.parametrize("template", TEMPLATE_NAMES)
+def test_a_conversation_has_one_score_here_and_in_transformers(template, padding, tmp_path):
+    """Most templates write a newline after the end of a turn, which transformers reads; others end with the token that may be padding."""
+    payload = sourced(tmp_path / "policy" / "payload", template, "Llama 3")
+    if padding == "end of turn":
+        repadded(payload, unk_token="<|endoftext|>")
+    rows = [preference(number, [answer(str(number)), answer("no idea")]) for number in range(3)]
+    policy = publish(tmp_path / "policy", "source_model", "policy")
+    _, job = trained(tmp_path, policy, rows, epochs=1, holdout=0.0, max_length=2048)
+    folder = job.out / "payload"
+    alone, batch = scores_of_transformers(folder)
+    ours = our_scores(folder, job)
+    assert ours == pytest.approx(alone, abs=1e-5) and ours == pytest.approx(batch, abs=1e-5)
+    assert abs(alone[0] - alone[1]) > 1e-4
+
+
+def test_padding_that_ends_conversations_is_refused_before_training(tmp_path):
+    """A tokenizer with no special token but the end of turn, imported when one could stay so."""
+    payload = sourced(tmp_path / "policy" / "payload", "tulu", "Llama 3")
+    repadded(payload)
+    rows = [preference(number, [answer("a"), answer("b")]) for number in range(3)]
+    with pytest.raises(StageError, match=r"conversations end with '<\|im_end\|>', .* only token for padding.*import the model again"):
+        trained(tmp_path, publish(tmp_path / "policy", "source_model", "policy"), rows)
+    assert not (tmp_path / "curve.jsonl").exists()
+
+
+def test_a_model_that_was_trained_before_is_read_where_it_was_trained(tmp_path, policy):
+    """At the end of turn; its folder does not name another place."""
+    _, job = trained(tmp_path, policy, [ranked(number) for number in range(4)], epochs=1, holdout=0.0)
+    folder = job.out / "payload"
+    stats = json.loads((folder / "reward_stats.json").read_text())
+    (folder / "reward_stats.json").write_text(json.dumps({name: stats[name] for name in ("mean", "std")}))
+    chat, module = Chat(folder), load_reward_model(folder, Numerics())
+    documents = [(document(*chat.answer(asked, said)),) for asked, said in zip(ASKED, SAID, strict=True)]
+    assert documents[0][0].ids[-1] == chat.eos_id
+    with torch.no_grad():
+        expected = module(collate(documents, Numerics(), chat.pad_id)).tolist()
+    assert our_scores(folder, job) == pytest.approx(expected, abs=1e-5)
+    (folder / "reward_stats.json").write_text(json.dumps(stats))
+    assert our_scores(folder, job) != pytest.approx(expected, abs=1e-3)

@@ -206,7 +206,8 @@ def test_reward_loss_is_trls_with_margin_and_centering(lab):
     with torch.no_grad():
         model.score.weight *= 20  # far from zero: margin and centering matter
     rows = [{**row, "margin": 0.25 * number, "strength": None} for number, row in enumerate(lab.rows)]
-    batch = collate(list(models.units(rows, Pairs("adjacent"), lab.chat)), Numerics(attention="sdpa"), lab.chat.pad_id)
+    units = models.units(rows, Pairs("adjacent", closed=True), lab.chat)
+    batch = collate(list(units), Numerics(attention="sdpa"), lab.chat.pad_id)
     with torch.no_grad():
         scores_D = RewardModule(copy.deepcopy(model))(batch)
     ours, _ = bradley_terry(scores_D[0::2], scores_D[1::2], *targets(rows, 0.5), 0.01)
@@ -230,7 +231,7 @@ def test_reward_loss_is_trls_with_margin_and_centering(lab):
                 for row in rows
             ]
         ),
-        processing_class=lab.tokenizer,
+        processing_class=lab.chat.tokenizer,
     )
     inputs = next(iter(theirs.get_train_dataloader()))
     with torch.no_grad():

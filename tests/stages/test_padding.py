@@ -1,0 +1,112 @@
+"""Padding is no token of a text: it is found or added when a model is imported."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from models import a_job, config_of, publish
+from test_source_model import LLAMA, corpus, llama  # noqa: F401, fixtures
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.rows.source_models import TEMPLATES
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.core.batches import collate, document
+from pedigree.stages.source_model import run as source_model
+from pedigree.stages.source_model.padding import padding
+from pedigree.stages.source_model.run import train_tokenizer
+from pedigree.stages.training.models import load_policy
+
+QUESTION = [{"role": "user", "content": "How many rivers are 4 + 1 rivers?"}]
+
+
+def byte_level(*control, **named):
+    """A tokenizer of bytes with these control tokens."""
+    vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([*control])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+
+
+def of_words(*words, **named):
+    """A tokenizer of whole words, which writes its unknown token for any other."""
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, named["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+
+
+LLAMA_3 = ("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>")
+META = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
+FOUND = {
+    "Llama 3": (byte_level(*LLAMA_3, **META), "llama3", "<|reserved_special_token_0|>"),
+    "Llama 3.1": (byte_level(*LLAMA_3, "<|finetune_right_pad_id|>", **META), "llama3", "<|finetune_right_pad_id|>"),
+    "its own, which is BOS": (byte_level(*LLAMA_3, **META, pad_token="<|begin_of_text|>"), "llama3", "<|reserved_special_token_0|>"),
+    "GPT-NeoX": (
+        byte_level("<|endoftext|>", "<|padding|>", bos_token="<|endoftext|>", eos_token="<|endoftext|>", unk_token="<|endoftext|>"),
+        "tulu",
+        "<|padding|>",
+    ),
+    "Qwen": (byte_level("<|endoftext|>", "<|im_end|>", eos_token="<|im_end|>", pad_token="<|endoftext|>"), "qwen", "<|endoftext|>"),
+    "its own": (byte_level("</s>", "<pad>", "<|pad|>", eos_token="</s>", pad_token="<|pad|>"), "tulu", "<|pad|>"),
+    "an unknown token that bytes leave unused": (byte_level("<unk>", "</s>", eos_token="</s>", unk_token="<unk>"), "tulu", "<unk>"),
+    "an unknown token that texts contain": (of_words("<unk>", "</s>", "a", eos_token="</s>", unk_token="<unk>"), "tulu", None),
+    "its own, which the template writes": (byte_level("</s>", "<bos>", eos_token="</s>", pad_token="<bos>"), "gemma", None),
+    "GPT-2": (byte_level("<|endoftext|>", bos_token="<|endoftext|>", eos_token="<|endoftext|>"), "tulu", None),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_padding_of_a_tokenizer_is_no_token_of_its_texts(name):
+    tokenizer, template, expected = FOUND[name]
+    assert padding(tokenizer, (TEMPLATES / f"{template}.jinja").read_text()) == expected
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, llama):  # noqa: F811
+    """A model as Llama 3's come: conversations begin with BOS, and there is no token for padding but BOS and the end."""
+    folder = tmp_path_factory.mktemp("begun")
+    given = shutil.copytree(llama.payload, folder / "given")
+    trained = train_tokenizer(["How many rivers are 4 + 1 rivers?"], LLAMA["vocabulary"]).backend_tokenizer
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, bos_token="<|endoftext|>", eos_token="<|im_end|>")
+    tokenizer.save_pretrained(given)
+    job = a_job(folder / "job")
+    job.source_files["given"] = given
+    config = config_of("source_model", source={"type": "folder", "path": "given"}, chat_template="tulu", add_bos=True)
+    facts = source_model.run(config, {}, job)
+    return SimpleNamespace(payload=job.out / "payload", facts=facts, marks=job.marks)
+
+
+def test_a_token_for_padding_is_added_and_embedded_as_the_mean(begun, llama):  # noqa: F811
+    chat, model = Chat(begun.payload), AutoModelForCausalLM.from_pretrained(begun.payload)
+    assert begun.facts["added_tokens"] == ["<|pad|>"]
+    assert [mark for mark in begun.marks if "<|pad|> was added" in mark]  # which the terminal and the card show
+    ids = {chat.pad_id, chat.tokenizer.pad_token_id, model.config.pad_token_id, model.generation_config.pad_token_id}
+    assert ids == {chat.tokenizer.convert_tokens_to_ids("<|pad|>")}
+    before = AutoModelForCausalLM.from_pretrained(llama.payload).get_input_embeddings().weight
+    torch.testing.assert_close(model.get_input_embeddings().weight[chat.pad_id], before[: len(chat.tokenizer) - 1].mean(dim=0))
+
+
+def test_generate_without_a_mask_sees_the_whole_prompt(begun):
+    chat, model = Chat(begun.payload), AutoModelForCausalLM.from_pretrained(begun.payload)
+    prompt = torch.tensor([chat.prompt(QUESTION)])
+    assert prompt[0, 0] == chat.tokenizer.bos_token_id
+    scores = [
+        model.generate(prompt, max_new_tokens=1, do_sample=False, output_scores=True, return_dict_in_generate=True, **mask).scores[0]
+        for mask in ({}, {"attention_mask": torch.ones_like(prompt)})
+    ]
+    assert torch.equal(*scores)
+
+
+def test_a_model_that_pads_with_bos_trains_its_embedding(tmp_path, begun):
+    """As imported before: its config names BOS, and torch gives that row no gradient."""
+    payload = shutil.copytree(begun.payload, tmp_path / "old" / "payload")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(payload), AutoTokenizer.from_pretrained(payload)
+    model.config.pad_token_id, model.config.tie_word_embeddings = tokenizer.bos_token_id, False
+    model.save_pretrained(payload)
+    module, chat = load_policy(publish(tmp_path / "old", "source_model", "policy"), Numerics()), Chat(payload)
+    logps, _ = module(collate([(document(*chat.answer(QUESTION, "5")),)], Numerics(), chat.pad_id))
+    logps.sum().backward()
+    assert module.model.get_input_embeddings().weight.grad[tokenizer.bos_token_id].norm() > 0
