@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from pedigree.configs.base.document import read_packaged
 from pedigree.configs.base.frozen import Frozen, Many, digest
 
 FORMS = Path(__file__).parents[1] / "forms"
@@ -200,12 +200,4 @@ def load_form(name: str) -> Form:
     """
     if not NAME.fullmatch(name) or name not in form_names():
         raise ValueError(f"form {name!r} is not one of {', '.join(form_names())}: add configs/forms/{name}.yaml")
-    try:
-        given = yaml.load((FORMS / f"{name}.yaml").read_text(), Loader=yaml.CSafeLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"configs/forms/{name}.yaml is not YAML: {error}") from error
-    try:
-        return Form.model_validate(given)
-    except ValidationError as error:
-        details = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the form'}: {one['msg']}" for one in error.errors())
-        raise ValueError(f"configs/forms/{name}.yaml: {details}") from error
+    return read_packaged(Form, FORMS / f"{name}.yaml", f"configs/forms/{name}.yaml")
