@@ -70,8 +70,11 @@ def work(spec: JobSpec, job: Job) -> int:
             end(job, ok=False, cause="preempted", message=str(error))
         return RESUME_ME
     except Exception as error:  # the boundary of the process: every failure becomes a reported cause
-        traceback.print_exc()
         cause = cause_of(error, folder)
+        if cause == "refused":
+            print(f"refused: {error}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
         if cause != "collective" or not (folder / "done.json").exists():  # a collective error only means that another rank has failed
             message = f"{type(error).__name__}: {error}" if cause == "bug" else str(error) or repr(error)
             end(job, ok=False, cause=cause, message=message[:LONGEST_MESSAGE])

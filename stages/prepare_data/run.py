@@ -38,6 +38,7 @@ from pedigree.data.records.scattered import Numbers
 from pedigree.data.sources import procedural, sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex, SourceRows
 from pedigree.data.sources.leaks import LEAK
+from pedigree.data.sources.row_files import listed
 from pedigree.data.sources.shares import Portion
 from pedigree.data.sources.sources import OpenSource, Outside, Parsed
 from pedigree.stages.job.failures import StageError
@@ -97,11 +98,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
             kept = laid.ordered(kept, config.order)
         counts = count(drafts.taken, laid, drops, kept)
         if not len(kept):
-            bad = sum(len(part.bad) for part in drafts.taken)
-            raise StageError(
-                f"no row is left of {counts['read']} (dropped: {counts['drops']}), and {bad} more are malformed: loosen the filters, fix "
-                "the rows, or add sources"
-            )
+            raise StageError(nothing_left(counts, drafts.taken))
         with job.busy("checking rows"):
             verdict = examined(laid, kept, config)
             write_json(job.evidence / "validation.json", verdict)
@@ -111,7 +108,10 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
             job.doing("writing rows", rows, len(kept), "rows")
         with job.busy("writing evidence"):
             write_json(job.evidence / "statistics.json", statistics(config, drafts.taken, laid, kept))
-            bad_rows = [{"source": part.source.name, **row._asdict()} for part in drafts.taken for row in part.bad]
+            bad_rows = [
+                {"source": part.source.name, "place": row.place, "reason": row.reason, "text": row.text}
+                for part in drafts.taken for row in part.bad
+            ]  # fmt: skip
             write_json(job.evidence / "counts.json", counts)
             write_rows(job.evidence / "drops.jsonl", excerpts(laid, drops, config))
             write_rows(job.evidence / "bad_rows.jsonl", bad_rows)
@@ -196,6 +196,15 @@ def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop]
         "sources": {one["values"]: one["counts"] for one in named},
         "per_source": per_source,
     }
+
+
+def nothing_left(counts: Mapping[str, Any], taken: Sequence[SourceRows]) -> str:
+    bad = [row for part in taken for row in part.bad]
+    if not counts["read"] and not bad:
+        return f"{', '.join(part.source.name for part in taken)}: empty, without any row: add rows, or name another source"
+    why = f"(dropped: {counts['drops']}), and {len(bad)} more are malformed"
+    message = f"no row is left of {counts['read']} {why}: loosen the filters, fix the rows, or add sources"
+    return f"{message}:\n  {listed(bad)}" if bad else message
 
 
 def refuse_columns(names: Sequence[str]) -> None:
