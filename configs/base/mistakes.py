@@ -26,7 +26,7 @@ def mistakes(error: ValidationError, model: type[BaseModel], value: Any, name: s
     meant = [_nearest(str(detail["loc"][-1]), known) if known else None for detail, known in zip(details, fields, strict=True)]
     written = {(*detail["loc"][:-1], near) for detail, near in zip(details, meant, strict=True) if near}
     found = []
-    for detail, place, known, near in zip(details, places, fields, meant, strict=True):
+    for detail, place, known in zip(details, places, fields, strict=True):
         if detail["type"] == "missing" and detail["loc"] in written:
             continue  # it is there, misspelled
         of = f"fields of {name}" if name and len(detail["loc"]) == 1 else "its fields"
@@ -81,7 +81,8 @@ def _without_other_members(details: list["ErrorDetails"], value: Any) -> list["E
 def _parts_of_value(loc: Place, value: Any) -> Iterator[int]:
     """The positions in a location of keys and indices of the value; other parts are members of unions, or missing."""
     for depth, part in enumerate(loc):
-        if isinstance(value, dict) and part in value or isinstance(value, (list, tuple)) and isinstance(part, int) and part < len(value):
+        indices = range(len(value)) if isinstance(value, (list, tuple)) else ()
+        if (isinstance(value, dict) and part in value) or part in indices:
             value = value[part]
             yield depth
 
@@ -149,7 +150,8 @@ def _instead(kind: str, given: Any) -> str:
     """How to write a scalar that YAML 1.2 reads as another type."""
     if kind == "bool_type" and str(given).lower() in TRUTH:
         return f": write {TRUTH[str(given).lower()]}"
-    text = given.replace("_", "") if isinstance(given, str) else given
-    if kind == "int_type" and (isinstance(text, str) and text.isdigit() and text != given or isinstance(text, float) and text.is_integer()):
-        return f": write {int(text)}"
+    text = given.replace("_", "") if isinstance(given, str) else ""
+    whole = isinstance(given, float) and given.is_integer()
+    if kind == "int_type" and (whole or (text.isdigit() and text != given)):
+        return f": write {int(text or given)}"
     return ""

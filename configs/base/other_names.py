@@ -2,7 +2,9 @@
 
 BATCH = "`global_batch`, the sequences of one step on all devices (rlvr: `prompts_per_step` times `samples_per_prompt`)"
 LENGTH = "`max_length` (rlvr: `max_prompt_length` and `sampling: {max_tokens: ...}`)"
-MICRO = "the profile's `numerics: {micro_batch_tokens: ...}`, or `micro_batch_sequences` without packing; the batch itself is `global_batch`"
+MICRO = (
+    "the profile's `numerics: {micro_batch_tokens: ...}`, or `micro_batch_sequences` without packing; the batch itself is `global_batch`"
+)
 EVALUATION = "a stage of its own, `kind: evaluate`, with suites made by `prepare_data`"
 DATASETS = "a stage `kind: prepare_data` with `sources`, which the trainer takes as an input: `in: {data: [STAGE]}`"
 KL = "`loss: {type: dpo, beta: ...}` (rlvr: `algorithm: {type: grpo, kl: {coefficient: ...}}`)"

@@ -240,9 +240,9 @@ class Building:
             self.foreign.update(other.nodes)
             self._adopt(node)
             return node
-        known = ", ".join([*self.file.stages, *self.file.groups])
-        known += "; @ refers to rounds only inside their group" if "@" in reference else ""
-        self._complain(name, ("in", port_name), f"input {port_name!r} names {reference!r}, which does not exist; available: {known}{nearest(reference, [*self.file.stages, *self.file.groups])}")
+        names = [*self.file.stages, *self.file.groups]
+        known = ", ".join(names) + ("; @ refers to rounds only inside their group" if "@" in reference else "") + nearest(reference, names)
+        self._complain(name, ("in", port_name), f"input {port_name!r} names {reference!r}, which does not exist; available: {known}")
         return None
 
     def _config(self, name: str, declaration: Kind, body: dict[str, Any]) -> Frozen | None:

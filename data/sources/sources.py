@@ -107,7 +107,9 @@ class OpenSource:
         allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
         if len(bad) > allowed:
             counts = f"{len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}"
-            remedy = f"fix or remove them{', or raise it' if 2 * len(bad) < read else ''}" if usable else "fix the rows, or how they are read"
+            remedy = (
+                f"fix or remove them{', or raise it' if 2 * len(bad) < read else ''}" if usable else "fix the rows, or how they are read"
+            )
             seen = next((f"\n  {row.place}: {hint(row.columns, self.record)}" for row in bad if row.columns), "")
             raise PedigreeError(f"{self.name}: {counts}: {remedy}:\n  {listed(bad)}{seen}")
         self.portion.refuse(f"{self.name}: {self.portion.said}", self.portion.rows, usable, USABLE)

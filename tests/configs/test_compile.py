@@ -96,7 +96,27 @@ def test_committed_compiled_files_are_current() -> None:
             assert (root / name).read_text() == text, f"{name} is not what {recipe}.yaml says: `pedigree compile {recipe}`"
 
 
-ODD_TEXTS = ["no", "Yes", "on", "y", "010", "0o10", "1e5", ".5e3", "._1", ".inf", ".", "..", "12:30", "2024-01-01", "1_000", "~", "null", "<<", "="]
+ODD_TEXTS = [
+    "no",
+    "Yes",
+    "on",
+    "y",
+    "010",
+    "0o10",
+    "1e5",
+    ".5e3",
+    "._1",
+    ".inf",
+    ".",
+    "..",
+    "12:30",
+    "2024-01-01",
+    "1_000",
+    "~",
+    "null",
+    "<<",
+    "=",
+]
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)

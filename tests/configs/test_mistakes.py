@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from pedigree.configs.base.document import read_document
 from pedigree.configs.base.mistakes import mistakes
 from pedigree.configs.base.other_names import ELSEWHERE
 from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.rows.suite_forms import FORMS, Form
 
 SFT = {"global_batch": 4, "max_length": 32, "optimizer": {"learning_rate": 1e-4}}
 ROWS = {"record": "conversation", "sources": [{"type": "files", "path": "rows.jsonl"}]}
@@ -120,3 +122,20 @@ def test_every_name_that_is_advised_exists(name):
     root = Path(__file__).parents[2]
     known = "\n".join(path.read_text() for path in [*(root / "docs" / "stages").glob("*.md"), root / "docs" / "profiles.md"])
     assert name in KINDS or re.search(rf"\b{name}\b", known)
+
+
+WRONG_JINJA = [
+    (("rows", "question"), "a\n{{ row.question }", "rows.question: not a Jinja template, line 2: "),
+    (("rows", "answer"), "answer | ", "rows.answer: not a Jinja expression, line 1: "),
+    (("prompt", "ask"), "{% if question %}", "prompt.ask: not a Jinja template, line 1: "),
+]
+
+
+@pytest.mark.parametrize(("place", "text", "expected"), WRONG_JINJA)
+def test_wrong_jinja_of_a_form_is_told_with_its_field_and_line(place, text, expected):
+    form = read_document(FORMS / "gsm8k.yaml").value
+    form[place[0]] = form[place[0]] | {place[1]: text}
+    with pytest.raises(ValidationError) as caught:
+        Form.model_validate(form)
+    ((found, message),) = mistakes(caught.value, Form, form)
+    assert found == place and message.startswith(expected)
