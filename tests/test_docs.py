@@ -179,8 +179,10 @@ REQUIRED = {
 
 def test_what_stands_beside_the_arguments_of_trl_is_valid():
     checked = 0
-    for section in (ROOT / "docs" / "from-trl.md").read_text().partition("\n## Names of other")[0].split("\n## ")[1:]:
+    for section in (ROOT / "docs" / "from-trl.md").read_text().split("\n## ")[1:]:
         title = section.splitlines()[0]
+        if title in ("Not here", "Names of other trainers"):
+            continue
         for row in re.findall(r"^\| .*", section, re.MULTILINE)[1:]:
             for given in re.findall(r"`(.*?)`", row.split(" | ")[1]):
                 fields = yaml.safe_load(given)

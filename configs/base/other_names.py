@@ -5,7 +5,7 @@ LENGTH = "`max_length` (rlvr: `max_prompt_length` and `sampling: {max_tokens: ..
 MICRO = (
     "the profile's `numerics: {micro_batch_tokens: ...}`, or `micro_batch_sequences` without packing; the batch itself is `global_batch`"
 )
-EVALUATION = "a stage of its own, `kind: evaluate`, with suites made by `prepare_data`"
+HELD_OUT = "`holdout`, a share of the rows, and `measure_every`; for tasks with a score, a stage `kind: evaluate`"
 DATASETS = "a stage `kind: prepare_data` with `sources`, which the trainer takes as an input: `in: {data: [STAGE]}`"
 KL = "`loss: {type: dpo, beta: ...}` (rlvr: `algorithm: {type: grpo, kl: {coefficient: ...}}`)"
 MODEL = "a stage `kind: source_model` with `source`, which the trainer takes as an input: `in: {policy: STAGE}`"
@@ -23,7 +23,7 @@ ELSEWHERE = {
     "dataset_name": DATASETS,
     "datasets": DATASETS,
     "deepspeed": "the profile's `numerics: {zero_stage: ...}`",
-    "eval_steps": EVALUATION,
+    "eval_steps": HELD_OUT,
     "flash_attention": "the profile's `numerics: {attention: flash_attention_2}`",
     "gradient_accumulation_steps": "nothing: it follows from `global_batch` and the profile's micro-batches",
     "kl_coef": KL,
@@ -50,7 +50,7 @@ ELSEWHERE = {
     "num_unique_prompts_rollout": "`prompts_per_step`",
     "packing": "the profile's `numerics: {packing: ...}`",
     "peft_config": ADAPTERS,
-    "per_device_eval_batch_size": EVALUATION,
+    "per_device_eval_batch_size": HELD_OUT,
     "per_device_train_batch_size": MICRO,
     "r": "`lora: {rank: ...}`",
     "reduce_loss": "`loss_reduction`",
@@ -59,7 +59,7 @@ ELSEWHERE = {
     "sample_packing": "the profile's `numerics: {packing: ...}`",
     "sequence_len": LENGTH,
     "target_modules": "`lora: {targets: ...}`",
-    "val_set_size": EVALUATION,
+    "val_set_size": HELD_OUT,
     "warmup_ratio": "`optimizer: {warmup_ratio: ...}`",
     "weight_decay": "`optimizer: {weight_decay: ...}`",
 }
