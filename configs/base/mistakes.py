@@ -4,7 +4,7 @@ import types
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -80,10 +80,11 @@ def _without_other_members(details: list["ErrorDetails"], value: Any) -> list["E
 
 def _parts_of_value(loc: Place, value: Any) -> Iterator[int]:
     """The positions in a location of keys and indices of the value; other parts are members of unions, or missing."""
+    inner: Any = value
     for depth, part in enumerate(loc):
-        indices = range(len(value)) if isinstance(value, (list, tuple)) else ()
-        if (isinstance(value, dict) and part in value) or part in indices:
-            value = value[part]
+        indices = range(len(inner)) if isinstance(inner, (list, tuple)) else ()
+        if part in (inner if isinstance(inner, dict) else indices):
+            inner = cast("Any", inner)[part]
             yield depth
 
 
@@ -132,7 +133,7 @@ def _message(detail: "ErrorDetails") -> str:
     given = detail["input"]
     match detail["type"]:
         case "union_tag_invalid":
-            tag, expected = detail["ctx"]["tag"], detail["ctx"]["expected_tags"].replace("'", "").split(", ")
+            tag, expected = detail.get("ctx", {})["tag"], detail.get("ctx", {})["expected_tags"].replace("'", "").split(", ")
             return f"type {tag!r} is not one of {', '.join(expected)}{nearest(tag, expected)}"
         case "union_tag_not_found":
             return "`type` is missing: write {type: ...}"
