@@ -13,7 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import ValidationError
 
@@ -70,13 +70,21 @@ def work(spec: JobSpec, job: Job) -> int:
             end(job, ok=False, cause="preempted", message=str(error))
         return RESUME_ME
     except Exception as error:  # the boundary of the process: every failure becomes a reported cause
-        traceback.print_exc()
         cause = cause_of(error, folder)
+        show(error, cause)
         if cause != "collective" or not (folder / "done.json").exists():  # a collective error only means that another rank has failed
             message = f"{type(error).__name__}: {error}" if cause == "bug" else str(error) or repr(error)
             end(job, ok=False, cause=cause, message=message[:LONGEST_MESSAGE])
         return 1
     return 0
+
+
+def show(error: BaseException, cause: str, file: TextIO | None = None) -> None:
+    """Write a failure to the log: an expected one without a traceback."""
+    if cause == "refused":
+        print(f"refused: {error}", file=file or sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error, file=file)
 
 
 def finish(spec: JobSpec, job: Job, metrics: dict[str, Any]) -> None:

@@ -79,6 +79,9 @@ def clone(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "configs" / "recipes", root / "configs" / "recipes")
     shutil.copytree(ROOT / "configs" / "execution", root / "configs" / "execution")
+    (root / "configs" / "recipes" / "mine.yaml").write_text(example("docs/first-recipe.md", "stages:"))
+    (root / "data").mkdir()
+    (root / "data" / "rows.jsonl").write_text(example("docs/first-recipe.md", "completion", "json"))
     (root / ".dvc").mkdir()
     shutil.copy(ROOT / ".dvc" / "config", root / ".dvc" / "config")
     shutil.copy(ROOT / ".gitignore", root / ".gitignore")
@@ -179,7 +182,7 @@ def test_what_stands_beside_the_arguments_of_trl_is_valid():
     checked = 0
     for section in (ROOT / "docs" / "from-trl.md").read_text().split("\n## ")[1:]:
         title = section.splitlines()[0]
-        if title == "Not here":
+        if title in ("Not here", "Names of other trainers"):
             continue
         for row in re.findall(r"^\| .*", section, re.MULTILINE)[1:]:
             for given in re.findall(r"`(.*?)`", row.split(" | ")[1]):

@@ -1,4 +1,4 @@
-"""YAML with line numbers and without the pitfalls of YAML 1.1 (`1e-4` is a number, a repeated key is an error)."""
+"""YAML 1.2 with line numbers: `1e-4` is a number, `no` a text, `010` ten, and a repeated key an error."""
 
 import math
 import re
@@ -48,16 +48,25 @@ class FastLoader(yaml.CSafeLoader):
     """The same on libyaml: ten times as fast, but it rejects some valid YAML (`{key:}`) and its errors are less precise."""
 
 
+def _integer(loader: Any, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+CORE = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    "merge": r"<<",
+}
+"""Tag → plain scalars: the core schema of YAML 1.2 (section 10.3.2), where `no`, `12:30` and `2024-01-01` are texts, and merge keys."""
+KEYS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
 for _loader in (Loader, FastLoader):
-    _loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    _loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
-        list("-+0123456789."),
-    )
+    _loader.yaml_implicit_resolvers = {}
+    for _tag, _pattern in CORE.items():
+        _loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})$"), None)
+    _loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,8 @@ def read_document(path: Path, shown_as: str | None = None) -> YamlDocument:
             loader, node = _compose(text, name, FastLoader)
         except yaml.YAMLError:
             loader, node = _compose(text, name, Loader)
+        if node is None:
+            raise ConfigError([Problem(name, None, "is empty: write keys and values, or remove the file")])
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError([Problem(name, 1, "must be a mapping of keys to values")])
         problems = _problems(node, lines, name)
@@ -208,34 +219,38 @@ def _measure(text: str, name: str, loader: Any) -> None:
 
 def _problems(top: yaml.Node, lines: dict[Place, int], file: str) -> list[Problem]:
     """Problems in a node tree; records the line of each value in `lines`."""
-    problems: list[Problem] = []
+    problems: dict[Problem, None] = {}  # an anchor's are found again at each alias
     variables = secret_variables()
 
-    def problem(node: yaml.Node, message: str) -> None:
-        problems.append(Problem(file, node.start_mark.line + 1, message))
+    def problem(line: int, message: str) -> None:
+        problems[Problem(file, line, message)] = None
 
     def no_secret(scalar: yaml.Node, place: Place) -> None:
         found = secret_problem(".".join(map(str, place)) or "a key", str(scalar.value), variables)
         if found:
-            problem(scalar, found)
+            problem(_line(scalar), found)
 
     def walk(node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> None:
         if node in above:
-            problem(node, "alias refers to its own anchor")
+            problem(_line(node), "alias refers to its own anchor")
             return
         above = (*above, node)
-        lines.setdefault(place, node.start_mark.line + 1)
+        lines.setdefault(place, _line(node))
         if isinstance(node, yaml.MappingNode):
+            keys: dict[str, list[int]] = {}
             for key, value in node.value:
-                if not isinstance(key, yaml.ScalarNode):
-                    problem(key, "key is a list or a mapping: use a string")
+                if key.tag not in KEYS:
+                    what, remedy = (repr(key.value), "quote it") if isinstance(key, yaml.ScalarNode) else ("a list or a mapping", "use one")
+                    problem(_line(key), f"key is {what}, not a string: {remedy}")
                     continue
-                inner = (*place, key.value)
                 no_secret(key, place)
-                if inner in lines:
-                    problem(key, f"duplicate key {key.value!r}")
-                lines[inner] = key.start_mark.line + 1
+                keys.setdefault(key.value, []).append(_line(key))
+                inner = (*place, key.value)
+                lines[inner] = _line(key)
                 walk(value, inner, above)
+            for name, found in keys.items():
+                if len(found) > 1:
+                    problem(found[-1], f"duplicate key {name!r}: {_setters(found)}; keep one")
         elif isinstance(node, yaml.SequenceNode):
             for index, value in enumerate(node.value):
                 walk(value, (*place, index), above)
@@ -243,4 +258,16 @@ def _problems(top: yaml.Node, lines: dict[Place, int], file: str) -> list[Proble
             no_secret(node, place)
 
     walk(top, (), ())
-    return problems
+    return list(problems)
+
+
+def _line(node: yaml.Node) -> int:
+    return node.start_mark.line + 1
+
+
+def _setters(lines: list[int]) -> str:
+    """The lines that set one key, as a clause."""
+    distinct = [str(line) for line in sorted(set(lines))]
+    if len(distinct) == 1:
+        return f"line {distinct[0]} sets it twice"
+    return f"lines {', '.join(distinct[:-1])} and {distinct[-1]} {'both' if len(distinct) == 2 else 'all'} set it"

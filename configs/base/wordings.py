@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pedigree.configs.base.document import read_document
 
 WORDINGS = Path(__file__).parents[1] / "wordings.yaml"
 ENGLISH = "en"
@@ -27,4 +27,4 @@ def worded() -> tuple[str, ...]:
 
 @cache
 def _read() -> Mapping[str, Any]:
-    return yaml.safe_load(WORDINGS.read_text())
+    return read_document(WORDINGS).value

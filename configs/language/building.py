@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from pedigree.configs.base.document import ConfigError, Place, Problem
 from pedigree.configs.base.frozen import Frozen, PortInput, digest
 from pedigree.configs.base.kind import MODELS, Kind, Port
+from pedigree.configs.base.mistakes import mistakes, nearest
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.paths import written_of
 from pedigree.configs.base.problems import UsageProblem
@@ -18,9 +19,6 @@ from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe_files import RecipeFile
 from pedigree.configs.methods.training import Training
 from pedigree.configs.rows.datasets import PrepareData
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 
 class Building:
@@ -134,7 +132,8 @@ class Building:
         kind = body.pop("kind", None)
         declaration = KINDS.get(str(kind))
         if declaration is None:
-            self._complain(name, ("kind",), f"kind {kind!r} is not one of {', '.join(KINDS)}")
+            near = nearest(str(kind), [*KINDS])
+            self._complain(name, ("kind",), f"kind {kind!r} is not one of {', '.join(KINDS)}{near}")
             return None
         sources = self._sources(name, declaration, body.pop("in", None) or {})
         config = self._config(name, declaration, body)
@@ -246,8 +245,8 @@ class Building:
             self.foreign.update(other.nodes)
             self._adopt(node)
             return node
-        known = ", ".join([*self.file.stages, *self.file.groups])
-        known += "; @ refers to rounds only inside their group" if "@" in reference else ""
+        names = [*self.file.stages, *self.file.groups]
+        known = ", ".join(names) + ("; @ refers to rounds only inside their group" if "@" in reference else "") + nearest(reference, names)
         self._complain(name, ("in", port_name), f"input {port_name!r} names {reference!r}, which does not exist; available: {known}")
         return None
 
@@ -255,15 +254,8 @@ class Building:
         try:
             return declaration.config.model_validate(body)
         except ValidationError as error:
-            details = error.errors()
-            for detail in details:
-                loc = detail["loc"]
-                if detail["type"] == "too_short" and any(other["loc"][: len(loc)] == loc != other["loc"] for other in details):
-                    continue  # pydantic also reports a list as too short if its items are invalid
-                place = tuple(part for part in detail["loc"] if part in _parts(body))
-                shown = ".".join(map(str, detail["loc"]))
-                has = f"; fields of {declaration.name}: {', '.join(declaration.config.model_fields)}" if len(detail["loc"]) == 1 else ""
-                self._complain(name, place, f"{shown}: {_message(detail, has)}" if shown else _message(detail, has))
+            for place, message in mistakes(error, declaration.config, body, declaration.name):
+                self._complain(name, place, message)
             return None
 
     def _complain_about(self, node: Node, place: Place, message: str) -> None:
@@ -288,25 +280,6 @@ def lost_orders(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
         if trained and not any(isinstance(reader.config, Training) and reader.config.order == "given" for reader in trained):
             remedy = f"set `order: given` there if it has this field, or remove order from {node.name}"
             yield node, ("order",), f"orders its rows, but {trained[0].name} shuffles them: {remedy}"
-
-
-def _message(detail: "ErrorDetails", has: str) -> str:
-    """Pydantic's error in terms of a recipe; `has` is appended for an unknown key."""
-    given = detail["input"]
-    match detail["type"]:
-        case "extra_forbidden":
-            return f"unknown key{has}"
-        case "union_tag_invalid":
-            known = detail.get("ctx", {})
-            return f"type {known.get('tag')!r} is not one of {str(known.get('expected_tags')).replace(chr(39), '')}"
-        case "union_tag_not_found":
-            return "`type` is missing: write {type: ...}"
-        case "model_type" | "model_attributes_type" if isinstance(given, str):
-            return f"expected a mapping, not {given!r}: write {{type: {given}, ...}}, or its fields"
-        case "model_type" | "model_attributes_type":
-            return f"expected a mapping, not {given!r}: write its fields in braces, or remove it"
-    message = detail["msg"].removeprefix("Value error, ")
-    return message if detail["type"] == "missing" or isinstance(given, dict) else f"{message} (it is {given!r})"
 
 
 def _any_of(types: frozenset[str]) -> str:
@@ -341,12 +314,3 @@ def _of_one_name(files: Iterable[str]) -> str | None:
             last, several = name.rpartition("/")[2], " and ".join(sorted(written))
             return f"two sources outside the project are named {last}, {several}: rename one, or name a link to it"
     return None
-
-
-def _parts(value: Any) -> set[str | int]:
-    """All keys and indices in a value: possible parts of a place in the file."""
-    if isinstance(value, dict):
-        return set(value).union(*(_parts(inner) for inner in value.values()))
-    if isinstance(value, list):
-        return set(range(len(value))).union(*(_parts(inner) for inner in value))
-    return set()

@@ -129,7 +129,7 @@ def _is_path(source: str) -> bool:
     return source.endswith((".yaml", ".yml"))
 
 
-_PLAIN = re.compile(r"[A-Za-z_./][\w ./+-]*")
+_PLAIN = re.compile(r"(?!\.[\d_])[A-Za-z_./][\w ./+-]*")
 
 
 class _Dumper(yaml.SafeDumper):

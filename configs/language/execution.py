@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.mistakes import mistakes, nearest
 from pedigree.configs.base.project import PACKAGED
 from pedigree.configs.base.stores import StoreUrl
 from pedigree.configs.language.kinds import KINDS, kind_of
@@ -226,7 +227,7 @@ class Execution(Frozen):
     def _check_overrides(self) -> "Execution":
         unknown = sorted(set(self.kinds) - set(KINDS))
         if unknown:
-            raise ValueError(f"unknown kinds {', '.join(unknown)}: use {', '.join(KINDS)}")
+            raise ValueError(f"unknown kinds {', '.join(unknown)}: use {', '.join(KINDS)}{nearest(unknown[0], [*KINDS])}")
         for name in ("", *self.kinds, *self.stages):
             self.of(name, name)
         return self
@@ -235,7 +236,7 @@ class Execution(Frozen):
         """Numerics and placement of one stage.
 
         Raises:
-            ValueError: it needs more slots than the profile has.
+            ValueError: a setting is invalid, or it needs more slots than the profile has.
         """
         numerics, placement = self.numerics.model_dump(), self.placement.model_dump()
         for override in (self.kinds.get(kind, {}), self.stages.get(stage, {})):
@@ -247,7 +248,11 @@ class Execution(Frozen):
                     raise ValueError(f"{stage}: `{part}: {settings}` must be a mapping of settings to values")
             numerics |= override.get("numerics", {})
             placement |= override.get("placement", {})
-        resolved = Numerics.model_validate(numerics), Placement.model_validate(placement)
+        try:
+            resolved = Numerics.model_validate(numerics), Placement.model_validate(placement)
+        except ValidationError as error:
+            model, given = (Numerics, numerics) if error.title == Numerics.__name__ else (Placement, placement)
+            raise ValueError(f"{stage}: {'; '.join(message for _, message in mistakes(error, model, given))}") from error
         if resolved[1].slots > self.slots:
             raise ValueError(f"{stage}: slots {resolved[1].slots} exceeds the profile's {self.slots}: lower one or raise the other")
         return resolved

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from pedigree.configs.base.document import ConfigError, Place, Problem, YamlDocument, read_document
 from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.mistakes import mistakes, unknown_key
 from pedigree.configs.base.naming import MODEL_NAME, Model
 from pedigree.configs.base.published import Published
 from pedigree.configs.language.rounds import is_stage, unroll
@@ -114,7 +115,7 @@ def _faults_of_keys(path: Path, document: YamlDocument) -> list[Problem]:
     if not RECIPE_NAME.fullmatch(path.stem):
         problems.append(Problem(path.name, None, f"recipe name {path.stem!r} must match {RECIPE_NAME.pattern}"))
     for key in set(document.value) - RECIPE_KEYS:
-        problems.append(document.problem((key,), f"unknown key {key!r}: a recipe has {', '.join(sorted(RECIPE_KEYS))}"))
+        problems.append(document.problem((key,), f"{key}: {unknown_key(key, sorted(RECIPE_KEYS), 'a recipe has')}"))
     _validated(Reproduce, document, ("reproduce",), problems)
     return problems
 
@@ -207,9 +208,9 @@ def _validated(model: type[T], document: YamlDocument, place: tuple[str, ...], p
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        for detail in error.errors():
-            inner: Place = (*place, *detail["loc"])
-            problems.append(document.problem(inner, f"{'.'.join(map(str, inner))}: {detail['msg'].removeprefix('Value error, ')}"))
+        problems += [
+            document.problem((*place, *inner), f"{'.'.join(map(str, place))}.{message}") for inner, message in mistakes(error, model, value)
+        ]
         return None
 
 

@@ -8,15 +8,28 @@ are sampled and scored, and how scores are averaged. Two kinds of strings are Ji
 """
 
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from pedigree.configs.base.document import read_packaged
 from pedigree.configs.base.frozen import Frozen, Many, digest
 
+
+def _parsed(kind: Literal["template", "expression"], text: str) -> str:
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        Environment().parse(text if kind == "template" else f"{{{{ {text} }}}}")
+    except TemplateSyntaxError as error:
+        raise ValueError(f"not a Jinja {kind}, line {error.lineno}: {error.message}") from error
+    return text
+
+
+Template = Annotated[str, AfterValidator(partial(_parsed, "template"))]
+Expression = Annotated[str, AfterValidator(partial(_parsed, "expression"))]
 FORMS = Path(__file__).parents[1] / "forms"
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -24,22 +37,22 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 class Columns(Frozen):
     """How a row becomes a question and its answer."""
 
-    question: str
+    question: Template
     """Template: the bare question, without instructions or worked examples. Decontamination compares it with training rows."""
-    answer: str = "answer"
+    answer: Expression = "answer"
     """Expression: the correct answer; for choices its index, from 0."""
-    choices: str | None = None
+    choices: Expression | None = None
     """Expression: the list of choices."""
     shuffle: int | None = Field(default=None, ge=0)
     """Shuffle the choices of the i-th row (from 0) with `random.Random(shuffle + i)`, as OLMES does, so that letters are stable. The answer
     is the index of a choice, or a list with one value per choice, which is shuffled along."""
-    category: str | None = None
+    category: Expression | None = None
     """Expression: the row's category, for macro averages and worked examples by category."""
     per_category: int | None = Field(default=None, ge=1)
     """Use only the first N rows of each category."""
-    where: str | None = None
+    where: Expression | None = None
     """Expression: use only rows for which it is true; the others are counted."""
-    worked: str | None = None
+    worked: Template | None = None
     """Template: the assistant's answer when the row is a worked example."""
 
 
@@ -50,13 +63,13 @@ class Asking(Frozen):
     """Use the model's chat template; otherwise plain text for the model to continue."""
     system: str | None = None
     """System message."""
-    before: str = ""
+    before: Template = ""
     """Template: instruction before the first question, in the same turn."""
-    ask: str
+    ask: Template
     """Template: each question, including those of worked examples."""
-    after: str = ""
+    after: Template = ""
     """Template: instruction after the last question, in the same turn."""
-    option: str = " ({{ label }}) {{ text }}\n"
+    option: Template = " ({{ label }}) {{ text }}\n"
     """Template: one choice, from `label` and `text`."""
     shots: int = Field(default=0, ge=0)
     """Number of worked examples before the question."""
@@ -66,7 +79,7 @@ class Asking(Frozen):
     """Use the same examples for all questions, or those of the question's category."""
     between: str = "\n\n"
     """Separator between worked examples in one turn, and before the question; within each, a space separates question and answer."""
-    prefix: str | None = None
+    prefix: Template | None = None
     """Template: the beginning of the assistant's turn, which the model continues."""
 
 
@@ -95,7 +108,7 @@ class Drawing(Frozen):
 class Choosing(Frozen):
     """Compare the likelihoods of choices instead of sampling answers."""
 
-    continuation: str = "{{ text }}"
+    continuation: Template = "{{ text }}"
     """Template: the assistant's text for a choice, from `label` and `text`."""
 
 
@@ -110,7 +123,7 @@ class Metric(Frozen):
     """Further fields of the verifier, the same for all rows."""
     at: int | None = Field(default=None, ge=1)
     """k of pass@k, over all samples of an item; by default an item's score is the mean over its samples."""
-    weight: str | None = None
+    weight: Expression | None = None
     """Expression: weight of an item, e.g. its number of instructions; equal weights by default."""
 
 
@@ -200,12 +213,4 @@ def load_form(name: str) -> Form:
     """
     if not NAME.fullmatch(name) or name not in form_names():
         raise ValueError(f"form {name!r} is not one of {', '.join(form_names())}: add configs/forms/{name}.yaml")
-    try:
-        given = yaml.load((FORMS / f"{name}.yaml").read_text(), Loader=yaml.CSafeLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"configs/forms/{name}.yaml is not YAML: {error}") from error
-    try:
-        return Form.model_validate(given)
-    except ValidationError as error:
-        details = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the form'}: {one['msg']}" for one in error.errors())
-        raise ValueError(f"configs/forms/{name}.yaml: {details}") from error
+    return read_packaged(Form, FORMS / f"{name}.yaml", f"configs/forms/{name}.yaml")

@@ -421,14 +421,15 @@ def variables_of(template: str) -> set[str]:
     Raises:
         ChatError: it is not a valid template.
     """
-    from jinja2 import TemplateError, meta
+    from jinja2 import TemplateError, TemplateSyntaxError, meta
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     try:
         environment = _compile_jinja_template(template).environment
         found = meta.find_undeclared_variables(environment.parse(template))
     except TemplateError as error:
-        raise ChatError(f"the chat template cannot be read: {type(error).__name__}: {error}") from error
+        line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+        raise ChatError(f"the chat template cannot be read{line}: {type(error).__name__}: {error}") from error
     return {name for name in found - environment.globals.keys() - GIVEN if not name.endswith("_token")}
 
 

@@ -27,8 +27,8 @@ LONGEST_LINE = 64 << 20
 """Maximum bytes of a JSONL row."""
 LARGEST_JSON = 2 << 30
 """Maximum bytes of a JSON list, which is loaded whole and takes several times as much memory."""
-SHOWN = 5
-"""Number of bad rows shown in an error."""
+SHOWN = 3
+"""Number of reasons shown in an error, and of rows for each."""
 EXCERPT, REASON = 200, 300
 """Maximum characters of a bad row, and of the reason, in its evidence."""
 GAP = " .. "
@@ -69,11 +69,14 @@ class BadRow(NamedTuple):
     reason: str
     text: str
     """Its beginning."""
+    columns: tuple[str, ...] = ()
     out_of_turn: str = ""
     """The fault for which the source's rules drop it; such a row is none too many."""
 
     def as_json(self) -> dict[str, str]:
-        return {name: value for name, value in self._asdict().items() if value or name != "out_of_turn"}
+        """Its line in the evidence."""
+        shown = {"place": self.place, "reason": self.reason, "text": self.text}
+        return shown | {"out_of_turn": self.out_of_turn} if self.out_of_turn else shown
 
     @classmethod
     def of(cls, place: str, reason: str, row: Any) -> "BadRow":
@@ -82,13 +85,22 @@ class BadRow(NamedTuple):
         if len(reason) > REASON:  # keep both ends: some reasons quote first and end with the problem
             half = (REASON - len(GAP)) // 2
             reason = f"{reason[:half]}{GAP}{reason[-half:]}"
-        return cls(place, reason, text_of(row)[:EXCERPT])
+        columns = tuple(writable(str(name)[:EXCERPT]) for name in row) if isinstance(row, dict) else ()
+        return cls(place, reason, text_of(row)[:EXCERPT], columns)
 
 
 def listed(bad: Sequence[BadRow]) -> str:
-    """The first bad rows with their reasons, one per line."""
-    more = f"\n  ... and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-    return "\n  ".join(f"{row.place}: {row.reason}" for row in bad[:SHOWN]) + more
+    """The first reasons, one per line, each with the first rows that it concerns."""
+    places: dict[str, list[str]] = {}
+    for row in bad:
+        places.setdefault(row.reason, []).append(row.place)
+    lines = [f"{_first(rows)}: {reason}" for reason, rows in islice(places.items(), SHOWN)]
+    more = sum(len(rows) for rows in places.values()) - sum(len(rows) for rows in islice(places.values(), SHOWN))
+    return "\n  ".join([*lines, *([f"... and {more} more"] if more else [])])
+
+
+def _first(places: Sequence[str]) -> str:
+    return ", ".join(places[:SHOWN]) + (f" and {len(places) - SHOWN} more" if len(places) > SHOWN else "")
 
 
 Block = Callable[[], Iterable[tuple[str, Any]]]

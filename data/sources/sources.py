@@ -40,6 +40,7 @@ from pedigree.data.sources import forms, hub, layouts, leaks, named_columns, pro
 from pedigree.data.sources.attributes import grouped
 from pedigree.data.sources.examples import Example, example_in, record_of
 from pedigree.data.sources.named_columns import select_columns
+from pedigree.data.sources.near_layouts import hint
 from pedigree.data.sources.row_files import BadRow, Block, listed
 from pedigree.data.sources.shares import ALL, Portion
 from pedigree.data.sources.verifiable import instructions_of
@@ -98,6 +99,8 @@ class OpenSource:
     """Reason → number of rows omitted before parsing."""
     bad: tuple[BadRow, ...] = ()
     """Rows rejected before parsing."""
+    record: RecordType | None = None
+    """The type whose layouts its rows are read by."""
 
     def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
         """Raise PedigreeError for too many bad rows or too few usable ones."""
@@ -106,7 +109,11 @@ class OpenSource:
         allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
         if len(bad) > allowed:
             counts = f"{len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}"
-            raise PedigreeError(f"{self.name}: {counts}: fix or remove them, or raise it:\n  {listed(bad)}")
+            remedy = (
+                f"fix or remove them{', or raise it' if 2 * len(bad) < read else ''}" if usable else "fix the rows, or how they are read"
+            )
+            seen = next((f"\n  {row.place}: {hint(row.columns, self.record)}" for row in bad if row.columns), "")
+            raise PedigreeError(f"{self.name}: {counts}: {remedy}:\n  {listed(bad)}{seen}")
         self.portion.refuse(f"{self.name}: {self.portion.said}", self.portion.rows, usable, USABLE)
 
 
@@ -138,7 +145,7 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
                 for place, part in layouts.unfolded([(at, given.row)], record))  # fmt: skip
         return _parsed(rows, lambda row: _valid(layouts.example_of(row, verifier, rules, record), record, task, name, outside))
 
-    return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source))
+    return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source), record=record)
 
 
 def _opened_examples(name: str, examples: Sequence[Example], record: RecordType, task: str | None) -> OpenSource:

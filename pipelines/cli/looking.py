@@ -98,18 +98,19 @@ def logs(
     stage: Annotated[str, typer.Argument(help="STAGE or RECIPE/STAGE.", show_default=False, autocompletion=completion.artifacts)],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log while the job runs.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", help="Print only the last N lines; 0 prints all.", min=0)] = 0,
+    every: Annotated[bool, typer.Option("--all", help="Include messages, warnings and progress bars of libraries.")] = False,
 ) -> None:
-    """Print the log of a stage's job, running or finished."""
+    """Print the log of a stage's job, running or finished: its steps, warnings and errors."""
     from pedigree.pipelines.cli import status as state
 
     project = Project.find()
     address, log = state.find_log(project, stage)
-    if follow:
-        for text in state.follow(project, address, log):
-            print(text, end="", flush=True)  # noqa: T201 - raw log, with colors and progress bars
-        return
-    text = log.read_text(errors="replace")
-    print("\n".join(text.splitlines()[-lines:]) if lines else text, end="\n" if lines else "")  # noqa: T201 - raw log
+    texts = state.follow(project, address, log) if follow else iter([log.read_text(errors="replace")])
+    shown = texts if every else state.without_chatter(texts)
+    if lines and not follow:
+        shown = iter(["".join(f"{line}\n" for line in "".join(shown).splitlines()[-lines:])])
+    for text in shown:
+        print(text, end="", flush=follow)  # noqa: T201 - raw log, with colors and progress bars
 
 
 @commands.command()

@@ -97,7 +97,7 @@ class Row(StageView):
     def at(self, event: StageEvent, now: float) -> "Row":
         """The row after an event. A decreasing step means a new attempt and resets the baseline of the ETA."""
         row, has_run = self.after(event), self.folder is not None
-        row = replace(row, detail=one_line(row.detail))
+        row = replace(row, detail=one_line(row.detail.partition("\n")[0].removesuffix(":")))
         match event:
             case StageProgressed(step=step):
                 base = self.first_step

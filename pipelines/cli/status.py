@@ -1,9 +1,10 @@
 """Project state: running jobs on all machines, their logs and cancellation, stage status, code drift."""
 
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -252,6 +253,23 @@ def follow(project: Project, address: str, log: Path) -> Iterator[str]:
         if not alive:
             return
         time.sleep(FOLLOW_POLL_S)
+
+
+CHATTER = re.compile(
+    r"(?:\(\w+ pid=\d+\) )?"
+    r"(?:\[[-\d :,.]+\] \[(?:INFO|DEBUG)\]|(?:INFO|DEBUG)[ :]|\S*site-packages/\S+: \w*Warning: |\s+warnings\.warn\(|.*\d+%\|)"
+)
+"""Lines of libraries: messages below warnings, Python's warnings about code that is not the user's, progress bars."""
+
+
+def without_chatter(texts: Iterable[str]) -> Iterator[str]:
+    """The lines of a growing log without those of libraries; of a line that was overwritten, the last state."""
+    rest = ""
+    for text in texts:
+        *lines, rest = f"{rest}{text}".split("\n")
+        yield from (f"{line}\n" for line in lines if not CHATTER.match(line.rstrip("\r").rpartition("\r")[2]))
+    if rest and not CHATTER.match(rest.rpartition("\r")[2]):
+        yield rest
 
 
 def running_word(job: LiveJob) -> str:

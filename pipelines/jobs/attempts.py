@@ -292,7 +292,7 @@ def _failure(status: Status, handle: Handle) -> tuple[str, str] | None:
     if status.memory_ran_out and (done is None or (isinstance(done, Failure) and done.cause in ("lost_engine", "collective"))):
         return "out_of_memory", status.memory_ran_out
     if done is not None:
-        return (done.cause, _first_line(done.message)) if isinstance(done, Failure) else None
+        return (done.cause, _reason(done)) if isinstance(done, Failure) else None
     if is_full(scratch):
         return "disk_full", f"the job left no result, and the disk of {scratch.parent} is full"
     if status.state == "lost":
@@ -394,6 +394,11 @@ def _attempt_report(scratch: Path) -> dict[str, Any]:
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _reason(done: Failure) -> str:
+    """What a job reports: all lines of an expected failure, which show rows or fields; the first line of others, which may be traces."""
+    return done.message.strip() if done.cause == "refused" and done.message.strip() else _first_line(done.message)
 
 
 def _first_line(text: str) -> str:

@@ -29,7 +29,7 @@ class StageFailed(PedigreeError):
 
     def __init__(self, address: str, cause: str, message: str, log: str | None = None) -> None:
         self.address, self.cause, self.message, self.log = address, cause, message, log
-        where = f"; its log is {log}, {command('logs', address)} prints it" if log else ""
+        where = (["; ", "\n"]["\n" in message] + f"its log is {log}, {command('logs', address)} prints it") if log else ""
         super().__init__(f"{address} failed ({cause}): {message}{where}")
 
 

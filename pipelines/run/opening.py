@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from pedigree.configs.base.document import ConfigError, Problem, read_document
+from pedigree.configs.base.mistakes import mistakes
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
@@ -117,8 +118,6 @@ def _profile_problem(execution: Execution, node: Node) -> str | None:
     """Why a stage cannot run under a profile whose kinds and stages are each valid alone; or None."""
     try:
         numerics, placement = execution.of(node.kind, node.name)
-    except ValidationError as error:  # a rule excludes the combination
-        return error.errors()[0]["msg"].removeprefix("Value error, ")
     except ValueError as error:
         return f"{error}".removeprefix(f"{node.name}: ")
     return (engines_problem(numerics, placement) if node.declaration.opens_engines(node.config) else None) or batch_problem(
@@ -137,14 +136,12 @@ def load_execution(project: Project, name: str) -> Execution:
         available = ", ".join(profile_names(project.executions))
         raise ConfigError([Problem(path.name, None, f"there is no profile {path.stem!r}; available: {available}")])
     document = read_document(path)
+    profile = fitted(document.value, machine.cores(), machine.memory())
     try:
-        return Execution.model_validate(fitted(document.value, machine.cores(), machine.memory()))
+        return Execution.model_validate(profile)
     except ValidationError as error:
-        problems = []
-        for detail in error.errors():
-            where = ".".join(map(str, detail["loc"])) or "profile"
-            problems.append(document.problem(detail["loc"], f"{where}: {detail['msg'].removeprefix('Value error, ')}"))
-        raise ConfigError(problems) from error
+        found = mistakes(error, Execution, profile, "a profile")
+        raise ConfigError([document.problem(place, message) for place, message in found]) from error
 
 
 def refuse_read_only(project: Project) -> None:

@@ -236,6 +236,9 @@ class Job:
             temporary = self.folder / f".progress.{os.getpid()}.{threading.get_ident()}"  # the thread of `busy` writes concurrently
             temporary.write_text(json.dumps(finite(beat)))
             os.replace(temporary, self.folder / "progress.json")
+            if report["doing"] is None and self._report["step"]:
+                numbers = "".join(f"  {name.replace('_', ' ')} {value:.4g}" for name, value in self._report["numbers"].items())
+                print(f"step {self._report['step']}/{self._report['total']}{numbers}", flush=True)
 
     def log(self, step: int, **numbers: float) -> None:
         """Append a line to the training curve; rank 0 writes it once per step."""

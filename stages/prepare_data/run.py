@@ -38,6 +38,7 @@ from pedigree.data.records.scattered import Numbers
 from pedigree.data.sources import procedural, sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex, SourceRows
 from pedigree.data.sources.leaks import LEAK
+from pedigree.data.sources.row_files import listed
 from pedigree.data.sources.shares import Portion
 from pedigree.data.sources.sources import OpenSource, Outside, Parsed
 from pedigree.stages.job.failures import StageError
@@ -95,17 +96,9 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
             if config.draw == "after_filters":
                 laid, kept = laid.repeated(laid.drawn(drafts.taken, kept))
             kept = laid.ordered(kept, config.order)
-        if all(part.is_empty for part in drafts.taken):
-            raise StageError(
-                f"{', '.join(part.source.name for part in drafts.taken)}: empty, there is no row: add rows, or correct the source"
-            )
         counts = count(drafts.taken, laid, drops, kept)
         if not len(kept):
-            bad = sum(len(part.bad) for part in drafts.taken)
-            raise StageError(
-                f"no row is left of {counts['read']} (dropped: {counts['drops']}), and {bad} more are malformed: loosen the filters, fix "
-                "the rows, or add sources"
-            )
+            raise StageError(nothing_left(counts, drafts.taken))
         with job.busy("checking rows"):
             verdict = examined(laid, kept, config)
             write_json(job.evidence / "validation.json", verdict)
@@ -208,6 +201,15 @@ def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop]
         "sources": {one["values"]: one["counts"] for one in named},
         "per_source": per_source,
     }
+
+
+def nothing_left(counts: Mapping[str, Any], taken: Sequence[SourceRows]) -> str:
+    bad = [row for part in taken for row in part.bad]
+    if all(part.is_empty for part in taken):
+        return f"{', '.join(part.source.name for part in taken)}: empty, without any row: add rows, or name another source"
+    why = f"(dropped: {counts['drops']}), and {len(bad)} more are malformed"
+    message = f"no row is left of {counts['read']} {why}: loosen the filters, fix the rows, or add sources"
+    return f"{message}:\n  {listed(bad)}" if bad else message
 
 
 def refuse_columns(names: Sequence[str]) -> None:

@@ -52,8 +52,8 @@ class Cached:
         if missing:
             raise StageError(
                 f"{len(missing)} of {len(rows)} rows have no log-probability in `reference`, e.g. {missing[0]}: it was computed with "
-                f"other rows, tokenizer or chat template, or a max_length below {max_length}; use the same preferences, max_length and "
-                "tokenizer for both stages"
+                f"other rows, tokenizer or chat template, or a max_length other than {max_length}; use the same preferences, max_length "
+                "and tokenizer for both stages"
             )
 
     def tensors(self, documents: Sequence[Document]) -> dict[str, Tensor]:

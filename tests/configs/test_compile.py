@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ruamel.yaml import YAML
 
-from pedigree.configs.base.document import ConfigError
-from pedigree.configs.language.compile import compile_recipe, overrides_of, write_compiled
+from pedigree.configs.base.document import ConfigError, parse_value
+from pedigree.configs.language.compile import compile_recipe, overrides_of, write_compiled, yaml_text
 from pedigree.configs.language.recipe import load_recipe, load_recipes
 from pedigree.configs.language.recipe_files import recipe_names
 
@@ -114,3 +115,32 @@ def test_a_variant_is_a_recipe_by_its_name(recipes, tmp_path):
         source.write_text(text)
         with pytest.raises(ConfigError, match=problem):
             load_recipe(recipes, name)
+
+
+ODD_TEXTS = [
+    "no",
+    "Yes",
+    "on",
+    "y",
+    "010",
+    "0o10",
+    "1e5",
+    ".5e3",
+    "._1",
+    ".inf",
+    ".",
+    "..",
+    "12:30",
+    "2024-01-01",
+    "1_000",
+    "~",
+    "null",
+    "<<",
+    "=",
+]
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_texts_that_look_like_numbers_are_texts_to_dvc_and_to_recipes(text: str) -> None:
+    written = yaml_text({"a": text})
+    assert parse_value(written) == YAML(typ="safe").load(written) == {"a": text}

@@ -16,6 +16,12 @@ def written(folder: Path, text: str) -> Path:
 
 NUMBERS = {"5E3": 5000.0, ".5": 0.5, "-1.5e-3": -0.0015, "12": 12, "1e": "1e", "v1e-4": "v1e-4", "[1e-4, a]": [0.0001, "a"]}
 """YAML 1.1 reads a string where there is no point."""
+AS_IN_1_2 = {
+    "010": 10, "08": 8, "-010": -10, "0o10": 8, "0x1F": 31, "+12": 12, "1.": 1.0, ".5e3": 500.0, "True": True, "FALSE": False, "~": None,
+    "": None, **{text: text for text in ("no", "off", "yes", "on", "y", "N", "12:30", "1:30.5", "1_000", "1_0.5", "0b1", "2024-01-01", "=",
+    "2001-12-14t21:59:43.10-05:00", "nullx", "truer", "1.2.3", "0o9", "0xg")},
+}  # fmt: skip
+"""Plain scalars as the core schema of YAML 1.2 reads them (section 10.3.2); 1.1 sees numbers, dates and truth values in more of them."""
 
 
 def test_numbers_are_what_they_look_like():
@@ -24,27 +30,62 @@ def test_numbers_are_what_they_look_like():
         parse_value("[1, 2")
 
 
+def test_scalars_are_read_as_in_yaml_1_2(tmp_path):
+    lines = "\n".join(f"- {text}" for text in AS_IN_1_2)
+    assert repr(parse_value(lines)) == repr(list(AS_IN_1_2.values()))
+    assert repr(read_document(written(tmp_path, f"a:\n{lines}\n")).value["a"]) == repr(list(AS_IN_1_2.values()))
+
+
+def test_merge_keys_and_aliases_are_read(tmp_path):
+    text = "a: &x {b: 1, c: 2}\nd: {<<: *x, c: 3}\ne: {<<: [*x]}\n"
+    assert read_document(written(tmp_path, text)).value == {"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}, "e": {"b": 1, "c": 2}}
+
+
+@pytest.mark.parametrize("key", ["010", "1.5", "true", "~", "null"])
+def test_a_key_that_is_no_text_is_refused_with_its_line(tmp_path, key):
+    with pytest.raises(ConfigError, match=f"file.yaml:2: key is '{key}', not a string: quote it"):
+        read_document(written(tmp_path, f"a: 1\n{key}: 2\n"))
+    assert read_document(written(tmp_path, f"'{key}': 2\n")).value == {key: 2}
+
+
 def test_every_repeated_key_is_a_problem_on_its_line(tmp_path):
     path = written(tmp_path, "a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\na: 2\n")
     with pytest.raises(ConfigError) as caught:
         read_document(path)
     assert [(problem.line, problem.message) for problem in caught.value.problems] == [
-        (5, "duplicate key 'c'"),
-        (6, "duplicate key 'a'"),
+        (5, "duplicate key 'c': lines 3 and 5 both set it; keep one"),
+        (6, "duplicate key 'a': lines 1 and 6 both set it; keep one"),
     ]
+
+
+REPEATED = [
+    ("a: {x: 1, y: 2}\nb: 1\na: {x: 3, y: 4}\n", [(3, "duplicate key 'a': lines 1 and 3 both set it; keep one")]),
+    ("a: 1\na: 2\na: 3\n", [(3, "duplicate key 'a': lines 1, 2 and 3 all set it; keep one")]),
+    ("a: &x\n  b: 1\n  b: 2\nc: *x\nd: [*x, *x]\n", [(3, "duplicate key 'b': lines 2 and 3 both set it; keep one")]),
+    ("a: {x: 1, x: 2}\n", [(1, "duplicate key 'x': line 1 sets it twice; keep one")]),
+]
+"""With the keys inside of both, three times, behind an anchor, on one line."""
+
+
+@pytest.mark.parametrize(("text", "expected"), REPEATED)
+def test_a_key_that_is_there_twice_is_reported_once_with_its_lines(tmp_path, text, expected):
+    with pytest.raises(ConfigError) as caught:
+        read_document(written(tmp_path, text))
+    assert [(problem.line, problem.message) for problem in caught.value.problems] == expected
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "must be a mapping"),
+        ("", "file.yaml: is empty"),
+        ("# only a comment\n", "is empty"),
         ("- a\n", "must be a mapping"),
         ("a: [\n", "not valid YAML"),
         ("a: b: c\n", "not valid YAML"),
         ("a: \x01\n", "not valid YAML"),
         ("a: &x\n  b: *x\n", "alias refers to its own anchor"),
         ("a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
-        ("a: 1\n? [b, c]\n: 2\n", r"file.yaml:2: key is a list or a mapping"),
+        ("a: 1\n? [b, c]\n: 2\n", r"file.yaml:2: key is a list or a mapping, not a string"),
     ],
 )
 def test_what_is_no_config_is_refused(tmp_path, text, message):

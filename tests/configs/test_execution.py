@@ -30,7 +30,7 @@ def test_stage_beats_kind_beats_default():
     [
         ({"kinds": {"sfft": {}}}, "unknown kinds sfft: use best_answers, "),
         ({"kinds": {"sft": {"numeric": {}}}}, "use `numerics` and `placement`"),
-        ({"kinds": {"sft": {"numerics": {"thread": 2}}}}, "Extra inputs"),
+        ({"kinds": {"sft": {"numerics": {"thread": 2}}}}, "sft: thread: unknown key; did you mean threads"),
         ({"kinds": {"sft": {"numerics": 3}}}, "sft: `numerics: 3` must be a mapping"),
         ({"stages": {"a": {"placement": {"slots": 3}}}}, "slots 3 exceeds the profile's 2"),
         ({"placement": {"slots": 3}}, "slots 3 exceeds the profile's 2"),

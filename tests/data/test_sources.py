@@ -241,10 +241,25 @@ def test_a_malformed_row_is_named_and_not_dropped(tmp_path, says):
         read(write(tmp_path / "x.jsonl", good, BAD[says]))
 
 
-def test_of_many_malformed_rows_five_are_shown(tmp_path):
+def test_many_malformed_rows_are_shown_by_their_first_reasons_with_the_columns_and_the_layout_that_comes_near(tmp_path):
     with pytest.raises(PedigreeError) as error:
-        read(write(tmp_path / "x.jsonl", *[{"messages": []}] * 8))
-    assert str(error.value).count("x.jsonl:") == 5 and "8 malformed" in str(error.value) and "3 more" in str(error.value)
+        read(write(tmp_path / "x.jsonl", *[{"question": "Two?", "reply": f"{number}"} for number in range(20)]))
+    first, reasons, columns = str(error.value).split("\n  ")
+    assert first == "x: 20 malformed rows of 20, and max_bad_rows 0 allows 0: fix the rows, or how they are read:"  # raising it cannot help
+    assert reasons == "x.jsonl:1, x.jsonl:2, x.jsonl:3 and 17 more: there are no messages"
+    assert columns.startswith("x.jsonl:1: it has the columns question, reply; near is `prompt, completion` ")
+    assert "`columns: {prompt: question, completion: reply}`" in columns
+
+
+def test_of_many_reasons_the_first_three_are_shown(tmp_path):
+    broken = [{"messages": [{"role": f"role{number}", "content": "x"}]} for number in range(5)]
+    good = {"prompt": "Two?", "completion": "2"}
+    with pytest.raises(PedigreeError) as error:
+        read(write(tmp_path / "x.jsonl", *broken, *[good] * 15))
+    first, *rest = str(error.value).split("\n  ")
+    assert first == "x: 5 malformed rows of 20, and max_bad_rows 0 allows 0: fix or remove them, or raise it:"
+    assert [line.partition(": ")[0] for line in rest[:3]] == ["x.jsonl:1", "x.jsonl:2", "x.jsonl:3"]
+    assert rest[3:] == ["... and 2 more", "x.jsonl:1: it has the columns messages"]
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path):

@@ -6,13 +6,12 @@ Tests about processes (kills, signals, re-attaching, environments, limits) use r
 import os
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -148,8 +147,8 @@ def _check_code(spec: JobSpec, *, check: Any = entry.check_code) -> None:
         check(spec)
 
 
-def _print_exc() -> None:
-    traceback.print_exc(file=_here.log if hasattr(_here, "code") else None)
+def _show(error: BaseException, cause: str, *, show: Any = entry.show) -> None:
+    show(error, cause, file=_here.log if hasattr(_here, "code") else None)
 
 
 @contextmanager
@@ -158,7 +157,7 @@ def in_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry, "load_stage", _load_stage)
         patch.setattr(entry, "check_code", _check_code)
-        patch.setattr(entry, "traceback", SimpleNamespace(print_exc=_print_exc))
+        patch.setattr(entry, "show", _show)
         for module in (attempts, lease, processes, slots):
             patch.setattr(module, "POLL_S", POLL_S)
         yield

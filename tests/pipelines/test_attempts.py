@@ -20,7 +20,9 @@ from pedigree.data.artifacts.artifacts import ArtifactError, write_json
 from pedigree.data.store import durable
 from pedigree.pipelines.jobs import attempts, memory_kills, processes
 from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.launcher import Status
 from pedigree.pipelines.jobs.processes import processes_of
+from pedigree.pipelines.jobs.scratch_state import Handle
 from pedigree.pipelines.ledger import ledger
 from pedigree.pipelines.publish.export import export
 from pedigree.pipelines.run import ensure as ensure_module
@@ -335,6 +337,17 @@ def test_what_is_no_report_is_refused_by_one_kind_of_error(tmp_path: Path, text:
     (tmp_path / "done.json").write_text(text)
     with pytest.raises(ArtifactError, match=r"done\.json"):
         read_done(tmp_path)
+
+
+def test_all_lines_of_a_refusal_arrive_and_the_first_one_of_a_trace(tmp_path: Path) -> None:
+    def reported(cause: str) -> str:
+        write_json(tmp_path / "done.json", {"ok": False, "cause": cause, "message": "rows: 1 malformed:\n  rows.jsonl:8: is not JSON"})
+        told = attempts._failure(Status("failed", 1), Handle(launcher="local", scratch=tmp_path.as_posix(), attempt=1))
+        assert told is not None and told[0] == cause
+        return told[1]
+
+    assert reported("refused") == "rows: 1 malformed:\n  rows.jsonl:8: is not JSON"
+    assert reported("crashed") == "rows: 1 malformed:"
 
 
 @pytest.mark.parametrize("text", DAMAGED)

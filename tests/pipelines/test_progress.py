@@ -22,6 +22,7 @@ from pedigree.pipelines.cli.progress import (
     took,
 )
 from pedigree.pipelines.estimate.schedule import TimeLeft
+from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.events import StageEnded, StageProgressed, StageStarted, StageWaiting
 from pedigree.pipelines.quantities import duration, number, rough
 
@@ -202,6 +203,14 @@ def test_a_tree_higher_than_the_screen_folds_around_what_runs():
     assert len(lines) == 23 and "20 stages  done" in lines[1] and "now" in lines[2] and "z0" in lines[3]
     lines = shown(views, height=10).splitlines()
     assert len(lines) == 4 and "now" in lines[2] and "20 stages  to come" in lines[3]
+
+
+def test_a_failed_stage_shows_the_first_line_and_the_end_of_the_run_all_of_them():
+    message = "rows: 3 malformed rows of 4:\n  rows.jsonl:1: is not JSON\n  rows.jsonl:2: is not JSON"
+    row = RUNNING.at(StageEnded(SFT, "failed", message, "refused"), 1001.0)
+    assert row.detail == "rows: 3 malformed rows of 4"
+    said = str(StageFailed(SFT, "refused", message, "log.txt"))
+    assert said == f"tiny/sft failed (refused): {message}\nits log is log.txt, `pedigree logs tiny/sft` prints it"
 
 
 def test_markup_in_a_message_is_shown_not_interpreted():

@@ -131,7 +131,7 @@ def test_a_file_without_rows_is_called_empty(tmp_path, data):
     parquet.write_table(Table.from_pylist([]), files["c.parquet"])
     for name in files:
         config = {"record": "conversation", "sources": [{"type": "files", "path": name}]}
-        with pytest.raises(StageError, match=rf"^{name[0]}: empty, there is no row"):
+        with pytest.raises(StageError, match=rf"^{name[0]}: empty, without any row"):
             run_stage(tmp_path / "made" / name, "prepare_data", config, files=files)
 
 

@@ -1,0 +1,141 @@
+"""What a user reads about a wrong key: only that key, once, with the name that was meant or the name that it has here."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from pedigree.configs.base.document import read_document
+from pedigree.configs.base.mistakes import mistakes
+from pedigree.configs.base.other_names import ELSEWHERE
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.rows.suite_forms import FORMS, Form
+
+SFT = {"global_batch": 4, "max_length": 32, "optimizer": {"learning_rate": 1e-4}}
+ROWS = {"record": "conversation", "sources": [{"type": "files", "path": "rows.jsonl"}]}
+ADD = {"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 4, "seed": 1}
+RL = {
+    "steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2, "sampling": {"max_tokens": 8}, "max_prompt_length": 8,
+    "optimizer": {"learning_rate": 1e-4}, "algorithm": {"type": "grpo"},
+}  # fmt: skip
+
+
+def told(kind, body):
+    with pytest.raises(ValidationError) as caught:
+        KINDS[kind].config.model_validate(body)
+    return mistakes(caught.value, KINDS[kind].config, body, kind)
+
+
+def without(body, name):
+    return {key: value for key, value in body.items() if key != name}
+
+
+MISSPELLED = [
+    ("sft", {**without(SFT, "max_length"), "max_lenght": 32}, ("max_lenght",), "max_lenght: unknown key; did you mean max_length?"),
+    ("sft", {**SFT, "optimizer": {"learning_rat": 1}}, ("optimizer", "learning_rat"), "unknown key; did you mean learning_rate?"),
+    ("sft", {**SFT, "lora": {"rank": 1, "alpha": 1, "target": 1}}, ("lora", "target"), "unknown key; did you mean targets?"),
+    ("prepare_data", {**ROWS, "sources": [{"type": "aritmetic"}]}, ("sources", 0), "did you mean arithmetic?"),
+    ("prepare_data", {**ROWS, "filters": [{"type": "exact_duplicate"}]}, ("filters", 0), "did you mean exact_duplicates?"),
+    (
+        "prepare_data", {**ROWS, "sources": [ADD, {**without(ADD, "digits"), "digit": [1]}]}, ("sources", 1, "digit"),
+        "sources.1.arithmetic.digit: unknown key; did you mean digits?",
+    ),
+    ("rlvr", {**RL, "algorithm": {"type": "grop"}}, ("algorithm",), "did you mean grpo?"),
+    (
+        "rlvr", {**RL, "algorithm": {"type": "grpo", "kl": {"coeficient": 0.1}}}, ("algorithm", "kl", "coeficient"),
+        "unknown key; did you mean coefficient?",
+    ),
+    ("rlvr", {**RL, "sampling": {"max_token": 8}}, ("sampling", "max_token"), "unknown key; did you mean max_tokens?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "body", "place", "expected"), MISSPELLED)
+def test_a_misspelled_name_is_told_once_with_the_nearest_one_at_any_depth(kind, body, place, expected):
+    ((found, message),) = told(kind, body)
+    assert found == place and message.endswith(expected)
+
+
+OTHER = [
+    ("sft", {**SFT, "per_device_train_batch_size": 2}, "global_batch"),
+    ("sft", {**SFT, "gradient_accumulation_steps": 2}, "global_batch"),
+    ("sft", {**SFT, "num_train_epochs": 2}, "`epochs`"),
+    ("sft", {**SFT, "learning_rate": 2}, "`optimizer: {learning_rate: ...}`"),
+    ("sft", {**without(SFT, "max_length"), "max_seq_length": 2}, "`max_length`"),
+    ("sft", {**SFT, "lora": {"lora_r": 16, "rank": 1, "alpha": 1}}, "`lora: {rank: ...}`"),
+    ("rlvr", {**RL, "num_generations": 2}, "`samples_per_prompt`"),
+    ("rlvr", {**RL, "beta": 2}, "kl: {coefficient: ...}"),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "expected"), OTHER)
+def test_a_name_of_another_trainer_is_told_with_its_name_here(kind, body, expected):
+    (message,) = (text for _, text in told(kind, body) if "unknown key" in text)
+    assert expected in message and "fields of" not in message
+
+
+def test_where_no_name_is_near_all_are_listed():
+    ((_, message),) = told("prepare_data", {**ROWS, "filters": [{"type": "tokens", "xyz": 1}]})
+    assert message == "filters.0.tokens.xyz: unknown key; its fields: type, min, max"
+
+
+ONE_LINE = [
+    ({"sources": [{"type": "files", "path": "rows.jsonl", "max_bad_rows": "many"}]}, "a valid integer or a valid number (it is 'many')"),
+    ({"filters": [{"type": "values", "column": "x", "min": [1]}]}, "a valid integer or a valid number or a valid string (it is [1])"),
+    ({"filters": [{"type": "exact_duplicates"}, 3]}, "expected a mapping, not 3"),
+]
+
+
+@pytest.mark.parametrize(("more", "expected"), ONE_LINE)
+def test_a_value_that_fits_no_member_of_a_union_is_told_on_one_line(more, expected):
+    (one,) = told("prepare_data", ROWS | more)
+    assert expected in one[1]
+
+
+SCALARS = [
+    ({"lora": {"rank": 3, "alpha": 2.0, "rslora": "no"}}, "(it is 'no': write false)"),
+    ({"global_batch": "1_000"}, "(it is '1_000': write 1000)"),
+    ({"global_batch": 1e3}, "(it is 1000.0: write 1000)"),
+    ({"global_batch": "4O"}, "(it is '4O')"),
+    ({"lora": {"rank": 3, "alpha": 2.0, "targets": 3}}, "Input should be 'all-linear' or a list (it is 3)"),
+]
+
+
+@pytest.mark.parametrize(("more", "expected"), SCALARS)
+def test_a_scalar_of_another_type_is_told_with_what_to_write(more, expected):
+    ((_, message),) = told("sft", SFT | more)
+    assert message.endswith(expected)
+
+
+def test_the_page_for_users_of_other_trainers_shows_the_same_names():
+    page = (Path(__file__).parents[2] / "docs" / "from-trl.md").read_text().partition("## Names of other trainers")[2]
+    shown = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
+    assert shown == ELSEWHERE
+
+
+PATHS = sorted({name for text in ELSEWHERE.values() for name in re.findall(r"`(\w+)`|(?<=\{)(\w+):", text) for name in name if name})
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_every_name_that_is_advised_exists(name):
+    """As a field of a kind, a kind, or a setting of a profile."""
+    root = Path(__file__).parents[2]
+    known = "\n".join(path.read_text() for path in [*(root / "docs" / "stages").glob("*.md"), root / "docs" / "profiles.md"])
+    assert name in KINDS or re.search(rf"\b{name}\b", known)
+
+
+WRONG_JINJA = [
+    (("rows", "question"), "a\n{{ row.question }", "rows.question: not a Jinja template, line 2: "),
+    (("rows", "answer"), "answer | ", "rows.answer: not a Jinja expression, line 1: "),
+    (("prompt", "ask"), "{% if question %}", "prompt.ask: not a Jinja template, line 1: "),
+]
+
+
+@pytest.mark.parametrize(("place", "text", "expected"), WRONG_JINJA)
+def test_wrong_jinja_of_a_form_is_told_with_its_field_and_line(place, text, expected):
+    form = read_document(FORMS / "gsm8k.yaml").value
+    form[place[0]] = form[place[0]] | {place[1]: text}
+    with pytest.raises(ValidationError) as caught:
+        Form.model_validate(form)
+    ((found, message),) = mistakes(caught.value, Form, form)
+    assert found == place and message.startswith(expected)

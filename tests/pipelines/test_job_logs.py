@@ -1,0 +1,38 @@
+"""What `pedigree logs` prints: steps, warnings and errors of the job, without the messages of its libraries."""
+
+import pytest
+
+from pedigree.pipelines.cli.status import without_chatter
+
+pytestmark = pytest.mark.unit
+
+OURS = """step 1/20  loss 4.02  tokens per second 812
+resumed from step-10
+[2026-11-27 04:00:01,123] [WARNING] [engine.py:1] the optimizer skipped a step
+WARNING 11-27 04:00:01 [core.py:58] no memory left for the cache
+step 2/20  loss 3.9
+INFORMATION on a row
+refused: rows: 1 malformed rows of 20:
+  rows.jsonl:8: is not JSON
+Traceback (most recent call last):
+  File "/work/.venv/lib/python3.11/site-packages/torch/nn.py", line 3, in forward
+torch.OutOfMemoryError: out of memory
+"""
+CHATTER = """[2026-11-27 04:00:00,123] [INFO] [config.py:1003:print] DeepSpeedEngine configuration:
+INFO 11-27 04:00:00 [core.py:58] Initializing a V1 LLM engine
+(EngineCore_0 pid=123) INFO 11-27 04:00:00 [gpu_worker.py:2] Loading weights
+/work/.venv/lib/python3.11/site-packages/torch/cuda.py:63: FutureWarning: pynvml is deprecated
+  warnings.warn(
+\rLoading checkpoint shards:   0%|          | 0/2\rLoading checkpoint shards: 100%|##########| 2/2
+"""
+
+
+def test_steps_and_errors_are_shown_and_messages_of_libraries_are_not():
+    assert "".join(without_chatter([CHATTER + OURS])) == OURS
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_growing_log_gives_the_same_lines_in_pieces_of_any_size(size):
+    text = CHATTER + OURS + CHATTER + "step 3/20  lo"
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    assert "".join(without_chatter(pieces)) == OURS + "step 3/20  lo"
