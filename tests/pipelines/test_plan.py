@@ -137,8 +137,9 @@ def test_a_replaced_template_is_told_and_a_folder_whose_files_do_not_belong_toge
 
 def test_a_card_notes_that_the_base_models_template_was_replaced():
     key, mark = "0" * 64, "the model's own chat template was replaced by chatml"
+    config = {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}}
     base = Record(
-        kind="source_model", version=3, type="policy", config={}, inputs=(), key=key, content=key, files=(), metrics={}, marks=(mark,)
+        kind="source_model", version=3, type="policy", config=config, inputs=(), key=key, content=key, files=(), metrics={}, marks=(mark,)
     )
     edge = Input(port="policy", label="policy", content=key, producer=base.id)
     sft = base.model_copy(update={"kind": "sft", "inputs": (edge,), "key": "1" * 64, "marks": ()})
