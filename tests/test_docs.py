@@ -178,6 +178,8 @@ def test_what_stands_beside_the_arguments_of_trl_is_valid():
     checked = 0
     for section in (ROOT / "docs" / "from-trl.md").read_text().split("\n## ")[1:]:
         title = section.splitlines()[0]
+        if title == "Not here":
+            continue
         for row in re.findall(r"^\| .*", section, re.MULTILINE)[1:]:
             for given in re.findall(r"`(.*?)`", row.split(" | ")[1]):
                 fields = yaml.safe_load(given)

@@ -219,11 +219,11 @@ class Chat:
         if not self._marked:
             whole, context = ("".join(piece for piece, _ in part) for part in (pieces, asked))
             self._refuse_other_prompt(_bare(whole).startswith(_bare(context)))
-            pieces = [*asked, (text + self._named["eos_token"], 1)]
+            pieces = [*asked, (f"{text}{self._named['eos_token']}", 1)]
         last = max(place for place, (_, said) in enumerate(pieces) if said)
         self._refuse_other_prompt("".join(piece for piece, _ in pieces[:last]) == "".join(piece for piece, _ in asked))
         self._refuse_changed([answer], [pieces[last][0]], "last_turn")
-        prompt = [self._piece(*piece, has_calls(messages)) for piece in asked]
+        prompt = [self._piece(part, said, has_calls(messages)) for part, said in asked]
         return [*prompt, self._piece(*pieces[last], called=False, ended=ended, trained=True)]
 
     def ids(self, piece: Piece) -> list[int]:
@@ -389,7 +389,7 @@ class Chat:
                 )
 
     def _refuse_other_openings(
-        self, messages: Sequence[Message], pieces: Sequence[tuple[str, bool]], train_on: TrainOn, arguments: Arguments
+        self, messages: Sequence[Message], pieces: Sequence[tuple[str, int]], train_on: TrainOn, arguments: Arguments
     ) -> None:
         """Reject trained turns that the template opens differently than its generation prompt."""
         turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
@@ -406,7 +406,7 @@ class Chat:
                 )
 
     def _refuse_tools_elsewhere(
-        self, messages: Sequence[Message], pieces: Sequence[tuple[str, bool]], train_on: TrainOn, arguments: Arguments
+        self, messages: Sequence[Message], pieces: Sequence[tuple[str, int]], train_on: TrainOn, arguments: Arguments
     ) -> None:
         """Reject templates that place tools only before the last question, if earlier turns are trained."""
         if OFFERED not in (arguments or {}):

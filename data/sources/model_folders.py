@@ -94,7 +94,7 @@ def _problem_of_tokenizer(folder: Path, model: Mapping[str, Any]) -> str | None:
     if not (folder / TOKENIZER).exists():
         return None  # the vocabulary is in a form of its own
     tokens, added = _tokens(folder / TOKENIZER)
-    text = model.get("text_config") if isinstance(model.get("text_config"), dict) else model
+    text: Mapping[str, Any] = model["text_config"] if isinstance(model.get("text_config"), dict) else model
     rows = text.get("vocab_size")
     if isinstance(rows, int) and not SMALLEST_SHARE * rows <= max(tokens, default=-1) + 1 <= rows:
         return (

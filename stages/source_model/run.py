@@ -186,9 +186,9 @@ def load_folder(what: str, folder: Path, config: SourceModel) -> tuple[Any, Any]
         raise StageError(f"{what}: {problem}")
     ours: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=torch.float32, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True, **ours
-        )
+        weights = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        found: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, **weights, **ours)
+        model, loaded = found
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **ours)
     except (*BUGS, OSError, SafetensorError) as error:  # the folder is user input, and transformers raises these if it cannot use it
         if isinstance(error, OSError) and error.errno is not None:  # a disk error; transformers sets no errno for missing files

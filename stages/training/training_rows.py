@@ -3,6 +3,7 @@
 Rows are sequences that recompute their items on each access; a stage keeps only the few facts of a row that it needs besides its tokens.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
@@ -24,6 +25,28 @@ Row = dict[str, Any]
 def gather(artifacts: Iterable[Artifact]) -> Sequence[Row]:
     """All rows of several datasets, in recipe order; read from disk on demand."""
     return chained([records.opened(artifact) for artifact in artifacts])
+
+
+def split(rows: Sequence[Row], share: float, seed: int) -> tuple[Sequence[int], Sequence[int]]:
+    """(places of rows to train on, places of rows held out); all pairs of a list stay together. Without a share, no row is read.
+
+    Raises:
+        StageError: all rows are held out.
+    """
+    if not share:
+        return range(len(rows)), ()
+    sides: dict[bool, list[int]] = {True: [], False: []}
+    for place, row in enumerate(rows):
+        sides[is_held_out(row["list"] if "list" in row else row["id"], share, seed)].append(place)
+    if not sides[False]:
+        raise StageError(f"all {len(rows)} rows are held out: lower holdout ({share}) or add rows")
+    return sides[False], sides[True]
+
+
+def is_held_out(row_id: str, share: float, seed: int) -> bool:
+    """Depends only on the row's id, so that added data moves no row between splits."""
+    number = int(hashlib.sha256(f"{seed}/{row_id}".encode()).hexdigest()[:12], 16)
+    return number / 16**12 < share
 
 
 def pairs(rows: Sequence[Row], lists: Lists) -> Sequence[Row]:
