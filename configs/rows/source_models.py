@@ -15,8 +15,12 @@ from pedigree.configs.base.paths import SourcePath
 from pedigree.configs.rows.row_sources import Licensed, known_asset
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
-OWN = "own"
-"""The model's own chat template."""
+OWN, CHATML = "own", "chatml"
+"""The model's own chat template, and that of a model with random weights, which has none."""
+
+
+def shipped_templates() -> list[str]:
+    return sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
 
 class PackagedModel(Frozen):
@@ -103,9 +107,9 @@ class SourceModel(Frozen):
 
     source: Annotated[PackagedModel | RandomLlama | FolderModel | HubModel, Field(discriminator="type")]
     """Where the model comes from."""
-    chat_template: str = "chatml"
-    """Name of a file `configs/templates/NAME.jinja`, or `own` for the model's own template. It must mark assistant turns with `{%
-    generation %}`. End-of-turn tokens and related tokens are added to the tokenizer and embeddings if missing."""
+    chat_template: str = OWN
+    """`own` for the model's own template, or the name of a file `configs/templates/NAME.jinja` that replaces it; `chatml` is the default of
+    `random_llama`. End-of-turn tokens and related tokens of a named template are added to the tokenizer and embeddings if missing."""
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     """Default template arguments for rows that do not set them, e.g. `{enable_thinking: false}`. They are written into the model's
     template."""
@@ -114,10 +118,18 @@ class SourceModel(Frozen):
     dtype: Dtype = "fp32"
     """Dtype of the stored weights."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_template(cls, given: Any) -> Any:
+        source = given.get("source") if isinstance(given, dict) else None
+        if getattr(source, "type", source.get("type") if isinstance(source, dict) else None) == "random_llama":
+            return {"chat_template": CHATML, **given}
+        return given
+
     @field_validator("chat_template")
     @classmethod
     def _check_template(cls, value: str) -> str:
-        names = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+        names = shipped_templates()
         if value not in (OWN, *names):
             raise ValueError(f"chat template {value!r} is not one of {[*names, OWN]}: add configs/templates/{value}.jinja")
         return value
@@ -136,10 +148,21 @@ class SourceModel(Frozen):
         return value
 
     @model_validator(mode="after")
+    def _check_own(self) -> "SourceModel":
+        if self.chat_template == OWN and isinstance(self.source, RandomLlama):
+            raise ValueError(f"chat_template is {OWN}, but a random_llama has none: name one of {', '.join(shipped_templates())}")
+        return self
+
+    @model_validator(mode="after")
     def _hash_template(self) -> "SourceModel":
         """Hash the template at load time, so that edits during a run have no effect on it."""
         _ = self.chat_template_sha256
         return self
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it replaces the template of a model that may have one."""
+        return self.chat_template != OWN and not isinstance(self.source, RandomLlama)
 
     @computed_field
     @cached_property

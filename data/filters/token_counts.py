@@ -10,8 +10,6 @@ from pedigree.data.filters.row_filters import Counted
 from pedigree.data.records.records import ended
 
 Row = Mapping[str, Any]
-TODAY = "strftime_now"
-"""Function by which chat templates get the date."""
 
 
 class TokenCounter:
@@ -23,11 +21,6 @@ class TokenCounter:
             ChatError: the template or tokenizer in the model folder is unusable for training.
         """
         self._chat, self._documents = Chat(folder), DOCUMENTS[record]
-
-    @property
-    def reads_the_clock(self) -> bool:
-        """Whether the template may render the current date."""
-        return TODAY in self._chat.template
 
     def counts(self, rows: Sequence[Row]) -> list[Counted]:
         """Tokens of each row's longest document, up to the last trained one, as training compares them with `max_length`.

@@ -45,6 +45,7 @@ def plan(
     from pedigree.pipelines.cli.plan import print_plan
     from pedigree.pipelines.cli.progress import StatusLine, measured_by
     from pedigree.pipelines.run import planning, plans
+    from pedigree.pipelines.run.checks import refuse_unusable_models
     from pedigree.pipelines.run.opening import open_run
 
     request = requested(recipe, overrides, execution, only, start, until, force)
@@ -53,7 +54,9 @@ def plan(
         with StatusLine() as telling:
             context = open_run(project, request, looking=True, watch=telling.watch)
             chosen, forced = plans.selection(context, request)
-            rows = planning.rows_of(context, plans.plan(context, chosen, forced), forced, measured_by(telling))
+            planned = plans.plan(context, chosen, forced)
+            refuse_unusable_models(project, context.graph, {entry.node.address for entry in planned if entry.reasons})
+            rows = planning.rows_of(context, planned, forced, measured_by(telling))
         found = planning.run_plan(context, rows)
         if as_json:
             emit("plan", found, context.graph)

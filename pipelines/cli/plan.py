@@ -5,9 +5,12 @@ from collections.abc import Collection
 from pedigree.configs.base.texts import command
 from pedigree.configs.base.work import Amount
 from pedigree.configs.language.execution import Execution
+from pedigree.configs.rows.source_models import FolderModel, HubModel, SourceModel
 from pedigree.data.host.machine import has_bf16_units
+from pedigree.data.sources.model_folders import own_template
 from pedigree.pipelines.cli.console import echo, print_table
 from pedigree.pipelines.estimate.estimates import Estimate
+from pedigree.pipelines.estimate.facts import folder_of
 from pedigree.pipelines.estimate.machines import this_cpu, this_memory
 from pedigree.pipelines.estimate.peak_memory import GIB
 from pedigree.pipelines.estimate.schedule import TimeLeft
@@ -69,7 +72,7 @@ def _print_stages(context: RunContext, recipe: str, plan: RunPlan) -> None:
         echo(f"Time: {time_text(plan.outlook, device)}{f'. GPU-hours: {hours:.2f}' if hours else ''}.")
         if slow := slow_text(plan.outlook, device):
             echo(slow)
-    for note in notes(plan.stages):
+    for note in [*replaced_templates(context, plan.stages), *notes(plan.stages)]:
         echo(note)
     if needed:
         echo(HOW_NEEDED)
@@ -157,6 +160,21 @@ def slow_text(found: TimeLeft, device: str) -> str:
         f"This is slow on a CPU. More cores help; {units}a GPU (`--execution gpu`) {'help' if units else 'helps'} most. "
         f"{command('run', 'tiny')} runs the whole pipeline in minutes."
     )
+
+
+def replaced_templates(context: RunContext, rows: Collection[PlannedStage]) -> list[str]:
+    """Return a note on each imported model whose own chat template is replaced."""
+    found = []
+    for row in rows:
+        config = row.node.config
+        if isinstance(config, SourceModel) and config.replaces:
+            folder = folder_of(context.project, config.source) if isinstance(config.source, FolderModel | HubModel) else None
+            known = folder is None or own_template(folder)
+            if known or (folder is not None and not folder.is_dir()):
+                found.append(
+                    f"{row.shown}: {config.chat_template} replaces the model's own chat template{'' if known else ', if it has one'}"
+                )
+    return found
 
 
 def notes(rows: Collection[PlannedStage]) -> list[str]:

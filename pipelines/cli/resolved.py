@@ -9,6 +9,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipe, recipe_file
 from pedigree.configs.language.recipe_files import score_tolerance
+from pedigree.pipelines.run.checks import refuse_unusable_models
 from pedigree.pipelines.run.opening import load_execution, profile_for
 
 
@@ -67,11 +68,13 @@ def problems_of(project: Project, recipe: str, overrides: Sequence[str] = (), pr
         graph = load_recipe(project.recipes, recipe, overrides)
     except ConfigError as error:
         return [*error.problems, *_problems_of_named_profile(project, recipe, profile)]
-    try:
-        profile_for(project, graph, profile)
-    except ConfigError as error:
-        return error.problems
-    return []
+    found: list[Problem] = []
+    for check in (lambda: profile_for(project, graph, profile), lambda: refuse_unusable_models(project, graph, graph.nodes)):
+        try:
+            check()
+        except ConfigError as error:
+            found += error.problems
+    return found
 
 
 def profile_problems(project: Project, name: str) -> list[Problem]:

@@ -97,13 +97,20 @@ def _of_source(project: Project, config: SourceModel) -> Shape | None:
                 layers=made.layers, hidden=made.hidden, heads=made.heads, kv_heads=made.kv_heads, head_dim=made.hidden // made.heads,
                 ffn=made.ffn, vocabulary=made.vocabulary, tied=True,
             )  # fmt: skip
-        case FolderModel(path=path):
-            return _read(place_of(project.root, path) / "config.json")
-        case HubModel(repo=repo, revision=revision):
-            mirror = os.environ.get(FOLDER)
-            if mirror:
-                return _read(Path(mirror) / "models" / repo / "config.json")
-            return _read(hub_cache() / f"models--{repo.replace('/', '--')}" / "snapshots" / revision / "config.json") or known_shape(repo)
+        case FolderModel():
+            return _read(folder_of(project, config.source) / "config.json")
+        case HubModel(repo=repo):
+            return _read(folder_of(project, config.source) / "config.json") or (None if os.environ.get(FOLDER) else known_shape(repo))
+
+
+def folder_of(project: Project, source: FolderModel | HubModel) -> Path:
+    """Where the files of a model are, or will be once downloaded."""
+    if isinstance(source, FolderModel):
+        return place_of(project.root, source.path)
+    mirror = os.environ.get(FOLDER)
+    if mirror:
+        return Path(mirror) / "models" / source.repo
+    return hub_cache() / f"models--{source.repo.replace('/', '--')}" / "snapshots" / source.revision
 
 
 def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:

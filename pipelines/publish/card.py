@@ -41,7 +41,8 @@ def card(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation] = (), 
     stages = "\n".join(f"| {made.kind} | `{made.key[:12]}` | `{made.content[:12]}` |" for made in [*ancestors, record])
     metrics = "\n".join(f"- {key}: {value}" for key, value in sorted(record.metrics.items()) if isinstance(value, int | float | str))
     config = yaml.safe_dump(record.config, sort_keys=True, allow_unicode=True)
-    marks = "".join(f"> **Note:** {mark}\n\n" for mark in record.marks)
+    noted = dict.fromkeys(mark for found in pedigree.material() if found.record.type in MODELS for mark in found.record.marks)
+    marks = "".join(f"> **Note:** {mark}\n\n" for mark in {**noted, **dict.fromkeys(record.marks)})
     made_by = f"Type `{record.type}`, produced by the Pedigree stage `{record.kind}` (version {record.version})."
     parts = [
         f"---\n{head}\n---\n\n# {name}\n\n{marks}{made_by}",

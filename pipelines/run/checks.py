@@ -5,10 +5,14 @@ from importlib.util import find_spec
 
 from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.installation import missing
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.rows.source_models import FolderModel, SourceModel
+from pedigree.data.sources.model_folders import problem_of
 from pedigree.pipelines.estimate.estimates import refusals
+from pedigree.pipelines.estimate.facts import folder_of
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
@@ -19,13 +23,14 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
     """Plan a run, and check that the jobs it requires can run.
 
     Raises:
-        ConfigError: a revision is not pinned, a package is missing, a repository or an asset is unavailable, or a stage does not fit into
-            memory; the message names the stages.
+        ConfigError: a revision is not pinned, a package is missing, a repository or an asset is unavailable, the files of a model do not
+            belong together, or a stage does not fit into memory; the message names the stages.
     """
     refuse_unpinned(run.graph, chosen)
     planned = plan(run, chosen, forced, lenient=True)
     due = {entry.node.address for entry in planned if entry.reasons}
     if due:
+        refuse_unusable_models(run.project, run.graph, due)
         refuse_missing_engines(run.graph, due, run.execution)
         refuse_unreachable(run.graph, due)
         refuse_missing_assets(run.graph, due)
@@ -73,6 +78,24 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
         raise ConfigError(
             [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
         )
+
+
+def refuse_unusable_models(project: Project, graph: Graph, addresses: Collection[str]) -> None:
+    """Refuse to start if the files of an imported model folder do not belong together.
+
+    Raises:
+        ConfigError: what is missing or does not match, for each stage.
+    """
+    problems = []
+    for address in sorted(addresses):
+        config = graph.nodes[address].config
+        if isinstance(config, SourceModel) and isinstance(config.source, FolderModel):
+            folder = folder_of(project, config.source)
+            problem = problem_of(folder, config) if folder.is_dir() else None  # a missing folder has an error of its own
+            if problem:
+                problems.append(Problem(graph.recipe, None, f"stage {graph.nodes[address].name}: {config.source.path}: {problem}"))
+    if problems:
+        raise ConfigError(problems)
 
 
 def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], forced: Collection[str]) -> None:

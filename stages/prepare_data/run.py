@@ -67,8 +67,6 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
     """
     model = only_or_none(inputs, TOKENIZER)
     counter = TokenCounter(model.payload, config.record) if model else None
-    if counter and counter.reads_the_clock:
-        job.marks.append("tokens were counted with the date of that day, which the chat template may write into each row")
     suites: list[Any] = [item for suite in inputs.get("leak_from", {}).values() for item in records.load(suite)]
     outside = Outside(
         suites=suites, files=job.source_files, artifacts=inputs.get(ROWS, {}), beat=lambda: job.progress(0, 0), mark=job.marks.append,

@@ -5,6 +5,7 @@ evidence/model.json       parameters, vocabulary, special tokens
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -24,18 +26,30 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from pedigree.configs.base.frozen import canonical_json
-from pedigree.configs.rows.source_models import OWN, TEMPLATES, FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
+from pedigree.configs.rows.source_models import (
+    OWN,
+    TEMPLATES,
+    FolderModel,
+    HubModel,
+    PackagedModel,
+    RandomLlama,
+    SourceModel,
+    named,
+    shipped_templates,
+)
 from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import load_record, write_json
-from pedigree.data.chat.chat import CONTROL, Chat, end_of_turn, variables_of
+from pedigree.data.chat.chat import CONTROL, PROBE, Chat, end_of_turn, variables_of
 from pedigree.data.records import records
 from pedigree.data.sources import hub
+from pedigree.data.sources.model_folders import SMALLEST_SHARE, choice, default_template, problem_of
 from pedigree.data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
 from pedigree.stages.job.failures import BUGS, StageError
 from pedigree.stages.job.job import Inputs, Job
 from pedigree.stages.source_model.padding import ADDED, padding
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+NUMBER = re.compile(r"\d+")
 MADE_HERE = "pedigree/record.json"
 """The model's record, in a folder that Pedigree exported."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -46,16 +60,21 @@ def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Load or create the model, save it in `config.dtype`, and check that its tokenizer and template can be used for training.
 
     Raises:
-        StageError: the model has non-finite parameters, a vocabulary smaller than its tokenizer's, or no corpus; it was exported by
-            Pedigree, or its tokenizer cannot be reproduced exactly.
+        StageError: the model has non-finite parameters, a vocabulary that is not its tokenizer's, a template of another model, or no
+            corpus; it was exported by Pedigree, its files do not belong together, or its tokenizer cannot be reproduced exactly.
         ChatError: the tokenizer and template do not match.
     """
     disable_progress_bar()
     with job.busy("loading the model"):
         model, tokenizer = load(config, inputs, job)
     refuse(model, tokenizer)
-    template = chat_template(config, tokenizer)
-    added = adopt(model, tokenizer, template)
+    own = default_template(tokenizer.chat_template)
+    template = chat_template(config, tokenizer, own)
+    if config.chat_template == OWN:
+        refuse_words(tokenizer, template)
+    elif own not in (None, template):
+        job.marks.append(f"the model's own chat template was replaced by {config.chat_template}")
+    added = adopt(model, tokenizer, template, own=config.chat_template == OWN)
     if ADDED in added:
         job.marks.append(f"the tokenizer had no token for padding that texts do not contain: {ADDED} was added to tokenizer and model")
     folder = job.out / "payload"
@@ -84,12 +103,12 @@ def load(config: SourceModel, inputs: Inputs, job: Job) -> tuple[Any, Any]:
             tokenizer = train_tokenizer(corpus(inputs), wanted.vocabulary)
             return random_llama(wanted, tokenizer), tokenizer
         case FolderModel(path=path):
-            return load_folder(f"folder {path}", job.source_files[path])
+            return load_folder(f"folder {path}", job.source_files[path], config)
         case HubModel(repo=repo, revision=revision):
             found = hub.model(hub.Repository("model", repo, revision), beat=lambda: job.progress(0, 0))
             if found.unproved:
                 job.marks.append(found.unproved)
-            return load_folder(f"hub model {repo}", found.folder)
+            return load_folder(f"hub model {repo}", found.folder, config)
 
 
 @contextmanager
@@ -152,11 +171,12 @@ PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {"smollm": digits_then_words}
 """`tokenizer.ggml.pre` → pre-tokenizer. In llama.cpp (src/llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM): `\\p{N}`, then GPT-2's pattern."""
 
 
-def load_folder(what: str, folder: Path) -> tuple[Any, Any]:
+def load_folder(what: str, folder: Path, config: SourceModel) -> tuple[Any, Any]:
     """Load a model folder, from safetensors only and without running code from the folder.
 
     Raises:
-        StageError: a recipe created it, transformers has no class for such a model, or files are missing.
+        StageError: a recipe created it, transformers has no class for such a model, files are missing or do not belong together, or the
+            weights are not those that its config.json describes.
     """
     for record in (folder / MADE_HERE, folder / "record.json"):
         if record.exists():  # the lineage would lose its training data and evaluation suites
@@ -166,14 +186,36 @@ def load_folder(what: str, folder: Path) -> tuple[Any, Any]:
                 "lose its lineage; use the stage that created it, RECIPE/STAGE, as input instead"
             )
     refuse_adapter(what, folder)
+    problem = problem_of(folder, config)
+    if problem:
+        raise StageError(f"{what}: {problem}")
     ours: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, use_safetensors=True, **ours)
-        return model, AutoTokenizer.from_pretrained(str(folder), **ours)
-    except (*BUGS, OSError) as error:  # the folder is user input, and transformers raises these if it cannot use it
+        weights = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        found: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, **weights, **ours)
+        model, loaded = found
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **ours)
+    except (*BUGS, OSError, SafetensorError) as error:  # the folder is user input, and transformers raises these if it cannot use it
         if isinstance(error, OSError) and error.errno is not None:  # a disk error; transformers sets no errno for missing files
             raise
         raise StageError(f"transformers cannot load this model ({type(error).__name__}: {error})") from error
+    refuse_other_weights(what, model, loaded)
+    return model, tokenizer
+
+
+def refuse_other_weights(what: str, model: Any, loaded: dict[str, Any]) -> None:
+    """Refuse weights that transformers would replace by random ones, or ignore although they are further ones of the model's kinds."""
+    kinds = {NUMBER.sub("", name) for name in model.state_dict()}
+    found = {
+        "lack": sorted(loaded["missing_keys"]),
+        "have another shape for": sorted(str(name[0]) for name in loaded["mismatched_keys"]),
+        "also have": sorted(name for name in loaded["unexpected_keys"] if NUMBER.sub("", name) in kinds),
+    }
+    problems = [f"{verb} {', '.join(names[:3])}" for verb, names in found.items() if names]
+    if problems:
+        raise StageError(
+            f"{what}: config.json describes another model than the weights, which {' and '.join(problems)}: copy both from its origin"
+        )
 
 
 def refuse_adapter(what: str, folder: Path) -> None:
@@ -240,14 +282,16 @@ def random_llama(wanted: RandomLlama, tokenizer: Any) -> Any:
         return LlamaForCausalLM(config)
 
 
-def adopt(model: Any, tokenizer: Any, template: str) -> list[str]:
+def adopt(model: Any, tokenizer: Any, template: str, own: bool = False) -> list[str]:
     """Set a chat template, and the same end-of-turn and padding tokens in tokenizer, model and generation config.
+
+    Nothing is added for the model's own template.
 
     Returns:
         the template's tokens, and the one for padding, that were added to the tokenizer; each is embedded as the mean of the others.
     """
-    end = end_of_turn(template)
-    added = [] if end is None else add_tokens(model, tokenizer, sorted({end, *CONTROL.findall(template)}))
+    end = end_of_turn(template, special_tokens(tokenizer) if own else ())
+    added = [] if end is None else add_tokens(model, tokenizer, sorted({end} if own else {end, *CONTROL.findall(template)}))
     tokenizer.eos_token = end or tokenizer.eos_token
     pad = padding(tokenizer, template)
     if pad is None:
@@ -263,17 +307,40 @@ def adopt(model: Any, tokenizer: Any, template: str) -> list[str]:
     return added
 
 
-def chat_template(config: SourceModel, tokenizer: Any) -> str:
+def special_tokens(tokenizer: Any) -> list[str]:
+    return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+
+
+def refuse_words(tokenizer: Any, template: str) -> None:
+    """Refuse a model's own template if the control tokens that it writes are words to its tokenizer.
+
+    Markers of a template whose turns end with the EOS token may be words.
+    """
+    end = end_of_turn(template, special_tokens(tokenizer))
+    if end is None:
+        return
+    text = tokenizer.apply_chat_template(PROBE, chat_template=template, tokenize=False)
+    vocabulary = tokenizer.get_vocab()
+    written = sorted({end, *CONTROL.findall(text)})
+    words = [token for token in written if tokenizer(token, add_special_tokens=False)["input_ids"] != [vocabulary.get(token)]]
+    if words:
+        raise StageError(
+            f"the model's own chat template writes {', '.join(words[:3])}, which its tokenizer does not have as a token: one of them is "
+            "another model's; restore its files, or set chat_template to one whose tokens are added, of "
+            f"{', '.join(shipped_templates())}"
+        )
+
+
+def chat_template(config: SourceModel, tokenizer: Any, own: str | None) -> str:
     """The configured template, with the defaults of its arguments and, with `add_bos`, the BOS token prepended.
 
     Raises:
         StageError: the model has no template, the template ignores an argument, or with `add_bos` the tokenizer has no BOS token or the
             template already begins with it.
     """
-    own = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
     template = own if config.chat_template == OWN else (TEMPLATES / f"{config.chat_template}.jinja").read_text()
     if not template:
-        raise StageError("chat_template is own, but the model has none: use one from configs/templates")
+        raise StageError(f"{named(config.source)}: {choice()}")
     known = variables_of(template) if config.template_arguments else set()
     unread = sorted(config.template_arguments.keys() - known)
     if unread:
@@ -321,5 +388,5 @@ def refuse(model: Any, tokenizer: Any) -> None:
     if damaged:
         raise StageError(f"parameters {', '.join(damaged[:5])} contain non-finite values: the source is damaged")
     embedded = model.config.get_text_config().vocab_size
-    if len(tokenizer) > embedded:
+    if not SMALLEST_SHARE * embedded <= len(tokenizer) <= embedded:
         raise StageError(f"the tokenizer has {len(tokenizer)} tokens, but the model embeds {embedded}: they do not match")

@@ -20,7 +20,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import date
 from pathlib import Path
 from typing import overload
 
@@ -137,7 +136,6 @@ def key_of(documents: Documents, chat: Chat, policy: Artifact, data: Iterable[Ar
             "data": [artifact.record.content for artifact in data],
             "tokenizer": sorted(tokenizer),
             "documents": documents.key,
-            "day": date.today().isoformat() if "strftime_now" in chat.template else None,  # which it renders
             "code": _code(),
             "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
         }

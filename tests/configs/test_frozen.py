@@ -11,7 +11,7 @@ from pedigree.configs.methods.training import Optimizer
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.source_models import PackagedModel, SourceModel
 
-MODEL = {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}}
+MODEL = {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}, "chat_template": "chatml"}
 
 
 def test_unknown_keys_are_refused():

@@ -10,19 +10,22 @@ CHATML = (Path(__file__).parents[2] / "configs" / "templates" / "chatml.jinja").
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]
 
 
-def save_tokenizer(folder: Path, template: str | None = CHATML, pad: str | None = "<pad>", prefix_space: bool = False) -> Path:
+def save_tokenizer(
+    folder: Path, template: str | None = CHATML, pad: str | None = "<pad>", prefix_space: bool = False, special: tuple[str, ...] = (),
+    eos: str = "<|im_end|>",
+) -> Path:  # fmt: skip
     """A byte-level tokenizer, eos `<|im_end|>`; "\\n\\n" is one token, so a newline before an answer could merge with it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300,
-        special_tokens=["<pad>", "<|im_start|>", "<|im_end|>", "<bos>"],
+        special_tokens=["<pad>", "<|im_start|>", "<|im_end|>", "<bos>", *special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(["\n\n\n\n", "What is 1 + 1?", "assistant\n\n"] * 5, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token=pad, bos_token="<bos>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, pad_token=pad, bos_token="<bos>")
     fast.chat_template = template
     fast.save_pretrained(folder)
     return folder
@@ -153,11 +156,15 @@ BROKEN = {
     "does not render a conversation that begins with 'What is 1 .*: TemplateSyntaxError: Expected an expression": "{{ }}" + CHATML,
     "does not render .*: UndefinedError: 'nobody' is undefined": "{{ nobody.name }}" + CHATML,
     "does not render .*: TypeError: can only concatenate str": "{{ bos_token + 1 }}" + CHATML,
-    "marks 0 of 2": CHATML.replace("{% generation %}", "").replace("{% endgeneration %}", ""),
-    "end-of-turn": CHATML.replace("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}{{ '<|im_end|>' }}"),
+    r"the end-of-turn token '<\|im_end\|>': .*4\.\\n' instead of": CHATML.replace(
+        "message['content'] + '<|im_end|>'", "message['content']"
+    ),
     "two BOS": "<bos><bos>" + CHATML,
-    "another context|renders a prompt otherwise": CHATML.replace(
+    "'Answer briefly.<|im_start|>": CHATML.replace(
         "{% for message", "{% if add_generation_prompt %}Answer briefly.{% endif %}{% for message", 1
+    ),
+    r"assistant\\nSo: It is 4\..* instead of .*assistant\\nIt is 4\.": CHATML.replace(
+        "{{ message['content'] + ", "{{ 'So: ' + message['content'] + "
     ),
 }
 

@@ -20,11 +20,15 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.graph import Node
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts.artifacts import Input, Record
+from pedigree.data.artifacts.run_record import Run
 from pedigree.data.host.machine import settled
 from pedigree.pipelines.cli import main as cli
 from pedigree.pipelines.cli.plan import _amount
 from pedigree.pipelines.estimate import machines, rates
 from pedigree.pipelines.estimate.estimates import Estimates
+from pedigree.pipelines.lineage.ancestry import Pedigree
+from pedigree.pipelines.publish.card import card
 from pedigree.pipelines.publish.report import write_report
 from pedigree.pipelines.run.opening import Request, load_execution, open_run
 from pedigree.pipelines.run.planning import batch_text, rows_of
@@ -88,6 +92,59 @@ def project(tmp_path_factory) -> Path:
     profile = "slots: 2\nmachine: {host_memory_gb: 0.5}\nnumerics: {zero_stage: 1, threads: 1}\n"
     (root / "configs" / "execution" / "narrow.yaml").write_text(profile)
     return root
+
+
+MODELS = """
+execution: cpu
+stages:
+  packaged: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}, chat_template: tulu}
+  kept: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
+  far: {kind: source_model, source: {type: hub, repo: lab/far, revision: pin me}, chat_template: tulu}
+  bare: {kind: source_model, source: {type: folder, path: models/bare}, chat_template: tulu}
+  full: {kind: source_model, source: {type: folder, path: models/full}, chat_template: tulu}
+"""
+
+
+def model_folder(root: Path, name: str) -> Path:
+    """The files of a model, of which only the weights are none."""
+    folder = root / "models" / name
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").touch()
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 3}')
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1, "c": 2}}}')
+    return folder
+
+
+def test_a_replaced_template_is_told_and_a_folder_whose_files_do_not_belong_together_refused(project, pedigree):
+    """By plan and validate, before anything is loaded; whether a model has a template is told where it is known."""
+    (project / "configs" / "recipes" / "models.yaml").write_text(MODELS)
+    bare, full = (model_folder(project, name) for name in ("bare", "full"))
+    (full / "chat_template.jinja").write_text("{{ messages }}")
+    out, _ = pedigree("plan", "models")
+    told = [line for line in out.splitlines() if "replaces" in line]
+    assert told == [
+        "packaged: tulu replaces the model's own chat template",
+        "far: tulu replaces the model's own chat template, if it has one",
+        "full: tulu replaces the model's own chat template",
+    ]
+    (full / "tokenizer.json").unlink()
+    (bare / "config.json").write_text('{"model_type": "llama", "vocab_size": 49152}')
+    for command in ("plan", "validate"):
+        _, err = pedigree(command, "models", code=2)
+        assert "stage full: models/full: it has no tokenizer (tokenizer.json)" in err
+        assert "stage bare: models/bare: the tokenizer has 3 tokens, but the model embeds 49152" in err
+
+
+def test_a_card_notes_that_the_base_models_template_was_replaced():
+    key, mark = "0" * 64, "the model's own chat template was replaced by chatml"
+    config = {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}}
+    base = Record(
+        kind="source_model", version=3, type="policy", config=config, inputs=(), key=key, content=key, files=(), metrics={}, marks=(mark,)
+    )
+    edge = Input(port="policy", label="policy", content=key, producer=base.id)
+    sft = base.model_copy(update={"kind": "sft", "inputs": (edge,), "key": "1" * 64, "marks": ()})
+    entries = {record.id: (record, Run(schema_version=2)) for record in (base, sft)}
+    assert f"> **Note:** {mark}" in card(Pedigree(sft.id, entries), "sft")
 
 
 @pytest.fixture(autouse=True)

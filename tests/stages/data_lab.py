@@ -1,6 +1,7 @@
 """Runs one stage's code in a scratch folder and opens what it made, without an orchestrator."""
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def run_stage(
         for port, labelled in inputs.items()
         for label, artifact in labelled.items()
     ]
-    return seal(job.out, kind, declaration.output(typed, kinds), typed.model_dump(mode="json"), edges, metrics)
+    return seal(job.out, kind, declaration.output(typed, kinds), typed.model_dump(mode="json"), edges, metrics, job.marks)
 
 
 def publish(folder: Path, artifact_type: str, rows: list[Any]) -> Artifact:
@@ -36,7 +37,15 @@ def publish(folder: Path, artifact_type: str, rows: list[Any]) -> Artifact:
     return seal(folder, "by_hand", artifact_type, {}, [], {})
 
 
-def seal(folder: Path, kind: str, artifact_type: str, config: dict[str, Any], edges: list[Input], metrics: dict[str, Any]) -> Artifact:
+def seal(
+    folder: Path,
+    kind: str,
+    artifact_type: str,
+    config: dict[str, Any],
+    edges: list[Input],
+    metrics: dict[str, Any],
+    marks: Sequence[str] = (),
+) -> Artifact:
     entries = scan(folder / "payload")
     record = Record(
         kind=kind,
@@ -48,6 +57,7 @@ def seal(folder: Path, kind: str, artifact_type: str, config: dict[str, Any], ed
         content=content_hash(entries),
         files=entries,
         metrics=metrics,
+        marks=tuple(marks),
     )
     write_json(folder / "record.json", record.model_dump(mode="json"))
     return open_artifact(folder)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from waiting import deadline, until
 
 from pedigree.configs.rehearsal.families import Dialogue, ModelPlan, families, family_of
-from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.chat import PROBE, Chat, ChatError
 from pedigree.data.sources import rehearsal_hub
 from pedigree.stages.core.rating import parse_rating
 from pedigree.stages.training.made_models import main, make
@@ -98,12 +98,12 @@ def test_a_judge_rates_after_every_question_however_long(tmp_path):
     assert sum(isinstance(one, int) for one in found) >= 15 and len(set(found)) >= 3
 
 
-def test_a_template_that_a_model_brings_has_no_marks(tmp_path):
-    """As those of nearly all real models: a recipe that says `chat_template: own` fails in its rehearsal, and not on GPUs."""
+def test_a_template_that_a_model_brings_has_no_marks_and_is_trained_on_in_a_rehearsal(tmp_path):
+    """As those of nearly all real models."""
     template = (ROOT / "configs" / "templates" / "chatml.jinja").read_text()
     folder = made(tmp_path / "model", plan_of("Qwen/Qwen2.5-7B-Instruct", template=template, comes_with_template=True))
-    with pytest.raises(ChatError, match="marks 0 of 2 assistant turns"):
-        Chat(folder)
+    chat = Chat(folder)
+    assert "generation %}" not in chat.template and sum(chat.training(PROBE)[1]) == len([*chat.response_ids("2It is 4."), 1, 1])
 
 
 def test_a_tokenizer_of_sentencepiece_is_refused_as_the_real_one_is(tmp_path):

@@ -8,7 +8,8 @@ from data_lab import publish, run_stage
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from pedigree.data.chat.chat import Chat
+from pedigree.configs.rows.source_models import SourceModel
+from pedigree.data.chat.chat import MARKS, Chat
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.source_model.run import load_gguf
@@ -89,15 +90,64 @@ def test_a_damaged_model_and_a_foreign_tokenizer_are_refused(tmp_path, llama):
         run_stage(tmp_path / "b", "source_model", source, files={"m": foreign})
 
 
-@pytest.mark.parametrize(
-    ("file", "text"), [("config.json", '{"model_type": "of-tomorrow"}'), ("tokenizer.json", '{"model": 5}'), ("model.safetensors", None)]
-)
+@pytest.mark.parametrize(("file", "text"), [("config.json", '{"model_type": "of-tomorrow"}'), ("model.safetensors", "{}")])
 def test_a_model_that_transformers_does_not_know_is_refused(tmp_path, llama, file, text):
-    """Of missing weights it speaks by an OSError, which a job would take for its disk's, and try again."""
     folder = shutil.copytree(llama.payload, tmp_path / "strange")
-    (folder / file).write_text(text) if text else (folder / file).unlink()
-    with pytest.raises(StageError, match=f"transformers cannot load this model{'' if text else ' .*safetensors'}"):
+    (folder / file).write_text(text)
+    with pytest.raises(StageError, match="transformers cannot load this model"):
         run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
+
+
+@pytest.mark.parametrize(
+    ("config", "dropped", "says"),
+    [
+        ({"num_hidden_layers": 2}, None, r"which lack model\.layers\.1\."),  # transformers would make them up
+        ({"intermediate_size": 16}, None, r"which have another shape for model\.layers\.0\.mlp\.down_proj"),
+        ({}, "model.layers.0.mlp.up_proj.weight", r"which lack model\.layers\.0\.mlp\.up_proj"),
+        ({}, "further", r"which also have model\.layers\.1\.mlp\.up_proj"),
+    ],
+)
+def test_weights_of_another_model_than_the_config_are_refused(tmp_path, llama, config, dropped, says):
+    folder = shutil.copytree(llama.payload, tmp_path / "other")
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
+    weights = load_file(folder / "model.safetensors")
+    if dropped == "further":
+        weights["model.layers.1.mlp.up_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].clone()
+    save_file({name: tensor for name, tensor in weights.items() if name != dropped}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(StageError, match=f"folder m: config.json describes another model than the weights, {says}"):
+        run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
+
+
+def test_a_folder_without_tokenizer_and_one_whose_template_is_anothers_are_refused(tmp_path, llama):
+    source = {"source": {"type": "folder", "path": "m"}}
+    folder = shutil.copytree(llama.payload, tmp_path / "strange")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}<|im_start|>{{ m.content }}<|eot|>{% endfor %}")
+    with pytest.raises(StageError, match=r"writes <\|eot\|>, which its tokenizer does not have as a token"):
+        run_stage(tmp_path / "a", "source_model", source, files={"m": folder})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(StageError, match="folder m: it has no tokenizer"):
+        run_stage(tmp_path / "b", "source_model", source | {"chat_template": "chatml"}, files={"m": folder})
+
+
+def test_a_model_keeps_its_own_template_and_a_replaced_one_is_a_mark(tmp_path, llama):
+    source = {"source": {"type": "folder", "path": "m"}}
+    folder = shutil.copytree(llama.payload, tmp_path / "own")
+    own = MARKS.sub("", (folder / "chat_template.jinja").read_text()).replace("user", "asker")
+    (folder / "chat_template.jinja").write_text(own)
+    kept = run_stage(tmp_path / "a", "source_model", source, files={"m": folder})
+    assert Chat(kept.payload).template == own and kept.record.marks == () and kept.record.metrics["added_tokens"] == []
+    replaced = run_stage(tmp_path / "b", "source_model", source | {"chat_template": "chatml"}, files={"m": folder})
+    assert replaced.record.marks == ("the model's own chat template was replaced by chatml",)
+    again = run_stage(tmp_path / "c", "source_model", source | {"chat_template": "chatml"}, files={"m": replaced.payload})
+    assert again.record.marks == ()  # it is its own by now
+
+
+def test_a_random_model_has_chatml_and_no_template_of_its_own():
+    assert SourceModel.model_validate({"source": LLAMA}).chat_template == "chatml"
+    assert SourceModel.model_validate({"source": {"type": "folder", "path": "m"}}).chat_template == "own"
+    with pytest.raises(ValueError, match="chat_template is own, but a random_llama has none: name one of chatml, gemma"):
+        SourceModel.model_validate({"source": LLAMA, "chat_template": "own"})
 
 
 def test_a_model_that_a_recipe_made_is_no_source(tmp_path, llama, monkeypatch):

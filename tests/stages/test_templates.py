@@ -112,7 +112,7 @@ def test_the_models_own_template_is_kept_or_missed_by_name(sourced, tmp_path, ll
     tokenizer = AutoTokenizer.from_pretrained(llama.payload)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(bare)
-    with pytest.raises(StageError, match="but the model has none: use one from configs/templates"):
+    with pytest.raises(StageError, match="it has no chat template, as base models have none: set chat_template to one of chatml, gemma"):
         run_stage(tmp_path / "no", "source_model", OWN, files={"given": bare})
 
 

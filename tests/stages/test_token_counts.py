@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from data_lab import rows_of, run_stage, seal
 from row_reading import read_rows
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from pedigree.configs.rows.source_models import TEMPLATES
@@ -28,6 +28,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """No more of a model than counts tokens."""
     folder, tokenizer = tmp_path_factory.mktemp("policy"), Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     special, alphabet = ["<pad>", "<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([LONG], trainer)

@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from dataclasses import replace
-from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -131,12 +130,6 @@ def test_a_resume_another_job_and_another_max_length_tokenise_nothing(tmp_path, 
     assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".arrow"]
 
 
-class Tomorrow(date):
-    @classmethod
-    def today(cls):
-        return date.today() + timedelta(days=1)
-
-
 def test_whatever_decides_the_tokens_is_in_the_key(tmp_path, policy, data, counted, monkeypatch):
     shared, chat = tmp_path / "shared", Chat(policy.payload)
 
@@ -158,10 +151,6 @@ def test_whatever_decides_the_tokens_is_in_the_key(tmp_path, policy, data, count
     assert made("template", with_file("chat_template.jinja"), data)
     assert made("tokenizer", with_file("tokenizer.json"), data)
     assert not made("weights", with_file("model.safetensors"), data)
-    chat.template += "{# strftime_now #}"
-    assert made("today", policy, data) and not made("again", policy, data)
-    monkeypatch.setattr(token_cache, "date", Tomorrow)
-    assert made("tomorrow", policy, data)
     monkeypatch.setattr(token_cache, "_code", lambda: {"data/chat/chat.py": "changed"})
     assert made("code", policy, data)
     monkeypatch.setattr(token_cache.importlib.metadata, "version", lambda name: "0")

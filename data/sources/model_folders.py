@@ -1,0 +1,152 @@
+"""Whether the files of a model folder belong together, before the model is loaded: configuration, weights, tokenizer, chat template."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pedigree.configs.rows.source_models import OWN, SourceModel, shipped_templates
+from pedigree.data.store.untrusted import LINEAGE_BYTES, ArtifactError, read_json, read_plain
+
+CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+)  # fmt: skip
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZERS = (
+    TOKENIZER,
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "*.tiktoken",
+)
+"""Any of these holds a vocabulary."""
+SMALLEST_SHARE = 0.5
+"""Of the rows of an embedding that a tokenizer uses. Rows are padded by a few percent, and a few models reserve a tenth."""
+ENDS, PAD = ("bos_token_id", "eos_token_id"), "pad_token_id"
+
+
+def problem_of(folder: Path, config: SourceModel) -> str | None:
+    """Why the model in a folder cannot be imported with this config, with the remedy; None if its files show no reason."""
+    try:
+        model = _mapping(folder / CONFIG)
+        return (
+            _problem_of_weights(folder)
+            or ("its config.json has no model_type: restore the file" if not model.get("model_type") else None)
+            or _problem_of_tokenizer(folder, model)
+            or (choice() if config.chat_template == OWN and own_template(folder) is None else None)
+        )
+    except (ArtifactError, OSError) as error:
+        return f"a file of the model cannot be read: {error}"
+
+
+def choice() -> str:
+    return f"it has no chat template, as base models have none: set chat_template to one of {', '.join(shipped_templates())}"
+
+
+def own_template(folder: Path) -> str | None:
+    """The chat template in a model folder; the default one of several."""
+    if (folder / TEMPLATE).exists():
+        return (folder / TEMPLATE).read_text()
+    return default_template(_mapping(folder / TOKENIZER_CONFIG).get("chat_template"))
+
+
+def default_template(found: Any) -> str | None:
+    """The chat template among those that a tokenizer has: a text, a mapping, or a list of {name, template}."""
+    if isinstance(found, list):
+        found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+    if isinstance(found, Mapping):
+        found = found.get("default")
+    return found if isinstance(found, str) and found else None
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    """A JSON file; empty if it does not exist."""
+    if not file.exists():
+        return {}
+    found = read_json(file.resolve())  # the hub's cache consists of links
+    if not isinstance(found, dict):
+        raise ArtifactError(f"{file.name} is not a mapping")
+    return found
+
+
+def _problem_of_weights(folder: Path) -> str | None:
+    names = sorted(path.name for path in folder.iterdir())
+    if CONFIG not in names:
+        return f"it is not a model folder of transformers: it has no {CONFIG}, but {', '.join(names[:5]) or 'nothing'}"
+    if INDEX in names:
+        shards = _mapping(folder / INDEX).get("weight_map")
+        lacking = sorted({str(name) for name in shards.values()} - set(names)) if isinstance(shards, dict) else []
+        return f"{INDEX} names {', '.join(lacking[:3])}, which the folder lacks: copy all files of the model" if lacking else None
+    if WEIGHTS in names:
+        return None
+    others = [name for name in names if name.endswith((".bin", ".gguf", ".pt", ".pth", ".safetensors"))]
+    found = f", only {', '.join(others[:3])}: convert them with save_pretrained" if others else ": copy all files of the model"
+    return f"it has no weights in safetensors ({WEIGHTS}){found}"
+
+
+def _problem_of_tokenizer(folder: Path, model: Mapping[str, Any]) -> str | None:
+    if not any(next(folder.glob(pattern), None) for pattern in TOKENIZERS):
+        return f"it has no tokenizer ({TOKENIZER}): copy the tokenizer's files from the model's origin"
+    if not (folder / TOKENIZER).exists():
+        return None  # the vocabulary is in a form of its own
+    tokens, added = _tokens(folder / TOKENIZER)
+    text: Mapping[str, Any] = model["text_config"] if isinstance(model.get("text_config"), dict) else model
+    rows = text.get("vocab_size")
+    if isinstance(rows, int) and not SMALLEST_SHARE * rows <= max(tokens, default=-1) + 1 <= rows:
+        return (
+            f"the tokenizer has {max(tokens, default=-1) + 1} tokens, but the model embeds {rows}: they do not match; copy the tokenizer's "
+            "files from the model's origin"
+        )
+    settings = _mapping(folder / TOKENIZER_CONFIG)
+    named = _named_in(settings) | _named_in(_mapping(folder / "special_tokens_map.json"))
+    special = {int(number) for number in settings.get("added_tokens_decoder", {}) if str(number).isdigit()} | added
+    special |= {number for number, token in tokens.items() if token in named}
+    for file, stated in ((CONFIG, text), (GENERATION, _mapping(folder / GENERATION))):
+        for name, known in [*((name, special) for name in ENDS), (PAD, special | tokens.keys())]:
+            ids = stated.get(name)
+            wrong = [one for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int) and one >= 0 and one not in known]
+            if wrong:
+                token = f"the word {tokens[wrong[0]]!r}" if wrong[0] in tokens else "no token"
+                return (
+                    f"{name} of {file} is {wrong[0]}, which is {token} of its tokenizer: the tokenizer is another model's; copy its files "
+                    "from the model's origin"
+                )
+    return None
+
+
+class _Added(BaseModel):
+    id: int
+    content: str
+
+
+class _Vocabulary(BaseModel):
+    vocab: dict[str, int] | list[tuple[str, float]]
+
+
+class _TokenizerFile(BaseModel):
+    """What is read of a file of the tokenizers library."""
+
+    model: _Vocabulary
+    added_tokens: list[_Added] = []
+
+
+def _tokens(file: Path) -> tuple[dict[int, str], set[int]]:
+    """(id → token, ids of added tokens) of a file of the tokenizers library."""
+    try:
+        found = _TokenizerFile.model_validate_json(read_plain(file.resolve(), LINEAGE_BYTES))
+    except ValidationError as error:
+        raise ArtifactError(f"{file.name} has no vocabulary ({error.errors()[0]['msg']})") from error
+    vocabulary = found.model.vocab
+    pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((one[0], number) for number, one in enumerate(vocabulary))
+    added = {one.id: one.content for one in found.added_tokens}
+    return {number: token for token, number in pairs} | added, set(added)
+
+
+def _named_in(settings: Mapping[str, Any]) -> set[str]:
+    """The special tokens that a tokenizer's settings name."""
+    found = [value for name, value in settings.items() if name.endswith("_token")]
+    return {value["content"] if isinstance(value, dict) else value for value in found if isinstance(value, (str, dict))}

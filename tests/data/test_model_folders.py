@@ -1,0 +1,123 @@
+"""Model folders as users bring them: what does not belong together is told before anything is loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_chat import CHATML, save_tokenizer
+
+from pedigree.configs.rows.source_models import SourceModel
+from pedigree.data.sources.model_folders import own_template, problem_of
+
+OWN = SourceModel.model_validate({"source": {"type": "folder", "path": "m"}})
+NAMED = SourceModel.model_validate({"source": {"type": "folder", "path": "m"}, "chat_template": "tulu"})
+MODEL = {"model_type": "llama", "vocab_size": 300, "bos_token_id": 3, "eos_token_id": [2], "pad_token_id": 0}
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A complete one; only its weights are none."""
+    save_tokenizer(tmp_path)
+    write(tmp_path, "config.json", MODEL)
+    write(tmp_path, "generation_config.json", {"eos_token_id": [2, 1], "pad_token_id": 0})
+    (tmp_path / "model.safetensors").touch()
+    return tmp_path
+
+
+def write(folder, name, value):
+    (folder / name).write_text(json.dumps(value))
+
+
+def test_a_complete_folder_has_no_problem_and_needs_no_generation_config(folder):
+    assert problem_of(folder, OWN) is None
+    (folder / "generation_config.json").unlink()
+    assert problem_of(folder, OWN) is None and problem_of(folder, NAMED) is None
+
+
+def test_a_folder_without_tokenizer_is_refused(folder):
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / file).unlink()
+    assert "has no tokenizer (tokenizer.json): copy the tokenizer's files" in str(problem_of(folder, NAMED))
+
+
+@pytest.mark.parametrize(("rows", "refused"), [(lambda size: 49_152, True), (lambda size: size - 1, True), (lambda size: size + 40, False)])
+def test_a_tokenizer_of_another_size_is_refused_and_a_padded_embedding_is_not(folder, rows, refused):
+    size = 1 + max(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"].values())
+    stated = MODEL | {"vocab_size": rows(size)}
+    for config in (stated, {"model_type": "x", "text_config": stated}):
+        write(folder, "config.json", config)
+        says = f"the tokenizer has {size} tokens, but the model embeds {rows(size)}: they do not match"
+        assert (says in str(problem_of(folder, OWN))) == refused
+
+
+@pytest.mark.parametrize(
+    ("file", "named", "says"),
+    [
+        ("config.json", {"eos_token_id": 77}, "eos_token_id of config.json is 77, which is the word"),
+        ("config.json", {"bos_token_id": 310}, "bos_token_id of config.json is 310, which is no token of its tokenizer"),
+        ("generation_config.json", {"eos_token_id": [2, 78]}, "eos_token_id of generation_config.json is 78, which is the word"),
+        ("config.json", {"pad_token_id": 310}, "pad_token_id of config.json is 310, which is no token"),
+        ("config.json", {"pad_token_id": -1}, None),
+        ("config.json", {"pad_token_id": 9}, None),  # some pad with a word, which is never read
+        ("config.json", {"bos_token_id": None}, None),
+    ],
+)
+def test_a_tokenizer_of_equal_size_in_which_the_models_special_tokens_are_words_is_another_models(folder, file, named, says):
+    write(folder, file, json.loads((folder / file).read_text()) | named)
+    found = problem_of(folder, OWN)
+    assert found is None if says is None else says in str(found)
+
+
+def test_special_tokens_may_be_named_in_any_of_the_tokenizers_files(folder):
+    """Older tokenizers list them beside tokenizer.json."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    write(folder, "tokenizer.json", tokenizer | {"added_tokens": []})
+    tokens = {"eos_token": "<|im_end|>", "bos_token": {"content": "<bos>"}, "pad_token": "<pad>"}
+    write(folder, "tokenizer_config.json", {})
+    assert "eos_token_id" in str(problem_of(folder, NAMED)) or "bos_token_id" in str(problem_of(folder, NAMED))
+    write(folder, "special_tokens_map.json", tokens | {"additional_special_tokens": ["<|im_start|>"]})
+    write(folder, "generation_config.json", {})
+    assert problem_of(folder, NAMED) is None
+    (folder / "special_tokens_map.json").unlink()
+    write(folder, "tokenizer_config.json", {"added_tokens_decoder": {"2": {}, "3": {}}})
+    assert problem_of(folder, NAMED) is None
+
+
+def test_weights_that_are_not_there_are_named(folder):
+    (folder / "model.safetensors").unlink()
+    assert "has no weights in safetensors (model.safetensors): copy" in str(problem_of(folder, OWN))
+    (folder / "model-Q4.gguf").touch()
+    assert "only model-Q4.gguf: convert" in str(problem_of(folder, OWN))
+    write(folder, "model.safetensors.index.json", {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+    (folder / "model-1.safetensors").touch()
+    assert "index.json names model-2.safetensors, which the folder lacks" in str(problem_of(folder, OWN))
+    (folder / "model-2.safetensors").touch()
+    assert problem_of(folder, OWN) is None
+
+
+def test_a_folder_of_something_else_is_told_by_what_it_holds(folder):
+    write(folder, "config.json", {"vocab_size": 300})
+    assert "config.json has no model_type" in str(problem_of(folder, OWN))
+    (folder / "config.json").write_text("{")
+    assert "cannot be read: " in str(problem_of(folder, OWN))
+    (folder / "config.json").unlink()
+    assert "it has no config.json, but chat_template.jinja, generation_config.json" in str(problem_of(folder, OWN))
+    write(folder, "config.json", MODEL)
+    (folder / "tokenizer.json").write_text('{"model": 5}')
+    assert "tokenizer.json has no vocabulary" in str(problem_of(folder, OWN))
+
+
+def test_a_base_model_is_asked_for_a_template_by_one_sentence_that_lists_them(folder):
+    (folder / "chat_template.jinja").unlink()
+    said = "it has no chat template, as base models have none: set chat_template to one of chatml, gemma, llama3, llama3_1, mistral, qwen, "
+    assert str(problem_of(folder, OWN)).startswith(said) and problem_of(folder, NAMED) is None
+
+
+@pytest.mark.parametrize("form", ["text", "list", "file"])
+def test_the_models_own_template_is_found_in_every_form(folder, form):
+    assert own_template(folder) == CHATML
+    if form != "file":
+        (folder / "chat_template.jinja").unlink()
+        several = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "other"}]
+        write(folder, "tokenizer_config.json", {"chat_template": CHATML if form == "text" else several})
+    assert own_template(folder) == CHATML and problem_of(folder, OWN) is None
