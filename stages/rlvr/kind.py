@@ -73,6 +73,7 @@ KIND = Kind(
     output=gives("policy"),
     engine="deepspeed+vllm",
     trains_on=frozenset({"prompts"}),
+    verified=frozenset({"prompts"}),
     problem=rlvr_problem,
     work=work,
     training_plan=training_plan,
