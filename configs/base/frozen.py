@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 Dtype = Literal["bf16", "fp32"]
 
@@ -31,6 +31,11 @@ class Frozen(BaseModel):
             if getattr(made, name) != expected:
                 raise ValueError(f"{name} is now {getattr(made, name)}, not {expected}: the underlying file has changed")
         return made
+
+
+def added(default: Any, **bounds: Any) -> Any:
+    """A field that earlier versions of its config lacked. Dumps omit it at its default, so that what was made before keeps its key."""
+    return Field(default=default, exclude_if=lambda value: value == default, **bounds)
 
 
 @dataclass(frozen=True)

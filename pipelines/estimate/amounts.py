@@ -112,6 +112,24 @@ def _tokens_in(path: Path, modified: int) -> float | None:
     return sum(found) / len(found) if found else None
 
 
+def longer_share(artifacts: Iterable[Artifact], limit: int) -> float:
+    """Share of rows of which a document, a prompt with one of its answers, has more tokens than `limit`; estimated from the first ones."""
+    longer = rows = 0.0
+    for artifact in artifacts:
+        names, there = row_files(entry.path for entry in artifact.record.files), count_of(artifact.record.metrics)
+        if not names or not there:
+            continue
+        with open_plain(artifact.payload / names[0]) as stream:
+            looked = [_longest(row) > limit for row in islice(rows_in(stream, names[0]), LOOKED_AT)]
+        longer, rows = longer + there * sum(looked) / len(looked), rows + there
+    return longer / rows if rows else 0.0
+
+
+def _longest(row: Mapping[str, Any]) -> float:
+    answers = row.get("answers") or ()
+    return max(tokens_of({**row, "answers": [answer]}) for answer in answers) if answers else tokens_of(row)
+
+
 def tokens_of(row: Mapping[str, Any]) -> float:
     """Tokens of a row, by its text: digits one by one, `CHARACTERS` of anything else, and `TURN` for each message, answer and list of
     tools."""

@@ -30,7 +30,7 @@ from pedigree.stages.training.probe import probe
 from pedigree.stages.training.reference import Cached, Reference, online
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
-from pedigree.stages.training.training_rows import Row, fitting, gather, pairs, single_answers
+from pedigree.stages.training.training_rows import Row, fitting, gather, pairs, report_rows, single_answers
 
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05}
 """Maximum |L_0 - L(policy = reference)| / max(1, L) if policy and reference are the same model; a larger difference means that their
@@ -112,6 +112,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         rows = comparisons(config, gather(inputs["preferences"].values()))
     every = units_of(rows, documents_of(config), chat, job, policy, inputs["preferences"].values())
     kept, units = fitting(rows, every, config.max_length, job, config.too_long)
+    report_rows(len(rows), len(kept), every, config, job, "answers" if isinstance(config.loss, Kto) else "pairs")
     labels = [(row["label"], row.get("win_rates")) for row in kept]
     cached = None
     if given and given.type == "logprobs":

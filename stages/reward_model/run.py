@@ -39,7 +39,7 @@ from pedigree.stages.training.models import load_reward_model
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, Trainer
-from pedigree.stages.training.training_rows import Row, fitting, gather, pairs
+from pedigree.stages.training.training_rows import Row, fitting, gather, pairs, report_drops, report_rows
 
 Example = tuple[Row, Unit]
 """The facts of a pair (see `facts_of`) and its documents."""
@@ -117,8 +117,24 @@ def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Se
         sides[fact["held"]].append(place)
     if not sides[False]:
         raise StageError(f"all {len(rows)} pairs are held out: lower holdout ({config.holdout}) or add pairs")
+    report_rows(len(given), len(rows), every, config, job, "pairs", trained=len(sides[False]))
+    report_held_out(given, len(rows), len(sides[True]), config, job)
     trained, held = (Mapped(sides[side], lambda place: (facts[place], units[place])) for side in (False, True))
     return trained, held
+
+
+def report_held_out(given: Sequence[Row], kept: int, held: int, config: RewardModel, job: Job) -> None:
+    """Note in the record that held-out pairs were dropped, or that there are none.
+
+    Raises:
+        StageError: too many were dropped.
+    """
+    if kept < len(given):
+        every = sum(is_held_out(row["list"], config.holdout, config.seed) for row in given)
+        what = f"held-out pairs were dropped (longer than max_length {config.max_length}, or no trained token)"
+        report_drops(every - held, every, what, "raise max_length", config, job)
+    if config.holdout and not held:
+        job.note(f"holdout {config.holdout} holds out none of {kept} pairs, so that accuracy is not measured: add pairs, or raise holdout")
 
 
 def facts_of(row: Row, held: bool) -> Row:

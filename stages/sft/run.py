@@ -24,7 +24,7 @@ from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, Trainer
-from pedigree.stages.training.training_rows import Row, fitting, gather
+from pedigree.stages.training.training_rows import Row, fitting, gather, report_rows
 
 
 def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     refuse_without_marks(given, config)
     every = units_of(given, Conversations(config.train_on), chat, job, base, inputs["data"].values())
     rows, units = fitting(given, every, config.max_length, job, config.too_long)
+    report_rows(len(given), len(rows), every, config, job)
     epoch = steps_per_epoch(len(units), config.global_batch)
     total = config.epochs * epoch
     with job.busy("loading the model"):

@@ -3,6 +3,7 @@
 Rows are sequences that recompute their items on each access; a stage keeps only the few facts of a row that it needs besides its tokens.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pedigree.configs.methods.training import Lists, TooLong
+from pedigree.configs.methods.training import REPORTED_SHARE, Lists, ReferenceLogprobs, Rlvr, TooLong, Training
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.records import records
 from pedigree.data.records.sequences import Mapped, chained
@@ -149,3 +150,40 @@ def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_lo
     if not len(kept):
         raise StageError(f"none of {len(rows)} rows is left: all are longer than max_length {max_length} or train no token")
     return Mapped(kept, lambda place: rows[int(place)]), units.taken(kept, max_length)
+
+
+def report_rows(
+    given: int,
+    kept: int,
+    every: Units,
+    config: Training | ReferenceLogprobs,
+    job: Job,
+    what: str = "rows",
+    trained: int | None = None,
+) -> None:
+    """Note in the record that rows were dropped, or that a global batch exceeds those that are trained on (by default all kept ones).
+
+    Raises:
+        StageError: too many were dropped.
+    """
+    remedy = f"raise max_length (99 % have at most {math.ceil(np.quantile(every.lengths_RD.max(axis=1), 0.99))} tokens)"
+    if config.too_long == "drop":
+        remedy += ", set `too_long: truncate`"
+    said = f"{what} were dropped (longer than max_length {config.max_length}, or no trained token)"
+    report_drops(given - kept, given, said, remedy, config, job)
+    trained = kept if trained is None else trained
+    if isinstance(config, Training) and trained < config.global_batch:
+        job.note(f"global_batch {config.global_batch} exceeds the {trained} {what}, so that an epoch is one step: lower it")
+
+
+def report_drops(dropped: int, given: int, what: str, remedy: str, config: Training | ReferenceLogprobs | Rlvr, job: Job) -> None:
+    """Note a share of dropped rows in the record.
+
+    Raises:
+        StageError: it is too large.
+    """
+    said = f"{dropped} of {given} {what}"
+    if dropped and dropped >= config.refuse_dropped * given:
+        raise StageError(f"{said}, at least refuse_dropped {config.refuse_dropped}: {remedy}, or raise refuse_dropped")
+    if dropped and dropped >= REPORTED_SHARE * given:
+        job.note(said)

@@ -141,7 +141,9 @@ def test_what_an_edit_decides_is_made_again_and_comes_back_with_the_old_code(fin
     assert reasons(finished) == {}
     path.write_text(before + "\nANSWER = 42\n")
     found = reasons(finished)
-    assert list(found) == ["clean", "cleaner"] and found["clean"][0].startswith("deciding code changed: data/contamination (as released -> ")
+    assert list(found) == ["clean", "cleaner"] and found["clean"][0].startswith(
+        "deciding code changed: data/contamination (as released -> "
+    )
     assert outcomes(finished) == {"suite": "unchanged", "raw": "unchanged", "clean": "ran", "cleaner": "ran"}
     assert finished.runs() == ["clean", "cleaner"] and reasons(finished) == {}
     path.write_text(before)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from handmade import everything, project_at
+from handmade import build, everything, project_at
 from projects import fresh_project
 from sweeps import nightly_after
 from waiting import deadline
@@ -53,6 +53,39 @@ def test_a_step_is_told_in_what_its_loss_counts(loss, numerics, text):
 )  # fmt: skip
 def test_an_amount_is_told_in_the_unit_of_its_rounded_value(value, text):
     assert _amount(Amount(value, "estimated")) == f"~{text}"
+
+
+LENGTHS = """
+execution: cpu
+stages:
+  raw: {kind: prepare_data, record: conversation, sources: [{type: arithmetic, operations: [add], digits: [1], count: 8, seed: 1}]}
+  items: {kind: prepare_data, record: item, task: a, sources: [{type: arithmetic, operations: [add], digits: [1], count: 3, seed: 1}]}
+  clean: {kind: decontaminate, in: {data: raw, benchmarks: [items]}}
+  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
+  sft: {kind: sft, in: {policy: base, data: [clean]}, global_batch: 16, max_length: 64, optimizer: {learning_rate: 1e-5}}
+"""
+
+
+def test_rows_that_will_be_dropped_and_a_batch_larger_than_the_data_are_told_before_anything_trains(tmp_path):
+    """Six of eight conversations have about 250 tokens."""
+    project = project_at(tmp_path)
+    (project.recipes / "lengths.yaml").write_text(LENGTHS)
+    graph = load_recipe(project.recipes, "lengths")
+    rows = [
+        {"id": str(number), "source": "s", "messages": [{"role": "user", "content": "word " * (200 if number < 6 else 2)},
+         {"role": "assistant", "content": "yes"}]}
+        for number in range(8)
+    ]  # fmt: skip
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in ("raw", "items", "clean"):
+        build(project, graph, graph.find(name), {"rows.jsonl": text}, {}, {"rows": 8})
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    run = open_run(project, Request("lengths"))
+    (row,) = [row for row in rows_of(run, plan(run, lenient=True)) if row.shown == "sft"]
+    assert row.warnings == (
+        "about 75% of its rows are longer than max_length 64 and will be dropped, and the stage will fail",
+        "global_batch 16 exceeds its 8 rows, so that an epoch is one step",
+    )
 
 
 LLAMA = """
