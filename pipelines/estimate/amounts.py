@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -31,6 +31,8 @@ class Planned:
     project: Project
     graph: Graph
     node: Node
+    due: Collection[str] = ()
+    """Addresses of stages whose artifacts will be replaced, so that nothing is read from them."""
 
     @property
     def config(self) -> Any:
@@ -40,12 +42,12 @@ class Planned:
     def inputs(self) -> Mapping[str, Mapping[str, PlannedStage]]:
         found: dict[str, dict[str, PlannedStage]] = {}
         for edge in self.node.edges:
-            found.setdefault(edge.port, {})[edge.label] = Planned(self.project, self.graph, self.graph.nodes[edge.source])
+            found.setdefault(edge.port, {})[edge.label] = Planned(self.project, self.graph, self.graph.nodes[edge.source], self.due)
         return found
 
     @property
     def rows(self) -> Amount | None:
-        artifact = opened(self.project, self.node)
+        artifact = None if self.node.address in self.due else opened(self.project, self.node)
         counted = count_of(artifact.record.metrics) if artifact else None
         return self.node.declaration.rows(self) if counted is None else Amount(counted, "counted")
 

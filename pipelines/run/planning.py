@@ -24,6 +24,7 @@ from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.json_documents import ONE_WORD, Hidden, Opaque, rounded
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.quantities import counted
+from pedigree.pipelines.run.checks import must_fail
 from pedigree.pipelines.run.plans import Plan, StageSummary, restorable
 
 SETTLED: tuple[str, ...] = ("up to date", "in the remote")
@@ -43,7 +44,8 @@ class PlannedStage(StageSummary):
     batch: str | None
     """How ranks and passes make up the global batch of a stage that trains."""
     warnings: tuple[str, ...]
-    """Rows that it would drop for their length, and a global batch larger than its data; of a finished stage, the notes in its record."""
+    """Why it cannot succeed, rows that it would drop for their length, a global batch larger than its data; of a finished stage, the notes
+    in its record."""
     estimate: Annotated[Estimate, Opaque(), PlainSerializer(document_of)]
     """`parameters`, `memory` (if a model is involved, unless `unknown` gives the reason), `amounts` (`rows`, `document_tokens`, `steps`,
     `tokens`: null, or `value` and `how`: `counted`, `estimated`, `at_most`), `time`, `gpus`, `gpu_hours`, `checkpoint_bytes`, `misfit` (the
@@ -210,24 +212,25 @@ def _row(run: RunContext, entry: Plan, stale: Collection[str], cached: Collectio
         state,
         disk_bytes=0 if not entry.reasons else sizes.of(node),
         batch=batch_text(node, numerics, _training_rows(run.project, run.graph, node)) or None,
-        warnings=_warnings(run, node, state, sizes.estimates.of(node)),
+        warnings=_warnings(run, node, state, stale, sizes.estimates),
         estimate=sizes.estimates.of(node),
     )
 
 
-def _warnings(run: RunContext, node: Node, state: str, estimate: Estimate) -> tuple[str, ...]:
+def _warnings(run: RunContext, node: Node, state: str, due: Collection[str], estimates: Estimates) -> tuple[str, ...]:
     if state in JOBLESS:
         artifact = opened(run.project, node)
         return artifact.record.marks if artifact else ()
-    found, rows = [], estimate.amounts.rows
+    found, rows = [*must_fail(run, node, due, estimates)], estimates.of(node).amounts.rows
     limit = next((name for name in ("max_prompt_length", "max_length") if hasattr(node.config, name)), None)
     if limit and node.declaration.trains and getattr(node.config, "too_long", "drop") == "drop":
         given = [opened(run.project, run.graph.nodes[edge.source]) for edge in node.edges if edge.port in node.declaration.trains_on]
         with suppress(ArtifactError, OSError):
             share = longer_share(filter(None, given), getattr(node.config, limit))
             if share >= REPORTED_SHARE:
+                longest = getattr(node.config, limit)
                 fails = ", and the stage will fail" if share >= getattr(node.config, "refuse_dropped", 1) else ""
-                found.append(f"about {share:.0%} of its rows are longer than {limit} {getattr(node.config, limit)} and will be dropped{fails}")
+                found.append(f"about {share:.0%} of its rows are longer than {limit} {longest} and will be dropped{fails}")
     plan = node.declaration.training_plan(node.config)
     if plan and plan.batch_of == "global_batch" and rows and rows.how != "estimated" and rows.value * plan.examples < plan.batch:
         found.append(f"global_batch {plan.batch} exceeds its {rows.value:.0f} rows, so that an epoch is one step")

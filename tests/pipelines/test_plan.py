@@ -88,6 +88,34 @@ def test_rows_that_will_be_dropped_and_a_batch_larger_than_the_data_are_told_bef
     )
 
 
+POOL = """
+execution: cpu
+stages:
+  pool: {kind: prepare_data, record: prompt, sources: [{type: arithmetic, operations: [add], digits: [2], count: 40, seed: 1}]}
+  base: {kind: source_model, in: {corpus: [rows]}, source: {type: random_llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64,
+    vocabulary: 300, context: 64, seed: 1}}
+  rows: {kind: prepare_data, record: conversation, sources: [{type: files, path: gone.jsonl}]}
+  sample: {kind: sample, in: {policies: [base], prompts: pool}, sampling: {max_tokens: 8}, samples_per_prompt: 1,
+    prompts: {count: 30, index: 1}}
+"""
+
+
+def test_what_must_fail_is_refused_before_the_first_stage_runs(tmp_path, pedigree, project):
+    """Prompts 30 to 60 of 40, heads of 16 and a file that is not there."""
+    recipe = project / "configs" / "recipes" / "pool.yaml"
+    recipe.write_text(POOL)
+    wrong = [
+        "stage sample: prompts 30 to 60 are configured (count 30, index 1), but the pool has at most 40: lower prompts.count",
+        "stage rows: gone.jsonl does not exist in the project",
+        "stage sample: the model's head size is 16, but vLLM on a CPU serves 32, 64",
+    ]
+    _, said = pedigree("run", "pool", code=2)
+    assert all(text in said for text in wrong)
+    out, _ = pedigree("plan", "pool")
+    assert all(text.removeprefix("stage ") in out for text in wrong)
+    assert not (project / "artifacts" / "pool" / "pool").exists()
+
+
 LLAMA = """
 description: A model of eight billion parameters.
 execution: gpu8
