@@ -1,7 +1,7 @@
 """The code that decides what a stage keeps and how it scores: verifiers, filters, decontamination, the scores of an evaluation.
 
-`run.json` records it by name (`decided_by`). Where the code is the one listed in `configs/reviewed_code.json`, it stands for its version, so
-that a release may rewrite it without making anything stale; after any other edit, for the hash of its syntax, so that only comments,
+`run.json` records it by name (`decided_by`). Where the code is the one listed in `configs/reviewed_code.json`, it stands for its version,
+so that a release may rewrite it without making anything stale; after any other edit, for the hash of its syntax, so that only comments,
 docstrings and formatting do not count. What differs from the record makes the stage stale. Other code does not.
 """
 
