@@ -178,6 +178,8 @@ def test_what_stands_beside_the_arguments_of_trl_is_valid():
     checked = 0
     for section in (ROOT / "docs" / "from-trl.md").read_text().split("\n## ")[1:]:
         title = section.splitlines()[0]
+        if title == "Not here":
+            continue
         for row in re.findall(r"^\| .*", section, re.MULTILINE)[1:]:
             for given in re.findall(r"`(.*?)`", row.split(" | ")[1]):
                 fields = yaml.safe_load(given)
@@ -284,7 +286,7 @@ def said_in(value: Any) -> Iterator[tuple[type[Frozen], dict[str, Any]]]:
 @pytest.mark.parametrize(("name", "number"), BLOCKS)
 def test_what_stands_in_a_block_of_yaml_may_stand_in_a_recipe(name, number):
     """The README abridges."""
-    text = blocks(name, "yaml")[number].replace("$round", "1")
+    text = blocks(name, "yaml")[number].replace("$round-1", "0").replace("$round", "1")
     found = list(said_in(parse_value(text)))
     assert found or text.startswith("description: The demo with a longer RLVR stage"), "nothing of it is known"
     for config, given in found:

@@ -7,6 +7,7 @@ it does with models. A plan counts what has run, and uses the hooks for the rest
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal, Protocol
 
 from pedigree.configs.base.frozen import Dtype
@@ -78,6 +79,10 @@ class TrainingPlan:
     longest: int
     """Upper bound of a row's tokens, with all its answers. A row is never split over passes."""
     epochs: int = 1
+    max_steps: int | None = None
+    """Upper bound of the steps of all epochs."""
+    share: float = 1
+    """Of the rows that are trained on; the others are held out."""
     examples: int = 1
     """That a row of the data becomes, at most."""
     made_of: str = ""
@@ -100,6 +105,11 @@ class TrainingPlan:
     """How often a token is trained on per epoch or step."""
     looks: int = 0
     """Further forward passes of the policy over each token."""
+
+    def steps_for(self, rows: float) -> int:
+        """Optimizer steps for this many rows of the data."""
+        steps = ceil(rows * self.share * self.examples / self.batch) * self.epochs
+        return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
 @dataclass(frozen=True)

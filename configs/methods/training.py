@@ -5,7 +5,6 @@ batch into ranks and micro-batches is part of execution (`configs/language/execu
 """
 
 from dataclasses import replace
-from math import ceil
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -65,6 +64,8 @@ class Training(Frozen):
     """Sequences (SFT) or pairs (reward model, preference training) per optimizer step, over all ranks."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the data, including the last, incomplete batch of each epoch."""
+    max_steps: int | None = added(None, ge=1)
+    """Stop after this many optimizer steps if the epochs have more. The learning-rate schedule ends there, too."""
     order: Literal["shuffled", "given"] = "shuffled"
     """Row order in each epoch: shuffled by (seed, epoch), or as in the data, one input after another."""
     max_length: int = Field(ge=8)
@@ -89,10 +90,25 @@ class Training(Frozen):
         return self.seed if self.order == "shuffled" else None
 
 
+class HeldOutTraining(Training):
+    """Training that can measure its loss on rows that it holds out."""
+
+    holdout: float = added(0.0, ge=0, lt=0.9)
+    """Share of rows held out, by hash of (seed, id). Their loss is measured after the last step and is in the record and the curve."""
+    measure_every: int | None = added(None, ge=1)
+    """Optimizer steps between further measurements of the held-out loss."""
+
+    @model_validator(mode="after")
+    def _check_holdout(self) -> Self:
+        if self.measure_every and not self.holdout:
+            raise ValueError(f"measure_every is {self.measure_every}, but no rows are held out: set holdout, e.g. to 0.02")
+        return self
+
+
 TrainOn = Literal["assistant", "last_turn", "marked", "all"]
 
 
-class Sft(Training):
+class Sft(HeldOutTraining):
     """Supervised fine-tuning on assistant turns: the likelihood of all trained tokens in the global batch."""
 
     formula: ClassVar[str] = "-Σ_i Σ_t log π_θ(y_t) / Σ_i n_i over the global batch; reduction sum: / global_batch"
@@ -140,7 +156,7 @@ class RewardModel(Training):
     """Share of pairs held out to measure accuracy, by hash of (seed, id); all pairs of a list stay together."""
 
 
-class PreferenceTrain(Training):
+class PreferenceTrain(HeldOutTraining):
     """Preference optimization against a fixed reference: the `reference` input, or else the initial policy.
 
     `global_batch` counts pairs, or single answers for KTO.
@@ -155,6 +171,12 @@ class PreferenceTrain(Training):
     def _check_lists(self) -> Self:
         if isinstance(self.loss, Kto) and self.lists != "best_vs_worst":
             raise ValueError(f"lists: {self.lists} would label the same answer desirable and undesirable for kto: use best_vs_worst")
+        return self
+
+    @model_validator(mode="after")
+    def _check_kto_holdout(self) -> Self:
+        if isinstance(self.loss, Kto) and self.holdout:
+            raise ValueError("holdout measures the loss of pairs, but kto trains on single answers: remove it")
         return self
 
 
@@ -300,6 +322,8 @@ def shrink_training(cut: Cut) -> None:
     cut.most("epochs", REHEARSED_EPOCHS, "batches")
     if cut.get("too_long") == "drop":
         cut.set("refuse_dropped", 1.0, "thresholds")  # a tiny model's tokens are more
+    if cut.get("measure_every"):
+        cut.set("measure_every", 1, "batches")
     cut.learning_rate("optimizer.learning_rate")
     if cut.get("loss.margin_weight"):  # relaxed pairs have no scores where nothing verifies them
         cut.set("loss.margin_weight", 0.0, "thresholds")
@@ -316,17 +340,17 @@ def training_plan(config: Training, unit: str, *, answers: int = 1, **others: An
     """
     common = TrainingPlan(
         config.dtype, config.global_batch, "global_batch", unit, answers * config.max_length, epochs=config.epochs,
+        max_steps=config.max_steps, share=1 - getattr(config, "holdout", 0.0),
         adapters=config.lora and config.lora.adapters, adaptable=True,
     )  # fmt: skip
     return replace(common, **others)
 
 
-def training_work(stage: PlannedStage, port: str, plan: TrainingPlan, share: float = 1) -> Amounts:
-    """The work of training on a share of the rows at a port."""
-    rows, document = at_ports(stage, (port,), plan.longest)
-    rows = rows.times(share) if rows else None
-    steps = None
-    if rows:
-        steps = Amount(ceil(rows.value * plan.examples / plan.batch) * plan.epochs, rows.how if plan.examples == 1 else "at most")
-    tokens = rows.times(document).times(plan.epochs) if rows and document else None
-    return Amounts(rows=rows, document=document, steps=steps, tokens=tokens)
+def training_work(stage: PlannedStage, port: str, plan: TrainingPlan) -> Amounts:
+    """The work of training on the rows at a port."""
+    read, document = at_ports(stage, (port,), plan.longest)
+    if read is None:
+        return Amounts(document=document)
+    rows, steps = read.times(plan.share), Amount(plan.steps_for(read.value), read.how if plan.examples == 1 else "at most")
+    passes = min(plan.epochs, steps.value * plan.batch / (rows.value * plan.examples)) if plan.max_steps else plan.epochs
+    return Amounts(rows=rows, document=document, steps=steps, tokens=rows.times(document).times(passes) if document else None)

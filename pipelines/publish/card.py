@@ -7,7 +7,6 @@ import yaml
 
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.language.kinds import sources_of
-from pedigree.configs.rows.datasets import title
 from pedigree.data.artifacts.artifacts import Record
 from pedigree.pipelines.lineage.ancestry import Pedigree
 from pedigree.pipelines.lineage.evaluations import Evaluation
@@ -76,7 +75,7 @@ def metadata(record: Record, ancestors: Sequence[Record], name: str, evaluations
     given: dict[str, Any] = {"tags": ["pedigree", record.kind.replace("_", "-")], **_licence(licences)}
     if record.type not in MODELS:
         return DatasetCardData(**given).to_yaml()
-    bases = _titles(found for found in ancestors if found.type in MODELS)
+    bases = _hub_ids(found for found in ancestors if found.type in MODELS)
     if bases:
         given |= {"base_model": bases if len(bases) > 1 else bases[0], "base_model_relation": "finetune"}
     return ModelCardData(
@@ -90,12 +89,13 @@ def metadata(record: Record, ancestors: Sequence[Record], name: str, evaluations
 
 
 def datasets_of(records: Iterable[Record]) -> list[str]:
-    """Names of the training datasets; excludes procedural rows and benchmarks."""
-    return _titles(filter(makes_rows, records))
+    """Hub ids of the training datasets; excludes procedural rows and benchmarks."""
+    return _hub_ids(filter(makes_rows, records))
 
 
-def _titles(records: Iterable[Record]) -> list[str]:
-    return sorted({named for record in records for source in sources_of(record.kind, record.config) if (named := title(source))})
+def _hub_ids(records: Iterable[Record]) -> list[str]:
+    """The hub rejects or misreads other names, which stand in the card's table of licenses."""
+    return sorted({source["repo"] for made in records for source in sources_of(made.kind, made.config) if source.get("type") == "hub"})
 
 
 def _licence(licences: Sequence[Origin]) -> dict[str, str]:

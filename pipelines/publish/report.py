@@ -30,7 +30,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 SAMPLES_PER_TASK = 6
 LONGEST_ANSWER = 600
 """Maximum characters shown of an answer."""
-CURVES_FIRST = ("reward", "gold", "proxy", "loss", "accuracy", "margin", "kl", "kl_k3", "entropy", "response_length", "grad_norm")
+CURVES_FIRST = (
+    "reward", "gold", "proxy", "loss", "held_out_loss", "accuracy", "margin", "kl", "kl_k3", "entropy", "response_length", "grad_norm"
+)  # fmt: skip
 CURVES_SHOWN = 4
 """Curves of a stage shown initially; the others are collapsed."""
 UNDRAWABLE = (ArtifactError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error)

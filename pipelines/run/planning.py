@@ -194,7 +194,7 @@ def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
     else:
         accumulation = math.ceil(plan.batch / (numerics.world_size * numerics.micro_batch_sequences))
         passes = f"{ranks} x {numerics.micro_batch_sequences} {plan.unit} x {accumulation} passes"
-    steps = f", {math.ceil(rows / plan.batch) * plan.epochs} steps" if rows and plan.examples == 1 else ""
+    steps = f", {plan.steps_for(rows)} steps" if rows and plan.examples == 1 else ""
     return f"{batch}: {passes}{steps}"
 
 

@@ -173,6 +173,12 @@ def steps_per_epoch(num_rows: int, global_batch: int) -> int:
     return -(-num_rows // global_batch)
 
 
+def total_steps(num_rows: int, global_batch: int, epochs: int, max_steps: int | None) -> int:
+    """Optimizer steps of all epochs, at most `max_steps`."""
+    steps = epochs * steps_per_epoch(num_rows, global_batch)
+    return steps if max_steps is None else min(steps, max_steps)
+
+
 def step_rows(step: int, num_rows: int, global_batch: int, seed: int | None) -> list[int]:
     """Rows of optimizer step `step` (0-based), reshuffled each epoch, or in their original order without a seed; the last batch of an epoch
     may be smaller."""

@@ -19,18 +19,19 @@ from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Documents, Pairs, SingleAnswers
 from pedigree.data.records.sequences import Mapped
-from pedigree.stages.core.batches import Unit, step_rows, steps_per_epoch, unit_tokens
+from pedigree.stages.core.batches import Unit, step_rows, total_steps, unit_tokens
 from pedigree.stages.core.preference_losses import Answers, Sums, kto, means, mismatched, pair_loss
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.feed import Feed, GlobalBatch, PreparedMicroBatch
+from pedigree.stages.training.held_out import HeldOut
 from pedigree.stages.training.models import frozen, load_policy, same_weights
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.reference import Cached, Reference, online
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
-from pedigree.stages.training.training_rows import Row, fitting, gather, pairs, report_rows, single_answers
+from pedigree.stages.training.training_rows import Row, fitting, gather, pairs, report_rows, single_answers, split
 
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05}
 """Maximum |L_0 - L(policy = reference)| / max(1, L) if policy and reference are the same model; a larger difference means that their
@@ -72,6 +73,11 @@ class PreferenceObjective:
         strength_P, win_rates_P2 = (micro_batch.extras.get(name) for name in ("strengths", "win_rates"))
         return pair_loss(self.loss, answers.select(slice(0, None, 2)), answers.select(slice(1, None, 2)), strength_P, win_rates_P2)
 
+    def held_out(self, micro_batch: PreparedMicroBatch) -> Sums:
+        """Σ of the loss and of its metrics over held-out pairs."""
+        loss, sums = self.measure(self.answers(micro_batch, entropy=True), micro_batch, 0.0)
+        return {"loss": loss, **sums}
+
     @torch.no_grad()
     def sum_of_ratios(self, micro_batches: Iterable[PreparedMicroBatch]) -> Tensor:
         """Σ of the log-ratios of this rank's mismatched answers, for KTO's z₀."""
@@ -112,14 +118,17 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         rows = comparisons(config, gather(inputs["preferences"].values()))
     every = units_of(rows, documents_of(config), chat, job, policy, inputs["preferences"].values())
     kept, units = fitting(rows, every, config.max_length, job, config.too_long)
-    report_rows(len(rows), len(kept), every, config, job, "answers" if isinstance(config.loss, Kto) else "pairs")
     labels = [(row["label"], row.get("win_rates")) for row in kept]
+    examples, held = (
+        Mapped(side, lambda place: PreferenceExample(units[place], *labels[place])) for side in split(kept, config.holdout, config.seed)
+    )
+    report_rows(rows, len(examples), len(held), every, config, job, "answers" if isinstance(config.loss, Kto) else "pairs")
     cached = None
     if given and given.type == "logprobs":
         with job.busy("reading the reference"):
             cached = Cached(given)
             cached.refuse_missing(kept, units, config.max_length)
-    total = config.epochs * steps_per_epoch(len(units), config.global_batch)
+    total = total_steps(len(examples), config.global_batch, config.epochs, config.max_steps)
     with job.busy("loading the model"):
         module = load_policy(policy, numerics, config.lora, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
@@ -129,11 +138,12 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         with job.busy("loading the reference"):
             reference = online(frozen(load_policy(given, numerics), trainer.device, TORCH_DTYPES[config.dtype]))
     objective = PreferenceObjective(config.loss, trainer.module, reference, config.max_length, trainer.device)
+    held_out, measured = HeldOut(objective.trained(held), config, total), {}
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "first_loss": None, "trained_tokens": 0, "last": None}
 
     def batch_of(step: int) -> list[PreferenceExample]:
-        return [PreferenceExample(units[i], *labels[i]) for i in step_rows(step, len(units), config.global_batch, config.shuffled_by)]
+        return [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.shuffled_by)]
 
     batches = (one for step in range(state["step"], total) for one in objective.global_batches(batch_of(step)))
     with trainer.feed(batches, chat.pad_id) as feed:
@@ -150,7 +160,10 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             speed = sum(len(doc) for example in batch for doc in example.unit) / (time.monotonic() - started)
             tokens = sum(unit_tokens(example.unit, numerics) for example in batch)
             rate = stats.learning_rate
-            job.log(step + 1, **numbers, grad_norm=grad_norm, learning_rate=rate, tokens=tokens, tokens_per_second=speed)
+            sums_of_held = held_out.measure(step + 1, trainer, chat.pad_id, job, objective.held_out)
+            measured = {f"held_out_{name}": value for name, value in means(sums_of_held, len(held), {}).items()}
+            others = {"grad_norm": grad_norm, "learning_rate": rate, "tokens": tokens, "tokens_per_second": speed}
+            job.log(step + 1, **numbers, **others, **measured)
             job.progress(step + 1, total, loss=numbers["loss"], accuracy=numbers["accuracy"], tokens_per_second=speed)
             first_loss = numbers["loss"] if state["first_loss"] is None else state["first_loss"]
             trained = state["trained_tokens"] + sum(doc.num_trained for example in batch for doc in example.unit)
@@ -162,8 +175,8 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         trainer.export(job.out / "payload", chat)
     trainer.close()
     counted = "answers" if isinstance(config.loss, Kto) else "pairs"
-    counts = {counted: len(units), "steps": total, "trained_tokens": state["trained_tokens"]}
-    return {**counts, "first_loss": state["first_loss"], **state["last"]}
+    counts = {counted: len(examples), **({"held_out_pairs": len(held)} if config.holdout else {}), "steps": total}
+    return {**counts, "trained_tokens": state["trained_tokens"], "first_loss": state["first_loss"], **state["last"], **measured}
 
 
 def train_step(

@@ -46,7 +46,7 @@ def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
         answers = every_answer(gather(inputs["preferences"].values()))
     every = units_of(answers, SingleAnswers(taken="every_answer"), chat, job, policy, inputs["preferences"].values())
     kept, units = fitting(answers, every, config.max_length, job, config.too_long)
-    report_rows(len(answers), len(kept), every, config, job, "answers")
+    report_rows(answers, len(kept), 0, every, config, job, "answers")
     grouped = by_row(kept, units, job.numerics)
     chunks = [grouped[start : start + CHUNK_ROWS] for start in range(0, len(grouped), CHUNK_ROWS)]
 

@@ -19,7 +19,7 @@ KIND = Kind(
     engine="deepspeed",
     trains_on=frozenset({"preferences"}),
     problem=reward_model_problem,
-    work=lambda stage: training_work(stage, "preferences", plan(stage.config), share=1 - stage.config.holdout),
+    work=lambda stage: training_work(stage, "preferences", plan(stage.config)),
     training_plan=plan,
     shrink=shrink_training,
     family="training",

@@ -27,7 +27,7 @@ from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Pairs
 from pedigree.data.records.sequences import Mapped
-from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch, unit_tokens
+from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, total_steps, unit_tokens
 from pedigree.stages.core.preference_losses import bradley_terry
 from pedigree.stages.core.statistics import wilson
 from pedigree.stages.job.failures import StageError
@@ -39,7 +39,7 @@ from pedigree.stages.training.models import load_reward_model
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, Trainer
-from pedigree.stages.training.training_rows import Row, fitting, gather, pairs, report_drops, report_rows
+from pedigree.stages.training.training_rows import Row, fitting, gather, is_held_out, pairs, report_rows, split
 
 Example = tuple[Row, Unit]
 """The facts of a pair (see `facts_of`) and its documents."""
@@ -48,8 +48,8 @@ Example = tuple[Row, Unit]
 def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     base, numerics = only(inputs, "policy"), job.numerics
     chat = Chat(base.payload)
-    examples, held = split(config, inputs, job, chat)
-    total = config.epochs * steps_per_epoch(len(examples), config.global_batch)
+    examples, held = examples_of(config, inputs, job, chat)
+    total = total_steps(len(examples), config.global_batch, config.epochs, config.max_steps)
     with job.busy("loading the model"):
         module = load_reward_model(base.payload, numerics, config.lora, config.seed, pad_token_id=chat.pad_id)
     init_head(module.model.score, config.seed)
@@ -96,7 +96,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {**counts, "loss": state["last"]["loss"], **{f"held_out_{name}": value for name, value in report.items()}}
 
 
-def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Sequence[Example], Sequence[Example]]:
+def examples_of(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Sequence[Example], Sequence[Example]]:
     """(pairs to train on, pairs held out), each with the facts of its row.
 
     Raises:
@@ -112,44 +112,18 @@ def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Se
             f"margin_weight is {config.loss.margin_weight}, but none of {len(rows)} pairs has scores: use preferences with scores, or "
             "remove margin_weight"
         )
-    sides: dict[bool, list[int]] = {True: [], False: []}
-    for place, fact in enumerate(facts):
-        sides[fact["held"]].append(place)
-    if not sides[False]:
-        raise StageError(f"all {len(rows)} pairs are held out: lower holdout ({config.holdout}) or add pairs")
-    report_rows(len(given), len(rows), every, config, job, "pairs", trained=len(sides[False]))
-    report_held_out(given, len(rows), len(sides[True]), config, job)
-    trained, held = (Mapped(sides[side], lambda place: (facts[place], units[place])) for side in (False, True))
+    trained, held = (Mapped(side, lambda place: (facts[place], units[place])) for side in split(facts, config.holdout, config.seed))
+    report_rows(given, len(trained), len(held), every, config, job, "pairs")
     return trained, held
-
-
-def report_held_out(given: Sequence[Row], kept: int, held: int, config: RewardModel, job: Job) -> None:
-    """Note in the record that held-out pairs were dropped, or that there are none.
-
-    Raises:
-        StageError: too many were dropped.
-    """
-    if kept < len(given):
-        every = sum(is_held_out(row["list"], config.holdout, config.seed) for row in given)
-        what = f"held-out pairs were dropped (longer than max_length {config.max_length}, or no trained token)"
-        report_drops(every - held, every, what, "raise max_length", config, job)
-    if config.holdout and not held:
-        job.note(f"holdout {config.holdout} holds out none of {kept} pairs, so that accuracy is not measured: add pairs, or raise holdout")
 
 
 def facts_of(row: Row, held: bool) -> Row:
     """The part of a row to keep in memory: what training needs and, for held-out rows, what the report needs; texts are hashed."""
-    facts = {"held": held} | {name: row[name] for name in ("list", "strength", "margin")}
+    facts = {name: row[name] for name in ("list", "strength", "margin")}
     if not held:
         return facts
     texts = {side: hashlib.sha256(row[side].encode()).hexdigest() for side in ("chosen", "rejected")}
     return facts | {name: row[name] for name in ("id", "source")} | texts
-
-
-def is_held_out(row_id: str, share: float, seed: int) -> bool:
-    """Depends only on the preference's id, so that added data moves no row between splits, and all pairs of a list stay together."""
-    number = int(hashlib.sha256(f"{seed}/{row_id}".encode()).hexdigest()[:12], 16)
-    return number / 16**12 < share
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """Supervised fine-tuning: base policy + conversations → policy.
 
 The loss is -log π over the trained tokens (by default the assistant's, including end-of-turn tokens), divided by their count in the
-global batch (`mean`), or by the configured number of sequences (`sum`). Not implemented: per-token weights, NEFTune.
+global batch (`mean`), or by the configured number of sequences (`sum`). The loss of held-out
+rows is always per token. Not implemented: per-token weights, NEFTune.
 
 curve   loss and entropy in nats per trained token; tokens, trained tokens and samples of the step; `packing`, the filled share of the
         forward passes' capacity (packed: of the token budget; padded: of rows times width)
@@ -11,20 +12,24 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sft
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Conversations
-from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
+from pedigree.data.records.sequences import Mapped
+from pedigree.stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch, total_steps
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.training.checkpoints import Checkpoints
-from pedigree.stages.training.feed import GlobalBatch
+from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch
+from pedigree.stages.training.held_out import HeldOut
 from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, Trainer
-from pedigree.stages.training.training_rows import Row, fitting, gather, report_rows
+from pedigree.stages.training.training_rows import Row, fitting, gather, report_rows, split
 
 
 def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -34,17 +39,19 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
         given = gather(inputs["data"].values())
     refuse_without_marks(given, config)
     every = units_of(given, Conversations(config.train_on), chat, job, base, inputs["data"].values())
-    rows, units = fitting(given, every, config.max_length, job, config.too_long)
-    report_rows(len(given), len(rows), every, config, job)
+    rows, kept = fitting(given, every, config.max_length, job, config.too_long)
+    units, held = (Mapped(side, kept.__getitem__) for side in split(rows, config.holdout, config.seed))
+    report_rows(given, len(units), len(held), every, config, job)
     epoch = steps_per_epoch(len(units), config.global_batch)
-    total = config.epochs * epoch
+    total = total_steps(len(units), config.global_batch, config.epochs, config.max_steps)
     with job.busy("loading the model"):
         module = load_policy(base, numerics, config.lora, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
     probe(trainer.module, numerics, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "tokens": 0}
-    last = float("nan")
+    held_out, held_tokens = HeldOut(GlobalBatch(held), config, total), sum(doc.num_trained for unit in held for doc in unit)
+    last, measured = float("nan"), {}
 
     def batch_of(step: int) -> list[Unit]:
         return [units[i] for i in step_rows(step, len(units), config.global_batch, config.shuffled_by)]
@@ -58,10 +65,9 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
             denominator = num_tokens if config.loss_reduction == "mean" else config.global_batch
             capacity, sums = 0.0, MetricSums()
             for micro_batch in feed.micro_batches():
-                logps_N, entropy_N = trainer.module(micro_batch.batch, entropy=True)
-                loss = -logps_N.sum() * micro_batch.weight
-                trainer.backward(loss / denominator)
-                sums.add({"loss": loss, "entropy": entropy_N.sum() * micro_batch.weight})
+                found = loss_and_entropy(trainer, micro_batch)
+                trainer.backward(found["loss"] * micro_batch.weight / denominator)
+                sums.add(found, micro_batch.weight)
                 capacity += capacity_of(micro_batch.batch, numerics)
             stats = trainer.step()
             found = trainer.totals({**sums.sums(), "capacity": capacity}, {"grad_norm": stats.grad_norm})
@@ -70,6 +76,8 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
             trainer.refuse_not_finite(step + 1, last, found["grad_norm"])
             length = sum(len(doc) for unit in batch for doc in unit)
             speed = length / (time.monotonic() - started)
+            sums_of_held = held_out.measure(step + 1, trainer, chat.pad_id, job, lambda one: loss_and_entropy(trainer, one))
+            measured = {f"held_out_{name}": value / held_tokens for name, value in sums_of_held.items()}
             job.log(
                 step + 1,
                 loss=last,
@@ -82,6 +90,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
                 trained_tokens=num_tokens,
                 packing=length / found["capacity"],
                 tokens_per_second=speed,
+                **measured,
             )
             job.progress(step + 1, total, loss=last, tokens_per_second=speed)
             state = {"step": step + 1, "tokens": state["tokens"] + num_tokens}
@@ -91,7 +100,14 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("writing the model"):
         trainer.export(job.out / "payload", chat)
     trainer.close()
-    return {"rows": len(rows), "steps": total, "trained_tokens": state["tokens"], "loss": last}
+    counts = {"rows": len(units), **({"held_out_rows": len(held)} if config.holdout else {}), "steps": total}
+    return {**counts, "trained_tokens": state["tokens"], "loss": last, **measured}
+
+
+def loss_and_entropy(trainer: Trainer, micro_batch: PreparedMicroBatch) -> dict[str, Tensor]:
+    """Their sums over the trained tokens of a micro-batch."""
+    logps_N, entropy_N = trainer.module(micro_batch.batch, entropy=True)
+    return {"loss": -logps_N.sum(), "entropy": entropy_N.sum()}
 
 
 def refuse_without_marks(rows: Sequence[Row], config: Sft) -> None:

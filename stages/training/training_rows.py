@@ -3,6 +3,7 @@
 Rows are sequences that recompute their items on each access; a stage keeps only the few facts of a row that it needs besides its tokens.
 """
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,28 @@ Row = dict[str, Any]
 def gather(artifacts: Iterable[Artifact]) -> Sequence[Row]:
     """All rows of several datasets, in recipe order; read from disk on demand."""
     return chained([records.opened(artifact) for artifact in artifacts])
+
+
+def split(rows: Sequence[Row], share: float, seed: int) -> tuple[Sequence[int], Sequence[int]]:
+    """(places of rows to train on, places of rows held out); all pairs of a list stay together. Without a share, no row is read.
+
+    Raises:
+        StageError: all rows are held out.
+    """
+    if not share:
+        return range(len(rows)), ()
+    sides: dict[bool, list[int]] = {True: [], False: []}
+    for place, row in enumerate(rows):
+        sides[is_held_out(row["list"] if "list" in row else row["id"], share, seed)].append(place)
+    if not sides[False]:
+        raise StageError(f"all {len(rows)} rows are held out: lower holdout ({share}) or add rows")
+    return sides[False], sides[True]
+
+
+def is_held_out(row_id: str, share: float, seed: int) -> bool:
+    """Depends only on the row's id, so that added data moves no row between splits."""
+    number = int(hashlib.sha256(f"{seed}/{row_id}".encode()).hexdigest()[:12], 16)
+    return number / 16**12 < share
 
 
 def pairs(rows: Sequence[Row], lists: Lists) -> Sequence[Row]:
@@ -153,15 +176,15 @@ def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_lo
 
 
 def report_rows(
-    given: int,
-    kept: int,
+    given: Sequence[Row],
+    trained: int,
+    held: int,
     every: Units,
     config: Training | ReferenceLogprobs,
     job: Job,
     what: str = "rows",
-    trained: int | None = None,
 ) -> None:
-    """Note in the record that rows were dropped, or that a global batch exceeds those that are trained on (by default all kept ones).
+    """Note in the record that rows were dropped, also of those held out, that none are held out, or that a global batch exceeds the others.
 
     Raises:
         StageError: too many were dropped.
@@ -169,10 +192,17 @@ def report_rows(
     remedy = f"raise max_length (99 % have at most {math.ceil(np.quantile(every.lengths_RD.max(axis=1), 0.99))} tokens)"
     if config.too_long == "drop":
         remedy += ", set `too_long: truncate`"
-    said = f"{what} were dropped (longer than max_length {config.max_length}, or no trained token)"
-    report_drops(given - kept, given, said, remedy, config, job)
-    trained = kept if trained is None else trained
-    if isinstance(config, Training) and trained < config.global_batch:
+    dropped, why = len(given) - trained - held, f"were dropped (longer than max_length {config.max_length}, or no trained token)"
+    report_drops(dropped, len(given), f"{what} {why}", remedy, config, job)
+    if not isinstance(config, Training):
+        return
+    share = getattr(config, "holdout", 0.0)
+    if share and dropped:
+        all_held = sum(is_held_out(row["list"] if "list" in row else row["id"], share, config.seed) for row in given)
+        report_drops(all_held - held, all_held, f"held-out {what} {why}", remedy, config, job)
+    if share and not held:
+        job.note(f"holdout {share} holds out none of {trained} {what}, so that nothing is measured on them: add {what}, or raise it")
+    if trained < config.global_batch:
         job.note(f"global_batch {config.global_batch} exceeds the {trained} {what}, so that an epoch is one step: lower it")
 
 

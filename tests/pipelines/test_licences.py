@@ -160,6 +160,7 @@ def test_licences_travel_in_the_records_and_the_card_says_what_all_of_them_ask(t
     ]
     text = (folder / "README.md").read_text()
     head = yaml.safe_load(text.split("---\n")[1])
+    assert head["base_model"] == "lab/model" and head["base_model_relation"] == "finetune" and head["datasets"] == ["lab/rows"]
     assert head["license"] == "other" and head["license_name"] == "cc-by-nc-4.0 AND llama3.1 AND unknown"
     assert "not legal advice" in text and "no commercial use (lab/rows)" in text and "Built with Llama" in text
     assert "the conditions of unknown or unlisted licenses: sayings" in text

@@ -215,7 +215,7 @@ def test_the_card_names_data_and_scores(demo):
     pedigree = read_pedigree(demo.artifact("demo/sft"))
     text = card(pedigree, "demo/sft", evaluations_of(demo, pedigree.record.content))
     metadata = yaml.safe_load(text.split("---\n")[1])
-    assert metadata["base_model_relation"] == "finetune" and metadata["datasets"] == ["alpaca-en-demo"]
+    assert not metadata.keys() & {"base_model", "base_model_relation", "datasets"}  # neither is a repository of the hub
     (index,) = metadata["model-index"]
     assert index["results"][0] == {
         "task": {"type": "text-generation"},
@@ -227,7 +227,9 @@ def test_the_card_names_data_and_scores(demo):
 
 def test_what_a_model_is_measured_on_is_no_data_set_of_it(demo):
     record = read_pedigree(demo.artifact("demo/conversations_raw")).record
-    assert datasets_of([record]) == ["alpaca-en-demo"]
+    (source,) = [one for one in record.config["sources"] if one["type"] == "packaged"]
+    record = record.model_copy(update={"config": {**record.config, "sources": [{**source, "type": "hub", "repo": "lab/rows"}]}})
+    assert datasets_of([record]) == ["lab/rows"]
     assert datasets_of([record.model_copy(update={"type": "item"})]) == []
 
 

@@ -27,6 +27,7 @@ from pedigree.stages.sampling import answer_log
 from pedigree.stages.training.feed import feed
 from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.reference import content_key, online
+from pedigree.stages.training.training_rows import is_held_out
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +156,20 @@ def test_cached_and_online_references_train_alike(tmp_path, policy, other, pairs
     assert online["steps"] == 2 and abs(online["first_loss"] - math.log(2)) > 1e-3
     for name in ("loss", "grad_norm", "chosen_ratio", "rejected_ratio", "chosen_logp", "chosen_length", "margin", "accuracy"):
         assert [row[name] for row in cached_curve] == pytest.approx([row[name] for row in curve], rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.parametrize("loss", [{"type": "dpo"}, {"type": "simpo"}], ids=["referenced", "reference-free"])
+def test_held_out_pairs_are_measured_as_training_would_measure_them(tmp_path, policy, other, loss):
+    """Where nothing is learned, the held-out means are those of a run that trains on exactly these pairs."""
+    every, reference = certain(16), None if loss["type"] == "simpo" else other
+    held = [row for row in every if is_held_out(row["id"], 0.4, 0)]
+    data = {name: models.dataset(tmp_path / name, "preference", rows) for name, rows in (("every", every), ("held", held))}
+    nothing = {"optimizer": {"learning_rate": 1e-12}, "global_batch": 16}
+    metrics, curve = run(tmp_path / "1", data["every"], policy, loss, reference=reference, holdout=0.4, **nothing)
+    alone, _ = run(tmp_path / "2", data["held"], policy, loss, reference=reference, **nothing)
+    assert 0 < len(held) == metrics["held_out_pairs"] == 16 - metrics["pairs"] and curve[-1]["held_out_loss"] == metrics["held_out_loss"]
+    for name in ("loss", "accuracy", "margin", "chosen_logp", "rejected_entropy"):
+        assert metrics[f"held_out_{name}"] == pytest.approx(alone[name], rel=1e-4, abs=1e-5), name
 
 
 def test_every_answer_is_cached_once_under_the_content_of_its_tokens(tmp_path, policy):

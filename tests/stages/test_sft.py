@@ -12,6 +12,7 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Conversations
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.sft import run as sft
+from pedigree.stages.training.training_rows import is_held_out
 
 SFT = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
 
@@ -147,3 +148,39 @@ def test_rows_are_trained_in_the_order_of_the_data_where_the_recipe_says_so(tmp_
     steps = [sum(lengths[start : start + 3]) for start in (0, 3, 6)]
     assert tokens["given"] == steps * 2 and len(set(steps)) == 3
     assert tokens["shuffled"][:3] != steps and tokens["shuffled"][:3] != tokens["shuffled"][3:]
+
+
+def test_held_out_rows_are_measured_and_not_trained_on(tmp_path, policy):
+    """Of 12 rows, training sees those that the hash keeps, and the held-out loss before any learning is the others' mean."""
+    rows = models.arithmetic(12)
+    held = [row for row in rows if is_held_out(row["id"], 0.4, 0)]
+    assert 0 < len(held) < len(rows)
+    kept = [row for row in rows if row not in held]
+    optimizer = {"learning_rate": 1e-12}
+    metrics, job = train(tmp_path / "held", policy, rows, holdout=0.4, epochs=2, measure_every=2, optimizer=optimizer)
+    alone, _ = train(tmp_path / "alone", policy, held, global_batch=len(held), optimizer=optimizer)
+    curve = models.curve(job)
+    measured = [row["step"] for row in curve if "held_out_loss" in row]
+    assert measured == [*range(2, len(curve) + 1, 2)] + [len(curve)] * (len(curve) % 2)
+    assert metrics["rows"] == len(kept) and metrics["held_out_rows"] == len(held)
+    assert metrics["held_out_loss"] == curve[-1]["held_out_loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert sum(row["samples"] for row in curve) == 2 * len(kept)
+
+
+def test_measuring_changes_no_bit_of_the_model(tmp_path, policy):
+    """The rows held out are the same, so the weights must be, however often they are measured."""
+    weights = []
+    for every in (1, None):
+        _, job = train(tmp_path / str(every), policy, models.arithmetic(12), holdout=0.4, measure_every=every)
+        weights.append((job.out / "payload/model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_max_steps_ends_training_and_the_schedule(tmp_path, policy):
+    """6 rows by 4 over 2 epochs are 4 steps; 3 are made, and the linear schedule is that of 3 steps."""
+    optimizer = {"learning_rate": 1e-3, "schedule": "linear"}
+    metrics, job = train(tmp_path / "bounded", policy, models.arithmetic(6), epochs=2, max_steps=3, optimizer=optimizer)
+    assert metrics["steps"] == 3 and [row["samples"] for row in models.curve(job)] == [4, 2, 4]
+    assert [row["learning_rate"] for row in models.curve(job)] == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3])
+    metrics, _ = train(tmp_path / "unbounded", policy, models.arithmetic(6), epochs=2, max_steps=99, optimizer=optimizer)
+    assert metrics["steps"] == 4
