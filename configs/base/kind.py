@@ -84,6 +84,13 @@ class Kind:
     removes_overlaps: bool = False
     """Leaves out rows that overlap with benchmark items, and lists them in `evidence/manifest.jsonl`."""
 
+    # code
+    verified: frozenset[str] = frozenset()
+    """Ports whose rows name the verifiers that score answers in this stage. A changed verifier makes the stage stale."""
+    decided_by: Callable[[Any], Sequence[str]] = lambda config: ()
+    """Files and folders of Pedigree (`data/filters`) whose code decides what it drops or how it scores. A change in them makes the stage
+    stale. For an added kind of data, judging or measuring, its own files count."""
+
     # plans
     work: Callable[[PlannedStage], Amounts] = rows_written
     """Rows, tokens and steps of a whole stage."""

@@ -65,6 +65,8 @@ class Cut:
         self.changes: list[Reduced] = []
 
     def get(self, place: str) -> Any:
+        if place not in self.full and place in type(self.config).model_fields:  # left out of dumps at its default
+            return getattr(self.config, place)
         value: Any = self.full
         for part in place.split("."):
             value = value[int(part)] if isinstance(value, list) else value.get(part) if isinstance(value, dict) else None

@@ -15,6 +15,8 @@ from pedigree.configs.base.frozen import Dtype
 How = Literal["counted", "estimated", "at most"]
 WEAKEST: tuple[How, ...] = ("at most", "estimated", "counted")
 """What a product is, where one of its factors is."""
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes for which vLLM has attention on a CPU."""
 MAX_RUNNING = 256
 """Requests that vLLM runs at the same time."""
 PROMPT_TOKENS = 256
@@ -41,6 +43,16 @@ class Amount:
 
     def at_most(self, bound: float) -> "Amount":
         return self if self.value <= bound else Amount(bound, self.how)
+
+
+def unservable(heads: int, head_dim: int, device: str, ranks: int) -> str | None:
+    """Why vLLM cannot serve a model of this shape on so many ranks, or None."""
+    if heads % ranks:
+        return f"tensor_parallel {ranks} does not divide the model's {heads} attention heads: use one of its divisors"
+    if device == "cpu" and head_dim not in CPU_HEAD_DIMS:
+        sizes = ", ".join(map(str, CPU_HEAD_DIMS))
+        return f"the model's head size is {head_dim}, but vLLM on a CPU serves {sizes}: use a model with one of these, or a GPU"
+    return None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class Window(Frozen):
     count: int = Field(ge=1)
     """Prompts per window."""
     index: int = Field(default=0, ge=0)
-    """Number of the window, from 0."""
+    """Number of the window, from 0: in a group of rounds, `$round-1` begins with the first prompts, and `$round` leaves them unused."""
 
 
 class OnPolicy(Frozen):

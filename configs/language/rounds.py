@@ -122,12 +122,13 @@ def unroll(document: YamlDocument, name: str, body: dict[str, Any], problems: li
 
 
 def _numbered(value: Any, index: int) -> Any:
-    """A copy with `$round` replaced by the round number."""
+    """A copy with `$round` replaced by the round number, and `$round-1` by the one before."""
     if isinstance(value, dict):
         return {key: _numbered(inner, index) for key, inner in value.items()}
     if isinstance(value, list):
         return [_numbered(inner, index) for inner in value]
-    return index if value == "$round" else value
+    found = ROUND.fullmatch(value) if isinstance(value, str) and value.startswith("$") else None
+    return index - int(found["back"] or 0) if found else value
 
 
 def _renamed(value: Any, now: Round) -> Any:

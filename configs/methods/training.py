@@ -53,6 +53,10 @@ TooLong = Literal["drop", "truncate"]
 and therefore Tülu 3 and OLMo 2, truncate."""
 
 
+REPORTED_SHARE, REFUSED_SHARE = 0.01, 0.5
+"""Shares of dropped rows from which on a stage reports them, and by default fails."""
+
+
 class Training(Frozen):
     """Fields common to all trained models. The optimizer keeps weights in fp32 whatever the compute dtype."""
 
@@ -68,6 +72,9 @@ class Training(Frozen):
     """Maximum sequence length in tokens, including the prompt."""
     too_long: TooLong = "drop"
     """Handling of longer rows."""
+    refuse_dropped: float = added(REFUSED_SHARE, gt=0, le=1)
+    """Share of dropped rows (too long, or without a trained token) at which the stage fails before it trains; 1 accepts any. From 1 % on,
+    the terminal, `plan`, the report and the record state it."""
     dtype: Dtype = "bf16"
     """Compute dtype of the forward and backward passes."""
     optimizer: Optimizer
@@ -205,6 +212,8 @@ class ReferenceLogprobs(Frozen):
     """Maximum sequence length in tokens, including the prompt."""
     too_long: TooLong = "drop"
     """Handling of longer answers; must match the training."""
+    refuse_dropped: float = added(REFUSED_SHARE, gt=0, le=1)
+    """Share of dropped answers at which the stage fails; 1 accepts any."""
     dtype: Dtype = "bf16"
     """Compute dtype; must match the training, so that rounding is the same."""
 
@@ -254,6 +263,8 @@ class Rlvr(Frozen):
     """Mapping from verifier scores to rewards."""
     max_prompt_length: int = Field(ge=1)
     """Maximum prompt length in tokens; longer prompts are dropped and counted."""
+    refuse_dropped: float = added(REFUSED_SHARE, gt=0, le=1)
+    """Share of dropped prompts (too long, or without a verifier) at which the stage fails before the first step; 1 accepts any."""
     max_logprob_gap: float = Field(default=0.1, gt=0)
     """Bound for the consistency check after each weight sync: mean |log-prob(sampler) - log-prob(trainer)| per token."""
     dtype: Dtype = "bf16"
@@ -314,6 +325,8 @@ def shrink_training(cut: Cut) -> None:
     """Small batches, few epochs."""
     cut.set("global_batch", even(min(cut.get("global_batch"), REHEARSED_BATCH)), "batches")
     cut.most("epochs", REHEARSED_EPOCHS, "batches")
+    if cut.get("too_long") == "drop":
+        cut.set("refuse_dropped", 1.0, "thresholds")  # a tiny model's tokens are more
     if cut.get("measure_every"):
         cut.set("measure_every", 1, "batches")
     cut.learning_rate("optimizer.learning_rate")

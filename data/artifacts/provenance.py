@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -178,20 +178,29 @@ def _parsed(path: Path, modified: int, root: Path) -> tuple[str, tuple[str, ...]
 def _parsed_text(text: str) -> tuple[str, tuple[str, ...]]:
     """(hash of a text's syntax tree without docstrings, all imported names). Cached by text, because snapshots repeat most of it."""
     try:
-        with uncollected():  # other threads may be parsing, e.g. Prefect's imports
-            tree = ast.parse(text)
+        tree = syntax_tree(text)
     except SyntaxError:  # being written
         return hashlib.sha256(text.encode()).hexdigest(), ()
-    imports: list[str] = []
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(imported(tree))
+
+
+def syntax_tree(text: str) -> ast.Module:
+    """The syntax tree of a module without docstrings. Raises SyntaxError."""
+    with uncollected():  # other threads may be parsing, e.g. Prefect's imports
+        tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.body = [part for part in node.body if not _is_text(part)]
+    return tree
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """All names that a module imports; `from a import b` gives `a` and `a.b`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            imports += [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            node.body = [part for part in node.body if not _is_text(part)]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(imports)
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
 
 def _is_text(node: ast.stmt) -> bool:

@@ -144,6 +144,9 @@ class Run(Frozen):
     fingerprint: Fingerprint = Fingerprint()
     environment: Environment = Environment()
     hardware: Hardware = Hardware()
+    decided_by: dict[Line, Line] | None = None
+    """Code that decided what the stage kept or how it scored → its version, or its hash after an edit (`pipelines/ledger/deciding.py`);
+    None in records of earlier versions."""
 
     @field_validator("placement")
     @classmethod

@@ -59,6 +59,8 @@ def _print_stages(context: RunContext, recipe: str, plan: RunPlan) -> None:
             print_table(header, rows)
     echo()
     if not plan.to_run:
+        for note in notes(plan.stages):
+            echo(note)
         echo(all_done(len(plan.stages), sum(row.state == "in the remote" for row in plan.stages), recipe))
         return
     unknown = plan.disk.stages_of_unknown_size
@@ -181,6 +183,7 @@ def notes(rows: Collection[PlannedStage]) -> list[str]:
     """Return notes on stages with unknown model shapes, and on request chunks that fit only if prompts are short."""
     found = []
     for row in rows:
+        found += [f"{row.shown}: {warning}" for warning in row.warnings]
         if row.state in JOBLESS:
             continue
         if row.estimate.unknown:

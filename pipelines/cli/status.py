@@ -126,8 +126,8 @@ def print_status(recipe: str, status: RecipeStatus) -> None:
     for stage in drifted:
         echo(f"\n{stage.shown}: code changed since it was built: {', '.join(stage.changed_code)}")
     if drifted:
-        echo("\nA code change alone does not make a stage stale. If results would change, raise the stage's `version` in")
-        echo(f"its kind.py, or re-run with {command('run', recipe, '--on-code-change', 'rerun')}.")
+        echo("\nCode makes a stage stale only if it decides what rows are kept or how answers are scored. If other code would change")
+        echo(f"results, raise the stage's `version` in its kind.py, or re-run with {command('run', recipe, '--on-code-change', 'rerun')}.")
     if status.uncommitted:
         echo(f"\nNot committed to git: {', '.join(status.uncommitted)}.")
         echo(f"{command('run', recipe, '--commit')} commits them, with ids and scores in the message.")

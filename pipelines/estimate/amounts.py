@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -31,6 +31,8 @@ class Planned:
     project: Project
     graph: Graph
     node: Node
+    due: Collection[str] = ()
+    """Addresses of stages whose artifacts will be replaced, so that nothing is read from them."""
 
     @property
     def config(self) -> Any:
@@ -40,12 +42,12 @@ class Planned:
     def inputs(self) -> Mapping[str, Mapping[str, PlannedStage]]:
         found: dict[str, dict[str, PlannedStage]] = {}
         for edge in self.node.edges:
-            found.setdefault(edge.port, {})[edge.label] = Planned(self.project, self.graph, self.graph.nodes[edge.source])
+            found.setdefault(edge.port, {})[edge.label] = Planned(self.project, self.graph, self.graph.nodes[edge.source], self.due)
         return found
 
     @property
     def rows(self) -> Amount | None:
-        artifact = opened(self.project, self.node)
+        artifact = None if self.node.address in self.due else opened(self.project, self.node)
         counted = count_of(artifact.record.metrics) if artifact else None
         return self.node.declaration.rows(self) if counted is None else Amount(counted, "counted")
 
@@ -110,6 +112,24 @@ def _tokens_in(path: Path, modified: int) -> float | None:
     with open_plain(path) as stream:
         found = [tokens_of(row) for row in islice(rows_in(stream, path.name), LOOKED_AT)]
     return sum(found) / len(found) if found else None
+
+
+def longer_share(artifacts: Iterable[Artifact], limit: int) -> float:
+    """Share of rows of which a document, a prompt with one of its answers, has more tokens than `limit`; estimated from the first ones."""
+    longer = rows = 0.0
+    for artifact in artifacts:
+        names, there = row_files(entry.path for entry in artifact.record.files), count_of(artifact.record.metrics)
+        if not names or not there:
+            continue
+        with open_plain(artifact.payload / names[0]) as stream:
+            looked = [_longest(row) > limit for row in islice(rows_in(stream, names[0]), LOOKED_AT)]
+        longer, rows = longer + there * sum(looked) / len(looked), rows + there
+    return longer / rows if rows else 0.0
+
+
+def _longest(row: Mapping[str, Any]) -> float:
+    answers = row.get("answers") or ()
+    return max(tokens_of({**row, "answers": [answer]}) for answer in answers) if answers else tokens_of(row)
 
 
 def tokens_of(row: Mapping[str, Any]) -> float:

@@ -12,7 +12,6 @@ from pedigree.configs.base.shrink import Reduced
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph
-from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.store.hashing import LONG_BYTES
 from pedigree.pipelines.jobs.events import Moving, Notice, StageBusy, Watch, unwatched
 from pedigree.pipelines.jobs.launcher import LocalLauncher
@@ -59,8 +58,6 @@ class RunContext:
     """How to resume unfinished work whose code has changed: `keep` uses the original code, `take` the current code (the record is marked),
     `rerun` starts over. `rerun` also reruns finished stages.
     """
-    code_root: Path = CODE_ROOT
-    """Folder of the packages that jobs get a snapshot of; a project may use the code of another clone."""
     changes: tuple[Reduced, ...] = ()
     """Of a rehearsal: every difference from the real recipe and profile."""
     require_checkpoint: frozenset[str] = frozenset()
@@ -70,6 +67,15 @@ class RunContext:
 
     def __post_init__(self) -> None:
         self.ledger.noticed = lambda text, urgent: self.watch(Notice(text, urgent))
+
+    @property
+    def code_root(self) -> Path:
+        """Folder of the packages that jobs get a snapshot of; a project may use the code of another clone."""
+        return self.ledger.code_root
+
+    @code_root.setter
+    def code_root(self, value: Path) -> None:
+        self.ledger.code_root = value
 
     @property
     def title(self) -> str:

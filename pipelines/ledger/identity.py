@@ -60,11 +60,12 @@ class Identities:
             record, wanted = self._record(node.address), self.need(node, beat).key
             if record.key != wanted:
                 raise InputReplaced(node.address, record.key, wanted)
+            changed = self.ledger.changed_code(node)
         except InputReplaced as error:
             return [str(error)], False
         except ArtifactError as error:
             return [f"cannot determine its inputs: {error}"], False
-        return [], remote
+        return changed, remote and not changed
 
     def need(self, node: Node, beat: Beat = silent) -> StageInputs:
         """Compute the identity of a stage. `beat` reports the hashing of large project files.

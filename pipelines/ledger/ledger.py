@@ -19,18 +19,23 @@ from pedigree.data.artifacts.artifacts import (
     Artifact,
     ArtifactError,
     Record,
+    Run,
     content_hash,
     entries_of,
     open_artifact,
     parse_record,
+    parse_run,
     read_json,
+    read_run,
     survey,
     write_json,
 )
+from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.hashing import Beat, Hashed, silent
-from pedigree.data.store.untrusted import RECORD_BYTES, RUN_BYTES, LockEntry, LockOut, parse_entry
+from pedigree.data.store.untrusted import RECORD_BYTES, RUN_BYTES, LockEntry, LockOut, parse_entry, parse_json
 from pedigree.pipelines.ledger.cache import Cache, Output, remove
+from pedigree.pipelines.ledger.deciding import changes, has_deciding_code
 from pedigree.pipelines.ledger.equal import Equal, Equals
 from pedigree.pipelines.ledger.lock_files import Entry, LockFiles
 from pedigree.pipelines.ledger.remote import Remote
@@ -61,6 +66,8 @@ class Ledger:
         """Messages to show after the run, each once: an unreachable remote, lost objects."""
         self.noticed: Callable[[str, bool], None] = lambda text, urgent: None
         """Called with each message, and whether to show it during the run."""
+        self.code_root = CODE_ROOT
+        """Folder of the code that jobs get a snapshot of."""
         self._mutex = threading.Lock()
 
     def close(self) -> None:
@@ -126,6 +133,27 @@ class Ledger:
         return parse_record(found, f"record.json of {address}")
 
     @dvc_errors()
+    def changed_code(self, node: Node) -> list[str]:
+        """Code that decides the stage's result and has changed since its artifact was made, in place or else in `dvc.lock`, as one reason.
+
+        Raises:
+            ArtifactError: its `run.json` is missing or damaged.
+            RemoteError: it is not here, and the remote does not provide it.
+        """
+        if not has_deciding_code(node):
+            return []
+        path, entry = self.project.artifact(node.address) / "run.json", self.locks.entry(node.address)
+        if path.exists():
+            return self._changed_since(node, read_run(path))
+        found = self.remote.read(entry.objects["run.json"], RUN_BYTES) if entry and "run.json" in entry.objects else None
+        if found is None:
+            raise ArtifactError(f"neither {path} nor a copy of it exists")
+        return self._changed_since(node, parse_run(parse_json(found, "run.json", RUN_BYTES), f"run.json of {node.address}"))
+
+    def _changed_since(self, node: Node, run: Run) -> list[str]:
+        return changes(node, run, [(edge.port, self.project.artifact(edge.source)) for edge in node.edges], self.code_root)
+
+    @dvc_errors()
     def is_cached(self, node: Node, beat: Beat = silent) -> bool:
         """Whether this machine's cache has an output for the stage in its current state (unverified; `restore` verifies it).
 
@@ -135,7 +163,8 @@ class Ledger:
             asked = self._asked(node, self.dependencies(node, beat))
         except LedgerError:
             return False
-        return any(self.cache.holds(self._outs(node, found).values()) for found in self._candidates(node, asked, fetch=False))
+        found = self._candidates(node, asked, fetch=False)
+        return any(self.cache.holds(self._outs(node, one).values()) and not self._is_of_other_code(node, one) for one in found)
 
     @dvc_errors()
     def restore(self, node: Node, key: str, progress: TransferProgress = NO_PROGRESS, check: Check = unchecked) -> bool:
@@ -147,7 +176,9 @@ class Ledger:
         asked = self._asked(node, self.dependencies(node, progress.hashed))
         for candidate in self._candidates(node, asked, fetch=True):
             outs = self._outs(node, candidate)
-            if self._has_other_key(candidate, key) or not self._fetch(node, candidate, progress.fetched):
+            if self._has_other_key(candidate, key) or self._is_of_other_code(node, candidate):
+                continue
+            if not self._fetch(node, candidate, progress.fetched):
                 continue
             check()
             try:
@@ -173,7 +204,7 @@ class Ledger:
             artifact = open_artifact(self.project.artifact(node.address))
         except ArtifactError:
             return False
-        if artifact.record.key != key or not is_complete(artifact):
+        if artifact.record.key != key or not is_complete(artifact) or self.changed_code(node):
             return False
         seen = survey(artifact.payload, md5=True, beat=beat)
         if content_hash(entries_of(seen)) != artifact.record.content:
@@ -372,6 +403,16 @@ class Ledger:
         try:
             data = self.remote.read(entry.objects["record.json"], RECORD_BYTES)
             return data is not None and parse_record(data, "record.json").key != key
+        except (LedgerError, ArtifactError):
+            return False
+
+    def _is_of_other_code(self, node: Node, entry: LockEntry) -> bool:
+        """Whether the code that decided an entry's result has changed; False if its `run.json` is unreadable."""
+        if not has_deciding_code(node):
+            return False
+        try:
+            data = self.remote.read(entry.objects["run.json"], RUN_BYTES)
+            return data is not None and bool(self._changed_since(node, parse_run(parse_json(data, "run.json", RUN_BYTES), "run.json")))
         except (LedgerError, ArtifactError):
             return False
 

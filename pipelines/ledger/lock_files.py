@@ -99,7 +99,7 @@ class LockFiles:
                 try:
                     found = parse_lock(read_lock(path), path.relative_to(self.project.root).as_posix())
                 except ArtifactError as error:
-                    raise LedgerError(f"{error}: restore it from git, or delete it") from error
+                    raise LedgerError(f"{error}: {_remedy(path.relative_to(self.project.root))}") from error
                 self._read[path] = (state, found)
             return self._read[path][1]
 
@@ -206,9 +206,14 @@ def _sorted(project: Project, texts: dict[Path, str]) -> list[Recorded]:
             outs = [out for entry in parse_lock(text, "it").values() for out in entry.outs]
             found += filter(None, (_output(project, path.parent, out) for out in outs))
         except ArtifactError as error:
-            remedy = "restore it from git, or delete it and `pedigree run` rebuilds it from the cache"
-            raise LedgerError(f"{path.relative_to(project.root)} is damaged ({error}): {remedy}") from error
+            name = path.relative_to(project.root)
+            raise LedgerError(f"{name} is damaged ({error}): {_remedy(name)}") from error
     return sorted(found, key=lambda entry: (entry.address, entry.part))
+
+
+def _remedy(name: Path) -> str:
+    """How to heal a damaged `dvc.lock`, with nothing lost."""
+    return f"restore it from git (`git checkout -- {name}`), or `rm {name}`, and `pedigree run` rebuilds it from what is here"
 
 
 def _output(project: Project, folder: Path, out: LockOut) -> Recorded | None:

@@ -60,6 +60,7 @@ from pedigree.pipelines.jobs.scratch_state import (
 from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.ledger import raw_inputs
 from pedigree.pipelines.ledger.cache import files_of
+from pedigree.pipelines.ledger.deciding import decided_by
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs
 from pedigree.pipelines.ledger.ledger import is_complete
 from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError, TransferProgress
@@ -380,7 +381,7 @@ def _publish(run: RunContext, node: Node, need: StageInputs, alone: StageLeases)
         metrics=done.metrics,
         marks=done.marks,
     )
-    _complete(node, spec, scratch, record)
+    _complete(run.project, node, spec, scratch, record)
     target, aside = run.project.artifact(node.address), _aside(run.project, node.address)
     target.parent.mkdir(parents=True, exist_ok=True)
     sync_tree(out)
@@ -396,7 +397,7 @@ def _publish(run: RunContext, node: Node, need: StageInputs, alone: StageLeases)
         run.ledger.notice(f"{node.address}: {mark}")
 
 
-def _complete(node: Node, spec: JobSpec, scratch: Path, record: Record) -> None:
+def _complete(project: Project, node: Node, spec: JobSpec, scratch: Path, record: Record) -> None:
     """Add evidence, run, lineage and record to the output.
 
     The files are renamed into place: a partial file next to the payload, left by a kill or a full disk, would count as the job's own and
@@ -407,7 +408,7 @@ def _complete(node: Node, spec: JobSpec, scratch: Path, record: Record) -> None:
     write_json(beside / "evidence" / "metrics.json", record.metrics)
     _write_curve(scratch / "curve.jsonl", beside / "evidence" / "curve.csv")
     inputs = [scratch / given.folder for labelled in spec.inputs.values() for given in labelled.values()]
-    write_origin(beside, _run_record(node, spec, scratch, _result(scratch)), inputs)
+    write_origin(beside, _run_record(project, node, spec, scratch), inputs)
     write_json(beside / "record.json", record.model_dump(mode="json"))
     (out / "evidence").mkdir(exist_ok=True)
     for path in sorted(files_of(beside)):
@@ -421,8 +422,9 @@ def _result(scratch: Path) -> Success:
     return done
 
 
-def _run_record(node: Node, spec: JobSpec, scratch: Path, done: Success) -> dict[str, Any]:
+def _run_record(project: Project, node: Node, spec: JobSpec, scratch: Path) -> dict[str, Any]:
     """Contents of `run.json`: code, environment, hardware and numerics as recorded by the job where it ran."""
+    folders = [(port, scratch / given.folder) for port, labelled in spec.inputs.items() for given in labelled.values()]
     return {
         "address": node.address,
         "numerics": spec.numerics.model_dump(mode="json"),
@@ -430,7 +432,8 @@ def _run_record(node: Node, spec: JobSpec, scratch: Path, done: Success) -> dict
         "licences": licences_of(node.config),
         "generators": generators_of(node.config),
         "attempts": all_attempts(scratch),
-        **done.made_by.model_dump(mode="json", exclude_unset=True),
+        **decided_by(node, folders, project.code(spec.code)),
+        **_result(scratch).made_by.model_dump(mode="json", exclude_unset=True),
     }
 
 

@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -13,7 +14,9 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.published import Published
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.pipelines.estimate.amounts import count_of
+from pedigree.configs.methods.training import REPORTED_SHARE
+from pedigree.data.store.untrusted import ArtifactError
+from pedigree.pipelines.estimate.amounts import count_of, longer_share
 from pedigree.pipelines.estimate.estimates import Estimate, Estimates, document_of
 from pedigree.pipelines.estimate.rates import Rates, known
 from pedigree.pipelines.estimate.schedule import TimeLeft, outlook
@@ -21,6 +24,7 @@ from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.json_documents import ONE_WORD, Hidden, Opaque, rounded
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.quantities import counted
+from pedigree.pipelines.run.checks import must_fail
 from pedigree.pipelines.run.plans import Plan, StageSummary, restorable
 
 SETTLED: tuple[str, ...] = ("up to date", "in the remote")
@@ -39,6 +43,9 @@ class PlannedStage(StageSummary):
     """Estimated size of its artifact; 0 if it is up to date, null if unknown."""
     batch: str | None
     """How ranks and passes make up the global batch of a stage that trains."""
+    warnings: tuple[str, ...]
+    """Why it cannot succeed, rows that it would drop for their length, a global batch larger than its data; of a finished stage, the notes
+    in its record."""
     estimate: Annotated[Estimate, Opaque(), PlainSerializer(document_of)]
     """`parameters`, `memory` (if a model is involved, unless `unknown` gives the reason), `amounts` (`rows`, `document_tokens`, `steps`,
     `tokens`: null, or `value` and `how`: `counted`, `estimated`, `at_most`), `time`, `gpus`, `gpu_hours`, `checkpoint_bytes`, `misfit` (the
@@ -205,8 +212,29 @@ def _row(run: RunContext, entry: Plan, stale: Collection[str], cached: Collectio
         state,
         disk_bytes=0 if not entry.reasons else sizes.of(node),
         batch=batch_text(node, numerics, _training_rows(run.project, run.graph, node)) or None,
+        warnings=_warnings(run, node, state, stale, sizes.estimates),
         estimate=sizes.estimates.of(node),
     )
+
+
+def _warnings(run: RunContext, node: Node, state: str, due: Collection[str], estimates: Estimates) -> tuple[str, ...]:
+    if state in JOBLESS:
+        artifact = opened(run.project, node)
+        return artifact.record.marks if artifact else ()
+    found, rows = [*must_fail(run, node, due, estimates)], estimates.of(node).amounts.rows
+    limit = next((name for name in ("max_prompt_length", "max_length") if hasattr(node.config, name)), None)
+    if limit and node.declaration.trains and getattr(node.config, "too_long", "drop") == "drop":
+        given = [opened(run.project, run.graph.nodes[edge.source]) for edge in node.edges if edge.port in node.declaration.trains_on]
+        with suppress(ArtifactError, OSError):
+            share = longer_share(filter(None, given), getattr(node.config, limit))
+            if share >= REPORTED_SHARE:
+                longest = getattr(node.config, limit)
+                fails = ", and the stage will fail" if share >= getattr(node.config, "refuse_dropped", 1) else ""
+                found.append(f"about {share:.0%} of its rows are longer than {limit} {longest} and will be dropped{fails}")
+    plan = node.declaration.training_plan(node.config)
+    if plan and plan.batch_of == "global_batch" and rows and rows.how != "estimated" and rows.value * plan.examples < plan.batch:
+        found.append(f"global_batch {plan.batch} exceeds its {rows.value:.0f} rows, so that an epoch is one step")
+    return tuple(found)
 
 
 def _training_rows(project: Project, graph: Graph, node: Node) -> int | None:

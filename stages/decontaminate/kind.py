@@ -10,6 +10,7 @@ KIND = Kind(
     config=Decontaminate,
     inputs={"data": port("conversation", "prompt", "preference"), "benchmarks": port("item", many=True)},
     output=lambda config, inputs: inputs["data"][0],
+    decided_by=lambda config: ("data/contamination",),
     rows=lambda stage: rows_at(stage, "data"),
     row_tokens=tokens_at("data"),
     shrink=shrink_comparison,

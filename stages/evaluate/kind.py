@@ -57,6 +57,8 @@ KIND = Kind(
     inputs={"policies": port("policy", many=True), "suites": port("item", many=True)},
     output=gives("scores"),
     engine="vllm",
+    verified=frozenset({"suites"}),
+    decided_by=lambda config: ("stages/evaluate/pass_at_k.py", "stages/evaluate/suite_scores.py"),
     problem=evaluate_problem,
     work=work,
     sampling_plan=sampling_plan,

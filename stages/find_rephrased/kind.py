@@ -53,6 +53,7 @@ KIND = Kind(
     },
     output=lambda config, inputs: inputs["data"][0],
     engine="vllm",
+    decided_by=lambda config: ("data/contamination",),
     needs=asking_needs("judge"),
     problem=asking_problem("judge"),
     work=work,

@@ -188,6 +188,11 @@ class Job:
             self.marks.append(mark)
             print(mark, flush=True)
 
+    def note(self, text: str) -> None:
+        """Mark the result with something that its users should know."""
+        self.marks.append(text)
+        print(text, flush=True)
+
     def progress(self, step: int, total: int, **numbers: float) -> None:
         """Report progress. Cheap: at most one write per second."""
         self._doing = ""

@@ -44,6 +44,7 @@ KIND = Kind(
         "relaxed": port("completion", optional=True),
     },
     output=gives("preference"),
+    verified=frozenset({"completions", "relaxed"}),
     ids="kept",
     needs=pair_needs,
     problem=pair_problem,

@@ -31,7 +31,7 @@ from pedigree.stages.training.probe import probe
 from pedigree.stages.training.reference import Cached, Reference, online
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
-from pedigree.stages.training.training_rows import Row, fitting, gather, hashed, pairs, single_answers, split
+from pedigree.stages.training.training_rows import Row, fitting, gather, hashed, pairs, report_rows, single_answers, split
 
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05}
 """Maximum |L_0 - L(policy = reference)| / max(1, L) if policy and reference are the same model; a larger difference means that their
@@ -122,6 +122,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     examples, held = (
         Mapped(side, lambda place: PreferenceExample(units[place], *labels[place])) for side in split(kept, config.holdout, config.seed)
     )
+    report_rows(rows, len(examples), len(held), every, config, job, "answers" if isinstance(config.loss, Kto) else "pairs")
     cached = None
     if given and given.type == "logprobs":
         with job.busy("reading the reference"):

@@ -29,7 +29,7 @@ from pedigree.stages.training.probe import probe
 from pedigree.stages.training.reference import content_key, document_logps
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import TORCH_DTYPES
-from pedigree.stages.training.training_rows import Row, every_answer, fitting, gather
+from pedigree.stages.training.training_rows import Row, every_answer, fitting, gather, report_rows
 
 CHUNK_ROWS = 256
 
@@ -46,6 +46,7 @@ def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
         answers = every_answer(gather(inputs["preferences"].values()))
     every = units_of(answers, SingleAnswers(taken="every_answer"), chat, job, policy, inputs["preferences"].values())
     kept, units = fitting(answers, every, config.max_length, job, config.too_long)
+    report_rows(answers, len(kept), 0, every, config, job, "answers")
     grouped = by_row(kept, units, job.numerics)
     chunks = [grouped[start : start + CHUNK_ROWS] for start in range(0, len(grouped), CHUNK_ROWS)]
 

@@ -40,7 +40,7 @@ from pedigree.stages.training.models import load_reward_model
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, Trainer
-from pedigree.stages.training.training_rows import Row, fitting, gather, is_held_out, pairs, split
+from pedigree.stages.training.training_rows import Row, fitting, gather, is_held_out, pairs, report_rows, split
 
 Example = tuple[Row, Unit]
 """The facts of a pair (see `facts_of`) and its documents."""
@@ -131,6 +131,7 @@ def examples_of(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tu
             "remove margin_weight"
         )
     trained, held = (Mapped(side, lambda place: (facts[place], units[place])) for side in split(facts, config.holdout, config.seed))
+    report_rows(given, len(trained), len(held), every, config, job, "pairs")
     return trained, held
 
 

@@ -21,6 +21,7 @@ def shrink(cut: Cut) -> None:
         cut.most("algorithm.critic.warmup_steps", 1, "batches")
         cut.learning_rate("algorithm.critic.optimizer.learning_rate")
     cut.most("steps", STEPS + warmup, "batches")
+    cut.set("refuse_dropped", 1.0, "thresholds")  # a tiny model's tokens are more
     cut.learning_rate("optimizer.learning_rate")
     prompts = min(config.prompts_per_step, PROMPTS)
     cut.set("prompts_per_step", even(max(config.algorithm.mini_batches, prompts)), "batches")
@@ -73,6 +74,7 @@ KIND = Kind(
     output=gives("policy"),
     engine="deepspeed+vllm",
     trains_on=frozenset({"prompts"}),
+    verified=frozenset({"prompts"}),
     problem=rlvr_problem,
     work=work,
     training_plan=training_plan,

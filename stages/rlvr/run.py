@@ -37,6 +37,7 @@ from pedigree.stages.training.models import frozen, load_policy, load_value_mode
 from pedigree.stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.trainer import TORCH_DTYPES, Trainer
+from pedigree.stages.training.training_rows import report_drops
 from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
 
 BEGINNING = {"step": 0, "updates": 0, "informative": 0, "trained_tokens": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
@@ -214,6 +215,8 @@ def usable_prompts(
             f"{len(kept)} of {len(rows)} prompts are usable (dropped: {counts}), but a step requires {config.prompts_per_step}: "
             "raise max_prompt_length, use prompts with verifiers, or lower prompts_per_step"
         )
+    what = f"prompts were dropped ({', '.join(f'{reason}: {number}' for reason, number in counts.items())})"
+    report_drops(len(drops), len(rows), what, "raise max_prompt_length, or use prompts with verifiers", config, job)
     return kept, counts
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.installation import missing
-from pedigree.configs.base.work import MAX_RUNNING
+from pedigree.configs.base.work import MAX_RUNNING, unservable
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import MAX_SERVED_RANK, Sampling
 from pedigree.data.host.machine import settled
@@ -36,6 +36,15 @@ QUEUED = 2 * MAX_RUNNING
 BEAT_EVERY_STEPS = 16
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_SERVED_RANK)
 """Adapter ranks for which vLLM can reserve memory; adapters of a lower rank fit."""
+
+
+def refuse_shape(config: dict[str, Any], numerics: Numerics) -> None:
+    """Raise StageError for a model that vLLM could not serve at any attempt; of unknown shapes, vLLM decides."""
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        problem = unservable(heads, config.get("head_dim") or hidden // heads, numerics.device, numerics.tensor_parallel)
+        if problem:
+            raise StageError(problem)
 
 
 class Inline(Sampler):
@@ -71,6 +80,7 @@ class Inline(Sampler):
         if settings["adapter_rank"] is not None:
             room = min(rank for rank in ADAPTER_RANKS if rank >= settings["adapter_rank"])
             device |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+        refuse_shape(json.loads((self._folder / "config.json").read_text()), numerics)
         try:
             self._engine = LLMEngine.from_engine_args(
                 EngineArgs(

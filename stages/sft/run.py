@@ -29,7 +29,7 @@ from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, Trainer
-from pedigree.stages.training.training_rows import Row, fitting, gather, split
+from pedigree.stages.training.training_rows import Row, fitting, gather, report_rows, split
 
 
 def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -39,8 +39,9 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
         given = gather(inputs["data"].values())
     refuse_without_marks(given, config)
     every = units_of(given, Conversations(config.train_on), chat, job, base, inputs["data"].values())
-    rows, every = fitting(given, every, config.max_length, job, config.too_long)
-    units, held = (Mapped(side, every.__getitem__) for side in split(rows, config.holdout, config.seed))
+    rows, kept = fitting(given, every, config.max_length, job, config.too_long)
+    units, held = (Mapped(side, kept.__getitem__) for side in split(rows, config.holdout, config.seed))
+    report_rows(given, len(units), len(held), every, config, job)
     epoch = steps_per_epoch(len(units), config.global_batch)
     total = total_steps(len(units), config.global_batch, config.epochs, config.max_steps)
     with job.busy("loading the model"):

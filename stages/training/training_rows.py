@@ -4,6 +4,7 @@ Rows are sequences that recompute their items on each access; a stage keeps only
 """
 
 import hashlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pedigree.configs.methods.training import Lists, TooLong
+from pedigree.configs.methods.training import REPORTED_SHARE, Lists, ReferenceLogprobs, Rlvr, TooLong, Training
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.records import records
 from pedigree.data.records.sequences import Mapped, chained
@@ -216,3 +217,47 @@ def fitting(
             f"within max_length {max_length}"
         )
     return Mapped(kept, lambda place: rows[int(place)]), units.taken(kept, max_length)
+
+
+def report_rows(
+    given: Sequence[Row],
+    trained: int,
+    held: int,
+    every: Units,
+    config: Training | ReferenceLogprobs,
+    job: Job,
+    what: str = "rows",
+) -> None:
+    """Note in the record that rows were dropped, also of those held out, that none are held out, or that a global batch exceeds the others.
+
+    Raises:
+        StageError: too many were dropped.
+    """
+    remedy = f"raise max_length (99 % have at most {math.ceil(np.quantile(every.lengths_RD.max(axis=1), 0.99))} tokens)"
+    if config.too_long == "drop":
+        remedy += ", set `too_long: truncate`"
+    dropped, why = len(given) - trained - held, f"were dropped (longer than max_length {config.max_length}, or no trained token)"
+    report_drops(dropped, len(given), f"{what} {why}", remedy, config, job)
+    if not isinstance(config, Training):
+        return
+    share = getattr(config, "holdout", 0.0)
+    if share and dropped:
+        all_held = sum(is_held_out(row["list"] if "list" in row else row["id"], share, config.seed) for row in given)
+        report_drops(all_held - held, all_held, f"held-out {what} {why}", remedy, config, job)
+    if share and not held:
+        job.note(f"holdout {share} holds out none of {trained} {what}, so that nothing is measured on them: add {what}, or raise it")
+    if trained < config.global_batch:
+        job.note(f"global_batch {config.global_batch} exceeds the {trained} {what}, so that an epoch is one step: lower it")
+
+
+def report_drops(dropped: int, given: int, what: str, remedy: str, config: Training | ReferenceLogprobs | Rlvr, job: Job) -> None:
+    """Note a share of dropped rows in the record.
+
+    Raises:
+        StageError: it is too large.
+    """
+    said = f"{dropped} of {given} {what}"
+    if dropped and dropped >= config.refuse_dropped * given:
+        raise StageError(f"{said}, at least refuse_dropped {config.refuse_dropped}: {remedy}, or raise refuse_dropped")
+    if dropped and dropped >= REPORTED_SHARE * given:
+        job.note(said)

@@ -70,6 +70,13 @@ def test_ranges_join_the_list_around_them_and_the_template_stays_as_it_is():
     assert found["dpo_2"][1]["in"] == {"policy": "dpo_1", "preferences": ["offline", "pair_1", "pair_2"], "other": {"old": "dpo_1"}}
 
 
+def test_a_number_may_count_rounds_from_zero():
+    """`prompts: {count: 8, index: $round-1}` begins with the first 8 prompts."""
+    stages = {"sample": {"kind": "sample", "in": {}, "prompts": {"count": 8, "index": "$round-1"}, "seed": "$round"}}
+    found = unroll(YamlDocument("a.yaml", {}, {}), "online", {"rounds": 2, "first": "sft", "stages": stages}, [])
+    assert [(body["prompts"]["index"], body["seed"]) for _, body in found.values()] == [(0, 1), (1, 2)]
+
+
 def test_a_range_has_no_label():
     _, problems = unrolled({"preferences": {"all": "pair@all"}})
     assert problems[0].startswith("stage dpo_1: input 'preferences' names 'pair@all' under the label all, but it means several stages")

@@ -87,7 +87,8 @@ class InProcessCommand(Command):
         create, polite = RunContext.__init__, signal.getsignal(signal.SIGTERM)
 
         def in_lab(run: RunContext, *given: Any, **options: Any) -> None:
-            create(run, *given, **{"code_root": self.lab.code} | options)
+            create(run, *given, **options)
+            run.code_root = self.lab.code
             run.launcher = run.launcher or type(self.lab.launcher)(run.project)  # which is that of a rehearsal, for one
 
         with pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from handmade import everything, project_at
+from handmade import build, everything, project_at
 from projects import fresh_project
 from sweeps import nightly_after
 from waiting import deadline
@@ -57,6 +57,67 @@ def test_a_step_is_told_in_what_its_loss_counts(loss, numerics, text):
 )  # fmt: skip
 def test_an_amount_is_told_in_the_unit_of_its_rounded_value(value, text):
     assert _amount(Amount(value, "estimated")) == f"~{text}"
+
+
+LENGTHS = """
+execution: cpu
+stages:
+  raw: {kind: prepare_data, record: conversation, sources: [{type: arithmetic, operations: [add], digits: [1], count: 8, seed: 1}]}
+  items: {kind: prepare_data, record: item, task: a, sources: [{type: arithmetic, operations: [add], digits: [1], count: 3, seed: 1}]}
+  clean: {kind: decontaminate, in: {data: raw, benchmarks: [items]}}
+  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
+  sft: {kind: sft, in: {policy: base, data: [clean]}, global_batch: 16, max_length: 64, optimizer: {learning_rate: 1e-5}}
+"""
+
+
+def test_rows_that_will_be_dropped_and_a_batch_larger_than_the_data_are_told_before_anything_trains(tmp_path):
+    """Six of eight conversations have about 250 tokens."""
+    project = project_at(tmp_path)
+    (project.recipes / "lengths.yaml").write_text(LENGTHS)
+    graph = load_recipe(project.recipes, "lengths")
+    rows = [
+        {"id": str(number), "source": "s", "messages": [{"role": "user", "content": "word " * (200 if number < 6 else 2)},
+         {"role": "assistant", "content": "yes"}]}
+        for number in range(8)
+    ]  # fmt: skip
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in ("raw", "items", "clean"):
+        build(project, graph, graph.find(name), {"rows.jsonl": text}, {}, {"rows": 8})
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    run = open_run(project, Request("lengths"))
+    (row,) = [row for row in rows_of(run, plan(run, lenient=True)) if row.shown == "sft"]
+    assert row.warnings == (
+        "about 75% of its rows are longer than max_length 64 and will be dropped, and the stage will fail",
+        "global_batch 16 exceeds its 8 rows, so that an epoch is one step",
+    )
+
+
+POOL = """
+execution: cpu
+stages:
+  pool: {kind: prepare_data, record: prompt, sources: [{type: arithmetic, operations: [add], digits: [2], count: 40, seed: 1}]}
+  base: {kind: source_model, in: {corpus: [rows]}, source: {type: random_llama, layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64,
+    vocabulary: 300, context: 64, seed: 1}}
+  rows: {kind: prepare_data, record: conversation, sources: [{type: files, path: gone.jsonl}]}
+  sample: {kind: sample, in: {policies: [base], prompts: pool}, sampling: {max_tokens: 8}, samples_per_prompt: 1,
+    prompts: {count: 30, index: 1}}
+"""
+
+
+def test_what_must_fail_is_refused_before_the_first_stage_runs(tmp_path, pedigree, project):
+    """Prompts 30 to 60 of 40, heads of 16 and a file that is not there."""
+    recipe = project / "configs" / "recipes" / "pool.yaml"
+    recipe.write_text(POOL)
+    wrong = [
+        "stage sample: prompts 30 to 60 are configured (count 30, index 1), but the pool has at most 40: lower prompts.count",
+        "stage rows: gone.jsonl does not exist in the project",
+        "stage sample: the model's head size is 16, but vLLM on a CPU serves 32, 64",
+    ]
+    _, said = pedigree("run", "pool", code=2)
+    assert all(text in said for text in wrong)
+    out, _ = pedigree("plan", "pool")
+    assert all(text.removeprefix("stage ") in out for text in wrong)
+    assert not (project / "artifacts" / "pool" / "pool").exists()
 
 
 LLAMA = """

@@ -30,7 +30,7 @@ from pedigree.pipelines.jobs.preparation import InputsGone
 from pedigree.pipelines.ledger import ledger, lock_files
 from pedigree.pipelines.ledger.cache import Cache
 from pedigree.pipelines.ledger.ledger import Ledger
-from pedigree.pipelines.ledger.transfers import RemoteError, RemoteObjects
+from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError, RemoteObjects
 from pedigree.pipelines.run import ensure as ensure_module
 from pedigree.pipelines.run.checks import checked_plan
 from pedigree.pipelines.run.ensure import Result, ensure, identify, log_file, run_under_dvc
@@ -590,3 +590,24 @@ def test_no_op_loads_no_heavy_library(built: Lab) -> None:
 def test_what_is_settled_ends_at_the_first_stale_stage(built: Lab) -> None:
     run = built.run()
     assert [end.address for end in settled(plan(run, forced={"lab/clean"}))] == ["lab/suite", "lab/raw"]
+
+
+def test_files_that_a_full_disk_left_empty_heal_and_nothing_runs_again(finished: Lab) -> None:
+    """A crash while the disk was full: the ledger, what DVC reads, and an artifact's own records."""
+    for name in ("dvc.lock", "dvc.yaml", "params.yaml", "clean/run.json", "raw/record.json", "cleaner/lineage.json"):
+        path = finished.root / "artifacts/lab" / name
+        path.unlink()  # it may be a link to the cache
+        path.write_text("")
+    finished.forget_runs()
+    assert set(outcomes(finished)) == {"suite", "raw", "clean", "cleaner"} and finished.runs() == [] and status(finished) == CLEAN
+
+
+@pytest.mark.parametrize("left", ["\0" * 64, "schema: '2.0'\nstages:\n  raw:\n    cmd: pedigree stage lab/raw\n    outs:\n    - pa"])
+def test_a_damaged_lock_names_the_command_that_heals_it_and_nothing_runs_again(finished: Lab, left: str) -> None:
+    path = finished.root / "artifacts/lab/dvc.lock"
+    path.write_text(left)
+    finished.forget_runs()
+    with pytest.raises(LedgerError, match=r"`rm artifacts/lab/dvc\.lock`, and `pedigree run` rebuilds it"):
+        plan(finished.run())
+    finished.shell("rm artifacts/lab/dvc.lock")
+    assert set(outcomes(finished)) == {"suite", "raw", "clean", "cleaner"} and finished.runs() == [] and status(finished) == CLEAN

@@ -23,6 +23,7 @@ from pedigree.stages.reward_model.run import add_gradient, init_head, labelled_b
 from pedigree.stages.sampling.rewards import FrozenRewardModel
 from pedigree.stages.training.feed import feed
 from pedigree.stages.training.models import load_reward_model
+from pedigree.stages.training.training_rows import is_held_out
 
 pytestmark = pytest.mark.slow
 FIELDS = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "epochs": 2, "holdout": 0.4, "optimizer": {"learning_rate": 3e-3}}
@@ -52,6 +53,20 @@ def trained(tmp_path, policy, rows, numerics=None, **fields):
 
 def evidence(job, name):
     return json.loads((job.evidence / name).read_text())
+
+
+def test_held_out_pairs_that_vanish_are_stated_apart(tmp_path, policy):
+    held = [number for number in range(24) if is_held_out(f"row-{number}", 0.4, 0)]
+    rows = [preference(number, [answer("yes"), answer("no " * (60 if number in held[:2] else 1))]) for number in range(24)]
+    _, job = trained(tmp_path, policy, rows, epochs=1)
+    assert job.marks[0].startswith("2 of 24 pairs were dropped")
+    assert job.marks[1] == f"2 of {len(held)} held-out pairs were dropped (longer than max_length 64, or no trained token)"
+
+
+def test_a_held_out_set_of_nothing_is_stated(tmp_path, policy):
+    metrics, job = trained(tmp_path, policy, [ranked(number) for number in range(8)], epochs=1, holdout=1e-9)
+    assert metrics["held_out_pairs"] == 0
+    assert job.marks == ["holdout 1e-09 holds out none of 24 pairs, so that nothing is measured on them: add pairs, or raise it"]
 
 
 def test_ranked_lists_with_margins_are_learnt_and_the_report_adds_up(tmp_path, policy):

@@ -263,6 +263,9 @@ def test_long_prompts_and_those_without_verifier_are_dropped_and_counted(policy,
     assert [row["id"] for row, _ in kept] == ["p0", "p1", "p2", "p3"]
     assert dropped == {"longer than max_prompt_length": 1, "no verifier": 1}
     assert [drop["id"] for drop in read_rows(job.evidence / "drops.jsonl")] == ["p90", "p91"]
+    assert job.marks == ["2 of 6 prompts were dropped (longer than max_prompt_length: 1, no verifier: 1)"]
+    with pytest.raises(StageError, match=r"2 of 6 prompts .* refuse_dropped 0\.3: raise max_prompt_length"):
+        usable_prompts(rows, Chat(policy.payload), config.model_copy(update={"refuse_dropped": 0.3}), job)
     with pytest.raises(StageError, match=r"3 of 5 prompts are usable.*a step requires 4.*raise max_prompt_length"):
         usable_prompts(rows[1:], Chat(policy.payload), config, job)
 

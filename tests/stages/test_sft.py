@@ -54,6 +54,38 @@ def test_rows_without_a_trained_token_are_dropped_and_counted(tmp_path, policy):
     assert {drop["id"] for drop in read_rows(job.evidence / "drops.jsonl")} == {"row-0-b", "row-1-b", "row-2-b"}
 
 
+def test_a_quarter_of_the_rows_vanishes_and_the_record_states_it(tmp_path, policy):
+    """15 rows of 20 are short: by 4, that is 4 steps where 5 were expected."""
+    rows = models.arithmetic(20)
+    for row in rows[:5]:
+        row["messages"] = [{"role": "user", "content": "word " * 200}, row["messages"][1]]
+    metrics, job = train(tmp_path, policy, rows)
+    assert metrics["steps"] == 4
+    assert job.marks == ["5 of 20 rows were dropped (longer than max_length 96, or no trained token)"]
+    with pytest.raises(StageError, match=r"5 of 20 rows .* refuse_dropped 0\.25: raise max_length \(99 % have at most \d{3}"):
+        train(tmp_path / "refused", policy, rows, refuse_dropped=0.25)
+
+
+def test_half_of_the_rows_is_too_much_unless_the_recipe_accepts_it(tmp_path, policy):
+    rows = models.arithmetic(8)
+    for row in rows[:4]:
+        row["messages"] = [{"role": "user", "content": "word " * 200}, row["messages"][1]]
+    with pytest.raises(StageError, match=r"4 of 8 rows .* `too_long: truncate`, or raise refuse_dropped"):
+        train(tmp_path / "refused", policy, rows)
+    metrics, job = train(tmp_path, policy, rows, refuse_dropped=0.6)
+    assert metrics["rows"] == 4 and "4 of 8 rows" in job.marks[0]
+
+
+def test_a_global_batch_larger_than_the_data_is_stated(tmp_path, policy):
+    metrics, job = train(tmp_path, policy, models.arithmetic(3), epochs=2)
+    assert metrics["steps"] == 2 and job.marks == ["global_batch 4 exceeds the 3 rows, so that an epoch is one step: lower it"]
+
+
+def test_the_accepted_share_is_in_no_key_unless_it_is_set():
+    assert "refuse_dropped" not in models.config_of("sft", **SFT).model_dump(mode="json")
+    assert models.config_of("sft", **SFT, refuse_dropped=0.6).model_dump(mode="json")["refuse_dropped"] == 0.6
+
+
 def test_marks_are_asked_for_and_there_are_none(tmp_path, policy):
     with pytest.raises(StageError, match=r"train_on is marked, but none of 4 rows has a turn with `train: true`"):
         train(tmp_path, policy, two_turns(4), train_on="marked")
