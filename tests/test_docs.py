@@ -452,7 +452,7 @@ def test_the_names_of_models_in_the_manual_are_those_of_a_recipe(tmp_path):
 
 
 def test_the_examples_of_stores_are_valid():
-    sources = parse_value(blocks("docs/data.md", "yaml")[0])
+    sources = parse_value(next(block for block in blocks("docs/data.md", "yaml") if "type: stored" in block))
     assert PrepareData.model_validate({"record": "conversation", **sources}).sources[0].type == "stored"
     assert Placement.model_validate(parse_value(blocks("docs/resume.md", "yaml")[0])["placement"]).checkpoint_url
 

@@ -217,7 +217,7 @@ def test_what_is_published_names_stages_and_fields_that_are_there(tmp_path):
         ("base:", "bose:", "published: there is no stage 'bose'; available: base, other"),
         ("gpus: 8", "gpus: 0", "published.hardware.base.gpus: .*greater than or equal to 1"),
         ("https:", "http:", "published.sources.0.url: "),
-        ("hours", "hour", "published.hardware.base.hour: Extra inputs"),
+        ("hours", "hour", "published.hardware.base.hour: unknown key; did you mean hours?"),
         ("hardware:", "scores: {gsm9k: {metric: m, items: 3, of: {base: 1}}}\n  hardware:", "no suite has the task 'gsm9k'"),
     )
     for (old, new, message), text in product(changes, [BLOCK % "base"]):

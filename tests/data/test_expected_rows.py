@@ -235,8 +235,6 @@ SHOWN = [
     ("preference", {"answers": []}, "there are no answers"),
 ]
 BAD = [
-    ("conversation", {"messages": [SAY, ASK, SAY]}, "turn 0 is the assistant's"),
-    ("conversation", {"messages": [ASK, SAY, SAY]}, "turn 2 is the assistant's"),
     ("conversation", {"messages": []}, "there are no messages"),
     ("conversation", {"messages": [ASK, {"role": "assistant", "content": " \n"}]}, "is empty"),
     ("prompt", {"messages": [ASK, SAY]}, "the last turn is the assistant's"),

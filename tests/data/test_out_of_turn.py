@@ -43,7 +43,7 @@ FAULTY = {
 def test_each_fault_is_refused_by_default_with_the_number_of_rows_and_the_option(tmp_path, fault):
     rows = [GOOD, *FAULTY[fault], GOOD]
     with pytest.raises(
-        PedigreeError, match=rf"x: {len(rows) - 2} malformed rows of {len(rows)}, .*\n  x.jsonl:2: .*see `out_of_turn.{fault}`"
+        PedigreeError, match=rf"x: {len(rows) - 2} malformed rows of {len(rows)}, .*\n  x.jsonl:2\b.*: .*see `out_of_turn.{fault}`"
     ):
         read(tmp_path, rows)
 
@@ -128,7 +128,7 @@ def test_tools_keep_their_own_order(tmp_path):
     rows = [{"messages": [*turns("u:1"), call, {"role": "tool", "content": "2"}, *turns("a:3 a:4")]}]
     (row,) = read(tmp_path, rows, out_of_turn={"same_role": "join"}).rows
     assert [one["role"] for one in row["messages"]] == ["user", "call", "tool", "assistant"] and row["messages"][-1]["content"] == "3\n\n4"
-    with pytest.raises(PedigreeError, match=r"turn 2 is the assistant's where the tool's is due$"):  # a call without a result
+    with pytest.raises(PedigreeError, match=r"turn 2 is the assistant's where the tool's is due\n"):  # a call without a result
         read(tmp_path, [{"messages": [*turns("u:1"), call, *turns("a:3")]}], out_of_turn=dict.fromkeys(FAULTS, "keep"))
 
 
