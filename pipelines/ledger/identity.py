@@ -86,7 +86,7 @@ class Identities:
 
     def equals(self, node: Node, beat: Beat = silent) -> Iterator[Equal]:
         """Artifacts of other names that are what the stage would make now. Raises as `need` does."""
-        return self.ledger.equals.of(node, lambda: self.need(node, beat))
+        return self.ledger.equals_of(node, lambda: self.need(node, beat))
 
     def assume(self, address: str, record: Record) -> None:
         """Compute the keys of descendants as if the stage had this record."""

@@ -36,7 +36,7 @@ from pedigree.data.store.hashing import Beat, Hashed, silent
 from pedigree.data.store.untrusted import RECORD_BYTES, RUN_BYTES, LockEntry, LockOut, parse_entry, parse_json
 from pedigree.pipelines.ledger.cache import Cache, Output, remove
 from pedigree.pipelines.ledger.deciding import changes, has_deciding_code
-from pedigree.pipelines.ledger.equal import Equal, Equals
+from pedigree.pipelines.ledger.equal import Equal, Equals, StageInputs
 from pedigree.pipelines.ledger.lock_files import Entry, LockFiles
 from pedigree.pipelines.ledger.remote import Remote
 from pedigree.pipelines.ledger.repository import Repository, dvc_errors
@@ -68,6 +68,8 @@ class Ledger:
         """Called with each message, and whether to show it during the run."""
         self.code_root = CODE_ROOT
         """Folder of the code that jobs get a snapshot of."""
+        self.any_code = False
+        """Restore what is recorded even if other code decided it, as `pull` does."""
         self._mutex = threading.Lock()
 
     def close(self) -> None:
@@ -213,6 +215,10 @@ class Ledger:
         return True
 
     @dvc_errors()
+    def equals_of(self, node: Node, identify: Callable[[], StageInputs]) -> Iterator[Equal]:
+        """Artifacts that equal the stage's and were made with the code that decides it now; see `Equals.of`."""
+        return (equal for equal in self.equals.of(node, identify) if not self._is_of_other_code(node, equal.entry))
+
     def take(self, node: Node, equals: Iterable[Equal], progress: TransferProgress = NO_PROGRESS, check: Check = unchecked) -> bool:
         """Restore and commit the first of these artifacts, made under another name, that is complete and undamaged.
 
@@ -408,7 +414,7 @@ class Ledger:
 
     def _is_of_other_code(self, node: Node, entry: LockEntry) -> bool:
         """Whether the code that decided an entry's result has changed; False if its `run.json` is unreadable."""
-        if not has_deciding_code(node):
+        if self.any_code or not has_deciding_code(node):
             return False
         try:
             data = self.remote.read(entry.objects["run.json"], RUN_BYTES)

@@ -256,7 +256,7 @@ def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferPr
         return False
     if run.ledger.restore(node, need.key, progress, alone.check) or adopted():
         return True
-    return run.ledger.take(node, run.ledger.equals.of(node, lambda: need), progress, still)
+    return run.ledger.take(node, run.ledger.equals_of(node, lambda: need), progress, still)
 
 
 def _bring_inputs(run: RunContext, node: Node, need: StageInputs) -> None:

@@ -194,6 +194,7 @@ def pull(run: RunContext, selection: Collection[str] | None = None) -> list[Stag
     """
     run.ledger.remote.require("pull from")
     run.fetch, run.make = True, False
+    run.ledger.any_code = True
     return run_graph(run, selection)
 
 

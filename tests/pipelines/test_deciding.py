@@ -18,6 +18,7 @@ from pedigree.pipelines.ledger.deciding import REVIEWED, VERIFIER, changes, deci
 from pedigree.pipelines.run.plans import plan
 from pedigree.stages import verifiers
 
+ALGEBRA = {"math", "strict_math", "minerva_math", "strict_minerva_math", "extracted"}
 OLD = Run(schema_version=1)
 """The `run.json` of an earlier version."""
 
@@ -82,10 +83,10 @@ def test_all_code_that_kinds_declare_is_listed():
     ("name", "old", "new", "expected"),
     [
         ("stages/verifiers/numbers.py", "import re\n", "import re\n\nANSWER = 42\n", {"arithmetic", "gsm", "gsm8k", "extracted"}),
-        ("stages/verifiers/algebra.py", "return bool(", "return not bool(", {"math", "strict_math", "extracted"}),  # runs in a process
+        ("stages/verifiers/algebra.py", "return bool(", "return not bool(", ALGEBRA),  # runs in a process
         ("stages/verifiers/sandboxed.py", "import ", "import abc\nimport ", {"python"}),
         ("stages/verifiers/__init__.py", "numbers.gsm8k)", "numbers.gsm)", {"gsm8k"}),
-        ("data/sources/golds.py", "import json\n", "import json\n\nANSWER = 42\n", {"math", "strict_math", "extracted"}),
+        ("data/sources/golds.py", "import json\n", "import json\n\nANSWER = 42\n", ALGEBRA),
         ("stages/verifiers/numbers.py", "import re\n", "import re\n\n# a remark\n", set()),
         ("stages/verifiers/numbers.py", '"""', '"""Numbers. ', set()),
         ("stages/judge/run.py", "RESAMPLES = 1000", "RESAMPLES = 1001", set()),
@@ -98,28 +99,28 @@ def test_an_edit_counts_for_the_verifiers_that_it_reaches_and_no_others(root, na
 
 
 def test_a_stage_is_stale_for_the_verifiers_of_its_rows_only(root, tmp_path):
-    node, folders = judged(tmp_path / "rows", "gsm", "mentions")
+    node, folders = judged(tmp_path / "rows", "gsm8k", "mentions")
     made = Run(schema_version=1, decided_by=deciding_code(node, named_verifiers(node, folders), root))
-    assert made.decided_by is not None and made.decided_by["verifier gsm"] == "version 1" and "verifier math" not in made.decided_by
+    assert made.decided_by is not None and made.decided_by["verifier gsm8k"] == "version 1" and "verifier math" not in made.decided_by
     edit(root, "stages/verifiers/maths.py", "SECONDS = 5.0", "SECONDS = 6.0")
     assert changes(node, made, [], root) == []
     edit(root, "stages/verifiers/numbers.py", "import re\n", "import re\n\nANSWER = 42\n")
     (reason,) = changes(node, made, [], root)
-    assert reason.startswith("deciding code changed: verifier gsm (version 1 -> edited, ") and "mentions" not in reason
+    assert reason.startswith("deciding code changed: verifier gsm8k (version 1 -> edited, ") and "mentions" not in reason
 
 
-@pytest.mark.parametrize(("names", "stale"), [(["gsm"], True), (["mentions"], False)])
+@pytest.mark.parametrize(("names", "stale"), [(["gsm8k"], True), (["mentions"], False)])
 def test_a_record_of_an_earlier_version_is_current_unless_a_verifier_that_it_used_has_another_version(root, tmp_path, names, stale):
     node, folders = judged(tmp_path / "rows", *names)
     assert changes(node, OLD, folders, root) == []
-    edit(root, "stages/verifiers/__init__.py", "numbers.gsm)", "numbers.gsm, version=2)")
+    edit(root, "stages/verifiers/__init__.py", "numbers.gsm8k)", "numbers.gsm8k, version=2)")
     (root / "pedigree" / REVIEWED).write_text(json.dumps(hashes(root)))
-    expected = ["deciding code changed: verifier gsm (version 1 -> version 2)"]
+    expected = ["deciding code changed: verifier gsm8k (version 1 -> version 2)"]
     assert changes(node, OLD, folders, root) == (expected if stale else [])
 
 
 def test_code_that_was_reviewed_again_without_another_version_makes_nothing_stale(root, tmp_path):
-    node, folders = judged(tmp_path / "rows", "gsm")
+    node, folders = judged(tmp_path / "rows", "gsm8k")
     made = Run(schema_version=1, decided_by=deciding_code(node, named_verifiers(node, folders), root))
     edit(root, "stages/verifiers/numbers.py", "import re\n", "import re\n\nANSWER = 42\n")
     (root / "pedigree" / REVIEWED).write_text(json.dumps(hashes(root)))

@@ -1,4 +1,4 @@
-"""What an earlier version made stays current, restorable and reproducible.
+"""What an earlier version made stays restorable and reproducible, and current unless a verifier that scored it has another version.
 
 `made_at_41edb6e.tar.xz` holds what git and the DVC remote kept of a project whose recipe `small`, 14 stages of nine kinds, ran with
 the code of commit 41edb6e on a CPU with AVX-512 and without bf16 units.
@@ -53,8 +53,11 @@ def verdicts(project: Path) -> dict[str, str]:
     return {stage["address"].partition("/")[2]: stage["verdict"] for stage in json.loads(newest.read_text())["stages"]}
 
 
-def test_nothing_is_due_and_every_hash_and_record_holds(project):
-    assert f"{STAGES} stages up to date, nothing to do" in typed(project, "plan", "small")
+def test_only_what_a_verifier_of_another_version_decided_is_due_and_every_hash_and_record_holds(project):
+    shown = typed(project, "plan", "small")
+    due = {line.split()[0]: line for line in shown.splitlines() if "will run" in line or "depends" in line}
+    assert due.keys() == {"judged", "scores", "best"} and f"3 of {STAGES} stages to run" in shown
+    assert all("deciding code changed: verifier arithmetic (version 1 -> version" in due[name] for name in ("judged", "scores"))
     assert status(SimpleNamespace(root=project)) == CLEAN  # pyright: ignore[reportArgumentType]
     assert f"all as recorded: {STAGES} artifacts" in typed(project, "verify")
 

@@ -117,15 +117,17 @@ def downloads(store: FaultyStore) -> list[str]:
 
 def test_a_clone_without_data_knows_what_is_done_and_reads_records_alone(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
     clone = cloned(lab, tmp_path / "two")
-    stages = yaml.safe_load((clone.root / "artifacts/lab/dvc.lock").read_text())["stages"].values()
-    records = {out["md5"] for stage in stages for out in stage["outs"] if out["path"].endswith("record.json")}
+    stages = yaml.safe_load((clone.root / "artifacts/lab/dvc.lock").read_text())["stages"]
+    outs = {(stage, Path(out["path"]).name): out["md5"] for stage, entry in stages.items() for out in entry["outs"]}
+    decided = [(stage, "run.json") for stage in stages if "clean" in stage]  # it names the code that decided which rows were kept
+    records = {md5 for (stage, name), md5 in outs.items() if name == "record.json" or (stage, name) in decided}
     downloads(store)
     looking = open_run(clone.project, Request("lab"), looking=True)
     assert {row.state for row in rows_of(looking, plan(looking))} == {"in the remote"}
     read = downloads(store)
-    assert {"".join(name.split("/")[-2:]) for name in read} == records and len(read) == len(records) == 4
+    assert {"".join(name.split("/")[-2:]) for name in read} == records and len(read) == len(records) == 6
     assert outcomes(clone.run()) == dict.fromkeys(ALL, "remote")
-    assert len(downloads(store)) == 4 and clone.contents() == {} and clone.runs() == []
+    assert len(downloads(store)) == 6 and clone.contents() == {} and clone.runs() == []
 
 
 def test_what_must_run_brings_its_inputs_and_nothing_else(plain: Lab, tmp_path: Path) -> None:

@@ -386,7 +386,7 @@ def test_sides_that_are_equal_after_truncation_are_not_trained_by_either_kind_of
         row["answers"] = answers(("yes " * 40 + "yes", None), ("yes " * 40 + "no", None))
     data = models.dataset(tmp_path / "data", "preference", given)
     for loss, counted, kept in (("dpo", "pairs", 2), ("kto", "answers", 4)):
-        fields = {"max_length": 32, "too_long": "truncate", "global_batch": 4}
+        fields = {"max_length": 32, "too_long": "truncate", "global_batch": 4, "refuse_dropped": 1.0}
         metrics, _ = run(tmp_path / loss, data, policy, {"type": loss}, **fields)
         assert metrics[counted] == kept
         (dropped,) = json.loads((models.a_job(tmp_path / loss).evidence / "counts.json").read_text())["dropped"]
