@@ -314,8 +314,8 @@ def test_a_source_file_that_is_edited_once_its_job_has_been_given_it(lab: Lab, m
     file_lab(lab)
     give = preparation._give_inputs  # pyright: ignore[reportPrivateUsage]
 
-    def saved_just_after(run: RunContext, need: Any, scratch: Path) -> Any:
-        given = give(run, need, scratch)
+    def saved_just_after(run: RunContext, node: Any, need: Any, scratch: Path) -> Any:
+        given = give(run, node, need, scratch)
         if need.source_files:
             monkeypatch.setattr(preparation, "_give_inputs", give)
             lab.write("rows.jsonl", "two\n")

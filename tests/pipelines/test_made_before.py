@@ -55,7 +55,7 @@ def verdicts(project: Path) -> dict[str, str]:
 
 def test_only_what_a_verifier_of_another_version_decided_is_due_and_every_hash_and_record_holds(project):
     shown = typed(project, "plan", "small")
-    due = {line.split()[0]: line for line in shown.splitlines() if "will run" in line or "depends" in line}
+    due = {line.split()[0]: line for line in shown.splitlines() if line.split()[2:4] == ["will", "run"] or line.split()[2:3] == ["depends"]}
     assert due.keys() == {"judged", "scores", "best"} and f"3 of {STAGES} stages to run" in shown
     assert all("deciding code changed: verifier arithmetic (version 1 -> version" in due[name] for name in ("judged", "scores"))
     assert status(SimpleNamespace(root=project)) == CLEAN  # pyright: ignore[reportArgumentType]

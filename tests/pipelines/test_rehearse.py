@@ -206,7 +206,7 @@ def test_a_file_of_few_rows_is_taken_as_it_is_and_one_that_lacks_is_named(bare, 
     monkeypatch.setenv("PEDIGREE_CACHE", str(bare / "cache"))
     stage = "rows: {kind: prepare_data, record: conversation, sources: [{type: files, path: few.json}]}"
     (bare / "configs" / "recipes" / "few.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")
-    with pytest.raises(ConfigError, match=r"stage rows: few.json does not exist in the project: add it"):
+    with pytest.raises(ConfigError, match=r"stage rows: few.json does not exist: add it"):
         prepare(Project(bare), "few")
     (bare / "few.json").write_text('[{"prompt":   "Yes?", "completion": "Yes."}]')
     made = prepare(Project(bare), "few")

@@ -61,7 +61,7 @@ def test_a_quarter_of_the_rows_vanishes_and_the_record_states_it(tmp_path, polic
         row["messages"] = [{"role": "user", "content": "word " * 200}, row["messages"][1]]
     metrics, job = train(tmp_path, policy, rows)
     assert metrics["steps"] == 4
-    assert job.marks == ["5 of 20 rows were dropped (longer than max_length 96, or no trained token)"]
+    assert job.marks == ["5 of 20 rows were dropped (longer than max_length 96, no trained token, or equal answers)"]
     with pytest.raises(StageError, match=r"5 of 20 rows .* refuse_dropped 0\.25: raise max_length \(99 % have at most \d{3}"):
         train(tmp_path / "refused", policy, rows, refuse_dropped=0.25)
 
