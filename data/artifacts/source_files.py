@@ -1,6 +1,6 @@
 """Rows and models that a recipe names by path, in the project or anywhere on this machine: what files they are, and their hashes.
 
-Links are followed, because the person who runs the recipe chose the path; what leaves the machine has names and hashes only. Artifacts, which may
+Links are followed, because the user of the recipe chose the path; what leaves the machine has names and hashes only. Artifacts, which may
 come from others, are read by `data/store/untrusted.py`, which follows none.
 """
 

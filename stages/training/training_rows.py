@@ -236,7 +236,8 @@ def report_rows(
     remedy = f"raise max_length (99 % have at most {math.ceil(np.quantile(every.lengths_RD.max(axis=1), 0.99))} tokens)"
     if config.too_long == "drop":
         remedy += ", set `too_long: truncate`"
-    dropped, why = len(given) - trained - held, f"were dropped (longer than max_length {config.max_length}, no trained token, or equal answers)"
+    dropped = len(given) - trained - held
+    why = f"were dropped (longer than max_length {config.max_length}, no trained token, or equal answers)"
     report_drops(dropped, len(given), f"{what} {why}", remedy, config, job)
     if not isinstance(config, Training):
         return
