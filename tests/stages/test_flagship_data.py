@@ -139,7 +139,7 @@ def test_every_data_stage_comes_to_its_end(runs, name):
         ("olmo2_1b", "conversations_raw", {"is the tool's", "is the system's", "is the assistant's"}),
         ("tulu3_8b", "preferences_raw", {"same beginning", "two answers are the same", "rejected answer is empty", "only one of"}),
         ("olmo2_1b", "preferences_raw", {"same beginning", "does not end with the assistant's turn"}),
-        ("tulu3_8b", "prompts_raw", {"none of the verifiers", "which math compares with", "is empty"}),
+        ("tulu3_8b", "prompts_raw", {"assert nothing", "which math compares with", "is empty"}),
         ("olmo2_1b", "maths_raw", {"which math compares with"}),
     ],
 )

@@ -355,6 +355,13 @@ def test_a_stream_of_more_requests_than_the_engine_knows_at_a_time_repeats_itsel
     assert [one.response_ids for one in engine.generate(many[:8], short, STOP)] == [found[number].response_ids for number in range(8)]
 
 
+def environment_of(pid: int) -> bytes:
+    """The environment of a process, which the kernel shows as empty until its program is loaded."""
+    while not (found := Path(f"/proc/{pid}/environ").read_bytes()):
+        os.sched_yield()
+    return found
+
+
 @pytest.mark.proves("placement.engines", on_gpus="which process sees which GPU")
 def test_engines_side_by_side_see_gpus_of_their_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
@@ -362,7 +369,7 @@ def test_engines_side_by_side_see_gpus_of_their_own(monkeypatch):
     with WarmEngines(two, engines=2) as ahead:
         ahead.expect(4)  # two architectures
         processes = [ahead.take() for _ in range(4)]
-        environments = [Path(f"/proc/{one.pid}/environ").read_bytes().split(b"\0") for one in processes]
+        environments = [environment_of(one.pid).split(b"\0") for one in processes]
         seen = [[entry for entry in entries if entry.startswith(b"CUDA_VISIBLE_DEVICES=")] for entries in environments]
         for process in processes:
             process.kill()
