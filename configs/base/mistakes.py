@@ -1,5 +1,6 @@
 """Validation errors in the words of recipes and profiles: the keys that are wrong, each once, with the nearest valid name."""
 
+import re
 import types
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,13 @@ def mistakes(error: ValidationError, model: type[BaseModel], value: Any, name: s
     details = _without_other_members(error.errors(include_url=False), value)
     places = [tuple(detail["loc"][depth] for depth in _parts_of_value(detail["loc"], value)) for detail in details]
     fields = [_fields(model, detail["loc"][:-1]) if detail["type"] == "extra_forbidden" else () for detail in details]
-    meant = [_nearest(str(detail["loc"][-1]), known) if known else None for detail, known in zip(details, fields, strict=True)]
+    names = [str(detail["loc"][-1]) if known else "" for detail, known in zip(details, fields, strict=True)]
+    meant = [_nearest(one, known) or _elsewhere(one) for one, known in zip(names, fields, strict=True)]
     written = {(*detail["loc"][:-1], near) for detail, near in zip(details, meant, strict=True) if near}
     found = []
     for detail, place, known in zip(details, places, fields, strict=True):
         if detail["type"] == "missing" and detail["loc"] in written:
-            continue  # it is there, misspelled
+            continue  # it is there, under another name
         of = f"fields of {name}" if name and len(detail["loc"]) == 1 else "its fields"
         message = unknown_key(str(detail["loc"][-1]), known, of) if known else _message(detail)
         shown = ".".join(map(str, detail["loc"]))
@@ -51,6 +53,12 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:
     return next(iter(get_close_matches(name, known, 1, 0.7)), None) if name not in ELSEWHERE else None
+
+
+def _elsewhere(name: str) -> str | None:
+    """The field that another project's name stands for, if it has one of its own here."""
+    found = re.match(r"`(\w+)`", ELSEWHERE.get(name, ""))
+    return found[1] if found else None
 
 
 def _without_other_members(details: list["ErrorDetails"], value: Any) -> list["ErrorDetails"]:
