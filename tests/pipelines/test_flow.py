@@ -58,14 +58,14 @@ def show_progress_at_once(lab: Lab) -> None:
 def test_a_failed_stage_fails_the_flow_says_why_and_lets_the_others_finish(command, server):
     stage = command.lab.code / "stages" / "prepare_data" / "run.py"
     counting = '(job.evidence / "counts.json").write_text(json.dumps({"read": 9, "kept": 9}))'
-    stage.write_text(stage.read_text().replace("    hold(job)\n    return", f"    hold(job)\n    {counting}\n    return"))
+    stage.write_text(stage.read_text().replace("    hold(job)\n", f"    hold(job)\n    {counting}\n"))
     command.lab.knobs(raw={"fail": "these rows are bad"})
     text = command("run", "lab", code=1)
     assert "lab/raw failed (refused): these rows are bad" in text
     run = server.last_run(command)
     assert run["name"] == "lab" and run["state_type"] == "FAILED" and "these rows are bad" in run["state"]["message"]
     assert server.states(run) == {"suite": "Completed", "raw": "Failed", "clean": "NotReady", "cleaner": "NotReady"}
-    until_seen(lambda: "last lines of its log" in (log := server.messages(run["id"])) and "StageError: these rows are bad" in log)
+    until_seen(lambda: "last lines of its log" in (log := server.messages(run["id"])) and "refused: these rows are bad" in log)
 
     show_progress_at_once(command.lab)
     command.lab.knobs(clean={"hold": "go"})
