@@ -51,8 +51,8 @@ def test_failed_stage_spoils_only_what_is_below(lab: Lab) -> None:
     bound.cancel()
     suite, raw, clean, cleaner = ends
     assert isinstance(suite, Result) and isinstance(raw, StageFailed)
-    assert (raw.cause, raw.message) == ("refused", "no rows")
-    assert raw.log and "StageError" in (lab.root / raw.log).read_text()
+    assert (raw.cause, raw.message) == ("refused", "no rows\nat all")
+    assert raw.log and "refused: no rows\nat all" in (lab.root / raw.log).read_text()
     assert (clean, cleaner) == (NotRun("lab/clean", "lab/raw failed"), NotRun("lab/cleaner", "lab/clean failed"))
     assert told.index(("lab/clean", "skipped")) < told.index(("lab/suite", "ran"))  # it is told at once
     assert lab.runs().count("raw") == 1  # a refusal is not tried again

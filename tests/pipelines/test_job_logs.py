@@ -15,13 +15,13 @@ INFORMATION on a row
 refused: rows: 1 malformed rows of 20:
   rows.jsonl:8: is not JSON
 Traceback (most recent call last):
-  File "/home/me/.venv/lib/python3.11/site-packages/torch/nn.py", line 3, in forward
+  File "lib/python3.11/site-packages/torch/nn.py", line 3, in forward
 torch.OutOfMemoryError: out of memory
 """
 CHATTER = """[2026-11-27 04:00:00,123] [INFO] [config.py:1003:print] DeepSpeedEngine configuration:
 INFO 11-27 04:00:00 [core.py:58] Initializing a V1 LLM engine
 (EngineCore_0 pid=123) INFO 11-27 04:00:00 [gpu_worker.py:2] Loading weights
-/home/me/.venv/lib/python3.11/site-packages/torch/cuda.py:63: FutureWarning: pynvml is deprecated
+lib/python3.11/site-packages/torch/cuda.py:63: FutureWarning: pynvml is deprecated
   warnings.warn(
 \rLoading checkpoint shards:   0%|          | 0/2\rLoading checkpoint shards: 100%|##########| 2/2
 """

@@ -189,8 +189,8 @@ def test_a_mistake_in_the_head_of_a_recipe_hides_none_in_its_stages(root, type_)
     (root / "configs" / "recipes" / "bad.yaml").write_text(text)
     (root / "configs" / "recipes" / "child.yaml").write_text("extends: bad\nshape: round\nstages:\n  b: {kind: folly}\n")
     _, _, err = type_(root, "validate", "bad")
-    for line in ("bad.yaml:1: unknown key 'colour'", "bad.yaml:2: reproduce", "bad.yaml:3: model m", "bad.yaml:5: stage a"):
+    for line in ("bad.yaml:1: colour: unknown key", "bad.yaml:2: reproduce", "bad.yaml:3: model m", "bad.yaml:5: stage a"):
         assert line in err, err
     _, _, err = type_(root, "validate", "child")
-    for line in ("bad.yaml:1: unknown key 'colour'", "bad.yaml:5: stage a", "child.yaml:2: unknown key 'shape'", "child.yaml:4: stage b"):
+    for line in ("bad.yaml:1: colour: unknown key", "bad.yaml:5: stage a", "child.yaml:2: shape: unknown key", "child.yaml:4: stage b"):
         assert line in err, err

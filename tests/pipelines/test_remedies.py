@@ -56,5 +56,5 @@ def test_a_file_that_a_config_names_and_nobody_has(tmp_path: Path) -> None:
     project = project_at(tmp_path / "project")
     (project.recipes / "lab.yaml").write_text("description: x\nexecution: cpu\n" + FILES)
     graph = load_recipe(project.recipes, "lab")
-    with pytest.raises(ArtifactError, match=r"gone\.jsonl does not exist in the project: add it, or change the config that names it"):
+    with pytest.raises(ArtifactError, match=r"gone\.jsonl does not exist: add it, or change the config that names it"):
         Identities(project, graph, Ledger(project)).need(graph.nodes["lab/raw"])
