@@ -1,14 +1,16 @@
 """YAML 1.2 with line numbers: `1e-4` is a number, `no` a text, `010` ten, and a repeated key an error."""
 
-import math
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from yaml.constructor import ConstructorError
+from yaml.reader import ReaderError
 
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.secrets import find_secrets, secret_variables
@@ -17,7 +19,6 @@ Place = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
 LONGEST, DEEPEST, MOST_VALUES = 4 << 20, 64, 100_000
 """Limits for a recipe or profile: bytes, nesting levels, values."""
-TOO_DEEP = "lists or mappings are nested too deeply: flatten them"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class FastLoader(yaml.CSafeLoader):
 
 def _integer(loader: Any, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
-    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    try:
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    except ValueError as error:  # too many digits for Python
+        raise ConstructorError(None, None, f"an integer has {len(text)} digits", node.start_mark) from error
 
 
 CORE = {
@@ -61,12 +65,13 @@ CORE = {
     "merge": r"<<",
 }
 """Tag → plain scalars: the core schema of YAML 1.2 (section 10.3.2), where `no`, `12:30` and `2024-01-01` are texts, and merge keys."""
-KEYS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
+PREFIX = "tag:yaml.org,2002:"
+KEYS = {f"{PREFIX}str", f"{PREFIX}merge"}
 for _loader in (Loader, FastLoader):
     _loader.yaml_implicit_resolvers = {}
     for _tag, _pattern in CORE.items():
-        _loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})$"), None)
-    _loader.add_constructor("tag:yaml.org,2002:int", _integer)
+        _loader.add_implicit_resolver(f"{PREFIX}{_tag}", re.compile(rf"(?:{_pattern})$"), None)
+    _loader.add_constructor(f"{PREFIX}int", _integer)
 
 
 @dataclass(frozen=True)
@@ -92,37 +97,22 @@ def parse_value(text: str) -> Any:
     """Parse one YAML value, as in `--set a.b=VALUE`.
 
     Raises:
-        ValueError: not YAML, or not representable in a recipe (values are hashed before any field validates them).
+        ValueError: not YAML, a repeated key, or a number without a JSON form (values are hashed before any field validates them).
         ConfigError: exceeds the size limits.
     """
     try:
-        value = yaml.load(text, Loader=Loader)
-    except RecursionError as error:
-        raise ValueError(TOO_DEEP) from error
+        loader, node = _compose(text, "--set", Loader)
+        problems = _problems(node, {}, "--set") if node else []
+        value = loader.construct_document(node) if node and not problems else None
     except yaml.YAMLError as error:
-        raise ValueError(f"not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}") from error
-    _measure(text, "--set", Loader)
-    _check_canonical(value)
+        raise ValueError(f"not valid YAML: {_why(error)}") from error
+    if problems:
+        raise ValueError(problems[0].message)
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise ValueError("it has a number that is not finite") from error
     return value
-
-
-def _check_canonical(value: Any, above: tuple[int, ...] = ()) -> None:
-    """Reject values without a canonical JSON form, because identities are hashes of it."""
-    if id(value) in above:
-        raise ValueError("alias refers to its own anchor")
-    above = (*above, id(value))
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                raise ValueError(f"key {key!r} is not a string: quote it")
-        value = list(value.values())
-    if isinstance(value, list):
-        for inner in value:
-            _check_canonical(inner, above)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a finite number")
-    elif value is not None and not isinstance(value, (str, int, float)):
-        raise ValueError(f"{str(value)[:40]} is a {type(value).__name__}, which no field accepts: quote it if you mean a string")
 
 
 def secret_problem(what: str, text: str, variables: Mapping[str, str] | None = None) -> str | None:
@@ -161,10 +151,9 @@ def read_document(path: Path, shown_as: str | None = None) -> YamlDocument:
         value = loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or "cannot be parsed"
-        raise ConfigError([Problem(name, mark.line + 1 if mark else None, f"not valid YAML: {problem}")]) from error
-    except (ValueError, TypeError) as error:  # a number or key that Python cannot represent
-        raise ConfigError([Problem(name, None, f"not valid YAML: {error}")]) from error
+        before = text[: error.position] if isinstance(error, ReaderError) else ""
+        line = mark.line if mark else before.count("\n")
+        raise ConfigError([Problem(name, line + 1, f"not valid YAML: {_why(error)}")]) from error
     return YamlDocument(name, value, lines)
 
 
@@ -178,6 +167,13 @@ def read_packaged(model: type[M], path: Path, shown_as: str) -> M:
         return model.model_validate(read_document(path).value)
     except (ConfigError, ValidationError) as error:
         raise ValueError(f"{shown_as} is invalid: {error}") from error
+
+
+def _why(error: yaml.YAMLError) -> str:
+    if isinstance(error, ReaderError):
+        return f"the character {chr(cast('int', error.character))!a} is not allowed"
+    said = (getattr(error, "context", None), getattr(error, "problem", None))
+    return ", ".join(filter(None, said)) or "cannot be parsed"
 
 
 def _text(path: Path, name: str) -> str:
@@ -236,11 +232,16 @@ def _problems(top: yaml.Node, lines: dict[Place, int], file: str) -> list[Proble
             return
         above = (*above, node)
         lines.setdefault(place, _line(node))
-        if isinstance(node, yaml.MappingNode):
+        if told := _tag_problem(node):
+            problem(_line(node), f"not valid YAML: {told}")
+        elif isinstance(node, yaml.MappingNode):
             keys: dict[str, list[int]] = {}
             for key, value in node.value:
                 if key.tag not in KEYS:
-                    what, remedy = (repr(key.value), "quote it") if isinstance(key, yaml.ScalarNode) else ("a list or a mapping", "use one")
+                    is_scalar = isinstance(key, yaml.ScalarNode)
+                    what, remedy = (
+                        (repr(key.value), "quote it") if is_scalar else ("a list or a mapping", "quote text that begins with { or [")
+                    )
                     problem(_line(key), f"key is {what}, not a string: {remedy}")
                     continue
                 no_secret(key, place)
@@ -259,6 +260,16 @@ def _problems(top: yaml.Node, lines: dict[Place, int], file: str) -> list[Proble
 
     walk(top, (), ())
     return list(problems)
+
+
+def _tag_problem(node: yaml.Node) -> str | None:
+    """Why a value with an explicit tag is none of the core schema of YAML 1.2."""
+    kind = node.tag.removeprefix(PREFIX)
+    if kind == {yaml.MappingNode: "map", yaml.SequenceNode: "seq", yaml.ScalarNode: "str"}[type(node)]:
+        return None
+    if not isinstance(node, yaml.ScalarNode) or kind not in CORE or kind == "merge":
+        return f"{node.value!r} is a key" if kind == "merge" else f"the tag {node.tag} is not known: remove it"
+    return None if re.fullmatch(CORE[kind], node.value) else f"{node.value!r:.40} is not of the type {kind}"
 
 
 def _line(node: yaml.Node) -> int:

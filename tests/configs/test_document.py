@@ -86,6 +86,10 @@ def test_a_key_that_is_there_twice_is_reported_once_with_its_lines(tmp_path, tex
         ("a: &x\n  b: *x\n", "alias refers to its own anchor"),
         ("a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
         ("a: 1\n? [b, c]\n: 2\n", r"file.yaml:2: key is a list or a mapping, not a string"),
+        ("a: 1\nb: {{ x }}\n", r"file.yaml:2: key is a list or a mapping, not a string: quote text that begins with {"),
+        ("a: 1\nb: x\0y\n", r"file.yaml:2: not valid YAML: the character '\\x00' is not allowed"),
+        (f"a: 1\nb: {'9' * 5000}\n", "file.yaml:2: not valid YAML: an integer has 5000 digits"),
+        ("a: 1\n---\nb: 2\n", "file.yaml:2: not valid YAML: expected a single document in the stream, but found another document"),
     ],
 )
 def test_what_is_no_config_is_refused(tmp_path, text, message):
@@ -93,6 +97,31 @@ def test_what_is_no_config_is_refused(tmp_path, text, message):
         read_document(written(tmp_path, text))
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
         read_document(tmp_path / "none.yaml")
+
+
+NO_VALUES = {"!!bool yes": "'yes' is not of the type bool", "!!int 1_000": "'1_000' is not of the type int", "<<": "'<<' is a key"} | {
+    text: "the tag [^ ]* is not known: remove it"
+    for text in ("!!timestamp 2024-01-01", "!!timestamp x", "!!set {a, b}", "!!binary aGk=", "!!omap [a: 1]", "!own 1", "!!python/tuple [1]")
+}
+"""Values of types of YAML 1.1, or of none."""
+
+
+@pytest.mark.parametrize("text", NO_VALUES)
+def test_tags_beyond_the_core_schema_are_refused_with_their_line(tmp_path, text):
+    with pytest.raises(ConfigError, match=f"^file.yaml:2: not valid YAML: {NO_VALUES[text]}$"):
+        read_document(written(tmp_path, f"a: 1\nb: {text}\n"))
+    with pytest.raises(ValueError, match=NO_VALUES[text]):
+        parse_value(text)
+    tagged = "{a: !!str 010, b: !!float 1, c: !!int '7', d: !!map {e: !!null ''}}"
+    assert repr(parse_value(tagged)) == "{'a': '010', 'b': 1.0, 'c': 7, 'd': {'e': None}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{b: 1, b: 2}", "duplicate key 'b'"), ("{1: a}", "key is '1'"), ("[1e400]", "number that is not finite")]
+)
+def test_a_value_of_the_command_line_is_held_to_the_same_rules(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_value(text)
 
 
 def test_lines_of_values_and_of_what_surrounds_missing_ones(tmp_path):
