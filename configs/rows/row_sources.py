@@ -77,7 +77,7 @@ LAYOUT_COLUMNS = (
     "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
     "ground_truth", "verifier", "source", "conversation", "context_messages", "context", "response1", "response2", "overall_preference",
     "response", "responses", "rewards", "reward_model", "problem_is_valid", "solution_is_valid", "question_type",
-    "template_arguments", "chat_template_kwargs", "tools", "functions", "tool_calls",
+    "template_arguments", "chat_template_kwargs", "tools", "functions", "tool_calls", "system",
 )  # fmt: skip
 """The columns that `data/sources/layouts.py` reads."""
 
@@ -162,7 +162,7 @@ class Files(Read):
     type: Literal["files"]
     path: SourcePath
     """A file or folder: relative to the project root, or anywhere on this machine (`/data/rows.jsonl`, `~/rows`, `../rows`); links are
-    followed. Hidden files in a folder are ignored; files that look like data but are not readable (`b.JSONL`, `c.jsonl.zst`) are an error.
+    followed. Hidden files in a folder are ignored; files that look like data but are not readable (`b.JSONL`, `c.csv`) are an error.
     Of a path outside the project, only the last name is part of identity."""
 
 

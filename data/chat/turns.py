@@ -16,18 +16,18 @@ from typing import Any
 
 from pedigree.configs.rows.row_sources import OutOfTurn
 from pedigree.data.chat.tools import calls_in, is_there
-from pedigree.data.records.messages import CALL, MARKED, RESULT
+from pedigree.data.records.messages import ALL_ROLES, CALL, MARKED, RESULT
 from pedigree.data.records.messages import ROLES as SPEAKERS
 from pedigree.data.records.records import Message
 
 ROLES: Mapping[str, str] = {
     "human": "user",
-    "gpt": "assistant",
+    **dict.fromkeys(("gpt", "model"), "assistant"),
     "developer": "system",
     **dict.fromkeys(("function", "ipython", "environment", "observation", "function_response", "tool_response"), RESULT),
     **dict.fromkeys(("function_call", "tool_call"), CALL),
 }
-"""External role → ours."""
+"""External role, in lower case → ours; those of `ALL_ROLES` are their own."""
 CALLS = ("tool_calls", "function_call", "function_calls")
 """Keys of a turn with the assistant's calls; the first that is not blank is used."""
 BETWEEN = "\n\n"
@@ -141,8 +141,12 @@ def _messages(turn: Any, number: int) -> list[Message]:
         turn = {**turn, "role": turn["from"], "content": turn["value"]}
     key = _key_of_calls(turn)
     if not isinstance(turn, dict) or "role" not in turn or ("content" not in turn and key is None):
-        raise ValueError(f"message {number} is not {{role, content}}")
-    role: Any = ROLES.get(str(turn["role"]), turn["role"])
+        has = f"has {', '.join(map(str, turn)):.80} and" if isinstance(turn, dict) and turn else f"is a {type(turn).__name__} and"
+        raise ValueError(f"message {number} {has} is not {{role, content}}")
+    role: Any = turn["role"]
+    if role not in ALL_ROLES:
+        name = str(role).strip().lower()
+        role = name if name in ALL_ROLES else ROLES.get(name, role)
     which = f"message {number} ({role})"
     if len(turn) > 2:
         _refuse(turn, OF_TURNS, which)

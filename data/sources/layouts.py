@@ -3,13 +3,13 @@
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-from pedigree.configs.rows.row_sources import OutOfTurn, RecordType
+from pedigree.configs.rows.row_sources import LAYOUT_COLUMNS, OutOfTurn, RecordType
 from pedigree.data.chat.tools import arguments_in, calls_in, is_there
 from pedigree.data.chat.turns import in_turn, messages_from, refuse_more_than_messages
 from pedigree.data.records.messages import CALL, MARKED, divided, message_problem, text_and_calls
@@ -24,6 +24,10 @@ BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_me
 """Columns with a conversation or its beginning; the first that exists is used."""
 LIST = re.compile(r"\s*\[\s*[]{]")
 """The beginning of a list of objects, or an empty list, as text."""
+LABELS: Mapping[Any, float] = {True: 1.0, False: 0.0, "true": 1.0, "false": 0.0}
+"""Label of a single answer → score; 1 and 0 equal the first two."""
+BESIDE = {"system": "system", "system_prompt": "system", "history": None}
+"""Columns with a part of the conversation → the layout column that reads them."""
 IN_TURN = OutOfTurn()
 """All faults are refused."""
 OTHER_ANSWERS = {"chosen", "rejected", "response1", "response2", "responses", "answers", "instruction"}
@@ -64,15 +68,15 @@ def example_of(row: Any, verifier: str | None = None, rules: OutOfTurn = IN_TURN
         prompt, answers                                     transcript and ranked answers {answer, rank}, 1 is best (Nectar)
         messages | prompt, tool_calls                       chat whose last turn calls tools (xLAM's `query` and `answers`)
 
-    `conversation` and `context_messages` are other names for `messages`. A list of messages may be stored as JSON text; a `completion` or
-    `response` only next to a beginning that is, because an assistant may write JSON.
+    `conversation` and `context_messages` are other names for `messages`; `system` is a system turn before them. A list of messages may be
+    stored as JSON text; a `completion` or `response` only next to a beginning that is, because an assistant may write JSON.
     A truncated sample has `finish_reason: length` in the assistant's turn, in an element of `answers`, or in the row if it has one answer;
     a pair has `finish_reason_chosen` and `finish_reason_rejected`. An element of `answers` may have a `win_rate`.
     Rows that their own dataset disowns are rejected: `problem_is_valid` or `solution_is_valid` other than yes, and `question_type: proof`
     with a ground truth (NuminaMath).
-    A single answer may have a `label` (good: true, bad: false) or a numeric `score`; a pair may have `score_chosen` and `score_rejected`,
-    and a `strength`, the probability that chosen is better. See `data/chat/turns.py` for fields of turns. Every row may have
-    `template_arguments` or `chat_template_kwargs`, a mapping or its JSON text, and the `tools` or `functions` that it offers.
+    A single answer may have a `label` (good: true or 1, bad: false or 0) or a numeric `score`; a pair may have `score_chosen` and
+    `score_rejected`, and a `strength`, the probability that chosen is better. See `data/chat/turns.py` for fields of turns. Every row may
+    have `template_arguments` or `chat_template_kwargs`, a mapping or its JSON text, and the `tools` or `functions` that it offers.
 
     `verifier` compares answers with the ground truth, overriding the row; `rules` apply to turns out of order, `record` is the type that
     the row becomes. Raises ValueError, one sentence, if the row cannot be read, or has missing, empty or wrong-role messages, and Dropped
@@ -82,16 +86,62 @@ def example_of(row: Any, verifier: str | None = None, rules: OutOfTurn = IN_TURN
         raise ValueError(row.reason)
     try:
         example = _parse(row, verifier, lambda messages: in_turn(messages, rules, record == "conversation"))
-        messages = in_turn(example.messages, rules, is_whole=False)
+        if record == "preference" and len(example.answers) == 1 and example.answers[0]["score"] is None:
+            _refuse_unclear(row)
+        messages = in_turn(_after_system(row, example.messages), rules, is_whole=False)
         return _checked(replace(example, messages=messages, template_arguments=arguments_in(row)), rules.kept)
     except OverflowError as error:  # an integer too large for a float
         raise ValueError(str(error)) from error
 
 
+def refuse_beside(row: Any) -> None:
+    """Raise ValueError for a row with a part of its conversation in a column that is read only where `columns` lists it."""
+    for name, column in BESIDE.items() if isinstance(row, dict) else ():
+        if not is_there(row.get(name)):
+            continue
+        if column is None:
+            raise ValueError(f"the row has {name}, which is not read: write its turns into messages, or leave it out by `columns`")
+        listed = ", ".join(f"{one}: {one}" for one in row if one in LAYOUT_COLUMNS and one != name)
+        raise ValueError(
+            f"the row has {name}, which becomes a turn only if listed: write `columns: {{{column}: {name}, {listed}}}` in the source, or "
+            f"the same without {column}"
+        )
+
+
+def _after_system(row: Any, messages: list[Message]) -> list[Message]:
+    """The messages after the row's column `system`, if any."""
+    given = row.get("system") if isinstance(row, dict) else None
+    if not is_there(given):
+        return messages
+    if not isinstance(given, str):
+        raise ValueError(f"system is a {type(given).__name__}, not a text")
+    turn: Message = {"role": "system", "content": given}
+    if messages[:1] == [turn]:
+        return messages
+    if any(message["role"] == "system" for message in messages):
+        raise ValueError("the row has a column system and another system turn: leave one of them out")
+    return [turn, *messages]
+
+
+def _refuse_unclear(row: Any) -> None:
+    """Raise ValueError for a single answer's label that is neither true nor false, or its score that is no finite number."""
+    for name, meant in (("label", "neither true (a good answer) nor false (a bad one)"), ("score", "no finite number")):
+        if is_there(row.get(name)):
+            raise ValueError(f"{name} {row[name]!r:.80} is {meant}")
+
+
+def _labelled(label: Any) -> float | None:
+    """The score of a label, also where it is written as 1 or 0, or as text."""
+    label = label.strip().lower() if isinstance(label, str) else label
+    return LABELS.get(label) if isinstance(label, (bool, int, float, str)) else None
+
+
 def _parse(row: Any, verifier: str | None, ordered: Callable[[list[Message]], list[Message]]) -> Example:
     row = _named(row)
     if not isinstance(row, dict):
-        raise ValueError("the row is not an object with named fields")
+        is_list = isinstance(row, list) and any(isinstance(one, dict) and set(LAYOUT_COLUMNS) & one.keys() for one in row)
+        remedy = ": a list of rows is a file of its own, named .json" if is_list else ""
+        raise ValueError(f"the row is not an object with named fields{remedy}")
     refuse_more_than_messages(row)
     if verifier is not None:
         row = {"ground_truth": None, **row, "dataset": None}
@@ -167,6 +217,7 @@ def _refuse_disowned(row: dict[str, Any], verifiable: bool) -> None:
 def _single(text: str, row: dict[str, Any]) -> Answer:
     """One answer with the row's label or score, if any."""
     score = float(row["label"]) if isinstance(row.get("label"), bool) else _number(row.get("score"))
+    score = _labelled(row.get("label")) if score is None else score
     return _answer(text, score, row.get("finish_reason"))
 
 
@@ -283,7 +334,7 @@ def _turns(row: dict[str, Any]) -> list[Message]:
     given = _stored(given)
     if not isinstance(given, str):
         return _chat(given)
-    if column != "prompt" and LIST.match(given):
+    if column != "prompt" and (LIST.match(given) or isinstance(_decoded(given), (dict, list, str))):
         raise ValueError(f"{column} is a text that begins as a list of messages, and is not one as JSON: store a list, or its JSON text")
     return [{"role": "user", "content": given}]
 
@@ -300,12 +351,17 @@ def _stored(given: Any) -> Any:
     """The list of messages in a JSON text; anything else is returned as it is."""
     if not isinstance(given, str) or not LIST.match(given):
         return given
-    try:
-        turns = json.loads(given)
-    except (ValueError, RecursionError):
-        return given
+    turns = _decoded(given)
     are_messages = turns and all(isinstance(turn, dict) and {"role", "from"} & turn.keys() for turn in turns)
     return turns if are_messages else given
+
+
+def _decoded(text: str) -> Any:
+    """The value of a JSON text, None for other texts."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _chat(given: Any) -> list[Message]:
@@ -324,11 +380,16 @@ def _checked(example: Example, kept: Collection[str]) -> Example:
         problem = f"the last turn has train {example.train!r}: true or false is meant"
     if not _is_json(example.verifier):
         problem = "the verifier holds something that JSON has no form for"
+    if example.answers and not example.messages:
+        problem = "there is no turn of the user"
     if problem:
         raise ValueError(problem)
     for number, answer in enumerate(example.answers):
-        if not isinstance(answer["text"], str) or not (answer["text"].strip() or example.calls):
-            raise ValueError(f"the {('answer', 'rejected answer')[number] if number < 2 else f'answer {number}'} is empty")
+        text, which = answer["text"], ("answer", "rejected answer")[number] if number < 2 else f"answer {number}"
+        if text is not None and not isinstance(text, str):
+            raise ValueError(f"the {which} is a {type(text).__name__}, not a text")
+        if text is None or not (text.strip() or example.calls):
+            raise ValueError(f"the {which} is empty")
     return example
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from pedigree.configs.rows.row_sources import RecordType
+from pedigree.data.sources.row_files import NULL
 
 CHATS = (("messages",), ("prompt", "completion"), ("instruction", "output"))
 VERIFIED = (("prompt", "verifier"), ("prompt", "dataset", "ground_truth"))
@@ -25,6 +26,7 @@ OTHERS = {
     "messages": ("dialogue", "dialog", "chat", "turns"),
     "instruction": ("question", "query"),
     "output": ("answer", "reply", "response", "target"),
+    "label": ("kto_tag", "desirable", "good"),
     "chosen": ("better", "preferred", "accepted", "winner"),
     "rejected": ("worse", "dispreferred", "refused", "loser"),
     "ground_truth": ("answer", "solution", "gold", "target", "label"),
@@ -54,7 +56,7 @@ def hint(columns: Sequence[str], record: RecordType | None) -> str:
 def _fit(layout: Sequence[str], columns: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """(column of the layout → the row's likely name of it, columns that nothing resembles)."""
     renamed, lacking = {}, []
-    free = {name.lower(): name for name in columns if name not in layout}
+    free = {name.lower(): name for name in columns if name not in layout and not name.endswith(NULL)}
     for column in layout:
         if {column, *SAME.get(column, ())} & set(columns):
             continue

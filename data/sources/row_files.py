@@ -31,14 +31,23 @@ SHOWN = 3
 """Number of reasons shown in an error, and of rows for each."""
 EXCERPT, REASON = 200, 300
 """Maximum characters of a bad row, and of the reason, in its evidence."""
+NULL = " (null)"
+"""Follows the name of a column without a value."""
 GAP = " .. "
 """Replaces the omitted middle of a reason."""
-WITH_MARK = ("utf-16", "utf-32")
-"""Encodings that a byte order mark states."""
 OF_ROWS = frozenset(LAYOUT_COLUMNS) - {"dataset", "source"}
 """Columns by which an object is a row and not a file's frame around its rows."""
-PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br", ".zip")
-"""Suffixes of compressed files."""
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br", ".zip", ".tar", ".tgz", ".part", ".tmp", ".incomplete")
+"""Suffixes of files that are compressed or incomplete."""
+OTHER_FORMATS = {
+    ".csv": "convert it with pandas.read_csv(FILE).to_json('rows.jsonl', orient='records', lines=True)",
+    ".arrow": "convert its folder with datasets.load_from_disk(FOLDER).to_parquet('rows.parquet')",
+    ".ndjson": "rename it to .jsonl",
+    **dict.fromkeys((".tsv", ".feather", ".orc", ".avro"), "convert it to .parquet"),
+}
+"""Suffix of files with rows that are not read → remedy."""
+ABOUT_ROWS = ("dataset_infos.json", "dataset_info.json")
+"""Files that describe the rows next to them, by `datasets`."""
 
 
 class Unreadable(NamedTuple):
@@ -85,7 +94,7 @@ class BadRow(NamedTuple):
         if len(reason) > REASON:  # keep both ends: some reasons quote first and end with the problem
             half = (REASON - len(GAP)) // 2
             reason = f"{reason[:half]}{GAP}{reason[-half:]}"
-        columns = tuple(writable(str(name)[:EXCERPT]) for name in row) if isinstance(row, dict) else ()
+        columns = tuple(writable(str(name)[:EXCERPT]) + NULL * (row[name] is None) for name in row) if isinstance(row, dict) else ()
         return cls(place, reason, text_of(row)[:EXCERPT], columns)
 
 
@@ -120,7 +129,7 @@ def blocks(path: Path) -> Iterator[Block]:
     """
     for file in _files(path) if path.is_dir() else [path]:
         if ending(file) not in READERS:
-            raise PedigreeError(f"{file.name}: rows are read from {', '.join(sorted(READERS))} files")
+            raise PedigreeError(f"{file.name}: rows are read from {', '.join(sorted(READERS))} files: {_remedy(file)}")
         yield from READERS[ending(file)](file)
 
 
@@ -139,18 +148,23 @@ def _files(folder: Path) -> list[Path]:
         more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
         raise PedigreeError(
             f"{folder.name} holds {left_out[0]}{more}, which would be left out: rows are read from {', '.join(sorted(READERS))} files; "
-            "rename, unpack or remove it"
+            f"{_remedy(PurePath(left_out[0]))}, or remove it"
         )
-    files = [path for path in there if ending(path) in READERS]
+    files = [path for path in there if ending(path) in READERS and path.name not in ABOUT_ROWS]
     if not files:
         raise PedigreeError(f"{folder.name} holds no {', '.join(sorted(READERS))} file")
     return files
 
 
 def _looks_like_rows(file: PurePath) -> bool:
-    """Whether the suffix is that of a row file, ignoring case and compression."""
+    """Whether the suffix is that of a file of rows, ignoring case and compression."""
     plain = PurePath(file.name.lower())
-    return ending(plain.with_suffix("") if plain.suffix in PACKED else plain) in READERS
+    plain = plain.with_suffix("") if plain.suffix in PACKED else plain
+    return plain.suffix in OTHER_FORMATS or ending(plain) in READERS
+
+
+def _remedy(file: PurePath) -> str:
+    return OTHER_FORMATS.get(file.suffix.lower(), "rename, unpack or convert it")
 
 
 def in_blocks(rows: Iterable[tuple[str, Any]]) -> Iterator[Block]:
@@ -183,7 +197,9 @@ def cached_at(source: Stored, sha256: str) -> Path:
 
 def _jsonl(file: Path) -> Iterator[Block]:
     with file.open("rb") as stream:
-        yield from _lines(file, stream)
+        is_one_document = stream.readline(8).removeprefix(BOM_UTF8).strip() in (b"[", b"{")
+        stream.seek(0)
+        yield from _json(file) if is_one_document else _lines(file, stream)
 
 
 def _packed(file: Path) -> Iterator[Block]:
@@ -228,12 +244,12 @@ def _in_lines(file: str, first: int, data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
-    """A stream's lines in UTF-8, without a byte order mark. Where it has one of UTF-16 or UTF-32, damaged characters become escapes, which
-    are not JSON. Raw carriage returns are never part of JSON texts, so they end lines if nothing else does."""
+    """A stream's lines in UTF-8, without a byte order mark. In UTF-16 and UTF-32, damaged characters become escapes, which are not JSON.
+    Raw carriage returns are never part of JSON texts, so they end lines if nothing else does."""
     first = stream.read(max(BLOCK_BYTES, len(BOM_UTF32_LE)))
     pieces = chain([first], iter(partial(stream.read, BLOCK_BYTES), b""))
     encoding = json.detect_encoding(first)
-    if encoding in WITH_MARK:
+    if not encoding.startswith("utf-8") and any(first[:4]):
         pieces = map(str.encode, codecs.iterdecode(pieces, encoding, "backslashreplace"))
     first = next(pieces, b"").removeprefix(BOM_UTF8)
     by_return = b"\r" in first[:-1] and b"\n" not in first
@@ -249,11 +265,26 @@ def _decoded(line: bytes) -> str | Unreadable:
         return Unreadable(line.decode(errors="backslashreplace"), why)
 
 
-def _parsed(line: str) -> Any:
+def _parsed(text: str) -> Any:
     try:
-        return json.loads(line)
+        return DECODER.decode(text.removeprefix("\ufeff"))
+    except json.JSONDecodeError as error:
+        within = f"line {error.lineno}, " if "\n" in text else ""
+        return Unreadable(text, f"is not JSON: {error.msg} at {within}character {error.colno}")
     except (ValueError, RecursionError) as error:
-        return Unreadable(line, f"is not JSON: {error}")
+        return Unreadable(text, f"is not JSON: {error}")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these keys. Raises ValueError if one is repeated, because readers differ in which value they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+        raise ValueError(f"an object has the key {name!r:.80} twice")
+    return found
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_once)
 
 
 def _json(file: Path) -> Iterator[Block]:
@@ -276,7 +307,8 @@ def _json(file: Path) -> Iterator[Block]:
         raise PedigreeError(f"{file.name} {found.reason}")
     rows = _listed(found)
     if rows is None:
-        raise PedigreeError(f"{file.name} is not a JSON list of rows, nor an object with one such list")
+        has = f": it has {', '.join(str(name)[:EXCERPT] for name in islice(found, SHOWN))}" if isinstance(found, dict) else ""
+        raise PedigreeError(f"{file.name} is not a JSON list of rows, nor an object with one such list{has}")
     yield from in_blocks((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
 
 

@@ -140,10 +140,16 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
         blocks = row_files.in_blocks(grouped(_chosen((row for block in blocks for row in block()), columns), attributes))
         columns = {}
 
+    def made(row: Any) -> dict[str, Any]:
+        example = layouts.example_of(row, verifier, rules, record)
+        if not isinstance(source, Read) or not source.columns:
+            layouts.refuse_beside(row)
+        return _valid(example, record, task, name, outside)
+
     def parse(block: Block) -> Parsed:
         rows = ((place, part, given.values) for at, row in block() for given in [select_columns(row, columns, beside)]
                 for place, part in layouts.unfolded([(at, given.row)], record))  # fmt: skip
-        return _parsed(rows, lambda row: _valid(layouts.example_of(row, verifier, rules, record), record, task, name, outside))
+        return _parsed(rows, made)
 
     return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source), record=record)
 

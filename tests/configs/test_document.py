@@ -101,7 +101,15 @@ def test_what_is_no_config_is_refused(tmp_path, text, message):
 
 NO_VALUES = {"!!bool yes": "'yes' is not of the type bool", "!!int 1_000": "'1_000' is not of the type int", "<<": "'<<' is a key"} | {
     text: "the tag [^ ]* is not known: remove it"
-    for text in ("!!timestamp 2024-01-01", "!!timestamp x", "!!set {a, b}", "!!binary aGk=", "!!omap [a: 1]", "!own 1", "!!python/tuple [1]")
+    for text in (
+        "!!timestamp 2024-01-01",
+        "!!timestamp x",
+        "!!set {a, b}",
+        "!!binary aGk=",
+        "!!omap [a: 1]",
+        "!own 1",
+        "!!python/tuple [1]",
+    )
 }
 """Values of types of YAML 1.1, or of none."""
 

@@ -74,10 +74,14 @@ def test_text_that_is_meant_as_text_remains_text():
 
 
 @pytest.mark.parametrize(
-    "text", ["[{'role': 'user', 'content': 'Hello.'}]", '[{"role": "user", "content": "Hel', "[]", '[{"content": "a"}]', "[ {}, 7]"]
-)
+    "text",
+    [
+        "[{'role': 'user', 'content': 'Hello.'}]", '[{"role": "user", "content": "Hel', "[]", '[{"content": "a"}]', "[ {}, 7]",
+        json.dumps(json.dumps(LONGER)), json.dumps({"messages": LONGER}), json.dumps(["Hello."]),
+    ],
+)  # fmt: skip
 def test_text_that_begins_as_a_list_of_messages_and_is_none_is_refused(text):
-    """As `str` or numpy writes lists into a CSV file."""
+    """As `str` or numpy writes lists into a CSV file, or encoded twice; as a prompt of its own it would be trained without a word."""
     with pytest.raises(ValueError, match="messages is a text that begins as a list of messages, and is not one as JSON"):
         example_of({"messages": text, "completion": "x"})
 
@@ -123,8 +127,9 @@ def test_the_only_list_of_rows_in_an_object_is_read(tmp_path, wrapped):
 @pytest.mark.parametrize(
     "given", [{"train": ROWS, "test": ROWS}, {"messages": LONGER}, {"prompt": "a", "completion": "b", "seen": [{}]}, 7]
 )
-def test_an_object_with_no_list_of_rows_or_several_is_refused(tmp_path, given):
-    with pytest.raises(PedigreeError, match=r"x\.json is not a JSON list of rows, nor an object with one"):
+def test_an_object_with_no_list_of_rows_or_several_is_refused(tmp_path, given: Any):
+    has = f": it has {', '.join(given)}" if isinstance(given, dict) else ""
+    with pytest.raises(PedigreeError, match=rf"x\.json is not a JSON list of rows, nor an object with one such list{has}$"):
         read(write(tmp_path / "x.json", given))
 
 
@@ -136,17 +141,43 @@ def test_json_lines_under_the_name_of_json_are_read_as_such(tmp_path):
         read(tmp_path / "y.json")
 
 
+def test_one_json_document_under_the_name_of_json_lines_is_read_as_such(tmp_path):
+    for number, written in enumerate((json.dumps(ROWS, indent=1), "\ufeff[\n" + ",\n".join(map(json.dumps, ROWS)) + "\n]\n")):
+        (tmp_path / f"x{number}.jsonl").write_text(written)
+        assert [row for _, row in row_files.read(tmp_path / f"x{number}.jsonl")] == ROWS
+    (tmp_path / "y.jsonl").write_text("\n".join(json.dumps(row, indent=1) for row in ROWS))
+    with pytest.raises(PedigreeError, match=r"y\.jsonl is not JSON: Extra data at line 5, character 1"):
+        read(tmp_path / "y.jsonl")
+    (tmp_path / "z.jsonl").write_text(json.dumps(ROWS))
+    with pytest.raises(PedigreeError, match=r"z\.jsonl:1: the row is not an object with named fields: .* named \.json"):
+        read(tmp_path / "z.jsonl")
+
+
+def test_a_mark_within_joined_files_is_no_content(tmp_path):
+    """`cat` of files that begin with a byte order mark."""
+    (tmp_path / "x.jsonl").write_text("\n".join("\ufeff" + json.dumps(row) for row in ROWS))
+    assert len(read(tmp_path / "x.jsonl").rows) == 40
+
+
+@pytest.mark.parametrize("line", ['{"prompt": "a", "completion": "b", "prompt": "c"}', '{"messages": [{"role": "user", "role": "x"}]}'])
+def test_an_object_with_one_key_twice_is_a_bad_row(tmp_path, line):
+    """Readers differ in which of the values they take."""
+    name = "prompt" if "prompt" in line else "role"
+    (tmp_path / "x.jsonl").write_text(line)
+    with pytest.raises(PedigreeError, match=rf"x\.jsonl:1: is not JSON: an object has the key '{name}' twice"):
+        read(tmp_path / "x.jsonl")
+
+
 @pytest.mark.parametrize("block", [1000, 1 << 22])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["LF", "CRLF", "CR"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_any_encoding_of_unicode_and_any_line_end_gives_the_same_rows(tmp_path, monkeypatch, encoding, end, block):
     monkeypatch.setattr(row_files, "BLOCK_BYTES", block)
-    mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""
-    lines = mark + end.join(json.dumps(row, ensure_ascii=False) for row in ROWS) + end
+    lines = end.join(json.dumps(row, ensure_ascii=False) for row in ROWS) + end
     (tmp_path / "x.jsonl").write_bytes(lines.encode(encoding))
     found = list(row_files.read(tmp_path / "x.jsonl"))
     assert [row for _, row in found] == ROWS and [place for place, _ in found] == [f"x.jsonl:{number}" for number in range(1, 41)]
-    (tmp_path / "x.json").write_bytes((mark + json.dumps(ROWS, ensure_ascii=False, indent=1).replace("\n", end)).encode(encoding))
+    (tmp_path / "x.json").write_bytes((json.dumps(ROWS, ensure_ascii=False, indent=1).replace("\n", end)).encode(encoding))
     assert [row for _, row in row_files.read(tmp_path / "x.json")] == ROWS
 
 
@@ -177,3 +208,68 @@ def test_columns_that_are_not_read_may_hold_anything(tmp_path):
 def test_what_is_read_and_is_no_text_is_a_bad_row(row):
     with pytest.raises(ValueError, match=r"is not \{role, content\}|has no text"):
         example_of(row)
+
+
+BESIDE = [
+    {"instruction": "Name a sea.", "input": "", "output": "The North Sea."},
+    {"conversations": [{"from": "human", "value": "Name a sea."}, {"from": "gpt", "value": "The North Sea."}]},
+    {"prompt": "Name a sea.", "completion": "The North Sea."},
+]
+
+
+@pytest.mark.parametrize("row", BESIDE)
+def test_a_system_prompt_in_a_column_of_its_own_is_not_lost_without_a_word(tmp_path, row):
+    for name in ("system", "system_prompt"):
+        file = write(tmp_path / "x.jsonl", [{**row, name: "Be brief."}])
+        columns = {one: one for one in row} | {"system": name}
+        listed = ", ".join(f"{one}: {one}" for one in row)
+        with pytest.raises(PedigreeError, match=f"the row has {name}, .*`columns: {{system: {name}, {listed}}}`"):
+            read(file)
+        (given,) = read(file, columns=columns).rows
+        assert [(one["role"], one["content"]) for one in given["messages"]][:2] == [("system", "Be brief."), ("user", "Name a sea.")]
+        assert len(read(file, columns={one: one for one in row}).rows[0]["messages"]) == 2  # left out on purpose
+    for blank in (None, "", []):
+        assert len(read(write(tmp_path / "y.jsonl", [{**row, "system": blank, "history": blank}])).rows[0]["messages"]) == 2
+    with pytest.raises(PedigreeError, match="the row has history, which is not read"):
+        read(write(tmp_path / "z.jsonl", [{**row, "history": [["Hello.", "Hello!"]]}]))
+
+
+def test_a_system_prompt_beside_another_system_turn_is_refused_unless_both_are_equal():
+    own = {"messages": [{"role": "system", "content": "Be brief."}, *ASKED, *ANSWERED]}
+    assert example_of({**own, "system": "Be brief."}).messages == own["messages"][:2]
+    with pytest.raises(ValueError, match="a column system and another system turn"):
+        example_of({**own, "system": "Be long."})
+    with pytest.raises(ValueError, match="system is a list, not a text"):
+        example_of({"prompt": "a", "completion": "b", "system": ["Be brief."]})
+
+
+@pytest.mark.parametrize(("label", "score"), [(True, 1), (False, 0), (1, 1), (0, 0), (1.0, 1), ("true", 1), ("False", 0)])
+def test_labels_are_read_as_tables_and_text_have_them(tmp_path, label, score):
+    (row,) = read(write(tmp_path / "x.jsonl", [{"prompt": "a", "completion": "b", "label": label}]), "preference").rows
+    assert row["answers"][0]["score"] == score
+
+
+@pytest.mark.parametrize("label", ["good", 0.5, -1, 2, [True], "1.0"])
+def test_a_label_that_is_neither_true_nor_false_is_named(tmp_path, label):
+    row = {"prompt": "a", "completion": "b", "label": label}
+    with pytest.raises(PedigreeError, match=r"x.jsonl:1: label .* is neither true \(a good answer\) nor false"):
+        read(write(tmp_path / "x.jsonl", [row]), "preference")
+    assert read(tmp_path / "x.jsonl").rows  # a conversation has no use for it
+    (scored,) = read(write(tmp_path / "y.jsonl", [{**row, "score": 0.7}]), "preference").rows
+    assert scored["answers"][0]["score"] == 0.7
+
+
+def test_roles_are_known_in_any_case_and_unknown_ones_and_keys_are_named():
+    asked = {"role": " Human", "content": "Hello."}
+    assert example_of({"messages": [{"role": "System", "content": "x"}, asked, {"role": "model", "content": "Hello!"}]}).messages == [
+        {"role": "system", "content": "x"}, {"role": "user", "content": "Hello."},
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="message 1 has role 'Bot', which is none of"):
+        example_of({"messages": [asked, {"role": "Bot", "content": "Hello!"}]})
+    with pytest.raises(ValueError, match=r"message 0 has from, text and is not \{role, content\}"):
+        example_of({"conversations": [{"from": "human", "text": "Hello."}]})
+
+
+def test_an_answer_of_another_type_is_not_called_empty():
+    with pytest.raises(ValueError, match="the answer is a list, not a text"):
+        example_of({"instruction": "Name two.", "output": ["a", "b"]})

@@ -16,6 +16,8 @@ NEAR = [
     ("conversation", ("prompt",), "`prompt, completion` (completion is missing)"),
     ("preference", ("prompt", "chosen"), "`prompt, chosen, rejected` (rejected is missing)"),
     ("preference", ("question", "better", "worse"), "`columns: {prompt: question, chosen: better, rejected: worse}`"),
+    ("preference", ("prompt", "completion", "kto_tag"), "`columns: {prompt: prompt, completion: completion, label: kto_tag}`"),
+    ("conversation", ("prompt (null)", "completion"), "`prompt, completion` (prompt is missing)"),
     ("prompt", ("problem", "n"), "`prompt` (write `columns: {prompt: problem}` in the source)"),
     ("item", ("question", "verifier"), "`columns: {prompt: question, verifier: verifier}`"),
     ("conversation", ("a", "b"), "conversation rows have `messages` or `prompt, completion` or `instruction, output` (docs/layouts.md)"),

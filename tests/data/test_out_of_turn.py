@@ -119,7 +119,7 @@ def test_a_prompt_ends_with_the_user_and_the_beginning_of_a_pair_is_mended_too(t
 @pytest.mark.parametrize("given", ["a:1", "s:0 a:1", "a:1 a:2"])
 def test_a_conversation_without_a_user_is_never_kept(tmp_path, given):
     everything = dict.fromkeys(FAULTS, "keep")
-    with pytest.raises(PedigreeError, match=r"there is no turn of the user|there are no messages"):
+    with pytest.raises(PedigreeError, match="there is no turn of the user"):
         read(tmp_path, [given], out_of_turn=everything)
 
 

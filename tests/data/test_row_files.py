@@ -112,15 +112,26 @@ def test_damaged_parquet_is_told_by_file_and_rows(tmp_path, damage, says):
 def test_what_looks_like_rows_in_a_folder_and_cannot_be_read_is_named(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "a.jsonl").write_bytes(GOOD)
-    for beside in ("B.JSONL", "c.jsonl.zst", "c.json.gz", "deep/d.Parquet", "c.parquet.XZ"):
+    others = ("c.csv", "C.TSV", "data-00000-of-00001.arrow", "c.ndjson", "c.csv.gz", "c.jsonl.tmp", "deep/c.parquet.part")
+    for beside in ("B.JSONL", "c.jsonl.zst", "c.json.gz", "deep/d.Parquet", "c.parquet.XZ", *others):
         (tmp_path / beside).write_bytes(GOOD)
         with pytest.raises(PedigreeError, match=f"^{tmp_path.name} holds {beside}, which would be left out: rows are read from .* files"):
             list(row_files.read(tmp_path))
         (tmp_path / beside).unlink()
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("x.csv", "convert it with pandas.read_csv"), ("x.arrow", "load_from_disk"), ("x.ndjson", "rename it to .jsonl")]
+)
+def test_a_file_in_another_format_is_told_with_what_reads_it(tmp_path, name, remedy):
+    (tmp_path / name).write_bytes(GOOD)
+    with pytest.raises(PedigreeError, match=rf"^{name}: rows are read from .* files: .*{remedy}"):
+        list(row_files.read(tmp_path / name))
+
+
 def test_what_is_hidden_and_what_is_no_rows_is_left_alone_unless_it_is_what_is_read(tmp_path):
-    for name in ("._a.jsonl", ".cache/x.jsonl", ".C.JSONL", "README.md", "LICENSE", "_SUCCESS", "picture.png.gz", "deep.jsonl/a.txt"):
+    about = ("README.md", "LICENSE", "_SUCCESS", "picture.png.gz", "deep.jsonl/a.txt", "dataset_infos.json")
+    for name in ("._a.jsonl", ".cache/x.jsonl", ".C.JSONL", *about):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"\x00")
     with pytest.raises(PedigreeError, match=r"holds no \.json, \.jsonl, \.jsonl\.gz, \.parquet file$"):
