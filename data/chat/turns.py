@@ -76,10 +76,10 @@ class Dropped(ValueError):
     """A row is left out as its source's `out_of_turn` specifies; the text is the name of the fault."""
 
 
-def in_turn(messages: Sequence[Message], rules: OutOfTurn, is_whole: bool) -> list[Message]:
+def in_turn(messages: Sequence[Message], rules: OutOfTurn, is_whole: bool, met: set[str]) -> list[Message]:
     """Cut and join turns that are out of order, as the rules specify; those that are refused or kept remain.
 
-    `is_whole`: the messages are a conversation, which ends with the assistant.
+    `is_whole`: the messages are a conversation, which ends with the assistant. Each fault that is there is added to `met`.
 
     Raises:
         Dropped: a rule drops the row.
@@ -89,27 +89,28 @@ def in_turn(messages: Sequence[Message], rules: OutOfTurn, is_whole: bool) -> li
     if not all(isinstance(turn["content"], str) for turn in turns):  # a bad row in any case
         return turns
     beginning = [turn["role"] for turn in turns if turn["role"] != "system"][:1]
-    if beginning == ["assistant"] and _applied(rules, "assistant_first") == "cut":
+    if beginning == ["assistant"] and _applied(rules, "assistant_first", met) == "cut":
         begin = next((place for place, turn in enumerate(turns) if turn["role"] == "user"), len(turns))
         turns = [*(turn for turn in turns[:begin] if turn["role"] == "system"), *turns[begin:]]
     first = next((place for place, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
     late = {place for place, turn in enumerate(turns) if turn["role"] == "system" and place > first}
-    match late and _applied(rules, "late_system"):
+    match late and _applied(rules, "late_system", met):
         case "cut":
             turns = [turn for place, turn in enumerate(turns) if place not in late]
         case "join":
             asked: list[Message] = [{**turn, "role": "user"} if place in late else turn for place, turn in enumerate(turns)]
             turns = _joined(asked, lambda place: place in late or place - 1 in late)
-    if any(_may_join(*two) for two in pairwise(turns)) and _applied(rules, "same_role") == "join":
+    if any(_may_join(*two) for two in pairwise(turns)) and _applied(rules, "same_role", met) == "join":
         turns = _joined(turns, lambda place: True)
     if is_whole and turns and turns[-1]["role"] == "user" and any(turn["role"] in MARKED for turn in turns):
-        while _applied(rules, "user_last") == "cut" and turns[-1]["role"] in ("user", "system"):
+        while _applied(rules, "user_last", met) == "cut" and turns[-1]["role"] in ("user", "system"):
             turns.pop()
     return turns
 
 
-def _applied(rules: OutOfTurn, fault: str) -> str:
+def _applied(rules: OutOfTurn, fault: str, met: set[str]) -> str:
     """The rule for a fault that is there. Raises Dropped."""
+    met.add(fault)
     rule = getattr(rules, fault)
     if rule == "drop":
         raise Dropped(fault)

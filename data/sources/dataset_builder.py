@@ -5,7 +5,8 @@ depend on the number of processes or the block size.
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -54,6 +55,8 @@ class BlockIndex(NamedTuple):
     bad: list[BadRow]
     path: Path
     """The rows' file."""
+    out_of_turn: Mapping[str, int]
+    """As in `Parsed`."""
 
 
 @dataclass
@@ -70,6 +73,11 @@ class SourceRows:
     @property
     def rows(self) -> int:
         return sum(len(draft.index) for draft in self.drafts)
+
+    @property
+    def out_of_turn(self) -> Counter[str]:
+        """Fault and rule → rows that were cut, joined or kept."""
+        return sum((Counter(draft.out_of_turn) for draft in self.drafts), Counter[str]())
 
     @property
     def is_empty(self) -> bool:
@@ -216,7 +224,7 @@ class DatasetBuilder:
         return frozenset(chain.from_iterable(draft.columns for taken in self.taken for draft in taken.drafts))
 
     def _draft(self, source: OpenSource, number: int, block: Block, path: Path) -> BlockIndex:
-        rows, bad, places, further = source.parse(block)
+        rows, bad, places, further, out_of_turn = source.parse(block)
         rows = [{"id": f"{row['source']}-{digest(row)[:16]}", **row} for row in rows]
         draft = columns.to_table(rows, records.RECORDS[self.record]).append_column(PLACE, pa.array(map(writable, places), pa.string()))
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, draft.schema) as writer:
@@ -237,7 +245,7 @@ class DatasetBuilder:
         for name, column in noted.items():
             index = index.append_column(name, column)
         facts = filtering.look(self.filters, rows, RowContext(counts or (), further, number))
-        return BlockIndex(index, facts, frozenset(chain.from_iterable(further)), bad, path)
+        return BlockIndex(index, facts, frozenset(chain.from_iterable(further)), bad, path, out_of_turn)
 
     def table(self, when: When = "before_filters") -> RowIndex:
         """Index of all drafted rows, or only of the drawn ones if drawing comes before filters. Equal ids get numbers.

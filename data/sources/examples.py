@@ -27,6 +27,8 @@ class Example:
     """Tool calls at the end of that turn, as in `data/chat/tools.py`; the answer may then be empty."""
     template_arguments: dict[str, Any] | None = None
     """Variables of the chat template → their values."""
+    out_of_turn: frozenset[str] = frozenset()
+    """Faults of the order of its turns, which the source's rules cut, join or keep."""
 
     @property
     def answer(self) -> str | None:

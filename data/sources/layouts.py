@@ -85,11 +85,13 @@ def example_of(row: Any, verifier: str | None = None, rules: OutOfTurn = IN_TURN
     if isinstance(row, Unreadable):
         raise ValueError(row.reason)
     try:
-        example = _parse(row, verifier, lambda messages: in_turn(messages, rules, record == "conversation"))
+        met: set[str] = set()
+        example = _parse(row, verifier, lambda messages: in_turn(messages, rules, record == "conversation", met))
         if record == "preference" and len(example.answers) == 1 and example.answers[0]["score"] is None:
             _refuse_unclear(row)
-        messages = in_turn(_after_system(row, example.messages), rules, is_whole=False)
-        return _checked(replace(example, messages=messages, template_arguments=arguments_in(row)), rules.kept)
+        messages = in_turn(_after_system(row, example.messages), rules, is_whole=False, met=met)
+        faults = frozenset(met)
+        return _checked(replace(example, messages=messages, template_arguments=arguments_in(row), out_of_turn=faults), rules.kept)
     except OverflowError as error:  # an integer too large for a float
         raise ValueError(str(error)) from error
 

@@ -197,9 +197,9 @@ def cached_at(source: Stored, sha256: str) -> Path:
 
 def _jsonl(file: Path) -> Iterator[Block]:
     with file.open("rb") as stream:
-        is_one_document = stream.readline(8).removeprefix(BOM_UTF8).strip() in (b"[", b"{")
+        is_list = stream.readline(8).removeprefix(BOM_UTF8) in (b"[\n", b"[\r\n")
         stream.seek(0)
-        yield from _json(file) if is_one_document else _lines(file, stream)
+        yield from _json(file) if is_list else _lines(file, stream)
 
 
 def _packed(file: Path) -> Iterator[Block]:
@@ -270,7 +270,8 @@ def _parsed(text: str) -> Any:
         return DECODER.decode(text.removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         within = f"line {error.lineno}, " if "\n" in text else ""
-        return Unreadable(text, f"is not JSON: {error.msg} at {within}character {error.colno}")
+        remedy = ": write each row on one line, with `jq -c .`" if text.strip() == "{" else ""
+        return Unreadable(text, f"is not JSON: {error.msg} at {within}character {error.colno}{remedy}")
     except (ValueError, RecursionError) as error:
         return Unreadable(text, f"is not JSON: {error}")
 

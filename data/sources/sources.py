@@ -4,6 +4,7 @@ Each source yields `Example`s, which `data/sources/examples.py` turns into recor
 the row, so it depends on the row alone.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -82,6 +83,8 @@ class Parsed(NamedTuple):
     """Where each record was read; its id there if it is from another stage; empty if it was generated."""
     said: list[Mapping[str, Any]]
     """Requested further columns of each record."""
+    out_of_turn: Mapping[str, int] = NOTHING
+    """Fault and rule → rows that were cut, joined or kept."""
 
 
 @dataclass(frozen=True)
@@ -140,16 +143,20 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
         blocks = row_files.in_blocks(grouped(_chosen((row for block in blocks for row in block()), columns), attributes))
         columns = {}
 
-    def made(row: Any) -> dict[str, Any]:
-        example = layouts.example_of(row, verifier, rules, record)
-        if not isinstance(source, Read) or not source.columns:
-            layouts.refuse_beside(row)
-        return _valid(example, record, task, name, outside)
-
     def parse(block: Block) -> Parsed:
+        met = Counter[str]()
+
+        def made(row: Any) -> dict[str, Any]:
+            example = layouts.example_of(row, verifier, rules, record)
+            if not isinstance(source, Read) or not source.columns:
+                layouts.refuse_beside(row)
+            valid = _valid(example, record, task, name, outside)
+            met.update(f"{fault}: {getattr(rules, fault)}" for fault in example.out_of_turn)
+            return valid
+
         rows = ((place, part, given.values) for at, row in block() for given in [select_columns(row, columns, beside)]
                 for place, part in layouts.unfolded([(at, given.row)], record))  # fmt: skip
-        return _parsed(rows, made)
+        return _parsed(rows, made)._replace(out_of_turn=met)
 
     return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source), record=record)
 

@@ -28,6 +28,8 @@ def counts(stage: Stage) -> dict[str, Any]:
     read = "not recorded"
     if found:
         read = f"{found['read']:,}" + (f" answers to {found['prompts']:,} prompts" if "prompts" in found else "")
+        turns = ", ".join(f"{count:,} with {rule}" for rule, count in found.get("out_of_turn", {}).items())
+        read += f" ({turns})" if turns else ""
     lengths = stage.evidence("statistics.json").get("all", {})
     return {
         "name": stage.shown,

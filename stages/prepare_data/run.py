@@ -122,6 +122,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         "bad_rows": len(bad_rows) - by_fault.total(),
         "planted_leaks": sum(number for name, number in counts["sources"].items() if name.startswith(LEAK)),
         "validation": recorded(verdict),
+        **({"out_of_turn": counts["out_of_turn"]} if counts["out_of_turn"] else {}),
     }
 
 
@@ -187,6 +188,7 @@ def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop]
                 "left_out": {reason: rows for reason, rows in left_out.items() if rows},
                 "in": seen,
                 "dropped": dict(reasons),
+                "out_of_turn": dict(part.out_of_turn),
                 "repeated": len(mine) - once,
                 "kept": len(mine),
             }
@@ -196,6 +198,7 @@ def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop]
         "kept": len(kept),
         "repeated": len(laid) - laid.read,
         "drops": dict(Counter(drop.reason for drop in drops.values())),
+        "out_of_turn": dict(sum((part.out_of_turn for part in taken), Counter[str]())),
         "sources": {one["values"]: one["counts"] for one in named},
         "per_source": per_source,
     }

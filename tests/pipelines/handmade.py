@@ -121,6 +121,7 @@ def _rows(node: Node, index: int):
         "read": 24 + index,
         "kept": 20 + index,
         "drops": {"exact_duplicates": 3},
+        "out_of_turn": {"same_role: join": 2},
         "sources": {"arithmetic": 20 + index},
         "per_source": [{"source": "arithmetic", "left_out": {"too odd": 1}, "in": 24, "dropped": {}, "kept": 20}],
     }

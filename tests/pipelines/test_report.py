@@ -83,7 +83,9 @@ def test_samples_show_losses_and_ties_too_and_are_escaped(page):
 
 
 def test_data_contamination_and_validation_are_told(page):
-    assert "3 exact_duplicates" in page and "1 too odd" in page and "<td>31 / 907 / 1,234</td>" in page
+    assert (
+        "3 exact_duplicates" in page and "1 too odd" in page and "(2 with same_role: join)" in page and "<td>31 / 907 / 1,234</td>" in page
+    )
     assert "2 of 24 rows removed; 2 of 2 planted leaks found" in page and "&lt;i&gt;what is" in page
     assert page.count(">passed<") == 4  # the four data sets of `tiny`
 

@@ -138,15 +138,17 @@ def test_a_file_without_rows_is_called_empty(tmp_path, data):
 def test_rows_that_a_rule_drops_are_counted_by_their_fault_beside_those_that_filters_drop(tmp_path):
     turns = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")]
     rows = [{"messages": turns}, {"messages": turns[1:]}, {"messages": [turns[0], *turns[2:]]}, {"messages": turns[:3]}, {"messages": []}]
+    rows += [{"messages": [turns[0], {"role": "system", "content": "Be brief."}, *turns[1:]]}] * 2
     write_rows(tmp_path / "x.jsonl", rows)
-    rules = {"assistant_first": "drop", "same_role": "drop", "user_last": "cut"}
+    rules = {"assistant_first": "drop", "same_role": "drop", "user_last": "cut", "late_system": "join"}
     config = {"record": "conversation", "sources": [{"type": "files", "path": "x.jsonl", "max_bad_rows": 1, "out_of_turn": rules}]}
     made = run_stage(tmp_path / "made", "prepare_data", config, files={"x.jsonl": tmp_path / "x.jsonl"})
-    assert sorted(len(row["messages"]) for row in rows_of(made)) == [2, 4]
+    assert sorted(len(row["messages"]) for row in rows_of(made)) == [2, 4, 4, 4]
     metrics, faults = made.record.metrics, {"assistant_first": 1, "same_role": 1}
     assert (metrics["dropped"], metrics["bad_rows"]) == (faults, 1)
     (source,) = evidence(made, "counts.json")["per_source"]
     assert source["left_out"] == faults | {"malformed": 1}
+    assert metrics["out_of_turn"] == source["out_of_turn"] == {"user_last: cut": 1, "late_system: join": 2}  # changed, not left out
     assert [row.get("out_of_turn") for row in read_rows(made.evidence / "bad_rows.jsonl")] == ["assistant_first", "same_role", None]
 
 
