@@ -1,6 +1,8 @@
 """Which layouts come near the columns of a row that no layout fits, for error messages."""
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from pedigree.configs.rows.row_sources import RecordType
@@ -42,35 +44,38 @@ def hint(columns: Sequence[str], record: RecordType | None) -> str:
     has = f"it has the columns {', '.join(columns[:MOST])}{more}" if columns else "it has no named columns"
     if record is None:
         return has
-    found = [(layout, *_fit(layout, columns)) for layout in LAYOUTS[record]]
-    if any(not renamed and not lacking for _, renamed, lacking in found):
+    found = [_fit(layout, columns) for layout in LAYOUTS[record]]
+    if any(all(name == ours for ours, name in fit.values()) for fit in found):
         return has
-    near = sorted((one for one in found if len(one[2]) < len(one[0])), key=lambda one: len(one[2]))
-    near = [one for one in near if len(one[2]) == len(near[0][2]) <= 1][:2]
+    lacks = [(fit, [column for column, (_, name) in fit.items() if name is None]) for fit in found]
+    near = sorted((one for one in lacks if len(one[1]) < len(one[0])), key=lambda one: len(one[1]))
+    near = [one for one in near if len(one[1]) == len(near[0][1]) <= 1][:2]
     if not near:
         known = " or ".join(f"`{', '.join(layout)}`" for layout in LAYOUTS[record])
         return f"{has}; {record} rows have {known} (docs/layouts.md)"
-    return f"{has}; near is {' or '.join(_shown(*one) for one in near)}"
+    system = next((name for name in ("system", "system_prompt") if name in columns), None)
+    return f"{has}; near is {' or '.join(_shown(*one, system) for one in near)}"
 
 
-def _fit(layout: Sequence[str], columns: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(column of the layout → the row's likely name of it, columns that nothing resembles)."""
-    renamed, lacking = {}, []
+def _fit(layout: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[str, str | None]]:
+    """Column of the layout → (the name that is read, the row's likely name of it; None if nothing resembles it)."""
+    fit: dict[str, tuple[str, str | None]] = {}
     free = {name.lower(): name for name in columns if name not in layout and not name.endswith(NULL)}
     for column in layout:
-        if {column, *SAME.get(column, ())} & set(columns):
-            continue
+        read = next((name for name in (column, *SAME.get(column, ())) if name in columns), None)
         likely = [name for name in OTHERS.get(column, ()) if name in free] + get_close_matches(column, free, 1, 0.75)
-        if likely:
-            renamed[column] = free.pop(likely[0])
-        else:
-            lacking.append(column)
-    return renamed, lacking
+        fit[column] = (read, read) if read else (column, free.pop(likely[0]) if likely else None)
+    return fit
 
 
-def _shown(layout: Sequence[str], renamed: dict[str, str], lacking: list[str]) -> str:
-    names = {column: renamed.get(column, column) for column in layout}
-    chosen = ", ".join(f"{column}: {name}" for column, name in names.items() if column not in lacking)
-    how = [f"write `columns: {{{chosen}}}` in the source"] if renamed else []
+def _shown(fit: Mapping[str, tuple[str, str | None]], lacking: Sequence[str], system: str | None) -> str:
+    chosen = [f"{ours}: {_quoted(name)}" for ours, name in [*fit.values(), ("system", system)] if name]
+    is_renamed = any(name not in (None, ours) for ours, name in fit.values())
+    how = [f"write `columns: {{{', '.join(chosen)}}}` in the source"] if is_renamed else []
     lacks = [f"{lacking[0]} is missing"] if lacking else []
-    return f"`{', '.join(layout)}` ({'; '.join(how + lacks)})"
+    return f"`{', '.join(fit)}` ({'; '.join(how + lacks)})"
+
+
+def _quoted(name: str) -> str:
+    """The name as YAML reads it as text."""
+    return name if re.fullmatch(r"[A-Za-z_][\w.-]*", name) else json.dumps(name)
