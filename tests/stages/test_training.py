@@ -74,9 +74,12 @@ UNEQUAL = {**SFT, "global_batch": 2, "epochs": 3}
 CALLED_IN_PIECES = {"world_size": 2, "zero_stage": 3, "logprob_chunk": 8}
 ADAPTERS = {**SFT, "epochs": 2, "lora": {"rank": 4, "alpha": 8.0}}
 PARTED = {"world_size": 2, "zero_stage": 3}
+KTO = dpo(loss={"type": "kto", "undesirable_weight": 0.001}, dtype="fp32", global_batch=14, epochs=1, order="given")
+"""72 answers: the last of six steps has both sides of one pair alone. Good ones are lifted, and with them the mismatched ones: z₀ > 0."""
 TWO_RANKS = [
     *(("sft", SFT, cut) for cut in CUTS.values() if "world_size" in cut),
     ("sft", ADAPTERS, PARTED),
+    ("preference_train", KTO, {"world_size": 2}),
     *KILLED.values(),
     *(("sft", THREE, before, WITH_CHECKPOINTS) for before, _ in RESHAPES.values() if before),
     ("sft", UNEQUAL, CALLED_IN_PIECES),
@@ -165,6 +168,13 @@ def test_adapters_are_trained_alike_on_ranks_that_hold_parts_of_them(quiet):
     assert losses[1] == pytest.approx(losses[0], rel=2e-4)
     one, two = weights
     assert one.keys() == two.keys() and all(torch.allclose(one[name], two[name], atol=1e-3) for name in one)
+
+
+def test_kto_estimates_its_kl_on_the_answers_of_all_ranks(quiet):
+    (one, alone), (two, together) = (quiet("preference_train", KTO, ranks) for ranks in ({}, {"world_size": 2}))
+    kl, kl_of_two = ([row["kl"] for row in rows_of(folder)] for folder in (one, two))
+    assert kl_of_two == pytest.approx(kl, rel=2e-3, abs=1e-5) and max(kl) > 1e-3 and kl[-1] == kl_of_two[-1] == 0
+    assert alone["metrics"]["steps_without_kl"] == together["metrics"]["steps_without_kl"] == 1
 
 
 def test_the_first_loss_of_an_untrained_model_is_log_v(sft_curve, policy):
