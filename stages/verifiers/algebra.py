@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 from sympy import Rational, oo
 
-from pedigree.stages.verifiers.expressions import LOG_BASE, Node, TooLargeError, infinite, kind, letter, letters, made, read
+from pedigree.stages.verifiers.expressions import LOG_BASE, Reading, TooLargeError, infinite, kind, letter, letters, made, read
 from pedigree.stages.verifiers.units import NAMES
 
 DIGITS = 40
@@ -182,23 +182,23 @@ def _interval(one: Any, other: Any) -> Any:
 def _solutions(node: Any, name: Any = None) -> Any:
     """The real numbers that a node describes; None if it does not describe any."""
     match node:
-        case Node("group", values, "{}") if all(kind(value) == "expression" for value in values):
+        case Reading("group", values, "{}") if all(kind(value) == "expression" for value in values):
             return sympy.FiniteSet(*values)
-        case Node("group", (low, high), "()" | "[]" | "[)" | "(]" as brackets) if kind(low) == kind(high) == "expression":
+        case Reading("group", (low, high), "()" | "[]" | "[)" | "(]" as brackets) if kind(low) == kind(high) == "expression":
             if not (low.is_extended_real and high.is_extended_real):
                 return None
             parts, join = (
                 [sympy.Interval(low, oo, brackets[0] == "("), sympy.Interval(-oo, high, False, brackets[1] == ")")],
                 sympy.Intersection,
             )
-        case Node("member", values):
+        case Reading("member", values):
             return _solutions(values)
-        case Node("relation"):
+        case Reading("relation"):
             parts, join = [_half_line(name, *link) for link in _links(node)], sympy.Intersection
-        case Node("union", values, sign):
+        case Reading("union", values, sign):
             join = {"∪": sympy.Union, "∩": sympy.Intersection, "∖": sympy.Complement}[sign]
             parts = [_solutions(value) for value in values]
-        case Node("any", values):
+        case Reading("any", values):
             parts, join = [_solutions(value, name) if kind(value) == "relation" else None for value in values], sympy.Union
         case _:
             return None

@@ -51,7 +51,7 @@ class TooLargeError(Exception):
 
 
 @dataclass(frozen=True)
-class Node:
+class Reading:
     """No tuple: sympy would evaluate the texts in a tuple that it compares with an expression."""
 
     kind: str
@@ -60,9 +60,9 @@ class Node:
     """Brackets of a group, sign of a union, unit of a quantity, name of a member, sides of ≈."""
 
 
-REALS = Node("group", (-oo, oo), "()")
-EMPTY = Node("group", (), "{}")
-PHRASES: dict[str, Node] = {"all real numbers": REALS, "all reals": REALS}
+REALS = Reading("group", (-oo, oo), "()")
+EMPTY = Reading("group", (), "{}")
+PHRASES: dict[str, Reading] = {"all real numbers": REALS, "all reals": REALS}
 
 
 @lru_cache(maxsize=4096)
@@ -73,14 +73,14 @@ def read(text: str) -> Any:
         value = _both_signs(parser.values(()))
         parser.end()
     except UnreadableError:
-        return PHRASES.get(plain(text), Node("text", plain(text)))
+        return PHRASES.get(plain(text), Reading("text", plain(text)))
     except TooLargeError:
-        return Node("large", plain(text))
+        return Reading("large", plain(text))
     return value
 
 
 def kind(node: Any) -> str:
-    return node.kind if isinstance(node, Node) else "expression"
+    return node.kind if isinstance(node, Reading) else "expression"
 
 
 def letter(name: str) -> Expr:
@@ -95,8 +95,8 @@ def letters(node: Any) -> set[str]:
 def _expressions(node: Any) -> Iterator[Any]:
     if isinstance(node, Expr):
         yield node
-    elif isinstance(node, (Node, tuple)):
-        for part in (node.value, node.form) if isinstance(node, Node) else node:
+    elif isinstance(node, (Reading, tuple)):
+        for part in (node.value, node.form) if isinstance(node, Reading) else node:
             yield from _expressions(part)
 
 
@@ -110,7 +110,7 @@ def made(operation: str, *parts: Any) -> Any:
     kinds = [kind(part) for part in given]
     if operation == "*" and sorted(kinds) == ["expression", "matrix"]:
         factor, matrix = given if kinds[1] == "matrix" else given[::-1]
-        return Node("matrix", tuple(tuple(made("*", factor, one) for one in row) for row in matrix.value))
+        return Reading("matrix", tuple(tuple(made("*", factor, one) for one in row) for row in matrix.value))
     if {*kinds} != {"expression"}:
         raise UnreadableError("arithmetic of what is no number")
     if any(map(infinite, given)) and not (operation == "*" and given[0] == -1):
@@ -123,50 +123,43 @@ def made(operation: str, *parts: Any) -> Any:
     return value
 
 
+def _negative(value: Any) -> Any:
+    return made("*", Rational(-1), value)
+
+
 def _bits(value: Expr) -> int:
     """Of a number, or of the number before an expression."""
     factor = value.as_coeff_Mul()[0]
     return max(factor.p.bit_length(), factor.q.bit_length()) if isinstance(factor, Rational) else 0
 
 
-def _exponent(value: Expr) -> Expr:
-    exponent = value.as_base_exp()[1]
-    return exponent if isinstance(exponent, Rational) else Rational(1)
-
-
 def _power(base: Expr, exponent: Expr) -> Expr:
     if base == 0 and exponent.is_number and not exponent.is_positive:
         raise UnreadableError("a power of zero")
     if isinstance(exponent, Rational) and abs(base) != 1:
-        if abs(exponent) * _bits(base) > BITS or (not isinstance(base, Rational) and abs(exponent * _exponent(base)) > LARGEST):
+        inner = base.as_base_exp()[1] if not isinstance(base, Rational) else Rational(0)
+        if abs(exponent) * _bits(base) > BITS or (inner.is_Rational and abs(exponent * inner) > LARGEST):
             raise TooLargeError
     return base ** _small(exponent)
 
 
-def _small(value: Expr) -> Expr:
-    """The value, unless it is an irrational number too large for an exponent."""
-    if value.is_number and not value.is_Rational and value.is_finite and abs(sympy.N(value, 15)) > LARGEST:
+def _small(value: Expr, largest: int = LARGEST) -> Expr:
+    """The value, unless it is a number too large for an exponent or a factorial."""
+    if value.is_number and not (value.is_Rational and largest == LARGEST) and value.is_finite and abs(sympy.N(value, 15)) > largest:
         raise TooLargeError
     return value
 
 
 def _factorial(value: Expr) -> Expr:
-    if isinstance(value, Rational) and not (value.is_integer and value >= 0):
+    if value.is_Rational and not (value.is_integer and value >= 0):
         raise UnreadableError("factorial of no natural number")
-    if isinstance(value, Rational) and value > LARGEST_FACTORIAL:
-        raise TooLargeError
-    return sympy.factorial(_small(value))
-
-
-def _binomial(above: Expr, below: Expr) -> Expr:
-    if (isinstance(above, Rational) and abs(above) > LARGEST_FACTORIAL) or (isinstance(below, Rational) and abs(below) > LARGEST_FACTORIAL):
-        raise TooLargeError
-    return sympy.binomial(_small(above), _small(below))
+    return sympy.factorial(_small(value, LARGEST_FACTORIAL))
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "+": lambda one, other: one + other, "*": lambda one, other: one * other, "/": lambda one, other: one / other, "^": _power,
-    "abs": sympy.Abs, "floor": sympy.floor, "ceil": sympy.ceiling, "factorial": _factorial, "binom": _binomial,
+    "abs": sympy.Abs, "floor": sympy.floor, "ceil": sympy.ceiling, "factorial": _factorial,
+    "binom": lambda *given: sympy.binomial(*(_small(value, LARGEST_FACTORIAL) for value in given)),
     **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp")},
     "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan, "ln": sympy.log, "log": lambda value: sympy.log(value) / LOG_BASE,
 }  # fmt: skip
@@ -218,10 +211,10 @@ class _Parser:
         if "or" in words and any(isinstance(one, sympy.Symbol) for one in found):
             raise UnreadableError("letters of choices, of which one is right")
         if "or" in words or (len(names) == 1 and names != {""}):  # x = 1, x = 2
-            return Node("any", tuple(found))
+            return Reading("any", tuple(found))
         if all(kind(one) == "relation" for one in found):
-            return Node("relation", tuple(link for one in found for link in one.value))
-        return Node("list", tuple(found))
+            return Reading("relation", tuple(link for one in found for link in one.value))
+        return Reading("list", tuple(found))
 
     def value(self) -> Any:
         """A chain of relations, a membership, or a single side."""
@@ -229,13 +222,13 @@ class _Parser:
         if self.peek() == ":" and not self.conditions:
             return self.ratio(left)
         if self.accept("∈"):
-            return Node("member", self.side(), left)
+            return Reading("member", self.side(), left)
         while sign := self.accept(*RELATIONS):
             right = self.side()
             chain.append((sign, left, right))
             left = right
-        value = Node("relation", tuple(chain)) if chain else left
-        return Node("about", value, (left, self.side())) if self.accept("≈") else value
+        value = Reading("relation", tuple(chain)) if chain else left
+        return Reading("about", value, (left, self.side())) if self.accept("≈") else value
 
     def name(self) -> Any:
         """All of f(x), f^{-1}(2) or AB before an equals sign."""
@@ -255,7 +248,7 @@ class _Parser:
             parts.append(self.sum())
         if any(kind(part) != "expression" or part == 0 for part in parts):
             raise UnreadableError("a ratio of what is no number")
-        return Node("ratio", tuple(parts))
+        return Reading("ratio", tuple(parts))
 
     def side(self) -> Any:
         """Sets joined by ∪, ∩ or ∖, or an expression with its unit."""
@@ -267,14 +260,13 @@ class _Parser:
             return parts[0]
         if len(signs) > 1 or any(kind(part) != "group" and not isinstance(part, sympy.Symbol) for part in parts):
             raise UnreadableError("what is joined")
-        return Node("union", tuple(parts), signs.pop())
+        return Reading("union", tuple(parts), signs.pop())
 
     def quantity(self) -> Any:
         minus = self.peek() == "-" and self.kind(1) == "sign" and self.peek(1) in units.PREFIXES and self.take()
         money = self.accept(*units.PREFIXES)
         value = self.sum()
-        if minus:
-            value = made("*", Rational(-1), value)
+        value = _negative(value) if minus else value
         words = self.unit()
         if not money and not words:
             return value
@@ -282,13 +274,13 @@ class _Parser:
         if found is None or kind(value) != "expression" or isinstance(value, sympy.Symbol):  # "a solution" is no quantity
             raise UnreadableError(f"{words} is no unit")
         if self.kind(self.peek() == "and") != "number" or money or not found.base:
-            return Node("quantity", value, found)
+            return Reading("quantity", value, found)
         self.accept("and")
         smaller = self.quantity()  # 1 hour and 30 minutes
         if kind(smaller) != "quantity" or smaller.form.base != found.base or smaller.form.factor >= found.factor:
             raise UnreadableError("two quantities")
         value = made("*", value, Rational(found.factor / smaller.form.factor))
-        return Node("quantity", made("+", value, smaller.value), smaller.form)
+        return Reading("quantity", made("+", value, smaller.value), smaller.form)
 
     def unit(self) -> list[str | int]:
         words: list[str | int] = []
@@ -324,11 +316,11 @@ class _Parser:
             value = made("+", value, self.signed(sign, self.term()))
         return value
 
-    def signed(self, sign: str, term: Node) -> Any:
+    def signed(self, sign: str, term: Reading) -> Any:
         if sign and sign in "±∓":
             self.signs += 1
             term = made("*", letter(f"±{self.signs}"), term)
-        return made("*", Rational(-1), term) if sign and sign in "-∓" else term
+        return _negative(term) if sign and sign in "-∓" else term
 
     def term(self) -> Any:
         value = self.mixed() or self.factor()
@@ -340,9 +332,7 @@ class _Parser:
                 divided = sign == "/"
                 minus = self.accept("-")
                 factor = self.mixed() or self.factor()
-                if minus:
-                    factor = made("*", Rational(-1), factor)
-                value = made(sign, value, factor)
+                value = made(sign, value, _negative(factor) if minus else factor)
             elif self.starts():
                 if divided and not (isinstance(value, Rational) and self.found[self.place].spaced):
                     raise UnreadableError("a product after a slash")
@@ -413,7 +403,7 @@ class _Parser:
     def exponent(self) -> Any:
         minus = self.accept("-")
         value = self.atom()
-        return made("*", Rational(-1), value) if minus else value
+        return _negative(value) if minus else value
 
     def argument(self) -> Any:
         r"""What `\frac` or `\sqrt` applies to: a group in braces, a single digit, or another atom."""
@@ -483,9 +473,8 @@ class _Parser:
         self.bars = self.conditions = opening == r"\{"
         value = self.values((*CLOSING[opening], "|", ":") if opening == r"\{" else CLOSING[opening])
         if opening == r"\{" and self.accept("|", ":"):
-            value = self.condition(value)
             self.bars, self.conditions = before
-            return value
+            return self.condition(value)
         self.bars, self.conditions = before
         closing = self.take(*CLOSING[opening])
         brackets = {r"\{": "{}", "langle": "<>"}.get(opening, opening + closing)
@@ -494,7 +483,7 @@ class _Parser:
             raise UnreadableError("alternatives or a system in brackets")
         if len(items) == 1 and (brackets == "()" or (brackets == "[]" and kind(value) == "matrix")):
             return value
-        return Node("group", items, brackets)
+        return Reading("group", items, brackets)
 
     def condition(self, name: Any) -> Any:
         r"""Of a set `\{x ∈ ℝ | x > 2\}`."""
@@ -510,7 +499,7 @@ class _Parser:
         self.take("{")
         value = self.values("}")
         self.take("}")
-        return Node("group", value.value, "{}") if kind(value) == "list" else value
+        return Reading("group", value.value, "{}") if kind(value) == "list" else value
 
     def bar(self) -> Any:
         self.take("|")
@@ -609,12 +598,12 @@ class _Parser:
         if name == "cases":
             if len(found[0]) > 1 or any(kind(row[0]) != "relation" for row in found):
                 raise UnreadableError("cases that are no system of equations")
-            return Node("relation", tuple(link for row in found for link in row[0].value))
+            return Reading("relation", tuple(link for row in found for link in row[0].value))
         if name == "vmatrix":
             if len(found) != len(found[0]) or len(found) > 4 or {*map(kind, sum(found, ()))} != {"expression"}:
                 raise UnreadableError("a determinant")
             return sympy.Matrix(found).det()
-        return Node("matrix", tuple(found))
+        return Reading("matrix", tuple(found))
 
 
 _ATOMS: dict[str, Callable[[_Parser, str], Any]] = {
@@ -634,7 +623,7 @@ def _assigned(one: Any) -> str:
 def _named(found: list[Any]) -> list[Any]:
     """`x = 1, 2` with its name before each."""
     if _assigned(found[0]) and all(isinstance(one, Expr) for one in found[1:]):
-        return [found[0], *(Node("relation", (("=", found[0].value[0][1], one),)) for one in found[1:])]
+        return [found[0], *(Reading("relation", (("=", found[0].value[0][1], one),)) for one in found[1:])]
     return found
 
 
@@ -644,17 +633,17 @@ def _both_signs(value: Any) -> Any:
         spread = [_both_signs(one) for one in value.value]
         if any(kind(one) == "any" and one != given for one, given in zip(spread, value.value, strict=True)):
             found = tuple(one for several in spread for one in (several.value if kind(several) == "any" else (several,)))
-            return Node("group" if kind(value) == "group" else "any", found, value.form)
+            return Reading("group" if kind(value) == "group" else "any", found, value.form)
         return value
     signs = [name for name in letters(value) if name.startswith("±")]
     if len(signs) > 1:
         raise UnreadableError("several ±")
-    return Node("any", tuple(_replaced(value, {letter(signs[0]): Rational(sign)}) for sign in (1, -1))) if signs else value
+    return Reading("any", tuple(_replaced(value, {letter(signs[0]): Rational(sign)}) for sign in (1, -1))) if signs else value
 
 
 def _replaced(part: Any, new: dict[Expr, Expr]) -> Any:
     if isinstance(part, Expr):
         return part.xreplace(new)
-    if isinstance(part, Node):
-        return Node(part.kind, _replaced(part.value, new), part.form)
+    if isinstance(part, Reading):
+        return Reading(part.kind, _replaced(part.value, new), part.form)
     return tuple(_replaced(one, new) for one in part) if isinstance(part, tuple) else part
