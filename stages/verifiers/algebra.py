@@ -1,13 +1,15 @@
 """Whether two answers are equal as what they are, for use in a separate process (`worker`): algebra may take forever."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import sympy
+from sympy import Rational, oo
 
-from pedigree.stages.verifiers.expressions import EXPRESSIONS, LARGEST, Node, TooLargeError, infinite, made, number, read
+from pedigree.stages.verifiers.expressions import LOG_BASE, Reading, TooLargeError, infinite, kind, letter, letters, made, read
 from pedigree.stages.verifiers.units import NAMES
 
 DIGITS = 40
@@ -15,14 +17,8 @@ DIGITS = 40
 BINARY_DIGITS = 140
 CLOSE = 1e-30
 POINTS = 3
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": sympy.Abs, "floor": sympy.floor, "factorial": sympy.factorial, "binom": sympy.binomial, "ln": sympy.log,
-    **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
-    "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan,
-}  # fmt: skip
-CONSTANTS = {"e": sympy.E, "pi": sympy.pi, "i": sympy.I}
-LOG_BASE = sympy.Symbol("base of log", positive=True)
-"""`log` without a base may be the natural or the decimal one."""
+MOST_PIECES = 20
+"""Of a union: sympy takes time with their square."""
 LETTERED = {name: of for name, of in NAMES.items() if len(name) == 1 and name.isalpha()}
 """Units of one letter, which may also be variables."""
 FLIPPED = {">": "<", "≥": "≤"}
@@ -34,19 +30,20 @@ def equal(one: str, other: str) -> Answer:
     """Whether two texts are equal answers; None if that cannot be decided."""
     try:
         return same(read(one), read(other))
-    except (TooLargeError, RecursionError):  # an exponent that is no rational number, or hundreds of operations
+    except (TooLargeError, RecursionError, ArithmeticError):  # hundreds of operations, or digits
         return None
 
 
-def same(one: Node, other: Node) -> Answer:
+def same(one: Any, other: Any) -> Answer:
     """Whether two values are equal, whichever of them is the right answer."""
     if one == other:
         return True
-    if {"large"} & {one[0], other[0]}:
-        return None if {one[0], other[0]} <= {"large", "quantity", "relation", *EXPRESSIONS} else False
-    if one[0] in EXPRESSIONS and other[0] in EXPRESSIONS:
+    kinds = {kind(one), kind(other)}
+    if "large" in kinds:
+        return None if kinds <= {"large", "quantity", "relation", "expression"} else False
+    if kinds == {"expression"}:
         return _same_expression(one, other)
-    for rule in (_alike, _with_unit, _named, _listed, _interval):
+    for rule in (_alike, _rounded, _with_unit, _named, _listed, _interval):
         for given in ((one, other), (other, one)):
             found = rule(*given)
             if found is not NotImplemented:
@@ -62,192 +59,214 @@ def _some(answers: Sequence[Answer]) -> Answer:
     return True if True in answers else None if None in answers else False
 
 
-def _ordered(ones: Sequence[Node], others: Sequence[Node]) -> Answer:
+def _ordered(ones: Sequence[Any], others: Sequence[Any]) -> Answer:
     return _every([same(one, other) for one, other in zip(ones, others, strict=True)]) if len(ones) == len(others) else False
 
 
-def _members(ones: Sequence[Node], others: Sequence[Node], equals: Callable[[Any, Any], Answer] = same) -> Answer:
+def _members(ones: Sequence[Any], others: Sequence[Any], equals: Callable[[Any, Any], Answer] = same) -> Answer:
     """Whether each of the ones is among the others, and each of those among these."""
     table = [[equals(one, other) for other in others] for one in ones]
     return _every([_some(row) for row in [*table, *zip(*table, strict=True)]]) if bool(ones) == bool(others) else False
 
 
-def _alike(one: Node, other: Node) -> Any:
+def _alike(one: Any, other: Any) -> Any:
     """Two values of one kind."""
-    if one[0] != other[0]:
+    if kind(one) != kind(other):
         return NotImplemented
-    match one[0]:
+    ones, others = one.value, other.value
+    match one.kind:
         case "list":
-            return _ordered(one[1], other[1]) or (
-                None if _members(one[1], other[1]) is not False and len(one[1]) == len(other[1]) else False
-            )
+            return _ordered(ones, others) or (None if _members(ones, others) is not False and len(ones) == len(others) else False)
         case "any":
-            return _members(one[1], other[1])
-        case "group" if one[1] == other[1]:
-            return _members(one[2], other[2]) if one[1] == "{}" else _ordered(one[2], other[2])
-        case "union" if one[1] == other[1]:
-            return _ordered(one[2], other[2]) if one[1] == "∖" else _members(one[2], other[2])
+            return _members(ones, others)
+        case "group" if one.form == other.form:
+            return _members(ones, others) if one.form == "{}" else _ordered(ones, others)
+        case "union" if one.form == other.form and (found := (_ordered if one.form == "∖" else _members)(ones, others)):
+            return found
         case "matrix":
-            rows = len(one[1]) == len(other[1]) and len(one[1][0]) == len(other[1][0])
-            return _every([_ordered(*pair) for pair in zip(one[1], other[1], strict=True)]) if rows else False
+            return _ordered(sum(ones, ()), sum(others, ())) if len(ones) == len(others) else False
+        case "ratio":
+            return _ordered(*([made("/", part, parts[0]) for part in parts] for parts in (ones, others)))
         case "quantity":
-            if one[2].base != other[2].base:
-                return False
-            return _same_expression(*(made("*", given[1], number(given[2].factor)) for given in (one, other)))
+            return one.form[0] == other.form[0] and _same_expression(_sized(one), _sized(other))
         case "relation":
             return _members(_coordinates(one), _coordinates(other), _same_relation)
         case "member":
-            return _every([same(one[1], other[1]), same(one[2], other[2])])
-    return False
+            return _every([same(ones, others), same(one.form, other.form)])
+    return NotImplemented
 
 
-def _with_unit(one: Node, other: Node) -> Any:
-    """A quantity and a number: a unit may be missing, because questions give it. A percentage is a number."""
-    if one[0] != "quantity" or other[0] not in EXPRESSIONS:
+def _rounded(one: Any, other: Any) -> Any:
+    """`√2 ≈ 1.41` is √2 if this rounds to it."""
+    if kind(one) != "about":
         return NotImplemented
-    _, value, unit = one
-    bare = _same_expression(value, other)
-    if not unit.base:
-        return _same_expression(made("*", value, number(unit.factor)), other) or (False if bare is False else None)
-    if bare is False and unit.base == (("degree", 1),):
-        return _same_expression(made("*", value, made("/", ("constant", "pi"), number(180))), other)
-    if bare is False and _letters(other) & LETTERED.keys():  # 5 m/s, read as a product
-        product = made("*", value, number(unit.factor))
-        for base, power in unit.base:
-            product = made("*", product, made("^", ("letter", base), number(power)))
-        return _same_expression(product, _lettered(other))
+    exact, decimal = (side.value if kind(side) == "quantity" else side for side in one.form)
+    if not kind(exact) == kind(decimal) == "expression" or not decimal.is_Rational or 10**40 % decimal.q or not (exact - decimal).is_number:
+        return False
+    last_place = next(place for place in itertools.count() if 10**place % decimal.q == 0)
+    error = sympy.N(10**last_place * (abs(exact) - abs(decimal)), DIGITS)
+    return same(one.value, other) if error.is_extended_real and -1 < 2 * error < 2 else False  # rounded or cut off
+
+
+def _sized(quantity: Any) -> Any:
+    return made("*", quantity.value, Rational(quantity.form.factor))
+
+
+def _with_unit(one: Any, other: Any) -> Any:
+    """A quantity and a number: a unit may be missing, because questions give it. A percentage is a number."""
+    if kind(one) != "quantity" or kind(other) != "expression":
+        return NotImplemented
+    bare, base = _same_expression(one.value, other), one.form.base
+    if not base:
+        return _same_expression(_sized(one), other) or (False if bare is False else None)
+    if bare is False and base == (("degree", 1),):
+        return _same_expression(made("*", one.value, sympy.pi / 180), other)
+    if bare is False and letters(other) & LETTERED.keys():  # 5 m/s, read as a product
+        units = {letter(name): Rational(size) * letter(named) for name, (named, size) in LETTERED.items()}
+        return _same_expression(_sized(one) * sympy.Mul(*(letter(named) ** power for named, power in base)), other.xreplace(units))
     return bare
 
 
-def _lettered(part: Any) -> Any:
-    """An expression with its letters as units."""
-    if part[0] == "letter" and part[1] in LETTERED:
-        base, factor = LETTERED[part[1]]
-        return made("*", number(factor), ("letter", base))
-    return tuple(_lettered(one) if isinstance(one, tuple) else one for one in part)
-
-
-def _named(one: Node, other: Node) -> Any:
+def _named(one: Any, other: Any) -> Any:
     """`x = 5` and 5, `f(x) = x + 1` and x + 1, `x ∈ [1, 2]` and [1, 2]; `2 + 3 = 5` is 5."""
-    if one[0] == "member" and other[0] in ("group", "union") and one[1][0] == "letter":
-        return same(one[2], other)
-    if one[0] != "relation" or other[0] in ("relation", "any", "member", "text", "list"):
+    if kind(one) == "member" and kind(other) in ("group", "union") and isinstance(one.form, sympy.Symbol):
+        return same(one.value, other)
+    if kind(one) != "relation" or kind(other) in ("relation", "any", "member", "list"):
         return NotImplemented
     links = _links(one)
-    if not _letters(one) and other[0] in EXPRESSIONS and all(link[0] == "=" and same(*link[1:]) for link in links):
+    if not letters(one) and kind(other) == "expression" and all(link[0] == "=" and same(*link[1:]) for link in links):
         return same(links[-1][2], other)
     if len(links) == 1 and links[0][0] == "=" and _is_name(links[0][1]):
         return same(links[0][2], other)
-    assigned = {link[1][1]: link[2] for link in links if link[0] == "=" and link[1][0] == "letter"}
-    if other[0] == "group" and other[1] == "()" and len(assigned) == len(links) == len(other[2]):
-        return False if _ordered([value for _, value in sorted(assigned.items())], other[2]) is False else None
+    assigned = {link[1].name: link[2] for link in links if link[0] == "=" and isinstance(link[1], sympy.Symbol)}
+    if kind(other) == "group" and other.form == "()" and len(assigned) == len(links) == len(other.value):
+        return False if _ordered([value for _, value in sorted(assigned.items())], other.value) is False else None
     return NotImplemented
 
 
-def _is_name(side: Node) -> bool:
+def _is_name(side: Any) -> bool:
     """Whether a side is x, f(x) or (x, y)."""
-    if side[0] == "group":
-        return all(one[0] == "letter" for one in side[2])
-    return side[0] == "letter" or (side[0] == "*" and all(one[0] == "letter" for one in side[1:]) and side[1][1] in "fghyFG")
+    return all(isinstance(one, sympy.Symbol) for one in (side.value if kind(side) == "group" else (side,)))
 
 
-def _listed(one: Node, other: Node) -> Any:
+def _listed(one: Any, other: Any) -> Any:
     """Values in a row and values that are alternatives; next to brackets, only the question tells what is meant."""
-    if one[0] == "any" and other[0] == "list":
-        return _members(one[1], other[1]) if len(one[1]) == len(other[1]) else False
-    if one[0] in ("any", "list") and other[0] == "group":
-        found = _members(one[1], other[2]) if other[1] == "{}" or one[0] == "any" else _ordered(one[1], other[2])
+    if kind(one) == "any" and kind(other) == "list":
+        return _members(one.value, other.value) if len(one.value) == len(other.value) else False
+    if kind(one) in ("any", "list") and kind(other) == "group":
+        found = (_members if other.form == "{}" or kind(one) == "any" else _ordered)(one.value, other.value)
         return False if found is False else None
-    if other[:2] == ("group", "{}") and len(other[2]) == 1 and one[0] in EXPRESSIONS | {"quantity"}:
-        return False if same(one, other[2][0]) is False else None
+    if kind(other) == "group" and other.form == "{}" and len(other.value) == 1 and kind(one) in ("expression", "quantity"):
+        return False if same(one, other.value[0]) is False else None
     return NotImplemented
 
 
-def _interval(one: Node, other: Node) -> Any:
+# sets of numbers
+
+
+def _interval(one: Any, other: Any) -> Any:
     """`1 < x < 2`, `x ∈ (1, 2)` and (1, 2), which may also be a pair."""
-    if one[0] not in ("relation", "member", "any") or other[0] not in ("group", "union", "member", "relation", "any"):
+    conditions = [node for node in (one, other) if kind(node) in ("relation", "any", "member")]
+    names = {*map(letter, letters(tuple(node.form for node in conditions if kind(node) == "member") or tuple(conditions)))}
+    if len(names) != bool(conditions):
         return NotImplemented
-    if one[0] == "member":
-        if one[1][0] != "letter" or (pieces := _pieces(one[1], one[2])) is None:
-            return NotImplemented
-        return same(pieces, other)
-    names = _letters(one)
-    if other[0] in ("relation", "any", "member") or len(names) != 1:
+    ones, others = (_solutions(node, *names) for node in (one, other))
+    if ones is None or others is None or ones.is_empty:  # (2, 1) is a pair
         return NotImplemented
-    pieces = _pieces(("letter", *names), other)
-    if pieces is None:
-        return NotImplemented
-    found = same(one, pieces)
-    pair = other[0] == "group" and other[1] in ("()", "[]") and not any(map(infinite, other[2]))
-    return None if found and pair else found
+    found = _same_set(ones, others)
+    pair = any(kind(node) == "group" and node.form in ("()", "[]") and not any(map(infinite, node.value)) for node in (one, other))
+    return None if found and pair and conditions else found
 
 
-def _pieces(name: Node, chosen: Node) -> Node | None:
-    """An interval, or a union of intervals, as inequalities of a name."""
-    if chosen[0] == "union":
-        pieces = [_pieces(name, one) for one in chosen[2]] if chosen[1] == "∪" else [None]
-        return None if None in pieces else ("any", tuple(pieces))
-    if chosen[0] != "group" or chosen[1] not in ("()", "[]", "[)", "(]") or len(chosen[2]) != 2:
+@lru_cache(maxsize=4096)
+def _solutions(node: Any, name: Any = None) -> Any:
+    """The real numbers that a node describes; None if it does not describe any."""
+    match node:
+        case Reading("group", values, "{}") if all(kind(value) == "expression" for value in values):
+            return sympy.FiniteSet(*values)
+        case Reading("group", (low, high), "()" | "[]" | "[)" | "(]" as brackets) if kind(low) == kind(high) == "expression":
+            if not (low.is_extended_real and high.is_extended_real):
+                return None
+            parts, join = (
+                [sympy.Interval(low, oo, brackets[0] == "("), sympy.Interval(-oo, high, False, brackets[1] == ")")],
+                sympy.Intersection,
+            )
+        case Reading("member", values):
+            return _solutions(values)
+        case Reading("relation"):
+            parts, join = [_half_line(name, *link) for link in _links(node)], sympy.Intersection
+        case Reading("union", values, sign):
+            join = {"∪": sympy.Union, "∩": sympy.Intersection, "∖": sympy.Complement}[sign]
+            parts = [_solutions(value) for value in values]
+        case Reading("any", values):
+            parts, join = [_solutions(value, name) if kind(value) == "relation" else None for value in values], sympy.Union
+        case _:
+            return None
+    return None if None in parts or len(parts) > MOST_PIECES else join(*parts)
+
+
+def _half_line(name: Any, sign: str, left: Any, right: Any) -> Any:
+    """The solutions of a relation between a letter and a value."""
+    if right == name:
+        sign, left, right = {"<": ">", "≤": "≥", ">": "<", "≥": "≤"}.get(sign, sign), right, left
+    if left != name or kind(right) != "expression" or not right.is_extended_real or name in right.free_symbols:
         return None
-    low, high = chosen[2]
-    if not {low[0], high[0]} <= EXPRESSIONS:
-        return None
-    links = []
-    if not infinite(low):
-        links.append(("<" if chosen[1][0] == "(" else "≤", low, name))
-    if not infinite(high):
-        links.append(("<" if chosen[1][1] == ")" else "≤", name, high))
-    return ("relation", tuple(links))
+    if sign in "=≠":
+        return sympy.FiniteSet(right) if sign == "=" else sympy.Complement(sympy.S.Reals, sympy.FiniteSet(right))
+    return sympy.Interval(-oo, right, False, sign == "<") if sign in "<≤" else sympy.Interval(right, oo, sign == ">")
 
 
-def _letters(part: Any, kind: str = "letter") -> set[str]:
-    """The names of letters, or of constants."""
-    if not isinstance(part, tuple):
-        return set()
-    return {part[1]} if part[:1] == (kind,) else set[str]().union(*(_letters(one, kind) for one in part))
+def _same_set(one: Any, other: Any) -> Answer:
+    """Whether two sets are equal, each of them a union of intervals and numbers."""
+    if one == other or not one.args or not other.args:
+        return one == other
+    if one.func != other.func:
+        return False
+    if isinstance(one, sympy.Interval):
+        return one.args[2:] == other.args[2:] and _ordered(one.args[:2], other.args[:2])
+    return _members(one.args, other.args, same if isinstance(one, sympy.FiniteSet) else _same_set)
 
 
 # relations
 
 
-def _links(relation: Node) -> list[Node]:
+def _links(relation: Any) -> list[Any]:
     """The single relations, `x = 10/2 = 5` as `x = 5` and `-∞ < x < 2` as `x < 2`."""
-    found: list[Node] = []
-    finite = [link for link in relation[1] if not (infinite(link[1]) or infinite(link[2]))]
-    for sign, left, right in finite or relation[1]:
+    found: list[Any] = []
+    finite = [link for link in relation.value if not (infinite(link[1]) or infinite(link[2]))]
+    for sign, left, right in finite or relation.value:
         last = found[-1] if found else None
-        if sign == "=" and last and last[0] == "=" and last[2] == left and not _letters(left) and same(left, right):
+        if sign == "=" and last and last[0] == "=" and last[2] == left and not letters(left) and same(left, right):
             continue
         found.append((sign, left, right))
     return found
 
 
-def _coordinates(relation: Node) -> list[Node]:
+def _coordinates(relation: Any) -> list[Any]:
     """The single relations, `(x, y) = (1, 2)` as one for each letter."""
     links = _links(relation)
-    if len(links) == 1 and links[0][0] == "=" and all(side[:2] == ("group", "()") for side in links[0][1:]):
+    if len(links) == 1 and links[0][0] == "=" and all(kind(side) == "group" and side.form == "()" for side in links[0][1:]):
         _, names, values = links[0]
-        if _is_name(names) and len(names[2]) == len(values[2]):
-            return [("=", *pair) for pair in zip(names[2], values[2], strict=True)]
+        if _is_name(names) and len(names.value) == len(values.value):
+            return [("=", *pair) for pair in zip(names.value, values.value, strict=True)]
     return links
 
 
-def _same_relation(one: Node, other: Node) -> Answer:
+def _same_relation(one: Any, other: Any) -> Answer:
     """Whether two relations are equal: the sides are, or their differences up to a factor, which is positive for inequalities."""
     (sign, *sides), (its, *others) = ((FLIPPED[link[0]], link[2], link[1]) if link[0] in FLIPPED else link for link in (one, other))
     if sign != its:
         return False
     if _ordered(sides, others):
         return True
-    if not {side[0] for side in (*sides, *others)} <= EXPRESSIONS:
+    expressions = all(kind(side) == "expression" for side in (*sides, *others))
+    if not (expressions and letters(tuple(sides)) and letters(tuple(others))):
         return _ordered(sides[::-1], others) if sign in "=≠" else False
-    if not _letters(tuple(sides)) or not _letters(tuple(others)):
-        return _ordered(sides[::-1], others) if sign in "=≠" else False
-    ones, its = (made("+", left, made("*", number(-1), right)) for left, right in (sides, others))
+    ones, its = (left - right for left, right in (sides, others))
     ratios = {_ratio(_value(ones, point), _value(its, point)) for point in range(POINTS)} - {None}
     if len(ratios) > 1:
         return False
-    ratio = sympy.simplify(_symbolic(ones) / _symbolic(its))
+    ratio = sympy.simplify(ones / its)
     if not ratio.is_number:
         return None if ratios else False
     return bool(ratio.is_nonzero) if sign in "=≠" else bool(ratio.is_positive)
@@ -262,29 +281,29 @@ def _ratio(one: Any, other: Any) -> Any:
 # expressions
 
 
-def _same_expression(one: Node, other: Node) -> Answer:
+def _same_expression(one: Any, other: Any) -> Answer:
     """Whether two expressions are equal for all values of their letters: numbers show a difference, algebra proves equality."""
     if one == other:
         return True
-    if one[0] == other[0] == "number" or infinite(one) or infinite(other):
+    if (one.is_Rational and other.is_Rational) or infinite(one) or infinite(other):
         return False
-    real = "i" not in _letters((one, other), "constant")
+    names = one.free_symbols | other.free_symbols
+    real = bool(names) and not (one.has(sympy.I) or other.has(sympy.I))
     undefined = False
     for point in range(POINTS):
         ones, others = _value(one, point), _value(other, point)
         if ones is None or others is None:
             continue
-        if real and ones.imag and others.imag and (_letters(one) or _letters(other)):  # outside of where they are real functions
+        if real and ones.imag and others.imag:  # outside of where they are real functions
             undefined = True
             continue
         scale = max(abs(ones), abs(others))
         if scale > CLOSE**3 and abs(ones - others) > CLOSE * scale:
             return False
-    ones, others = _symbolic(one), _symbolic(other)
     if undefined:
-        positive = {letter: sympy.Symbol(letter.name, positive=True) for letter in ones.free_symbols | others.free_symbols}
-        ones, others = ones.xreplace(positive), others.xreplace(positive)
-    return _proved(ones, others)
+        positive = {name: sympy.Symbol(name.name, positive=True) for name in names}
+        one, other = one.xreplace(positive), other.xreplace(positive)
+    return _proved(one, other)
 
 
 def _proved(one: Any, other: Any) -> Answer:
@@ -295,7 +314,7 @@ def _proved(one: Any, other: Any) -> Answer:
         found = difference.evalf(2, maxn=1000).as_real_imag()
         if any(part.is_Float and part._prec > 1 and part != 0 for part in found):  # significant digits
             return False
-    for simpler in (sympy.expand, sympy.simplify, _expanded):
+    for simpler in (sympy.expand, sympy.simplify, _expanded, partial(sympy.factor, deep=True)):
         if simpler(difference) == 0:
             return True
     return True if difference.is_number and difference.equals(0) else None
@@ -307,11 +326,10 @@ def _expanded(difference: Any) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _value(node: Node, point: int) -> Any:
+def _value(node: Any, point: int) -> Any:
     """An expression's value where each letter has a number of its own; None where it has none."""
-    expression = _symbolic(node)
-    places = {letter: _place(letter.name, point) for letter in expression.free_symbols}
-    value = sympy.N(expression.xreplace(places), DIGITS)
+    places = {symbol: _place(symbol.name, point) for symbol in node.free_symbols}
+    value = sympy.N(node.xreplace(places), DIGITS)
     return value._to_mpmath(BINARY_DIGITS) if value.is_number and value.is_finite else None
 
 
@@ -320,35 +338,3 @@ def _place(name: str, point: int) -> Any:
     draw = random.Random(f"{name}/{point}")
     sign = 1 if point == 0 or name == LOG_BASE.name else draw.choice((-1, 1)) if point == 1 else -1
     return sympy.Rational(sign * draw.randrange(2001, 17999), 10007)
-
-
-@lru_cache(maxsize=4096)
-def _symbolic(node: Node) -> Any:
-    match node:
-        case "number", value:
-            return sympy.Rational(value.numerator, value.denominator)
-        case "letter", name:
-            return sympy.Symbol(name, real=True)
-        case "constant", name:
-            return CONSTANTS[name]
-        case "+", *parts:
-            return sympy.Add(*map(_symbolic, parts))
-        case "*", *parts:
-            return sympy.Mul(*map(_symbolic, parts))
-        case "/", above, below:
-            return _symbolic(above) / _symbolic(below)
-        case "^", base, exponent:
-            return _symbolic(base) ** _small(_symbolic(exponent))
-        case "function", "log", value:
-            return sympy.log(_symbolic(value)) / LOG_BASE
-        case "function", name, *values:
-            given = [_symbolic(value) for value in values]
-            return FUNCTIONS[name](*([_small(value) for value in given] if name in ("factorial", "binom") else given))
-    raise AssertionError(node)
-
-
-def _small(value: Any) -> Any:
-    """The value, unless it is a number too large for an exponent."""
-    if value.is_number and not value.is_Rational and value.is_finite and abs(sympy.N(value, 15)) > LARGEST:
-        raise TooLargeError
-    return value

@@ -1,9 +1,10 @@
 r"""Read a mathematical answer, all of it or nothing, as what it is.
 
-A node is a tuple whose first item is its kind:
+An answer is an expression of sympy, or a node of another kind:
 
-    number, letter, constant, + * / ^, function   expressions; rational numbers are exact, and arithmetic of numbers is carried out
     quantity       an expression with a unit, a percent sign or money
+    about          a value and its rounded value after ≈
+    ratio          expressions with colons between them
     relation       a chain of one or several (sign, left, right): equations and inequalities
     member         x ∈ set
     list, any      values separated by commas or "and", or by "or"
@@ -17,16 +18,18 @@ A node is a tuple whose first item is its kind:
 `1/2x`, `\ln 2/3`, `\sin(x)^2`, `2^3^2`, `\sqrt 12`, `1/2/2020`.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import comb, factorial, floor
 from typing import Any
+
+import sympy
+from sympy import Expr, Rational, oo
 
 from pedigree.stages.verifiers import units
 from pedigree.stages.verifiers.tokens import FUNCTIONS, GREEK, Token, UnreadableError, plain, tokens
-
-Node = tuple[Any, ...]
 
 DEEPEST = 25
 """Levels of brackets."""
@@ -35,106 +38,136 @@ BITS = 1 << 15
 LARGEST = 10_000
 """An exponent."""
 LARGEST_FACTORIAL = 1000
-EXPRESSIONS = {"number", "letter", "constant", "+", "*", "/", "^", "function"}
 RELATIONS = "=<>≤≥≠"
-INFINITY = ("constant", "infty")
-BOTH_SIGNS = ("letter", "±")
 CLOSING = {"(": ")]", "[": ")]", r"\{": (r"\}",), "langle": ("rangle",)}
+CONSTANTS = {"e": sympy.E, "i": sympy.I, "pi": sympy.pi, "infty": oo, "infinity": oo}
+LOG_BASE = sympy.Symbol("base of log", positive=True)
+"""`log` without a base may be the natural or the decimal one."""
+NAME = re.compile(r"(?![xznkm])[A-Za-z]'*(?:_\w+|_\{\w+\})?(?:\^\{-1\})?\(\w+(?:,\w+)*\)|[A-Z]{2,4}")
 
 
 class TooLargeError(Exception):
     """A number too large to compute."""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """No tuple: sympy would evaluate the texts in a tuple that it compares with an expression."""
+
+    kind: str
+    value: Any
+    form: Any = None
+    """Brackets of a group, sign of a union, unit of a quantity, name of a member, sides of ≈."""
+
+
+REALS = Reading("group", (-oo, oo), "()")
+EMPTY = Reading("group", (), "{}")
+PHRASES: dict[str, Reading] = {"all real numbers": REALS, "all reals": REALS}
+
+
 @lru_cache(maxsize=4096)
-def read(text: str) -> Node:
+def read(text: str) -> Any:
     """The value of a text."""
     try:
         parser = _Parser(tokens(text))
         value = _both_signs(parser.values(()))
         parser.end()
     except UnreadableError:
-        return ("text", plain(text))
+        return PHRASES.get(plain(text), Reading("text", plain(text)))
     except TooLargeError:
-        return ("large", plain(text))
+        return Reading("large", plain(text))
     return value
 
 
-def number(value: Fraction | int) -> Node:
-    return ("number", Fraction(value))
+def kind(node: Any) -> str:
+    return node.kind if isinstance(node, Reading) else "expression"
 
 
-def infinite(part: Node) -> bool:
-    return part in (INFINITY, ("*", number(-1), INFINITY))
+def letter(name: str) -> Expr:
+    return sympy.Symbol(name, real=True)
 
 
-def made(kind: str, *parts: Any) -> Node:
-    """An expression, computed if its parts are numbers."""
-    given = [part[2][0] if isinstance(part, tuple) and part[:2] == ("group", "[]") and len(part[2]) == 1 else part for part in parts]
-    inner = [part for part in given if isinstance(part, tuple)]
-    if any(part[0] not in EXPRESSIONS for part in inner):
+def letters(node: Any) -> set[str]:
+    """The names of all letters."""
+    return {symbol.name for part in _expressions(node) for symbol in part.free_symbols - {LOG_BASE}}
+
+
+def _expressions(node: Any) -> Iterator[Any]:
+    if isinstance(node, Expr):
+        yield node
+    elif isinstance(node, (Reading, tuple)):
+        for part in (node.value, node.form) if isinstance(node, Reading) else node:
+            yield from _expressions(part)
+
+
+def infinite(part: Any) -> bool:
+    return part in (oo, -oo)
+
+
+def made(operation: str, *parts: Any) -> Any:
+    """An expression, computed if its parts are numbers; a matrix times a factor."""
+    given = [part.value[0] if kind(part) == "group" and part.form == "[]" and len(part.value) == 1 else part for part in parts]
+    kinds = [kind(part) for part in given]
+    if operation == "*" and sorted(kinds) == ["expression", "matrix"]:
+        factor, matrix = given if kinds[1] == "matrix" else given[::-1]
+        return Reading("matrix", tuple(tuple(made("*", factor, one) for one in row) for row in matrix.value))
+    if {*kinds} != {"expression"}:
         raise UnreadableError("arithmetic of what is no number")
-    if any(infinite(part) for part in inner) and not (kind == "*" and given[0] == number(-1)):
+    if any(map(infinite, given)) and not (operation == "*" and given[0] == -1):
         raise UnreadableError("arithmetic of infinity")
-    if all(part[0] == "number" for part in inner):
-        value = _computed(kind, [part[1] if isinstance(part, tuple) else part for part in given])
-        if value is not None:
-            return number(value)
-    if kind == "^" and given[1][0] == "number" and abs(given[1][1]) > LARGEST:
-        raise TooLargeError
-    return (kind, *given)
-
-
-def _computed(kind: str, given: list[Any]) -> Fraction | None:
-    match kind, given:
-        case "+", [one, other]:
-            found = one + other
-        case "*", [one, other]:
-            found = one * other
-        case "/", [one, other]:
-            if other == 0:
-                raise UnreadableError("division by zero")
-            found = one / other
-        case "^", [base, exponent]:
-            return _power(base, exponent)
-        case "function", ["abs", one]:
-            found = abs(one)
-        case "function", ["floor", one]:
-            found = Fraction(floor(one))
-        case "function", ["factorial", one]:
-            if one.denominator != 1 or one < 0:
-                raise UnreadableError("factorial of no natural number")
-            if one > LARGEST_FACTORIAL:
-                raise TooLargeError
-            found = Fraction(factorial(int(one)))
-        case "function", ["binom", one, other] if one.denominator == other.denominator == 1 and 0 <= other <= one:
-            if one > LARGEST_FACTORIAL:
-                raise TooLargeError
-            found = Fraction(comb(int(one), int(other)))
-        case _:
-            return None
-    return _bounded(found)
-
-
-def _bounded(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > BITS:
+    value = _OPERATIONS[operation](*given)
+    if value.has(sympy.zoo, sympy.nan):
+        raise UnreadableError("division by zero")
+    if _bits(value) > BITS:
         raise TooLargeError
     return value
 
 
-def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    if base == 0 and exponent <= 0:
+def _negative(value: Any) -> Any:
+    return made("*", Rational(-1), value)
+
+
+def _bits(value: Expr) -> int:
+    """Of a number, or of the number before an expression."""
+    factor = value.as_coeff_Mul()[0]
+    return max(factor.p.bit_length(), factor.q.bit_length()) if isinstance(factor, Rational) else 0
+
+
+def _power(base: Expr, exponent: Expr) -> Expr:
+    if base == 0 and exponent.is_number and not exponent.is_positive:
         raise UnreadableError("a power of zero")
-    if exponent.denominator != 1:
-        return None
-    if abs(base) not in (0, 1) and abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length()) > BITS:
+    if isinstance(exponent, Rational) and abs(base) != 1:
+        inner = base.as_base_exp()[1] if not isinstance(base, Rational) else Rational(0)
+        if abs(exponent) * _bits(base) > BITS or (inner.is_Rational and abs(exponent * inner) > LARGEST):
+            raise TooLargeError
+    return base ** _small(exponent)
+
+
+def _small(value: Expr, largest: int = LARGEST) -> Expr:
+    """The value, unless it is a number too large for an exponent or a factorial."""
+    if value.is_number and not (value.is_Rational and largest == LARGEST) and value.is_finite and abs(sympy.N(value, 15)) > largest:
         raise TooLargeError
-    return base ** int(exponent) if abs(base) != 1 else Fraction(1 if base == 1 or exponent % 2 == 0 else -1)
+    return value
+
+
+def _factorial(value: Expr) -> Expr:
+    if value.is_Rational and not (value.is_integer and value >= 0):
+        raise UnreadableError("factorial of no natural number")
+    return sympy.factorial(_small(value, LARGEST_FACTORIAL))
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "+": lambda one, other: one + other, "*": lambda one, other: one * other, "/": lambda one, other: one / other, "^": _power,
+    "abs": sympy.Abs, "floor": sympy.floor, "ceil": sympy.ceiling, "factorial": _factorial,
+    "binom": lambda *given: sympy.binomial(*(_small(value, LARGEST_FACTORIAL) for value in given)),
+    **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp")},
+    "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan, "ln": sympy.log, "log": lambda value: sympy.log(value) / LOG_BASE,
+}  # fmt: skip
 
 
 class _Parser:
     def __init__(self, found: list[Token]):
-        self.found, self.place, self.depth, self.bars, self.angles = found, 0, 0, 0, 0
+        self.found, self.place, self.depth, self.bars, self.angles, self.signs, self.conditions = found, 0, 0, 0, 0, 0, 0
 
     # tokens
 
@@ -162,7 +195,7 @@ class _Parser:
 
     # values
 
-    def values(self, closing: tuple[str, ...] | str) -> Node:
+    def values(self, closing: tuple[str, ...] | str) -> Any:
         """Values up to a closing bracket, which is not taken: a single one, or several."""
         found, words = [self.value()], set[str]()
         while self.peek() and self.peek() not in closing:
@@ -175,24 +208,49 @@ class _Parser:
             raise UnreadableError("and next to or")
         found = _named(found)
         names = {_assigned(one) for one in found}
+        if "or" in words and any(isinstance(one, sympy.Symbol) for one in found):
+            raise UnreadableError("letters of choices, of which one is right")
         if "or" in words or (len(names) == 1 and names != {""}):  # x = 1, x = 2
-            return ("any", tuple(found))
-        if all(one[0] == "relation" for one in found):
-            return ("relation", tuple(link for one in found for link in one[1]))
-        return ("list", tuple(found))
+            return Reading("any", tuple(found))
+        if all(kind(one) == "relation" for one in found):
+            return Reading("relation", tuple(link for one in found for link in one.value))
+        return Reading("list", tuple(found))
 
-    def value(self) -> Node:
+    def value(self) -> Any:
         """A chain of relations, a membership, or a single side."""
-        left, chain = self.side(), []
+        left, chain = self.name() or self.side(), []
+        if self.peek() == ":" and not self.conditions:
+            return self.ratio(left)
         if self.accept("∈"):
-            return ("member", left, self.side())
+            return Reading("member", self.side(), left)
         while sign := self.accept(*RELATIONS):
             right = self.side()
             chain.append((sign, left, right))
             left = right
-        return ("relation", tuple(chain)) if chain else left
+        value = Reading("relation", tuple(chain)) if chain else left
+        return Reading("about", value, (left, self.side())) if self.accept("≈") else value
 
-    def side(self) -> Node:
+    def name(self) -> Any:
+        """All of f(x), f^{-1}(2) or AB before an equals sign."""
+        before = []
+        for token in self.found[self.place : self.place + 12]:
+            if token.text == "=" and NAME.fullmatch("".join(before)):
+                self.place += len(before)
+                return letter("".join(before))
+            before.append(token.text)
+        return None
+
+    def ratio(self, first: Any) -> Any:
+        parts = [first]
+        while self.accept(":"):
+            if self.kind() == "number" and len(self.peek()) > 1 and self.peek().isdigit():
+                raise UnreadableError("a time, or a ratio")
+            parts.append(self.sum())
+        if any(kind(part) != "expression" or part == 0 for part in parts):
+            raise UnreadableError("a ratio of what is no number")
+        return Reading("ratio", tuple(parts))
+
+    def side(self) -> Any:
         """Sets joined by ∪, ∩ or ∖, or an expression with its unit."""
         parts, signs = [self.quantity()], set[str]()
         while sign := self.accept("∪", "∩", "∖"):
@@ -200,23 +258,29 @@ class _Parser:
             parts.append(self.quantity())
         if len(parts) == 1:
             return parts[0]
-        if len(signs) > 1 or any(part[0] not in ("group", "letter") for part in parts):
+        if len(signs) > 1 or any(kind(part) != "group" and not isinstance(part, sympy.Symbol) for part in parts):
             raise UnreadableError("what is joined")
-        return ("union", signs.pop(), tuple(parts))
+        return Reading("union", tuple(parts), signs.pop())
 
-    def quantity(self) -> Node:
+    def quantity(self) -> Any:
         minus = self.peek() == "-" and self.kind(1) == "sign" and self.peek(1) in units.PREFIXES and self.take()
         money = self.accept(*units.PREFIXES)
         value = self.sum()
-        if minus:
-            value = made("*", number(-1), value)
+        value = _negative(value) if minus else value
         words = self.unit()
         if not money and not words:
             return value
         found = self.money(money, words) if money else units.unit(words)
-        if found is None or value[0] not in EXPRESSIONS - {"letter"}:  # "a solution" is no quantity
+        if found is None or kind(value) != "expression" or isinstance(value, sympy.Symbol):  # "a solution" is no quantity
             raise UnreadableError(f"{words} is no unit")
-        return ("quantity", value, found)
+        if self.kind(self.peek() == "and") != "number" or money or not found.base:
+            return Reading("quantity", value, found)
+        self.accept("and")
+        smaller = self.quantity()  # 1 hour and 30 minutes
+        if kind(smaller) != "quantity" or smaller.form.base != found.base or smaller.form.factor >= found.factor:
+            raise UnreadableError("two quantities")
+        value = made("*", value, Rational(found.factor / smaller.form.factor))
+        return Reading("quantity", made("+", value, smaller.value), smaller.form)
 
     def unit(self) -> list[str | int]:
         words: list[str | int] = []
@@ -224,9 +288,12 @@ class _Parser:
             named = text in units.WORDS and (self.kind() == "word" or text in units.PREFIXES)
             if named or (words and (text == "/" or (self.kind() == "letter" and text in units.NAMES))):
                 words.append(self.take())
+                if text == "°" and self.peek() in ("C", "F"):
+                    words[-1] = text + self.take()
             elif words and self.accept("^"):
                 braced = self.accept("{")
-                words.append(int(self.take(*"123456789")))
+                minus = self.accept("-")
+                words.append(int(minus + self.take(*"123456789")))
                 if braced:
                     self.take("}")
             elif not (words and self.accept("*")):
@@ -241,15 +308,21 @@ class _Parser:
 
     # expressions
 
-    def sum(self) -> Node:
+    def sum(self) -> Any:
         """Terms with signs before them; ± is a factor, see `_both_signs`."""
         sign = self.accept("+", "-", "±", "∓")
-        value = _signed(sign, self.term())
+        value = self.signed(sign, self.term())
         while sign := self.accept("+", "-", "±", "∓"):
-            value = made("+", value, _signed(sign, self.term()))
+            value = made("+", value, self.signed(sign, self.term()))
         return value
 
-    def term(self) -> Node:
+    def signed(self, sign: str, term: Reading) -> Any:
+        if sign and sign in "±∓":
+            self.signs += 1
+            term = made("*", letter(f"±{self.signs}"), term)
+        return _negative(term) if sign and sign in "-∓" else term
+
+    def term(self) -> Any:
         value = self.mixed() or self.factor()
         divided = False
         while self.peek():
@@ -259,13 +332,11 @@ class _Parser:
                 divided = sign == "/"
                 minus = self.accept("-")
                 factor = self.mixed() or self.factor()
-                if minus:
-                    factor = made("*", number(-1), factor)
-                value = made(sign, value, factor)
+                value = made(sign, value, _negative(factor) if minus else factor)
             elif self.starts():
-                if divided:
+                if divided and not (isinstance(value, Rational) and self.found[self.place].spaced):
                     raise UnreadableError("a product after a slash")
-                if self.kind() == "number":
+                if self.kind() == "number" and self.peek(-1) != "!":
                     raise UnreadableError("a number after a factor")
                 value = made("*", value, self.factor())
             else:
@@ -276,10 +347,10 @@ class _Parser:
         """Whether a factor begins here, multiplied without a sign."""
         text = self.peek()
         if self.kind() == "word":
-            return text in _ATOMS or text in GREEK
+            return (text in _ATOMS and (text != "sec" or bool(self.peek(1)))) or text in GREEK
         return self.kind() in ("number", "letter") or text in ("(", "[", "{") or (text == "|" and not self.bars)
 
-    def mixed(self) -> Node | None:
+    def mixed(self) -> Any:
         """A mixed number: a whole number followed by a fraction of whole numbers."""
         if self.kind() != "number" or not self.peek().isdigit():
             return None
@@ -287,16 +358,10 @@ class _Parser:
         if self.peek() == "frac":
             fraction = self.factor()
             over = self.found[begun + 2 : self.place]
-            if fraction[0] != "number" or any(one.text not in "{}" and not one.text.isdigit() for one in over):
+            if any(one.text not in "{}" and not one.text.isdigit() for one in over):
                 self.place = begun
                 return None
-        elif (
-            self.kind() == "number"
-            and self.peek().isdigit()
-            and self.found[self.place].spaced
-            and self.peek(1) == "/"
-            and self.kind(2) == "number"
-        ):
+        elif self.kind() == "number" and self.peek().isdigit() and self.found[self.place].spaced and self.peek(1) == "/":
             over = self.plain_number()
             self.take("/")
             fraction = made("/", over, self.plain_number())
@@ -305,22 +370,24 @@ class _Parser:
         else:
             self.place = begun
             return None
-        if not 0 < fraction[1] < 1 or self.peek() in ("^", "!"):
+        if not 0 < fraction < 1 or self.peek() in ("^", "!"):
             raise UnreadableError("a mixed number with an improper fraction")
         return made("+", whole, fraction)
 
-    def plain_number(self) -> Node:
+    def plain_number(self) -> Any:
         if self.kind() != "number":
             raise UnreadableError("no number")
         text = self.take()
         whole, repeats, digits = text.partition(r"\overline")
-        if not repeats:
-            return number(_bounded(Fraction(text)))
-        length, digits = len(digits.strip("{}")), digits.strip("{}")
-        after = len(whole.partition(".")[2])
-        return number(Fraction(whole + "0" if whole.endswith(".") else whole) + Fraction(int(digits), (10**length - 1) * 10**after))
+        digits = digits.strip("{}")
+        found = Fraction(f"0{whole}" if whole[-1:].isdigit() else f"0{whole}0")
+        if repeats:
+            found += Fraction(int(digits), (10 ** len(digits) - 1) * 10 ** len(whole.partition(".")[2]))
+        if _bits(Rational(found)) > BITS:
+            raise TooLargeError
+        return Rational(found)
 
-    def factor(self) -> Node:
+    def factor(self) -> Any:
         """An atom with its exponent and exclamation marks."""
         value = self.atom()
         if self.accept("^"):
@@ -328,17 +395,17 @@ class _Parser:
             if self.peek() in ("^", "!"):
                 raise UnreadableError("what the exponent is")
         while self.accept("!"):
-            value = made("function", "factorial", value)
+            value = made("factorial", value)
         if self.angles and self.accept("°"):
-            value = made("*", value, made("/", ("constant", "pi"), number(180)))
+            value = made("*", value, sympy.pi / 180)
         return value
 
-    def exponent(self) -> Node:
+    def exponent(self) -> Any:
         minus = self.accept("-")
         value = self.atom()
-        return made("*", number(-1), value) if minus else value
+        return _negative(value) if minus else value
 
-    def argument(self) -> Node:
+    def argument(self) -> Any:
         r"""What `\frac` or `\sqrt` applies to: a group in braces, a single digit, or another atom."""
         if self.kind() == "number":
             digits = self.peek()
@@ -347,7 +414,7 @@ class _Parser:
             return self.plain_number()
         return self.atom()
 
-    def atom(self) -> Node:
+    def atom(self) -> Any:
         self.depth += 1
         if self.depth > DEEPEST:
             raise UnreadableError("too many levels")
@@ -367,7 +434,7 @@ class _Parser:
             value = self.braces()
         elif text == "∅":
             self.take()
-            value = ("group", "{}", ())
+            value = EMPTY
         elif text == "|":
             value = self.bar()
         else:
@@ -375,20 +442,20 @@ class _Parser:
         self.depth -= 1
         return value
 
-    def letter(self) -> Node:
+    def letter(self) -> Any:
         text = self.take()
         while self.peek() == "'":
             text += self.take()
         if self.peek() == "_":
             return self.subscripted(text, None)
         if text == "mathbb R":
-            return ("group", "()", (made("*", number(-1), INFINITY), INFINITY))
-        return ("constant", text) if text in ("e", "i") else ("letter", text)
+            return REALS
+        return CONSTANTS[text] if text in ("e", "i") else letter(text)
 
-    def subscripted(self, name: str, value: Node | None) -> Node:
+    def subscripted(self, name: str, value: Any) -> Any:
         """A name with its subscript; a number with one is a numeral in that base."""
         if not self.accept("_"):
-            return value or ("letter", name)
+            return letter(name) if value is None else value
         if self.accept("{"):
             parts = []
             while self.peek() != "}":
@@ -396,78 +463,93 @@ class _Parser:
             self.take("}")
         else:
             parts = [self.take()]
-        return ("letter", f"{name}_{' '.join(parts)}")
+        return letter(f"{name}_{' '.join(parts)}")
 
-    def group(self) -> Node:
+    def group(self) -> Any:
         opening = self.take()
         if opening == r"\{" and self.accept(r"\}"):
-            return ("group", "{}", ())
-        bars, self.bars = self.bars, 0
-        value = self.values(CLOSING[opening])
-        self.bars = bars
+            return EMPTY
+        before = self.bars, self.conditions
+        self.bars = self.conditions = opening == r"\{"
+        value = self.values((*CLOSING[opening], "|", ":") if opening == r"\{" else CLOSING[opening])
+        if opening == r"\{" and self.accept("|", ":"):
+            self.bars, self.conditions = before
+            return self.condition(value)
+        self.bars, self.conditions = before
         closing = self.take(*CLOSING[opening])
         brackets = {r"\{": "{}", "langle": "<>"}.get(opening, opening + closing)
-        items = value[1] if value[0] == "list" else (value,)
-        if value[0] == "any" or (value[0] == "relation" and len(value[1]) > 1):
+        items = value.value if kind(value) == "list" else (value,)
+        if kind(value) in ("any", "about", "ratio") or (kind(value) == "relation" and len(value.value) > 1):
             raise UnreadableError("alternatives or a system in brackets")
-        return value if len(items) == 1 and brackets == "()" else ("group", brackets, items)
+        if len(items) == 1 and (brackets == "()" or (brackets == "[]" and kind(value) == "matrix")):
+            return value
+        return Reading("group", items, brackets)
 
-    def braces(self) -> Node:
+    def condition(self, name: Any) -> Any:
+        r"""Of a set `\{x ∈ ℝ | x > 2\}`."""
+        if kind(name) == "member" and name.value == REALS:
+            name = name.form
+        value = self.values((r"\}",))
+        self.take(r"\}")
+        if not isinstance(name, sympy.Symbol) or kind(value) not in ("relation", "any") or letters(value) != {name.name}:
+            raise UnreadableError("the condition of a set")
+        return value
+
+    def braces(self) -> Any:
         self.take("{")
         value = self.values("}")
         self.take("}")
-        return ("group", "{}", value[1]) if value[0] == "list" else value
+        return Reading("group", value.value, "{}") if kind(value) == "list" else value
 
-    def bar(self) -> Node:
+    def bar(self) -> Any:
         self.take("|")
         self.bars += 1
-        value = made("function", "abs", self.sum())
+        value = made("abs", self.sum())
         self.bars -= 1
         self.take("|")
         return value
 
     # words
 
-    def fraction(self, _: str) -> Node:
+    def fraction(self, _: str) -> Any:
         above = self.argument()
         below = self.argument()
         if self.kind() == "number" and not self.found[self.place].spaced:
             raise UnreadableError("a digit after a fraction")
         return made("/", above, below)
 
-    def root(self, name: str) -> Node:
-        degree = number(2)
+    def root(self, name: str) -> Any:
+        degree = Rational(2)
         if name == "sqrt" and self.accept("["):
             degree = self.sum()
             self.take("]")
         value = self.argument() if name == "sqrt" else self.atom()
-        if value[0] == degree[0] == "number" and value[1] < 0 and degree[1] % 2 == 1:  # the real root
-            return made("*", number(-1), made("^", number(-value[1]), number(1 / degree[1])))
-        return made("^", value, made("/", number(1), degree))
+        exponent = made("/", Rational(1), degree)
+        if isinstance(value, Rational) and isinstance(degree, Rational) and value < 0 and degree % 2 == 1:  # the real root
+            return -made("^", -value, exponent)
+        return made("^", value, exponent)
 
-    def binomial(self, _: str) -> Node:
-        return made("function", "binom", self.argument(), self.argument())
+    def binomial(self, _: str) -> Any:
+        return made("binom", self.argument(), self.argument())
 
-    def rounded(self, name: str) -> Node:
+    def rounded(self, name: str) -> Any:
         value = self.sum()
-        self.take("rfloor" if name == "lfloor" else "rceil")
-        if name == "lfloor":
-            return made("function", "floor", value)
-        return made("*", number(-1), made("function", "floor", made("*", number(-1), value)))
+        self.take(f"r{name[1:]}")
+        return made(name[1:], value)
 
-    def constant(self, name: str) -> Node:
-        return INFINITY if name == "infinity" else ("constant", name)
+    def constant(self, name: str) -> Any:
+        return CONSTANTS[name]
 
-    def vector(self, _: str) -> Node:
+    def vector(self, _: str) -> Any:
         self.place -= 1
         return self.group()
 
-    def absolute(self, _: str) -> Node:
+    def absolute(self, _: str) -> Any:
         if self.peek() != "(":
             raise UnreadableError("abs of nothing")
-        return made("function", "abs", self.atom())
+        return made("abs", self.atom())
 
-    def function(self, name: str) -> Node:
+    def function(self, name: str) -> Any:
         base = power = None
         if name == "log" and self.accept("_"):
             base = self.argument()
@@ -476,14 +558,14 @@ class _Parser:
         self.angles += 1
         value = self.applied()
         self.angles -= 1
-        if power == number(-1) and name in ("sin", "cos", "tan"):
+        if power == -1 and name in ("sin", "cos", "tan"):
             name, power = f"arc{name}", None
-        elif power is not None and (power[0] != "number" or power[1] < 0):
+        elif power is not None and not (isinstance(power, Rational) and power >= 0):
             raise UnreadableError("a power of a function")
-        value = _function(name, base, value)
+        value = made(name, value) if base is None else made("/", made("ln", value), made("ln", base))
         return value if power is None else made("^", value, power)
 
-    def applied(self) -> Node:
+    def applied(self) -> Any:
         """A function's argument: a group, or a product without signs up to the next function."""
         if self.peek() in ("(", "{", "["):
             value = self.atom()
@@ -497,85 +579,71 @@ class _Parser:
             raise UnreadableError("where the argument of a function ends")
         return value
 
-    def matrix(self, _: str) -> Node:
-        kind = self.take("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array")
-        rows: list[list[Node]] = [[]]
+    def matrix(self, _: str) -> Any:
+        name = self.take("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array", "vmatrix", "cases")
+        rows: list[list[Any]] = [[]]
         while self.peek() != "end":
-            rows[-1].append(self.sum())
+            rows[-1].append(self.value() if name == "cases" else self.sum())
+            if name == "cases":
+                self.accept(",")
             if self.accept(r"\\"):
                 rows.append([])
             elif self.peek() != "end":
                 self.take("&")
         self.take("end")
-        self.take(kind)
+        self.take(name)
         found = [tuple(row) for row in rows if row]
         if not found or len({len(row) for row in found}) > 1:
             raise UnreadableError("rows of a matrix")
-        return ("matrix", tuple(found))
+        if name == "cases":
+            if len(found[0]) > 1 or any(kind(row[0]) != "relation" for row in found):
+                raise UnreadableError("cases that are no system of equations")
+            return Reading("relation", tuple(link for row in found for link in row[0].value))
+        if name == "vmatrix":
+            if len(found) != len(found[0]) or len(found) > 4 or {*map(kind, sum(found, ()))} != {"expression"}:
+                raise UnreadableError("a determinant")
+            return sympy.Matrix(found).det()
+        return Reading("matrix", tuple(found))
 
 
-_ATOMS: dict[str, Callable[[_Parser, str], Node]] = {
+_ATOMS: dict[str, Callable[[_Parser, str], Any]] = {
     "frac": _Parser.fraction, "sqrt": _Parser.root, "surd": _Parser.root, "binom": _Parser.binomial, "abs": _Parser.absolute,
     "lfloor": _Parser.rounded, "lceil": _Parser.rounded, "langle": _Parser.vector, "begin": _Parser.matrix,
     **dict.fromkeys(("pi", "infty", "infinity"), _Parser.constant), **dict.fromkeys(FUNCTIONS, _Parser.function),
 }  # fmt: skip
 
 
-def _function(name: str, base: Node | None, value: Node) -> Node:
-    if name == "exp":
-        return made("^", ("constant", "e"), value)
-    if base is not None:
-        return made("/", made("function", "ln", value), made("function", "ln", base))
-    return made("function", name, value)
-
-
-def _signed(sign: str, term: Node) -> Node:
-    if sign in ("", "+"):
-        return term
-    if sign in "±∓":
-        term = made("*", BOTH_SIGNS, term)
-    return term if sign == "±" else made("*", number(-1), term)
-
-
-def _assigned(one: Node) -> str:
+def _assigned(one: Any) -> str:
     """The name in an equation `name = value`, or nothing."""
-    if one[0] == "relation" and len(one[1]) == 1 and one[1][0][0] == "=" and one[1][0][1][0] == "letter":
-        return one[1][0][1][1]
+    if kind(one) == "relation" and len(one.value) == 1 and one.value[0][0] == "=" and isinstance(one.value[0][1], sympy.Symbol):
+        return one.value[0][1].name
     return ""
 
 
-def _named(found: list[Node]) -> list[Node]:
+def _named(found: list[Any]) -> list[Any]:
     """`x = 1, 2` with its name before each."""
-    if _assigned(found[0]) and all(one[0] in EXPRESSIONS for one in found[1:]):
-        return [found[0], *(("relation", (("=", found[0][1][0][1], one),)) for one in found[1:])]
+    if _assigned(found[0]) and all(isinstance(one, Expr) for one in found[1:]):
+        return [found[0], *(Reading("relation", (("=", found[0].value[0][1], one),)) for one in found[1:])]
     return found
 
 
-def _both_signs(value: Node) -> Node:
+def _both_signs(value: Any) -> Any:
     """A value, or its two values if it has one ±."""
-    if value[:2] == ("group", "{}") or value[0] in ("list", "any"):
-        spread = [_both_signs(one) for one in value[-1]]
-        if any(one[0] == "any" and one != given for one, given in zip(spread, value[-1], strict=True)):
-            found = tuple(one for several in spread for one in (several[1] if several[0] == "any" else (several,)))
-            return (*value[:-1], found) if value[0] == "group" else ("any", found)
+    if (kind(value) == "group" and value.form == "{}") or kind(value) in ("list", "any"):
+        spread = [_both_signs(one) for one in value.value]
+        if any(kind(one) == "any" and one != given for one, given in zip(spread, value.value, strict=True)):
+            found = tuple(one for several in spread for one in (several.value if kind(several) == "any" else (several,)))
+            return Reading("group" if kind(value) == "group" else "any", found, value.form)
         return value
-    match _count_signs(value):
-        case 0:
-            return value
-        case 1:
-            return ("any", (_with_sign(value, 1), _with_sign(value, -1)))
-        case _:
-            raise UnreadableError("several ±")
+    signs = [name for name in letters(value) if name.startswith("±")]
+    if len(signs) > 1:
+        raise UnreadableError("several ±")
+    return Reading("any", tuple(_replaced(value, {letter(signs[0]): Rational(sign)}) for sign in (1, -1))) if signs else value
 
 
-def _count_signs(part: Any) -> int:
-    return 0 if not isinstance(part, tuple) else 1 if part == BOTH_SIGNS else sum(map(_count_signs, part))
-
-
-def _with_sign(part: Any, sign: int) -> Any:
-    if not isinstance(part, tuple) or isinstance(part, units.Unit):
-        return part
-    if part == BOTH_SIGNS:
-        return number(sign)
-    found = [_with_sign(one, sign) for one in part]
-    return made(*found) if part and part[0] in ("+", "*", "/", "^", "function") and isinstance(part[1], (tuple, str)) else tuple(found)
+def _replaced(part: Any, new: dict[Expr, Expr]) -> Any:
+    if isinstance(part, Expr):
+        return part.xreplace(new)
+    if isinstance(part, Reading):
+        return Reading(part.kind, _replaced(part.value, new), part.form)
+    return tuple(_replaced(one, new) for one in part) if isinstance(part, tuple) else part

@@ -24,7 +24,7 @@ SIGNS = {
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "º": "°",
     "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅛": r"\frac{1}{8}",
-    "\u202f": r"\,", "\u2009": r"\,", "\u00a0": " ", "“": '"', "”": '"', "’": "'",
+    "\u202f": r"\,", "\u2009": r"\,", "\u00a0": "~", "≈": r"\approx ", "ℝ": r"\mathbb{R}", "…": r"\ldots ", "“": '"', "”": '"', "’": "'",
 }  # fmt: skip
 RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -32,7 +32,8 @@ COMMANDS = {
     "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥", "ne": "≠", "neq": "≠", "lt": "<", "gt": ">",
     "cdot": "*", "times": "*", "ast": "*", "div": "/", "pm": "±", "mp": "∓", "in": "∈", "cup": "∪", "cap": "∩", "setminus": "∖",
     "vert": "|", "lvert": "|", "rvert": "|", "mid": "|", "emptyset": "∅", "varnothing": "∅", "lbrack": "[", "rbrack": "]", "degree": "°",
-    "lbrace": r"\{", "rbrace": r"\}", "%": "%", "{": r"\{", "}": r"\}", "$": "$", "&": "&", "euro": "€", "pounds": "£",
+    "lbrace": r"\{", "rbrace": r"\}", "%": "%", "{": r"\{", "}": r"\}", "$": "$", "&": "&",
+    "approx": "≈", "colon": ":", "euro": "€", "pounds": "£",
 }  # fmt: skip
 GREEK = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi varphi chi psi"
@@ -44,13 +45,32 @@ KEPT = {*GREEK, *FUNCTIONS, *"frac sqrt surd binom pi infty lfloor rfloor lceil 
 WORDS = {*FUNCTIONS, *(word for word in units.WORDS if len(word) > 1), "sqrt", "pi", "infty", "infinity", "and", "or", "abs"}
 """Words that are read without `\\text`."""
 TEXTS = "text textbf textit textrm textnormal mathrm mathit mathsf mbox operatorname rm bf mathbf emph textup boldsymbol".split()
-DECORATED = ("vec", "hat", "bar", "overline", "mathbb", "mathcal", "tilde", "widehat", "overrightarrow", "mathbf", "boldsymbol", "bf")
+DECORATED = ("vec", "hat", "overline", "mathbb", "mathcal", "tilde", "widehat", "overrightarrow", "mathbf", "boldsymbol", "bf")
+SPELLINGS = [
+    (re.compile(pattern), spelling)
+    for pattern, spelling in (
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\\bar(?![A-Za-z])", r"\\overline"),
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
+        (r"(?<=\d)(?:,?\\!|\\[,:; ]|\\thinspace|[~'])(?=\d{3}(?!\d))", "{,}"),
+        (r"(\.\d*)(?:\\(?:overline|dot) *\{?(\d+)\}?|\((\d+)\))", r"\1\\overline{\2\3}"),
+        (r"(\.\d*?)(?:(\d)\2\2+|(\d{2,9}?)\3+)(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))", r"\1\\overline{\2\3}"),
+        (r"(?<=\d) *[xX] *(?=10 *\^)", r"\\times "),
+        (r"\\left *\\\{\s*\\begin\{(array|aligned)\}(?:\{[lcr]*\})?(.*?)\\end\{\1\}\s*\\right *\.?", r"\\begin{cases}\2\\end{cases}"),
+        (r"&\s*=", "="),
+        (r"\\frac\{\s*(\\(?:text|mathrm)\{[^{}]*\})\s*\}\{\s*(\\(?:text|mathrm)\{[^{}]*\})\s*\}", r"\1/\2"),
+        (r"(?<=\d)(?::00)?(?:\s|~|\\ |\\text\{)*([apAP])(?:\. ?)?[mM]\.?\}?\Z", lambda found: rf"\text{{ {found[1].lower()}m}}"),
+    )
+]
+"""Patterns of what has several spellings, in order."""
 VOWELS = set("aeiouAEIOU")
 
 _DROPPED = re.compile(
     r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?|\\(?:displaystyle|textstyle|limits|nolimits)(?![A-Za-z])|\\!|\\hspace\*?\{[^{}]*\}"
 )
-_SPACE = re.compile(r"(?:\s|~|\\[,;:> ]|\\q?quad(?![A-Za-z]))+")
+_SPACE = re.compile(r"(?:\s|~|(?<!\\)\\[,;:> ]|\\q?quad(?![A-Za-z]))+")
 _GROUPS = r"\d{1,3}(?:(?:%s)\d{3})+(?!\d)(?:\.\d+)?"
 _ALWAYS, _COMMAS = (re.compile(_GROUPS % between) for between in (r"\{,\}", r"\{,\}|,"))
 _REPEATING = re.compile(r"\d*\.\d*\\overline\s*\{\d+\}")
@@ -60,7 +80,7 @@ _NUMBER = re.compile(r"\d+\.\d+|\.\d+|\d+")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 _ENVIRONMENT = re.compile(r"\s*\{([A-Za-z]+)\}(?:\s*\{[clr|@. ]*\})?")
-_ARGUMENT = re.compile(r"\s*\{([^{}]*)\}")
+_ARGUMENT = re.compile(r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}|\s+([A-Za-z])(?![A-Za-z])")
 
 
 def unwrapped(text: str) -> str:
@@ -83,10 +103,8 @@ def spelled(text: str) -> str:
     text = "".join(SIGNS.get(character, character) for character in text)
     if r"\begin" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z{}])", r"\\", text)
-    text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
-    text = re.sub(r"\\[dt]binom(?![A-Za-z])", r"\\binom", text)
-    text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°", text)
-    text = re.sub(r"(?<=\d)(?:,?\\!|\\,)(?=\d{3}(?!\d))", "{,}", text)
+    for pattern, spelling in SPELLINGS:
+        text = pattern.sub(spelling, text)
     return _DROPPED.sub(" ", text).strip()
 
 
@@ -94,7 +112,8 @@ def plain(text: str) -> str:
     """A text for comparison as text: white space only where it separates words or numbers, and without LaTeX's frames of words."""
     text = spelled(text)
     text = re.sub(rf"\\(?:{'|'.join(TEXTS)})\s*\{{([^{{}}]*)\}}", r"\1", text)
-    text = _SPACE.sub(" ", text).strip().strip("\"'").strip()
+    text = re.sub(r"([\^_])\{(\w)\}", r"\1\2", _SPACE.sub(" ", text)).strip().removesuffix(".")
+    text = re.sub(r"\A([\"'])(.*)\1\Z", r"\2", text)
     text = re.sub(r"(?<=\w) +(?=\w)", "\0", text).replace(" ", "").replace("\0", " ")
     words = not re.search(r"[\\\d^_{}=<>+]", text)
     return re.sub(r"[A-Za-z]{2,}", lambda word: word.group() if word.group().isupper() else word.group().lower(), text) if words else text
@@ -107,6 +126,8 @@ def tokens(text: str) -> list[Token]:
         UnreadableError: a word or sign has no meaning here.
     """
     text = spelled(text)
+    if re.search(r"\d(?:st|nd|rd|th)(?![A-Za-z])", text):
+        raise UnreadableError("an ordinal number")
     if re.fullmatch(r"[A-Za-z\s,.;'()-]+", text):
         for run in re.findall(r"[A-Za-z]{2,}", text):
             if run not in WORDS and (VOWELS & {*run} or not run.islower()):
@@ -131,13 +152,15 @@ class _Scanner:
                 self.place, self.spaced = space.end(), True
                 continue
             character = self.text[self.place]
-            if character.isascii() and (character.isdigit() or (character == "." and _NUMBER.match(self.text, self.place))):
+            if character == "." and self.found and self.found[-1].text in units.WORDS:
+                self.place += 1
+            elif re.match(r"\.?\d|\.\\overline", self.text[self.place : self.place + 10], re.ASCII):
                 self.number()
             elif letters := _LETTERS.match(self.text, self.place):
                 self.letters(letters)
             elif character == "\\":
                 self.command()
-            elif character in "+-*/^_()[]{},;=<>!|'%°&∖" or character in units.PREFIXES or character == "¢":
+            elif character in "+-*/^_()[]{},;:=<>!|'%°&∖" or character in units.PREFIXES or character == "¢":
                 self.sign(character, self.place + 1)
             else:
                 raise UnreadableError(f"sign {character!r}")
@@ -202,7 +225,7 @@ class _Scanner:
         argument = _ARGUMENT.match(self.text, after)
         if argument is None:
             raise UnreadableError(f"what {name!r} applies to")
-        content = argument.group(1)
+        content = argument[1] or argument[2] or ""
         if name in DECORATED and (name not in TEXTS or re.fullmatch(r"\s*[A-Za-z]\s*", content)):
             if not re.fullmatch(r"\s*[A-Za-z]{1,2}\s*", content):
                 raise UnreadableError(f"what {name!r} applies to")

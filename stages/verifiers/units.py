@@ -25,6 +25,12 @@ _NAMES = {
     "yen": "yen 1 ¥ yen",
     "rupee": "rupee 1 ₹ rupee rupees",
     "degree": "degree 1 ° degree degrees deg",
+    "celsius": "celsius 1 °C celsius",
+    "fahrenheit": "fahrenheit 1 °F fahrenheit",
+    "newton": "newton 1 N newton newtons",
+    "joule": "joule 1 J joule joules",
+    "watt": "watt 1 W watt watts|1000 kW",
+    "volt": "volt 1 V volt volts",
     "radian": "radian 1 radian radians rad",
     "": "1 1/100 % percent|100 hundred|1000 thousand|1000000 million|1000000000 billion|12 dozen",
 }
@@ -59,7 +65,7 @@ NAMES = _table()
 PREFIXES = "$€£¥₹"
 """Signs of money, which precede the number."""
 _POWERS = {"sq": 2, "square": 2, "cubic": 3, "cu": 3}
-_COMBINED = {"mph": ("miles", "/", "hour"), "kph": ("km", "/", "hour"), "cc": ("cubic", "cm")}
+_COMBINED: dict[str, tuple[str | int, ...]] = {"mph": ("miles", "/", "hour"), "kph": ("km", "/", "hour"), "cc": ("cubic", "cm")}
 WORDS = {*NAMES, *_POWERS, *_COMBINED, "per"}
 
 
@@ -82,7 +88,7 @@ def unit(words: Sequence[str | int]) -> Unit | None:
         place += 1
         if place < len(words) and isinstance(words[place], int):
             power, place = power * int(words[place]), place + 1
-        if not 1 <= power <= 9:
+        if not 1 <= abs(power) <= 9:
             return None
         named, size = NAMES[name]
         base[named] += sign * power

@@ -87,6 +87,10 @@ HOSTILE = [
     r"\sqrt" * 150 + "2", r"\frac" * 190, r"\sin" * 240 + "x", "-" * 900 + "5", "1+" * 450 + "1", "x" * 900, "|" * 900, "5" + "!" * 900,
     r"\pm" * 300 + "5", ",".join(["x"] * 450), r"\{" + ",".join(map(str, range(250))) + r"\}", "(x+1)^{9999}", "7" * 990, "1/" * 400 + "1",
     r"\text{" * 150, r"\begin{pmatrix}" * 60, "(x+1)" * 190, r"\sin(x)" * 140, "x^x" * 300, r"\overline{" * 90, "0." + r"\overline{3}" * 80,
+    "0." + "12" * 480 + "...", "0." + "1" * 950 + "2...", "1.1" * 300 + "...", "[1,2]" + "".join(rf"\cup[{n},{n}.5]" for n in range(3, 90)),
+    ",".join(rf"x \ne {n}" for n in range(100)), "1:" * 450 + "1", "1 hour " * 130, r"\{x|" * 200,
+    r"\left\{\begin{array}" * 40, "f(x)=" * 180,
+    r"\sqrt{10^{9000}}", r"(10^{9000}\sqrt{2})^{9000}", "((x^{9999})^{9999})^{9999}", r"\lfloor e^{e^{9}} \rfloor", "(1+x)" + "^{2}" * 200,
 ]  # fmt: skip
 
 
@@ -96,6 +100,28 @@ def test_hostile_answers_are_not_equal_and_cost_little():
         assert not algebra.equal(answer, "5"), answer
         assert not algebra.equal(answer, r"\sqrt{2}+x"), answer
     assert time.process_time() - began < 10
+
+
+def test_no_text_of_an_answer_is_evaluated(monkeypatch):
+    """As sympy evaluates texts in tuples that are compared with its numbers."""
+    monkeypatch.setattr("sympy.parsing.sympy_parser.eval_expr", lambda *_: pytest.fail("evaluated"))
+    nodes = [
+        "5",
+        "x",
+        "(5, x)",
+        r"\{5\}",
+        "x = 5",
+        "5, x",
+        "5 cm",
+        "1:2",
+        "(1, 2]",
+        r"x \in (1, 2]",
+        r"5 \approx 5.0",
+        "print(5)",
+        "9^{9^{9}}",
+    ]
+    for one, other in itertools.product(nodes, nodes):
+        algebra.equal(one, other)
 
 
 SAME_TEXT = [
