@@ -5,16 +5,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.secrets import find_secrets, secret_variables
 
 Place = tuple[str | int, ...]
-M = TypeVar("M", bound=BaseModel)
 LONGEST, DEEPEST, MOST_VALUES = 4 << 20, 64, 100_000
 """Limits for a recipe or profile: bytes, nesting levels, values."""
 TOO_DEEP = "lists or mappings are nested too deeply: flatten them"
@@ -166,18 +164,6 @@ def read_document(path: Path, shown_as: str | None = None) -> YamlDocument:
     except (ValueError, TypeError) as error:  # a number or key that Python cannot represent
         raise ConfigError([Problem(name, None, f"not valid YAML: {error}")]) from error
     return YamlDocument(name, value, lines)
-
-
-def read_packaged(model: type[M], path: Path, shown_as: str) -> M:
-    """The content of a YAML file that Pedigree ships.
-
-    Raises:
-        ValueError: the file is invalid.
-    """
-    try:
-        return model.model_validate(read_document(path).value)
-    except (ConfigError, ValidationError) as error:
-        raise ValueError(f"{shown_as} is invalid: {error}") from error
 
 
 def _text(path: Path, name: str) -> str:

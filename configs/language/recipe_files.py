@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pedigree.configs.base.document import ConfigError, Place, Problem, YamlDocument, read_document
 from pedigree.configs.base.frozen import Frozen
-from pedigree.configs.base.mistakes import mistakes, unknown_key
+from pedigree.configs.base.mistakes import unknown_key, validated
 from pedigree.configs.base.naming import MODEL_NAME, Model
 from pedigree.configs.base.published import Published
 from pedigree.configs.language.rounds import is_stage, unroll
@@ -75,6 +75,8 @@ def read_recipe_file(folder: Path, path: Path, changes: Mapping[str, Any], below
     problems = _faults_of_keys(path, document)
     own = document.value.get("stages", {})
     if not isinstance(own, dict) or not (own or document.value.get("extends")):
+        if any("did you mean stages" in problem.message for problem in problems):
+            raise ConfigError(problems)
         raise ConfigError([*problems, document.problem(("stages",), "`stages` must be a mapping with at least one stage")])
     own = copy.deepcopy(own)
     of_groups, of_stages = _split(changes, own)
@@ -116,6 +118,9 @@ def _faults_of_keys(path: Path, document: YamlDocument) -> list[Problem]:
         problems.append(Problem(path.name, None, f"recipe name {path.stem!r} must match {RECIPE_NAME.pattern}"))
     for key in set(document.value) - RECIPE_KEYS:
         problems.append(document.problem((key,), f"{key}: {unknown_key(key, sorted(RECIPE_KEYS), 'a recipe has')}"))
+    for key in ("description", "execution"):
+        if not isinstance(document.value.get(key, ""), str):
+            problems.append(document.problem((key,), f"{key}: must be text, not {document.value[key]!r}"))
     _validated(Reproduce, document, ("reproduce",), problems)
     return problems
 
@@ -206,11 +211,9 @@ def _validated(model: type[T], document: YamlDocument, place: tuple[str, ...], p
             return None
         value = value[part]
     try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        problems += [
-            document.problem((*place, *inner), f"{'.'.join(map(str, place))}.{message}") for inner, message in mistakes(error, model, value)
-        ]
+        return validated(model, document, place, value)
+    except ConfigError as error:
+        problems += error.problems
         return None
 
 
