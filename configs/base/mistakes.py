@@ -135,7 +135,7 @@ def not_one_of(given: Any, known: Sequence[str], remedy: str = "") -> str:
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:
     plain = {one.lower(): one for one in known}
-    return next((plain[near] for near in get_close_matches(name.lower(), plain, 1, 0.7)), None)
+    return next((plain[near] for near in get_close_matches(name.lower(), plain, 1, 0.66)), None)
 
 
 def _without_other_members(details: list["ErrorDetails"], value: Any) -> list["ErrorDetails"]:

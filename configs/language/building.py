@@ -20,8 +20,8 @@ from pedigree.configs.language.recipe_files import RecipeFile
 from pedigree.configs.methods.training import Training
 from pedigree.configs.rows.datasets import PrepareData
 
-MEANT = {"kind": ("type", "stage"), "in": ("input", "inputs", "from")}
-"""Key of every stage → what else users write for it."""
+MEANT = {"kind": {"type", "stage", "kinds", "kid", "kin", "knd"}, "in": {"input", "inputs", "from", "inn", "ins"}}
+"""Key of every stage → what else users write for it; no kind has a field of such a name."""
 
 
 class Building:
@@ -136,7 +136,7 @@ class Building:
         """The node of a stage whose parents are built; None if it has problems, which are collected."""
         body = dict(self.file.stages[name].body)
         for word in MEANT.keys() - body.keys():
-            for key in (key for key in body if key in MEANT[word] or nearest(key, [word])):
+            for key in MEANT[word] & body.keys():
                 self._complain(name, (key,), f"{key}: unknown key; did you mean {word}?")
                 return None
         kind = body.pop("kind", None)

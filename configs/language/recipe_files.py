@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pedigree.configs.base.document import ConfigError, Place, Problem, YamlDocument, read_document
 from pedigree.configs.base.frozen import Frozen
-from pedigree.configs.base.mistakes import unknown_key, validated
+from pedigree.configs.base.mistakes import nearest, unknown_key, validated
 from pedigree.configs.base.naming import MODEL_NAME, Model
 from pedigree.configs.base.published import Published
 from pedigree.configs.language.rounds import is_stage, unroll
@@ -107,7 +107,8 @@ def _recipe_document(folder: Path, path: Path, below: tuple[str, ...]) -> YamlDo
         cycle = " -> ".join([*below, path.stem])
         raise ConfigError([Problem(path.name, None, f"recipes extend each other in a cycle: {cycle}")])
     if not os.path.exists(path):  # `exists` also handles invalid file names
-        known = ", ".join(recipe_names(folder)) or "none"
+        names = recipe_names(folder)
+        known = (", ".join(names) or "none") + nearest(path.stem, names)
         raise ConfigError([Problem(path.name, None, f"there is no recipe {path.stem!r}; available: {known}")])
     return read_document(path)
 
@@ -159,7 +160,7 @@ def _remove(stages: dict[str, RawStage], own: dict[str, Any], document: YamlDocu
 def _override(stages: dict[str, RawStage], recipe: str, place: str, value: Any, problems: list[Problem]) -> None:
     name, *inner = place.split(".")
     if name not in stages:
-        known = ", ".join(stages)
+        known = ", ".join(stages) + nearest(name, [*stages])
         problems.append(Problem("--set", None, f"{place}: recipe {recipe} has no stage {name!r}: it has {known}"))
         return
     body = copy.deepcopy(stages[name].body)

@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass
 
 from pedigree.configs.base.document import ConfigError, Problem, read_document
-from pedigree.configs.base.mistakes import validated
+from pedigree.configs.base.mistakes import nearest, validated
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
@@ -131,7 +131,8 @@ def load_execution(project: Project, name: str) -> Execution:
     """
     path = profile_path(project.executions, name)
     if not os.path.exists(path):  # `exists` also handles invalid file names
-        available = ", ".join(profile_names(project.executions))
+        names = profile_names(project.executions)
+        available = ", ".join(names) + nearest(path.stem, names)
         raise ConfigError([Problem(path.name, None, f"there is no profile {path.stem!r}; available: {available}")])
     document = read_document(path)
     profile = fitted(document.value, machine.cores(), machine.memory())
