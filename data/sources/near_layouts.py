@@ -17,6 +17,7 @@ LAYOUTS: dict[RecordType, tuple[tuple[str, ...], ...]] = {
     ),
 }  # fmt: skip
 """Record type → the columns of its layouts, common ones first; `docs/layouts.md` has all."""
+KNOWN = {column for layouts in LAYOUTS.values() for layout in layouts for column in layout}
 SAME = {"messages": ("conversations", "conversation", "context_messages"), "completion": ("response",), "label": ("score",)}
 """Column → names that are read alike."""
 OTHERS = {
@@ -63,6 +64,8 @@ def _fit(layout: Sequence[str], columns: Sequence[str]) -> tuple[dict[str, str],
             renamed[column] = free.pop(likely[0])
         else:
             lacking.append(column)
+    if len(lacking) == len(free) == 1 < len(layout) and not KNOWN & free.keys():  # the only column left
+        renamed[lacking.pop()] = free.popitem()[1]
     return renamed, lacking
 
 
