@@ -181,7 +181,7 @@ def test_a_malformed_recipe_does_not_touch_the_good_ones(chain):
 
 
 def test_an_unknown_recipe_names_those_there_are(chain):
-    assert chain.problem("chian") == "chian.yaml: there is no recipe 'chian'; available: chain"
+    assert chain.problem("chian") == "chian.yaml: there is no recipe 'chian'; available: chain; did you mean chain?"
 
 
 def test_a_recipe_by_path_is_the_same_recipe(chain):
@@ -357,7 +357,7 @@ def test_an_override_that_says_what_stands_there_changes_nothing(chain):
     [
         ("sft", "--set: 'sft' must be STAGE.FIELD=VALUE, e.g. "),
         ("epochs=2", "--set: 'epochs=2' must be STAGE.FIELD=VALUE, e.g. "),
-        ("stf.epochs=2", "--set: stf.epochs: recipe chain has no stage 'stf': it has suite, raw, clean, base, sft, scores"),
+        ("stf.epochs=2", "--set: stf.epochs: recipe chain has no stage 'stf': it has suite, raw, clean, base, sft, scores; did you mean sft?"),
         ("sft.epochs=[", "--set: 'sft.epochs=[': not valid YAML: "),
         ("sft.epoch=2", "chain.yaml:7: stage sft: epoch: unknown key; did you mean epochs?"),
         ("sft.epochs=0", "chain.yaml:7: stage sft: epochs: must be at least 1, not 0"),
