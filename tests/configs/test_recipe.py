@@ -357,7 +357,10 @@ def test_an_override_that_says_what_stands_there_changes_nothing(chain):
     [
         ("sft", "--set: 'sft' must be STAGE.FIELD=VALUE, e.g. "),
         ("epochs=2", "--set: 'epochs=2' must be STAGE.FIELD=VALUE, e.g. "),
-        ("stf.epochs=2", "--set: stf.epochs: recipe chain has no stage 'stf': it has suite, raw, clean, base, sft, scores; did you mean sft?"),
+        (
+            "stf.epochs=2",
+            "--set: stf.epochs: recipe chain has no stage 'stf': it has suite, raw, clean, base, sft, scores; did you mean sft?",
+        ),
         ("sft.epochs=[", "--set: 'sft.epochs=[': not valid YAML: "),
         ("sft.epoch=2", "chain.yaml:7: stage sft: epoch: unknown key; did you mean epochs?"),
         ("sft.epochs=0", "chain.yaml:7: stage sft: epochs: must be at least 1, not 0"),
