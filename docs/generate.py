@@ -17,7 +17,7 @@ from docs import commands, flagship, planning
 from docs.results import meanings
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.judging.rephrased import FindRephrased
-from pedigree.configs.language.execution import Execution, Machine, Numerics, Placement
+from pedigree.configs.language.execution import Execution, Machine, Numerics, Override, Placement
 from pedigree.configs.language.kinds import KINDS, Kind
 from pedigree.configs.methods.policy_gradient import AdaptiveKl, Aggregation
 from pedigree.configs.rows.suite_forms import Form
@@ -120,7 +120,7 @@ def pages() -> dict[str, str]:
 
 def profiles_page() -> str:
     """The page of execution profile fields."""
-    return "\n".join([PROFILES_HEAD, *(_config(part) for part in (Execution, Machine, Numerics, Placement))]).rstrip() + "\n"
+    return "\n".join([PROFILES_HEAD, *(_config(part) for part in (Execution, Override, Machine, Numerics, Placement))]).rstrip() + "\n"
 
 
 def forms_page() -> str:

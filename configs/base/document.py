@@ -5,10 +5,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import yaml
-from pydantic import BaseModel, ValidationError
 from yaml.constructor import ConstructorError
 from yaml.reader import ReaderError
 
@@ -16,7 +15,6 @@ from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.secrets import find_secrets, secret_variables
 
 Place = tuple[str | int, ...]
-M = TypeVar("M", bound=BaseModel)
 LONGEST, DEEPEST, MOST_VALUES = 4 << 20, 64, 100_000
 """Limits for a recipe or profile: bytes, nesting levels, values."""
 
@@ -155,18 +153,6 @@ def read_document(path: Path, shown_as: str | None = None) -> YamlDocument:
         line = mark.line if mark else before.count("\n")
         raise ConfigError([Problem(name, line + 1, f"not valid YAML: {_why(error)}")]) from error
     return YamlDocument(name, value, lines)
-
-
-def read_packaged(model: type[M], path: Path, shown_as: str) -> M:
-    """The content of a YAML file that Pedigree ships.
-
-    Raises:
-        ValueError: the file is invalid.
-    """
-    try:
-        return model.model_validate(read_document(path).value)
-    except (ConfigError, ValidationError) as error:
-        raise ValueError(f"{shown_as} is invalid: {error}") from error
 
 
 def _why(error: yaml.YAMLError) -> str:

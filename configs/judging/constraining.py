@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import Field, computed_field, field_validator, model_validator
 
-from pedigree.configs.base.document import read_packaged
 from pedigree.configs.base.frozen import Frozen, Many
+from pedigree.configs.base.mistakes import not_one_of, read_packaged
 
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.yaml"
 MOST = 5
@@ -112,7 +112,7 @@ class Constrain(Frozen):
         known = load_constraints().instructions
         for name in value or ():
             if name not in known:
-                raise ValueError(f"instruction {name!r} is not one of {', '.join(known)}")
+                raise ValueError(f"instruction {not_one_of(name, [*known])}")
         if value is not None and (not value or len(set(value)) < len(value)):
             raise ValueError(f"instructions {list(value)} must name one or several distinct ones")
         return value

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import Field, computed_field, field_validator, model_validator
 
-from pedigree.configs.base.document import read_packaged
 from pedigree.configs.base.frozen import Frozen, Many
+from pedigree.configs.base.mistakes import not_one_of, read_packaged
 from pedigree.configs.judging.language_model import Speaker
 from pedigree.configs.methods.training import Sampling
 
@@ -68,7 +68,7 @@ def load_rubric(name: str) -> Rubric:
         ValueError: there is no such rubric, or the file is invalid.
     """
     if name not in rubric_names():
-        raise ValueError(f"rubric {name!r} is not one of {', '.join(rubric_names())}: add configs/rubrics/{name}.yaml")
+        raise ValueError(f"rubric {not_one_of(name, rubric_names(), f'add configs/rubrics/{name}.yaml')}")
     return read_packaged(Rubric, RUBRICS / f"{name}.yaml", f"configs/rubrics/{name}.yaml")
 
 

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, computed_field, model_validator
 
-from pedigree.configs.base.document import read_packaged
 from pedigree.configs.base.frozen import Frozen, canonical_json
+from pedigree.configs.base.mistakes import not_one_of, read_packaged
 from pedigree.configs.judging.language_model import Speaker
 from pedigree.configs.methods.training import Sampling
 
@@ -59,7 +59,7 @@ def load_writing(method: str, task: str) -> Writing:
     """
     place = f"configs/writing/{method}/{task}.yaml"
     if task not in tasks_of(method):
-        raise ValueError(f"task {task!r} of {method} is not one of {', '.join(tasks_of(method))}: add {place}")
+        raise ValueError(f"task of {method} {not_one_of(task, tasks_of(method), f'add {place}')}")
     return read_packaged(Writing, WRITING / method / f"{task}.yaml", place)
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pedigree.configs.base.document import ConfigError, Place, Problem
 from pedigree.configs.base.frozen import Frozen, PortInput, digest
 from pedigree.configs.base.kind import MODELS, Kind, Port
-from pedigree.configs.base.mistakes import mistakes, nearest
+from pedigree.configs.base.mistakes import mistakes, nearest, not_one_of, tags
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.paths import written_of
 from pedigree.configs.base.problems import UsageProblem
@@ -19,6 +19,9 @@ from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe_files import RecipeFile
 from pedigree.configs.methods.training import Training
 from pedigree.configs.rows.datasets import PrepareData
+
+MEANT = {"kind": {"type", "stage", "kinds", "kid", "kin", "knd"}, "in": {"input", "inputs", "from", "inn", "ins"}}
+"""Key of every stage → what else users write for it; no kind has a field of such a name."""
 
 
 class Building:
@@ -39,6 +42,7 @@ class Building:
         self.nodes: dict[str, Node] = {}
         self.built: dict[str, Node | None] = {}
         self.problems = list(file.problems)
+        self.told: dict[Place, Problem] = {}
 
     def graph(self) -> Graph:
         before = len(self.problems)
@@ -100,7 +104,9 @@ class Building:
                 self.problems.append(document.problem(place, f"published: there is no stage {stage!r}; available: {known}"))
 
     def _complain(self, name: str, place: Place, message: str) -> None:
-        self.problems.append(self.file.stages[name].problem(place, f"stage {name}: {message}"))
+        raw = self.file.stages[name]
+        shared = (raw.document.file, *raw.place, *place, message)  # by the rounds of a group
+        self.problems.append(self.told.setdefault(shared, raw.problem(place, f"stage {name}: {message}")))
 
     def _parents_first(self) -> list[str]:
         """The stages in topological order, otherwise in file order. The first cycle is reported, and all cycles are broken."""
@@ -129,11 +135,15 @@ class Building:
     def _build(self, name: str) -> Node | None:
         """The node of a stage whose parents are built; None if it has problems, which are collected."""
         body = dict(self.file.stages[name].body)
+        for word in MEANT.keys() - body.keys():
+            for key in MEANT[word] & body.keys():
+                self._complain(name, (key,), f"{key}: unknown key; did you mean {word}?")
+                return None
         kind = body.pop("kind", None)
         declaration = KINDS.get(str(kind))
         if declaration is None:
-            near = nearest(str(kind), [*KINDS])
-            self._complain(name, ("kind",), f"kind {kind!r} is not one of {', '.join(KINDS)}{near}")
+            missing = f"is missing: write one of {', '.join(KINDS)}"
+            self._complain(name, ("kind",), f"kind {not_one_of(kind, [*KINDS], _kind_of(kind)) if kind else missing}")
             return None
         sources = self._sources(name, declaration, body.pop("in", None) or {})
         config = self._config(name, declaration, body)
@@ -195,13 +205,14 @@ class Building:
         if not isinstance(given, dict):
             self._complain(name, ("in",), f"`in` must map ports to stages; its ports are {', '.join(ports) or 'none'}")
             return None
-        for port_name in given:
-            if port_name not in ports:
-                takes = ", ".join(ports) or "none"
-                self._complain(name, ("in", port_name), f"no input {port_name!r}; inputs of {declaration.name}: {takes}")
-        for port_name, port in ports.items():
-            if not port.optional and given.get(port_name) in (None, [], {}):
-                self._complain(name, ("in",), f"input {port_name!r} is missing: name a stage with output {_any_of(port.types)}")
+        unknown = [port_name for port_name in given if port_name not in ports]
+        for port_name in unknown:
+            takes = (", ".join(ports) or "none") + nearest(port_name, [*ports])
+            self._complain(name, ("in", port_name), f"no input {port_name!r}; inputs of {declaration.name}: {takes}")
+        missing = {name: _any_of(port.types) for name, port in ports.items() if not port.optional and given.get(name) in (None, [], {})}
+        if missing and not unknown:
+            inputs = f"input {' and '.join(map(repr, missing))} {'is' if len(missing) == 1 else 'are'} missing"
+            self._complain(name, ("in",), f"{inputs}: name a stage with output {', and one with '.join(missing.values())}")
         found: list[tuple[Edge, Node]] = []
         complete = True
         for port_name in (port_name for port_name in given if port_name in ports and given[port_name] is not None):
@@ -225,7 +236,7 @@ class Building:
         labels = [edge.label for edge, _ in found]
         if len(labels) != len(set(labels)):
             self._complain(name, place, f"input {port_name!r} has a duplicate label: {', '.join(labels)}")
-        if not port.many and len(labels) > 1:
+        elif not port.many and len(labels) > 1:
             self._complain(name, place, f"input {port_name!r} takes one stage, not {len(labels)}")
         return found if complete else None
 
@@ -280,6 +291,14 @@ def lost_orders(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
         if trained and not any(isinstance(reader.config, Training) and reader.config.order == "given" for reader in trained):
             remedy = f"set `order: given` there if it has this field, or remove order from {node.name}"
             yield node, ("order",), f"orders its rows, but {trained[0].name} shuffles them: {remedy}"
+
+
+def _kind_of(method: Any) -> str:
+    """The kind of stage that has a method, as a remedy."""
+    for kind, field in (("preference_train", "loss"), ("rlvr", "algorithm")):
+        if method in tags(KINDS[kind].config, (field,)):
+            return f"write kind: {kind} with {field}: {{type: {method}}}"
+    return ""
 
 
 def _any_of(types: frozenset[str]) -> str:

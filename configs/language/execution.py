@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from pedigree.configs.base.document import Place
 from pedigree.configs.base.frozen import Frozen
-from pedigree.configs.base.mistakes import mistakes, nearest
+from pedigree.configs.base.mistakes import Mistakes, mistakes, not_one_of
 from pedigree.configs.base.project import PACKAGED
 from pedigree.configs.base.stores import StoreUrl
 from pedigree.configs.language.kinds import KINDS, kind_of
@@ -200,10 +201,17 @@ class Machine(Frozen):
     @classmethod
     def _check_gpu(cls, value: str | None) -> str | None:
         if value is not None and value not in GPUS:
-            raise ValueError(
-                f"gpu {value!r} is not one of {', '.join(GPUS)}: use one of them, or set gpu_memory_gb and peak_tflops instead"
-            )
+            raise ValueError(f"gpu {not_one_of(value, [*GPUS], 'use one of them, or set gpu_memory_gb and peak_tflops instead')}")
         return value
+
+
+class Override(Frozen):
+    """Settings that replace the profile's for a kind or a stage."""
+
+    numerics: dict[str, Any] = Field(default_factory=dict)
+    """Settings of [numerics](#numerics)."""
+    placement: dict[str, Any] = Field(default_factory=dict)
+    """Settings of [placement](#placement)."""
 
 
 class Execution(Frozen):
@@ -218,43 +226,46 @@ class Execution(Frozen):
     """Defaults for all stages."""
     placement: Placement = Placement()
     """Defaults for all stages."""
-    kinds: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    kinds: dict[str, Override] = Field(default_factory=dict)
     """`KIND: {numerics: {...}, placement: {...}}`"""
-    stages: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    stages: dict[str, Override] = Field(default_factory=dict)
     """`STAGE: {numerics: {...}, placement: {...}}`"""
 
     @model_validator(mode="after")
     def _check_overrides(self) -> "Execution":
-        unknown = sorted(set(self.kinds) - set(KINDS))
-        if unknown:
-            raise ValueError(f"unknown kinds {', '.join(unknown)}: use {', '.join(KINDS)}{nearest(unknown[0], [*KINDS])}")
-        for name in ("", *self.kinds, *self.stages):
-            self.of(name, name)
+        found: list[tuple[Place, str]] = [
+            (("kinds", name), f"kinds: {not_one_of(name, [*KINDS])}") for name in self.kinds if name not in KINDS
+        ]
+        places: list[Place] = [(), *(("kinds", name) for name in self.kinds), *(("stages", name) for name in self.stages)]
+        for place in places:
+            name = str(place[-1]) if place else ""
+            try:
+                self.of(name, name)
+            except Mistakes as error:
+                found += [((*place, *inner), ".".join([*map(str, place), message])) for inner, message in error.found]
+        if found:
+            raise Mistakes(found)
         return self
 
     def of(self, kind: str, stage: str) -> tuple[Numerics, Placement]:
         """Numerics and placement of one stage.
 
         Raises:
-            ValueError: a setting is invalid, or it needs more slots than the profile has.
+            Mistakes: a setting is invalid, or it needs more slots than the profile has.
         """
         numerics, placement = self.numerics.model_dump(), self.placement.model_dump()
-        for override in (self.kinds.get(kind, {}), self.stages.get(stage, {})):
-            unknown = set(override) - {"numerics", "placement"}
-            if unknown:
-                raise ValueError(f"{stage}: unknown keys {sorted(unknown)}: use `numerics` and `placement`")
-            for part, settings in override.items():
-                if not isinstance(settings, dict):
-                    raise ValueError(f"{stage}: `{part}: {settings}` must be a mapping of settings to values")
-            numerics |= override.get("numerics", {})
-            placement |= override.get("placement", {})
+        for override in (self.kinds.get(kind, Override()), self.stages.get(stage, Override())):
+            numerics |= override.numerics
+            placement |= override.placement
         try:
             resolved = Numerics.model_validate(numerics), Placement.model_validate(placement)
         except ValidationError as error:
-            model, given = (Numerics, numerics) if error.title == Numerics.__name__ else (Placement, placement)
-            raise ValueError(f"{stage}: {'; '.join(message for _, message in mistakes(error, model, given))}") from error
+            part = "numerics" if error.title == Numerics.__name__ else "placement"
+            model, given = (Numerics, numerics) if part == "numerics" else (Placement, placement)
+            raise Mistakes([((part, *inner), f"{part}.{message}") for inner, message in mistakes(error, model, given)]) from error
         if resolved[1].slots > self.slots:
-            raise ValueError(f"{stage}: slots {resolved[1].slots} exceeds the profile's {self.slots}: lower one or raise the other")
+            message = f"slots {resolved[1].slots} exceeds the profile's {self.slots}: lower it, or raise the profile's"
+            raise Mistakes([(("placement", "slots"), f"placement.{message}")])
         return resolved
 
 

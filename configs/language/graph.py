@@ -6,6 +6,7 @@ from functools import cached_property
 
 from pedigree.configs.base.document import Place
 from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.mistakes import nearest
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.published import Published
@@ -129,7 +130,8 @@ class Graph:
         matches = [node for node in self.nodes.values() if node.name == name]
         if len(matches) == 1:
             return matches[0]
-        raise UsageProblem(f"recipe {self.recipe} has no stage {name!r}: it has {', '.join(n.name for n in self.nodes.values())}")
+        names = [node.name for node in self.nodes.values()]
+        raise UsageProblem(f"recipe {self.recipe} has no stage {name!r}: it has {', '.join(names)}{nearest(name, names)}")
 
     def ancestors(self, addresses: Iterable[str]) -> set[str]:
         """The stages and everything they are made from."""

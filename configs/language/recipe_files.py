@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pedigree.configs.base.document import ConfigError, Place, Problem, YamlDocument, read_document
 from pedigree.configs.base.frozen import Frozen
-from pedigree.configs.base.mistakes import mistakes, unknown_key
+from pedigree.configs.base.mistakes import nearest, unknown_key, validated
 from pedigree.configs.base.naming import MODEL_NAME, Model
 from pedigree.configs.base.published import Published
 from pedigree.configs.language.rounds import is_stage, unroll
@@ -75,6 +75,8 @@ def read_recipe_file(folder: Path, path: Path, changes: Mapping[str, Any], below
     problems = _faults_of_keys(path, document)
     own = document.value.get("stages", {})
     if not isinstance(own, dict) or not (own or document.value.get("extends")):
+        if any("did you mean stages" in problem.message for problem in problems):
+            raise ConfigError(problems)
         raise ConfigError([*problems, document.problem(("stages",), "`stages` must be a mapping with at least one stage")])
     own = copy.deepcopy(own)
     of_groups, of_stages = _split(changes, own)
@@ -105,7 +107,8 @@ def _recipe_document(folder: Path, path: Path, below: tuple[str, ...]) -> YamlDo
         cycle = " -> ".join([*below, path.stem])
         raise ConfigError([Problem(path.name, None, f"recipes extend each other in a cycle: {cycle}")])
     if not os.path.exists(path):  # `exists` also handles invalid file names
-        known = ", ".join(recipe_names(folder)) or "none"
+        names = recipe_names(folder)
+        known = (", ".join(names) or "none") + nearest(path.stem, names)
         raise ConfigError([Problem(path.name, None, f"there is no recipe {path.stem!r}; available: {known}")])
     return read_document(path)
 
@@ -116,6 +119,9 @@ def _faults_of_keys(path: Path, document: YamlDocument) -> list[Problem]:
         problems.append(Problem(path.name, None, f"recipe name {path.stem!r} must match {RECIPE_NAME.pattern}"))
     for key in set(document.value) - RECIPE_KEYS:
         problems.append(document.problem((key,), f"{key}: {unknown_key(key, sorted(RECIPE_KEYS), 'a recipe has')}"))
+    for key in ("description", "execution"):
+        if not isinstance(document.value.get(key, ""), str):
+            problems.append(document.problem((key,), f"{key}: must be text, not {document.value[key]!r}"))
     _validated(Reproduce, document, ("reproduce",), problems)
     return problems
 
@@ -154,7 +160,7 @@ def _remove(stages: dict[str, RawStage], own: dict[str, Any], document: YamlDocu
 def _override(stages: dict[str, RawStage], recipe: str, place: str, value: Any, problems: list[Problem]) -> None:
     name, *inner = place.split(".")
     if name not in stages:
-        known = ", ".join(stages)
+        known = ", ".join(stages) + nearest(name, [*stages])
         problems.append(Problem("--set", None, f"{place}: recipe {recipe} has no stage {name!r}: it has {known}"))
         return
     body = copy.deepcopy(stages[name].body)
@@ -206,11 +212,9 @@ def _validated(model: type[T], document: YamlDocument, place: tuple[str, ...], p
             return None
         value = value[part]
     try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        problems += [
-            document.problem((*place, *inner), f"{'.'.join(map(str, place))}.{message}") for inner, message in mistakes(error, model, value)
-        ]
+        return validated(model, document, place, value)
+    except ConfigError as error:
+        problems += error.problems
         return None
 
 

@@ -42,5 +42,5 @@ class Optimizer(Frozen):
     @classmethod
     def _check_max_grad_norm(cls, value: Any) -> Any:
         if value == 0:
-            raise ValueError("max_grad_norm is 0, which would zero every gradient: it must be above 0, or null to disable clipping")
+            raise ValueError(f"must be greater than 0, not {value}, which would zero every gradient: write null to disable clipping")
         return value

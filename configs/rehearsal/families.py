@@ -5,10 +5,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from pedigree.configs.base.document import ConfigError, Problem, read_document
+from pedigree.configs.base.document import read_document
 from pedigree.configs.base.frozen import Dtype, Frozen, Many
+from pedigree.configs.base.mistakes import validated
 
 LEARNED_TOKENS = 48
 """Tokens, at the end of a dialogue, on which a rehearsal model is trained."""
@@ -112,11 +113,8 @@ def families(folders: Sequence[Path]) -> dict[str, ModelFamily]:
     """
     found: dict[str, ModelFamily] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("*.yaml"))):
-        try:
-            found.setdefault(path.stem, ModelFamily.model_validate(read_document(path).value))
-        except ValidationError as error:
-            details = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the family'}: {one['msg']}" for one in error.errors())
-            raise ConfigError([Problem(path.name, None, details)]) from error
+        document = read_document(path)
+        found.setdefault(path.stem, validated(ModelFamily, document, (), document.value, "a model family"))
     return found
 
 

@@ -115,7 +115,7 @@ def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str,
     found["placement"] |= PLACEMENT
     for part in ("kinds", "stages"):
         overrides = getattr(execution, part)
-        found[part] = {key: _on_cpu(override, f"{name}: {key}", changes) for key, override in overrides.items()}
+        found[part] = {key: _on_cpu(override.model_dump(), f"{name}: {key}", changes) for key, override in overrides.items()}
     for kind, declaration in KINDS.items():
         if declaration.engine.startswith("deepspeed"):  # one core per rank; other jobs have one process
             override = found["kinds"].setdefault(kind, {"numerics": {}, "placement": {}})

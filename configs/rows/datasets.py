@@ -49,7 +49,7 @@ def is_of(given: Any, kind: str) -> bool:
 def stated_licence(source: Any) -> str | None:
     """License stated by a raw source; None for rows that Pedigree generates."""
     if is_of(source, "packaged"):
-        return ASSETS[source["asset"]].licence if source.get("asset") in ASSETS else UNKNOWN
+        return ASSETS[asset].licence if (asset := str(source.get("asset"))) in ASSETS else UNKNOWN
     if not any(is_of(source, kind) for kind in ("program", "files", "stored", "hub")):
         return None
     try:

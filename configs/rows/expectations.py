@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, field_validator, model_serializer, model_validator
 
 from pedigree.configs.base.frozen import Frozen, Many
+from pedigree.configs.base.mistakes import not_one_of
 
 SAMPLE = 10_000
 """Default number of rows sampled for expectations on texts."""
@@ -205,8 +206,10 @@ class Expectation(Frozen):
         if not takes.of:
             if self.column is not None:
                 raise ValueError(f"{self.expect} applies to the rows as a whole: remove column {self.column!r}")
+        elif self.column is None:
+            raise ValueError(f"{self.expect} needs a column: one of {', '.join(COLUMNS)}")
         elif self.column not in COLUMNS:
-            raise ValueError(f"column {self.column!r} is not one of {', '.join(COLUMNS)}")
+            raise ValueError(f"column {not_one_of(self.column, [*COLUMNS])}")
         elif COLUMNS[self.column].kind not in takes.of:
             fitting = ", ".join(name for name, fact in COLUMNS.items() if fact.kind in takes.of)
             raise ValueError(

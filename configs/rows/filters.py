@@ -99,7 +99,7 @@ class Turns(Frozen):
         if self.max is not None and self.max < self.min:
             raise ValueError(f"min {self.min} exceeds max {self.max} turns: raise max, or lower min")
         if self.min == 1 and self.max is None:
-            raise ValueError("every row has at least 1 turn: raise min, or set max")
+            raise ValueError("min is 1 and max is not set, so no row is dropped: raise min, or set max")
         return self
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, computed_field, field_validator, model_validator
 from pedigree.configs.base.frozen import Frozen, Many, added, canonical_json, named_once
 from pedigree.configs.base.hub_names import Repository, Revision
 from pedigree.configs.base.licenses import UNKNOWN, Licence
+from pedigree.configs.base.mistakes import not_one_of
 from pedigree.configs.base.packaged import ASSETS, EMBEDDER
 from pedigree.configs.base.paths import RelativePath, SourcePath
 from pedigree.configs.base.stores import ObjectUrl
@@ -318,5 +319,5 @@ def known_asset(name: str, model: bool = False) -> str:
     forms = (".gguf",) if model else (".json", ".jsonl", ".jsonl.gz")
     fitting = sorted(name for name, asset in ASSETS.items() if asset.member.endswith(forms) and name not in EMBEDDER.values())
     if name not in fitting:
-        raise ValueError(f"asset {name!r} is not one of {fitting}")
+        raise ValueError(f"asset {not_one_of(name, fitting)}")
     return name

@@ -10,6 +10,7 @@ from pydantic import Field, computed_field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Dtype, Frozen
 from pedigree.configs.base.hub_names import Repository, Revision
+from pedigree.configs.base.mistakes import not_one_of
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.base.paths import SourcePath
 from pedigree.configs.rows.row_sources import Licensed, known_asset
@@ -129,9 +130,8 @@ class SourceModel(Frozen):
     @field_validator("chat_template")
     @classmethod
     def _check_template(cls, value: str) -> str:
-        names = shipped_templates()
-        if value not in (OWN, *names):
-            raise ValueError(f"chat template {value!r} is not one of {[*names, OWN]}: add configs/templates/{value}.jinja")
+        if value not in (names := (OWN, *shipped_templates())):
+            raise ValueError(f"chat template {not_one_of(value, names, f'add configs/templates/{value}.jinja')}")
         return value
 
     @field_validator("template_arguments")

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pedigree.configs.base.document import read_packaged
 from pedigree.configs.base.frozen import Frozen, Many, digest
+from pedigree.configs.base.mistakes import not_one_of, read_packaged
 
 
 def _parsed(kind: Literal["template", "expression"], text: str) -> str:
@@ -212,5 +212,5 @@ def load_form(name: str) -> Form:
         ValueError: no such form, or its file is invalid; the message states the location.
     """
     if not NAME.fullmatch(name) or name not in form_names():
-        raise ValueError(f"form {name!r} is not one of {', '.join(form_names())}: add configs/forms/{name}.yaml")
+        raise ValueError(f"form {not_one_of(name, form_names(), f'add configs/forms/{name}.yaml')}")
     return read_packaged(Form, FORMS / f"{name}.yaml", f"configs/forms/{name}.yaml")

@@ -62,6 +62,13 @@ GROUPS = {
 class Grouped(TyperGroup):
     """Lists commands by section."""
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:  # typer passes on how pydantic begins a message
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))
         for title, names in GROUPS.items():

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import PlainSerializer
 
+from pedigree.configs.base.mistakes import nearest
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
@@ -236,7 +237,9 @@ def find_log(project: Project, name: str) -> tuple[str, Path]:
         return chosen[0], found[chosen[0]]
     if chosen:
         raise UsageProblem(f"{name!r} is ambiguous: specify one of {', '.join(chosen)}")
-    raise UsageProblem(f"no log of {name!r}: it has not run here. Available logs: {', '.join(sorted(found)) or 'none'}")
+    raise UsageProblem(
+        f"no log of {name!r}: it has not run here. Available logs: {', '.join(sorted(found)) or 'none'}{nearest(name, [*found])}"
+    )
 
 
 def follow(project: Project, address: str, log: Path) -> Iterator[str]:

@@ -35,7 +35,7 @@ def dvc_errors() -> Iterator[None]:
     try:
         yield
     except (DvcException, SCMError) as error:
-        text = str(error)
+        text = str(error).rstrip(".")
         look = "`git diff -- dvc.yaml .dvc artifacts` shows changes to its files, `dvc status -v` gives details"
         remedy = "run `git init` there, then the command again" if text.endswith("is not a git repository") else look
         raise LedgerError(f"DVC reports: {text}: {remedy}") from error

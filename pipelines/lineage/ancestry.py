@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from pedigree.configs.base.mistakes import nearest
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.graph import Node, postorder
@@ -235,9 +236,8 @@ def find_artifact(project: Project | None, name: str) -> Artifact:
         return named[0]
     model = None if named else find_named(named_models(project), name)
     if model is not None and not (project.artifact(model.address) / "record.json").is_file():
-        raise ArtifactError(
-            f"{name} is the model of {model.address}, which is not available: {command('run', model.recipe)} restores or rebuilds it"
-        )
+        what = name if name == model.address else f"{name} is the model of {model.address}, which"
+        raise ArtifactError(f"{what} is not available: {command('run', model.recipe)} restores or rebuilds it")
     if model is not None:
         return open_artifact(project.artifact(model.address))
     matches = [found for found in artifacts if len(name) >= 4 and found.record.id.startswith(name)]
@@ -250,7 +250,7 @@ def find_artifact(project: Project | None, name: str) -> Artifact:
         if matches
         else "is not an artifact folder, RECIPE/STAGE, stage, model, or id prefix (at least 4 digits); available artifacts"
     )
-    raise ArtifactError(f"{name!r} {problem}: {', '.join(addresses) or 'none'}")
+    raise ArtifactError(f"{name!r} {problem}: {', '.join(addresses) or 'none'}{'' if matches else nearest(name, addresses)}")
 
 
 def opened(project: Project, node: Node) -> Artifact | None:

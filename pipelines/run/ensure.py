@@ -65,6 +65,7 @@ from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageI
 from pedigree.pipelines.ledger.ledger import is_complete
 from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError, TransferProgress
 from pedigree.pipelines.lineage.inheritance import write_origin
+from pedigree.pipelines.quantities import counted
 from pedigree.stages.job.failures import storage_cause
 from pedigree.stages.job.job import PULSES, read_curve
 from pedigree.stages.job.outcome import Success, read_done
@@ -535,7 +536,7 @@ def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, p
         waited.extend(holders)
         here = sum(job.startswith(f"{run.project.root}/") for job in holders)
         others = f", {len(holders) - here} of them from other clones on this machine" if len(holders) > here else ""
-        detail = f"for {placement.slots} of {len(pool.names)} slots, held by {len(holders)} jobs{others}"
+        detail = f"for {placement.slots} of {len(pool.names)} slots, held by {counted(len(holders), 'job')}{others}"
         run.watch(StageWaiting(node.address, detail))
 
     job = run.project.scratch(need.key) / "job.json"

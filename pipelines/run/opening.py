@@ -4,10 +4,8 @@ import os
 import threading
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from pedigree.configs.base.document import ConfigError, Problem, read_document
-from pedigree.configs.base.mistakes import mistakes
+from pedigree.configs.base.mistakes import nearest, validated
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
@@ -133,15 +131,12 @@ def load_execution(project: Project, name: str) -> Execution:
     """
     path = profile_path(project.executions, name)
     if not os.path.exists(path):  # `exists` also handles invalid file names
-        available = ", ".join(profile_names(project.executions))
+        names = profile_names(project.executions)
+        available = ", ".join(names) + nearest(path.stem, names)
         raise ConfigError([Problem(path.name, None, f"there is no profile {path.stem!r}; available: {available}")])
     document = read_document(path)
     profile = fitted(document.value, machine.cores(), machine.memory())
-    try:
-        return Execution.model_validate(profile)
-    except ValidationError as error:
-        found = mistakes(error, Execution, profile, "a profile")
-        raise ConfigError([document.problem(place, message) for place, message in found]) from error
+    return validated(Execution, document, (), profile, "a profile")
 
 
 def refuse_read_only(project: Project) -> None:

@@ -57,7 +57,7 @@ def test_an_order_of_rows_is_kept_on_the_way_and_that_of_items_is_no_matter(tmp_
     [
         (", judge: base}", "}", "this config requires input 'judge'"),
         ("benchmarks: [suite]}\n    by", "benchmarks: [suite], judge: base}\n    by", "judge is base, but `by` is an endpoint"),
-        ("neighbours: 3", "neighbours: 0", "neighbours: Input should be greater than or equal to 1"),
+        ("neighbours: 3", "neighbours: 0", "neighbours: must be at least 1, not 0"),
         ("neighbours: 3", "turns: [assistant]", "omit user, where copies of benchmark items occur: add user"),
         ("max_contaminated_share: 0.02", "remove: false", "waivers has no effect, because remove is false"),
         ("neighbours: 3", "wording: mine", "unknown key"),

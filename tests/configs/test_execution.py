@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pedigree.configs.base.document import read_document
+from pedigree.configs.base.document import ConfigError, YamlDocument, read_document
+from pedigree.configs.base.mistakes import validated
 from pedigree.configs.language.execution import Execution, Numerics, Placement, batch_problem, engines_problem, fitted
 from pedigree.configs.methods.training import Optimizer, Sft
 
@@ -28,10 +29,10 @@ def test_stage_beats_kind_beats_default():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ({"kinds": {"sfft": {}}}, "unknown kinds sfft: use best_answers, "),
-        ({"kinds": {"sft": {"numeric": {}}}}, "use `numerics` and `placement`"),
-        ({"kinds": {"sft": {"numerics": {"thread": 2}}}}, "sft: thread: unknown key; did you mean threads"),
-        ({"kinds": {"sft": {"numerics": 3}}}, "sft: `numerics: 3` must be a mapping"),
+        ({"kinds": {"sfft": {}}}, "kinds: 'sfft' is not one of best_answers, .* did you mean sft?"),
+        ({"kinds": {"sft": {"numeric": {}}}}, "kinds.sft.numeric: unknown key; did you mean numerics?"),
+        ({"kinds": {"sft": {"numerics": {"thread": 2}}}}, "kinds.sft.numerics.thread: unknown key; did you mean threads?"),
+        ({"kinds": {"sft": {"numerics": 3}}}, "kinds.sft.numerics: must be a mapping, not 3"),
         ({"stages": {"a": {"placement": {"slots": 3}}}}, "slots 3 exceeds the profile's 2"),
         ({"placement": {"slots": 3}}, "slots 3 exceeds the profile's 2"),
         ({"numerics": {"zero_stage": 4}}, "zero_stage"),
@@ -41,8 +42,11 @@ def test_stage_beats_kind_beats_default():
     ],
 )
 def test_what_cannot_hold_is_refused(override, message):
-    with pytest.raises(ValidationError, match=message):
-        Execution.model_validate({"slots": 2, **override})
+    lines = {("kinds",): 3, ("kinds", "sft"): 4, ("kinds", "sft", "numerics"): 5, ("kinds", "sft", "numerics", "thread"): 6}
+    with pytest.raises(ConfigError, match=message) as caught:
+        validated(Execution, YamlDocument("mine.yaml", {}, {(): 1, **lines}), (), {"slots": 2, **override})
+    (problem,) = caught.value.problems
+    assert problem.line == (6 if "thread" in message else 5 if "kernels" in str(override.get("kinds")) else problem.line)
 
 
 def test_every_shipped_profile_is_valid(root):

@@ -24,7 +24,7 @@ QUANTILES = {"expect": "column_quantile_values_to_be_between", "column": "turns"
 WRONG = [
     (BETWEEN | {"expect": "column_values_to_be_betwene"}, "supported: column_values_to_be_between"),
     (BETWEEN | {"column": "charcters"}, "column 'charcters' is not one of id, source, characters"),
-    (BETWEEN | {"column": None}, "column None is not one of"),
+    (BETWEEN | {"column": None}, "needs a column: one of"),
     (BETWEEN | {"column": "source"}, "does not apply to column source of kind text: use one of characters, prompt_characters"),
     (BETWEEN | {"max_value": None}, "needs min_value or max_value"),
     (BETWEEN | {"strict_min": True}, "strict_min has no effect without min_value"),

@@ -215,7 +215,7 @@ def test_what_is_published_names_stages_and_fields_that_are_there(tmp_path):
     assert load_recipe(tmp_path, "good").published == load_recipe(tmp_path, "heir").published  # and nothing names the heir's lack
     changes = (
         ("base:", "bose:", "published: there is no stage 'bose'; available: base, other"),
-        ("gpus: 8", "gpus: 0", "published.hardware.base.gpus: .*greater than or equal to 1"),
+        ("gpus: 8", "gpus: 0", "published.hardware.base.gpus: .*must be at least 1, not 0"),
         ("https:", "http:", "published.sources.0.url: "),
         ("hours", "hour", "published.hardware.base.hour: unknown key; did you mean hours?"),
         ("hardware:", "scores: {gsm9k: {metric: m, items: 3, of: {base: 1}}}\n  hardware:", "no suite has the task 'gsm9k'"),

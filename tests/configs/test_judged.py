@@ -67,8 +67,7 @@ def test_rounds_of_imitation_train_on_what_the_round_before_said(tmp_path):
 def test_imitated_answers_are_as_clean_as_the_prompts_that_they_answer(tmp_path):
     found = MADE.complaints(tmp_path, ("policies: [previous], prompts: prompts", "policies: [previous], prompts: raw"))
     assert [message.split(",")[0] for message in found] == [
-        "stage sft_1: trains on made/good_1",
-        "stage sft_2: trains on made/good_1",
+        "stage sft_1: trains on made/good_1",  # sft_2 does, too, by the same line of the file
         "stage sft_2: trains on made/good_2",
         "stage rlvr: trains on made/hard",  # judged were rows that nobody has checked, too
     ]
@@ -104,7 +103,7 @@ def test_a_delta_is_as_clean_as_its_prompts(tmp_path):
         ("strategy: best_vs_second, in: {judgments: judged}}", "strategy: type 'best_vs_second' is not one of best_vs_worst, "),
         ("strategy: {k: 2}, in: {judgments: judged}}", "strategy: `type` is missing: write {type: ...}"),
         ("strategy: {type: ranked, k: 2}, in: {judgments: judged}}", "strategy.ranked.k: unknown key"),
-        ("strategy: top_vs_bottom, in: {judgments: judged}}", "strategy.top_vs_bottom.k: Field required"),
+        ("strategy: top_vs_bottom, in: {judgments: judged}}", "strategy.top_vs_bottom.k: required, but missing"),
     ],
 )
 def test_pairs_that_cannot_be_made_are_refused(tmp_path, new, problem):

@@ -65,13 +65,28 @@ OTHER = [
     ("sft", {**SFT, "lora": {"lora_r": 16, "rank": 1, "alpha": 1}}, "`lora: {rank: ...}`"),
     ("rlvr", {**RL, "num_generations": 2}, "`samples_per_prompt`"),
     ("rlvr", {**RL, "beta": 2}, "kl: {coefficient: ...}"),
+    ("sft", {**without(SFT, "global_batch"), "per_device_train_batch_size": 2}, "`global_batch`"),
+    ("sft", {**without(SFT, "optimizer"), "learning_rate": 2}, "`optimizer: {learning_rate: ...}`"),
+    ("source_model", {"model_name_or_path": "a/b"}, "`source`"),
+    ("rlvr", {**RL, "max_prompt_token_length": 2}, "`max_prompt_length`"),
+    ("rlvr", {**RL, "actor_rollout_ref": {}}, "`kind: rlvr`"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "body", "expected"), OTHER)
 def test_a_name_of_another_trainer_is_told_with_its_name_here(kind, body, expected):
     ((_, message),) = told(kind, body)
-    assert expected in message and "fields of" not in message
+    assert expected in message and "; fields of" not in message
+
+
+def test_a_name_that_the_stage_has_under_no_other_is_told_with_the_fields_that_it_has():
+    ((_, message),) = told("source_model", {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}, "learning_rate": 1})
+    assert "fields of source_model: source, " in message and "`optimizer: {learning_rate: ...}` in a stage that has it" in message
+
+
+def test_an_unknown_key_beside_a_missing_one_is_told_with_what_is_required():
+    ((_, message),) = told("prepare_data", {**ROWS, "sources": [{"type": "files", "folder": "rows.jsonl"}]})
+    assert message.startswith("sources.0.files.folder: unknown key; its fields: ") and "path (required)" in message
 
 
 def test_where_no_name_is_near_all_are_listed():
@@ -80,9 +95,19 @@ def test_where_no_name_is_near_all_are_listed():
 
 
 ONE_LINE = [
-    ({"sources": [{"type": "files", "path": "rows.jsonl", "max_bad_rows": "many"}]}, "a valid integer or a valid number (it is 'many')"),
-    ({"filters": [{"type": "values", "column": "x", "min": [1]}]}, "a valid integer or a valid number or a valid string (it is [1])"),
-    ({"filters": [{"type": "exact_duplicates"}, 3]}, "expected a mapping, not 3"),
+    ({"sources": [{"type": "files", "path": "rows.jsonl", "max_bad_rows": "many"}]}, "must be a number, not 'many'"),
+    ({"filters": [{"type": "values", "column": "x", "min": [1]}]}, "must be a number or text, not [1]"),
+    ({"filters": [{"type": "exact_duplicates"}, 3]}, "must be a mapping, not 3: write {type: ...} with one of max_characters, "),
+    ({"sources": {"type": "files"}}, 'sources: must be a list, not {"type": "files"}: write it in brackets'),
+    ({"sources": []}, "sources: must be at least 1 in length, not 0"),
+    ({"sources": [{}]}, "sources.0: `type` is missing: write {type: ...} with one of arithmetic, "),
+    ({"sources": [{"type": None}]}, "sources.0: type null is not one of arithmetic, "),
+    ({"sources": [{"type": "packaged", "asset": {}}]}, "sources.0.packaged.asset: must be text, not {}"),
+    ({"record": "conversations"}, "not 'conversations'; did you mean conversation?"),
+    (
+        {"sources": [{"type": "hub", "repo": "a/b", "revision": "pin me", "split": [1]}]},
+        "sources.0.hub.split.0: must be text, not 1: quote it",
+    ),
 ]
 
 
@@ -93,11 +118,11 @@ def test_a_value_that_fits_no_member_of_a_union_is_told_on_one_line(more, expect
 
 
 SCALARS = [
-    ({"lora": {"rank": 3, "alpha": 2.0, "rslora": "no"}}, "(it is 'no': write false)"),
-    ({"global_batch": "1_000"}, "(it is '1_000': write 1000)"),
-    ({"global_batch": 1e3}, "(it is 1000.0: write 1000)"),
-    ({"global_batch": "4O"}, "(it is '4O')"),
-    ({"lora": {"rank": 3, "alpha": 2.0, "targets": 3}}, "Input should be 'all-linear' or a list (it is 3)"),
+    ({"lora": {"rank": 3, "alpha": 2.0, "rslora": "no"}}, "not 'no': write false"),
+    ({"global_batch": "1_000"}, "not '1_000': write 1000"),
+    ({"global_batch": 1e3}, "not 1000.0: write 1000"),
+    ({"global_batch": "4O"}, "must be a whole number, not '4O'"),
+    ({"lora": {"rank": 3, "alpha": 2.0, "targets": 3}}, "must be 'all-linear' or a list, not 3"),
 ]
 
 

@@ -57,7 +57,7 @@ PROBLEMS = {
     "models:\n  Final_1: {stage: rlvr}": "4: model name 'Final_1' must match",
     "models:\n  sft: {stage: rlvr}": "4: model sft: the stage sft already has this name: choose another",
     "models:\n  final: {stage: rlvr, colour: red}": "4: models.final.colour: unknown key; its fields: stage, desc, labels",
-    "models:\n  final: {desc: x}": "4: models.final.stage: Field required",
+    "models:\n  final: {desc: x}": "4: models.final.stage: required, but missing: add it",
 }
 
 

@@ -46,9 +46,9 @@ def test_a_pool_that_can_be_drawn_from_is_taken(tmp_path, pool):
     ("pool", "problem"),
     [
         ("policies_per_prompt: 4", "policies_per_prompt is 4, but the input policies has 3: lower it, or add policies"),
-        ("policies_per_prompt: 0", "greater than or equal to 1"),
+        ("policies_per_prompt: 0", "must be at least 1, not 0"),
         ("on_policy: {policies: [d]}", "on_policy.policies names d, but the input policies has a, b, c"),
-        ("on_policy: {policies: []}", "at least 1 item"),
+        ("on_policy: {policies: []}", "must be at least 1 in length, not 0"),
         ("on_policy: {policies: [a], share: 0.5}", "without policies_per_prompt, because all policies answer every prompt"),
         ("policies_per_prompt: 3, on_policy: {policies: [a], share: 0.5}", "needs 3 policies that are not on_policy, but the input"),
         ("policies_per_prompt: 3, on_policy: {policies: [a, b], share: 1.0}", "needs 2 policies that are not on_policy"),

@@ -13,6 +13,7 @@ NEAR = [
     ("conversation", ("Prompt", "Completion"), "`columns: {prompt: Prompt, completion: Completion}`"),
     ("conversation", ("promt", "completions"), "`columns: {prompt: promt, completion: completions}`"),
     ("conversation", ("id", "dialog"), "`messages` (write `columns: {messages: dialog}` in the source)"),
+    ("conversation", ("prompt", "ansr"), "`columns: {prompt: prompt, completion: ansr}`"),
     ("conversation", ("prompt",), "`prompt, completion` (completion is missing)"),
     ("preference", ("prompt", "chosen"), "`prompt, chosen, rejected` (rejected is missing)"),
     ("preference", ("question", "better", "worse"), "`columns: {prompt: question, chosen: better, rejected: worse}`"),

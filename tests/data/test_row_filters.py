@@ -50,7 +50,7 @@ def test_turns_are_those_of_user_and_assistant_and_the_answers_of_a_preference_a
     assert dropped({"type": "turns", "max": 3}, *rows) == {}
     assert row_facts.look(["turns"], rows)["turns"].to_pylist() == [1, 2, 3, 2]  # what expectations look at
     refused({"type": "turns", "min": 3, "max": 2}, "min 3 exceeds max 2 turns")
-    refused({"type": "turns"}, "every row has at least 1 turn: raise min, or set max")
+    refused({"type": "turns"}, "min is 1 and max is not set, so no row is dropped: raise min, or set max")
 
 
 def test_empty_and_repeated_turns():

@@ -54,7 +54,7 @@ def test_saving_replaces_no_other_recipe_unless_asked_and_writes_none_with_probl
     with pytest.raises(UsageProblem, match=r"tiny\.yaml exists and differs"):
         Recipe("tiny", stages={"rows": ROWS}).save(project)
     for name in ("tiny", "new"):
-        with pytest.raises(ConfigError, match=r"stage rows: .*count: Input should be greater"):
+        with pytest.raises(ConfigError, match=r"stage rows: .*count: must be at least"):
             Recipe(name, stages={"rows": {**ROWS, "sources": [SUM | {"count": 0}]}}).save(project, replace=True)
     assert (project.recipes / "tiny.yaml").read_text() == before and not (project.recipes / "new.yaml").exists()
     recipe = Recipe("tiny", stages={"rows": ROWS})

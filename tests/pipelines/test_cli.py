@@ -65,7 +65,7 @@ def test_every_command_has_help_and_refuses_to_run_without_its_argument(shared, 
 
 
 def test_an_unknown_recipe_names_those_there_are(shared):
-    assert "there is no recipe 'lob'; available: lab" in shared("run", "lob", code=2)
+    assert "there is no recipe 'lob'; available: lab; did you mean lab?" in shared("run", "lob", code=2)
 
 
 def test_all_problems_of_a_recipe_come_at_once_with_their_lines(shared):
@@ -81,6 +81,9 @@ def test_all_problems_of_a_recipe_come_at_once_with_their_lines(shared):
 
 def test_a_stage_that_does_not_exist_is_named_with_those_that_do(shared):
     assert "has no stage 'sft': it has suite, raw, clean, cleaner" in shared("run", "lab", "--only", "sft", code=2)
+    assert "did you mean clean?" in shared("run", "lab", "--only", "claen", code=2)
+    wrong = shared("run", "lab", "--prefect", "maybe", code=2)
+    assert "'maybe' is not one of 'auto', 'always', 'never'" in wrong and "Value error" not in wrong
     assert "--force names lab/clean, which" in shared("run", "lab", "--only", "raw", "--force", "clean", code=2)
 
 
