@@ -22,7 +22,7 @@ NEAR = [
     ("conversation", ("instruction", "response"), "`columns: {prompt: instruction, response: response}`"),
     ("preference", ("question", "completion", "score"), "`columns: {prompt: question, completion: completion, score: score}`"),
     ("preference", ("system", "question", "chosen", "rejected"), "{prompt: question, chosen: chosen, rejected: rejected, system: system}`"),
-    ("conversation", (" prompt", "no 1"), '`columns: {prompt: " prompt"}` in the source; completion is missing'),
+    ("conversation", (" prompt", "no 1", "no 2"), '`columns: {prompt: " prompt"}` in the source; completion is missing'),
     ("prompt", ("problem", "n"), "`prompt` (write `columns: {prompt: problem}` in the source)"),
     ("item", ("question", "verifier"), "`columns: {prompt: question, verifier: verifier}`"),
     ("conversation", ("a", "b"), "conversation rows have `messages` or `prompt, completion` or `instruction, output` (docs/layouts.md)"),
