@@ -134,6 +134,12 @@ class Ledger:
             raise ArtifactError(f"{folder} holds no record.json: it was never finished; run the stage that makes it")
         return parse_record(found, f"record.json of {address}")
 
+    def source_files(self, address: str) -> Mapping[str, str]:
+        """The sources of a stage's artifact by their hashes; empty if it is not recorded, or the remote cannot be reached."""
+        with suppress(ArtifactError, LedgerError):
+            return self.record(address).source_files
+        return {}
+
     @dvc_errors()
     def changed_code(self, node: Node) -> list[str]:
         """Code that decides the stage's result and has changed since its artifact was made, in place or else in `dvc.lock`, as one reason.
