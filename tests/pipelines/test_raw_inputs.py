@@ -207,3 +207,16 @@ def test_a_place_outside_the_project_is_no_missing_file_to_plan_and_run(lab: Lab
     refuse_what_must_fail(lab.run(), ["lab/raw"])  # its hash is recorded, so it may come from the remote
     with pytest.raises(ConfigError, match=f"{shared}/gone does not exist: add it, or change the config that names it"):
         refuse_what_must_fail(at(lab, shared / "gone").run(), ["lab/raw"])
+
+
+def test_a_pipe_and_a_circle_of_links_are_refused_before_they_are_read(lab: Lab, shared: Path) -> None:
+    """A plan waited for the pipe without end, and called the circle a bug."""
+    pipe, circle = shared / "pipe.jsonl", shared / "circle"
+    os.mkfifo(pipe)
+    circle.mkdir()
+    (circle / "one").symlink_to(circle / "two")
+    (circle / "two").symlink_to(circle / "one")
+    for place, says in ((pipe, "is neither a file nor a folder"), (circle, "is a link that leads nowhere")):
+        run = at(lab, place).run()
+        with closing(run.ledger), pytest.raises(ArtifactError, match=says):
+            run.ledger.dependencies(run.graph.nodes["lab/raw"])
