@@ -76,8 +76,8 @@ class FolderModel(Licensed):
     type: Literal["folder"]
     path: SourcePath
     """Relative to the project root, or anywhere on this machine (`/models/base`, `~/base`, `../base`); links are followed, as in the cache
-    of the Hub. Of a path outside the project, only the last name is part of identity. Artifacts and exports of Pedigree are rejected: use
-    the stage that made the model as an input, which preserves its lineage."""
+    of the Hub. Of a path outside the project, only the last name is part of identity. The lineage of a folder that `pedigree export` wrote
+    is adopted with the model."""
 
     @field_validator("path")
     @classmethod

@@ -53,6 +53,8 @@ RECORD_SCHEMA = 1
 RUN_SCHEMA = LINEAGE_SCHEMA = 2
 LINEAGE_FIELDS = {"schema_version", "artifacts", "shared", "patches"}
 MOST_ANCESTORS = 10_000
+ADOPTED = "adopted-from"
+"""Port at which an imported model names the artifact of another project that it was exported from."""
 PARTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
 SUMS, SIGNATURE = "pedigree/SHA256SUMS", "pedigree/model.sig"
 """In an exported folder: checksums of its files, and their signature."""
@@ -106,6 +108,15 @@ class Record(Frozen):
     @property
     def id(self) -> str:
         return digest([self.key, self.content])
+
+    @property
+    def edges(self) -> list[tuple[str, str, str]]:
+        """(port, label, content) of the inputs that the key covers: all but `ADOPTED`, of which it covers the files or the commit."""
+        return [(given.port, given.label, given.content) for given in self.inputs if given.port != ADOPTED]
+
+    def without(self, left_out: Callable[[str], bool]) -> "Record":
+        """The record without its inputs at some ports; key, content and id stay."""
+        return self.model_copy(update={"inputs": tuple(given for given in self.inputs if not left_out(given.port))})
 
 
 @dataclass(frozen=True)

@@ -386,6 +386,8 @@ def _print_intents(project: "Project", request: Any, show_patch: bool) -> None:
         for intent in wanted
     ]
     echo(again.environment_text(again.environment_changes(wanted)))
+    if subject.inherited:
+        echo(subject.inherited_text())
     if show_patch or not is_own(Ledger(project), subject.md5):
         made = [intent.member for intent in wanted if intent.action != "leave out"]
         echo(review(made, here=request.here, show_patch=show_patch))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pedigree.configs.language.graph import Node
-from pedigree.data.artifacts.artifacts import ArtifactError, Input, Record, parse_record, without_places
+from pedigree.data.artifacts.artifacts import ADOPTED, ArtifactError, Input, Record, parse_record, without_places
 from pedigree.data.store.untrusted import RECORD_BYTES, LockEntry
 from pedigree.pipelines.ledger.lock_files import LockFiles, read_run_entry
 from pedigree.pipelines.ledger.remote import Remote
@@ -94,19 +94,21 @@ def _is_equal(made: Record, node: Node, wanted: StageInputs) -> bool:
     def edges(inputs: Sequence[Input]) -> list[tuple[str, str, str]]:
         return [(given.port, given.label if ports[given.port].takes_labels else "", given.content) for given in _sorted(inputs)]
 
+    given = [one for one in made.inputs if one.port != ADOPTED]
+
     return (
         (made.kind, made.version) == (node.kind, node.declaration.version)
         and without_places(made.config) == without_places(node.config.model_dump(mode="json"))
         and made.source_files == wanted.source_files
-        and {given.port for given in made.inputs} <= ports.keys()
-        and edges(made.inputs) == edges(wanted.inputs)
+        and {one.port for one in given} <= ports.keys()
+        and edges(given) == edges(wanted.inputs)
     )
 
 
 def _renamed(made: Record, wanted: StageInputs) -> Record:
     """The record under the key and the labels of a stage; the order of ports is the record's."""
     labels = {port: iter([given.label for given in wanted.inputs if given.port == port]) for port in {given.port for given in made.inputs}}
-    given = tuple(old.model_copy(update={"label": next(labels[old.port])}) for old in made.inputs)
+    given = tuple(old.model_copy(update={"label": next(labels[old.port], old.label)}) for old in made.inputs)
     return made.model_copy(update={"key": wanted.key, "inputs": given})
 
 

@@ -17,7 +17,7 @@ from pedigree.data.artifacts.source_files import KnownHashes
 from pedigree.data.store.hashing import Beat, silent
 from pedigree.pipelines.ledger.equal import Equal, StageInputs
 from pedigree.pipelines.ledger.ledger import Ledger
-from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError
+from pedigree.pipelines.ledger.transfers import RemoteError
 
 HASHES = KnownHashes()
 """Cache for project files, whose hashes are needed for every descendant stage."""
@@ -110,9 +110,8 @@ class Identities:
             memory = None if self.ledger.repository.looking else self.project.private / "hashes"
             return HASHES.sha256(place, beat, memory)
         except FileNotFoundError:
-            with suppress(ArtifactError, LedgerError):
-                if found := self._record(node.address).source_files.get(name):
-                    return found
+            if found := self.ledger.source_files(node.address).get(name):
+                return found
         raise ArtifactError(f"{written_of(name)} does not exist: add it, or change the config that names it")
 
     def _input(self, node: Node, edge: Edge, recorded: bool) -> Input:

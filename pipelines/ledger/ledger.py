@@ -31,6 +31,7 @@ from pedigree.data.artifacts.artifacts import (
     write_json,
 )
 from pedigree.data.artifacts.provenance import CODE_ROOT
+from pedigree.data.artifacts.source_files import source_files
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.hashing import Beat, Hashed, silent
 from pedigree.data.store.untrusted import RECORD_BYTES, RUN_BYTES, LockEntry, LockOut, parse_entry, parse_json
@@ -133,6 +134,12 @@ class Ledger:
         if found is None:
             raise ArtifactError(f"{folder} holds no record.json: it was never finished; run the stage that makes it")
         return parse_record(found, f"record.json of {address}")
+
+    def source_files(self, address: str) -> Mapping[str, str]:
+        """The sources of a stage's artifact by their hashes; empty if it is not recorded, or the remote cannot be reached."""
+        with suppress(ArtifactError, LedgerError):
+            return self.record(address).source_files
+        return {}
 
     @dvc_errors()
     def changed_code(self, node: Node) -> list[str]:
@@ -356,7 +363,10 @@ class Ledger:
         source = next((file for file in node.files if self.project.root / file == place), None)
         if source is not None:
             here = place_of(self.project.root, source)
-            return self.cache.hashed(here, beat) if here.exists() else self._recorded_source(node, path)
+            if not here.exists():
+                return self._recorded_source(node, path)
+            source_files(here)  # DVC would wait for a pipe, and fail at a circle of links
+            return self.cache.hashed(here, beat)
         return self.cache.hashed(place, beat) if os.path.lexists(place) else self._recorded_output(place)
 
     def _recorded_source(self, node: Node, path: str) -> Output | None:

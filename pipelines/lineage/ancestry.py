@@ -5,16 +5,17 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pedigree.configs.base.mistakes import nearest
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.graph import Node, postorder
+from pedigree.configs.language.graph import Node
 from pedigree.configs.language.kinds import measures
 from pedigree.data.artifacts.artifacts import (
+    ADOPTED,
     LINEAGE_SCHEMA,
     Artifact,
     ArtifactError,
@@ -28,6 +29,7 @@ from pedigree.data.artifacts.artifacts import (
     parse_run,
     read_json,
 )
+from pedigree.data.artifacts.chain import parents_first
 from pedigree.data.artifacts.lineage import folded
 from pedigree.data.records.records import row_files, rows_in
 from pedigree.data.store.untrusted import LINEAGE_BYTES, RUN_BYTES, inside, open_plain
@@ -35,35 +37,6 @@ from pedigree.pipelines.lineage.named_models import find_named, named_models
 
 Entry = tuple[Record, Run]
 """A record and its run."""
-
-
-def parents_first(root: str, records: Mapping[str, Record]) -> list[str]:
-    """Ids of an artifact and its ancestors in topological order, the artifact itself last.
-
-    Args:
-        root: id of the artifact.
-        records: by id; must include every id that an edge references.
-
-    Raises:
-        ArtifactError: the edges form a cycle. Hashes do not rule that out, since a key does not include the producers of its inputs.
-    """
-    graph: dict[str, list[str]] = {}
-    waiting = [root]
-    while waiting:
-        identifier = waiting.pop()
-        if identifier not in graph:
-            graph[identifier] = [given.producer for given in records[identifier].inputs]
-            waiting.extend(graph[identifier])
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        circle = " <- ".join(identifier[:12] for identifier in error.args[1])
-        raise ArtifactError(f"the lineage has a cycle ({circle}), so it is forged: request a valid copy from its source") from error
-    return postorder([root], graph.__getitem__)
-
-
-def _without_measures(record: Record) -> Record:
-    return record.model_copy(update={"inputs": tuple(given for given in record.inputs if not measures(record.kind, given.port))})
 
 
 def expanded(entries: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
@@ -125,7 +98,11 @@ class Pedigree:
 
     def material(self) -> "list[Pedigree]":
         """`parents_first` without inputs used only for measuring, such as a tokenizer that counted the tokens of rows."""
-        return self._in_order({identifier: _without_measures(record) for identifier, (record, _) in self.entries.items()})
+        return self._in_order({name: one.without(partial(measures, one.kind)) for name, (one, _) in self.entries.items()})
+
+    def own(self) -> "list[Pedigree]":
+        """`parents_first` without the stages of other projects, from which models were adopted."""
+        return self._in_order({name: one.without(ADOPTED.__eq__) for name, (one, _) in self.entries.items()})
 
     def _in_order(self, records: Mapping[str, Record]) -> "list[Pedigree]":
         return [self if identifier == self.id else self.of(identifier) for identifier in parents_first(self.id, records)]

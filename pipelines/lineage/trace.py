@@ -304,7 +304,7 @@ def _gone(known: Known, here: Sequence[Entry], broken: Collection[str]) -> dict[
     """Dataset artifacts of which only records remain: address and content → reason."""
     contents = {found.record.content for _, found in here}
     return {
-        f"{address} {record.content[:12]}": "replaced or deleted; only its records remain"
+        f"{address} {record.content[:12]}": "replaced, deleted, or of another project; only its records are here"
         for record, address in known.values()
         if has_rows(record) and record.content not in contents and address not in broken
     }

@@ -26,22 +26,19 @@ from pedigree.data.artifacts.artifacts import (
     SUMS,
     ArtifactError,
     Record,
-    Run,
-    content_hash,
     load_record,
     open_artifact,
     read_lineage,
     read_patches,
     read_run,
-    stage_key,
     without_places,
 )
+from pedigree.data.artifacts.chain import lineage_problems, record_problems
 from pedigree.data.store.untrusted import LIST_BYTES, MIB, NotPlain, inside, open_plain, parse_listing, plain_files, read_plain
 from pedigree.pipelines.ledger.cache import md5_of_bytes
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.lock_files import Recorded, recorded
 from pedigree.pipelines.ledger.remote import Remote
-from pedigree.pipelines.lineage.ancestry import parents_first
 from pedigree.pipelines.quantities import size
 
 PIECE_BYTES = 1 << 20
@@ -153,46 +150,6 @@ def verify_project(
         if remote:
             checks += _remote_checks(ledger.remote, owners)
         return _run(checks, verdict)
-
-
-def record_problems(record: Record) -> list[str]:
-    """Check a record's key and content against the fields they are hashes of."""
-    edges = [(given.port, given.label, given.content) for given in record.inputs]
-    found = []
-    if stage_key(record.kind, record.version, record.config, edges, record.source_files) != record.key:
-        found.append("its key is not the hash of its kind, version, config, inputs, and source files")
-    if content_hash(record.files) != record.content:
-        found.append("its content is not the hash of its files")
-    return found
-
-
-def lineage_problems(record: Record, lineage: Mapping[str, tuple[Record, Run]]) -> list[str]:
-    """Check that the records of an artifact and its ancestors form one hash chain down to the raw sources."""
-    known = {identifier: ancestor for identifier, (ancestor, _) in lineage.items()}
-    found: list[str] = []
-    for identifier, (ancestor, run) in lineage.items():
-        name = run.address or identifier[:12]
-        found += [f"the record of {name}: {problem}" for problem in record_problems(ancestor)]
-        if ancestor.id != identifier:
-            found.append(f"the record of {name} has id {ancestor.id[:12]} but is stored under {identifier[:12]}")
-    reached: set[str] = set()
-    waiting = [record]
-    while waiting:
-        child = waiting.pop()
-        for given in child.inputs:
-            parent = known.get(given.producer)
-            if parent is None:
-                found.append(f"it lacks {given.producer[:12]}, the {given.port} of a {child.kind}")
-            elif parent.content != given.content:
-                read = f"{given.port} with content {given.content[:12]}"
-                found.append(f"a {child.kind} read {read}, but its producer wrote {parent.content[:12]}")
-            elif given.producer not in reached:
-                reached.add(given.producer)
-                waiting.append(parent)
-    found += [f"{identifier[:12]} is not an ancestor" for identifier in sorted(known.keys() - reached)]
-    if not found:
-        parents_first(record.id, known | {record.id: record})
-    return found
 
 
 def _run(checks: list[Check], verdict: Verification) -> Verification:

@@ -17,7 +17,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.configs.language.stated_sources import generators_of, licences_of
 from pedigree.configs.rows.datasets import title
-from pedigree.data.artifacts.artifacts import Record, Run
+from pedigree.data.artifacts.artifacts import ADOPTED, Record, Run
 from pedigree.data.sources.row_files import ending
 from pedigree.pipelines.json_documents import Hidden
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
@@ -84,20 +84,23 @@ def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
         pedigree: of the artifact.
         project: whose recipes are read; None: use only the records.
     """
-    made = pedigree.material()
+    made, own = pedigree.material(), {found.id for found in pedigree.own()}
     planted = {given.producer for found in made if makes_rows(found.record) for given in found.record.inputs}
     stated: dict[tuple[Part, str], _Stated] = {}
     for found in made:
-        licences, generators = _stated_now(project, found) if project else ({}, {})
+        licences, generators = _stated_now(project, found) if project and found.id in own else ({}, {})
         counts = rows_of(found.record)
         sources = sources_of(found.record.kind, found.record.config)
         for name in dict.fromkeys(filter(None, map(title, sources))):
             part: Part = "model" if found.record.type in MODELS else "data"
             if part == "data" and not makes_rows(found.record) and found.id not in planted:
                 part = "benchmark"
-            entry = stated.setdefault((part, name), _Stated(set(), set(), []))
-            entry.licences.update(*(_recorded(source, found.run) for source in sources if title(source) == name))
-            entry.licences.update(licences.get(name, ()))
+            known = set(licences.get(name, ())).union(*(_recorded(source, found.run) for source in sources if title(source) == name))
+            if known <= {UNKNOWN} and any(given.port == ADOPTED for given in found.record.inputs):
+                continue  # the licenses of an export are those of its own sources
+            here = found.id in own or not any("path" in source for source in sources if title(source) == name)
+            entry = stated.setdefault((part, name if here else f"{name} (of another project)"), _Stated(set(), set(), []))
+            entry.licences.update(known)
             entry.generators.update(found.run.generators.get(name, ()), generators.get(name, ()))
             entry.rows.append(counts.get(name))
         if not found.record.inputs and not brings_in(found.record.kind):

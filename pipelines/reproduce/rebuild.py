@@ -22,7 +22,7 @@ from pedigree.configs.language.compile import params_file
 from pedigree.configs.language.execution import FORMERLY
 from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts import provenance
-from pedigree.data.artifacts.artifacts import ArtifactError, Record, Run, sha256_path, stage_key, write_text
+from pedigree.data.artifacts.artifacts import ADOPTED, ArtifactError, Record, Run, sha256_path, stage_key, write_text
 from pedigree.data.store.untrusted import inside
 from pedigree.pipelines.lineage.ancestry import parents_first
 from pedigree.pipelines.reproduce.work_tree import RecordedCode
@@ -80,7 +80,7 @@ class RebuiltStage:
 
 
 def members_of(root: Record, run: Run, lineage: Mapping[str, tuple[Record, Run]], patches: Mapping[str, str]) -> dict[str, RebuiltStage]:
-    """All artifacts of an ancestry by id in topological order, the root last.
+    """All artifacts of an ancestry by id in topological order, the root last, except those of the projects that models were adopted from.
 
     `run` is the root's, `lineage` has the ancestors by id, and `patches` the texts of all patches by sha256.
 
@@ -91,6 +91,7 @@ def members_of(root: Record, run: Run, lineage: Mapping[str, tuple[Record, Run]]
     problems = [problem for identifier, entry in known.items() for problem in _contradictions(identifier, *entry, known)]
     if problems:
         raise UsageProblem("the records were modified after they were written: " + "; ".join(problems))
+    known = {identifier: (record.without(ADOPTED.__eq__), run) for identifier, (record, run) in known.items()}
     try:
         order = parents_first(root.id, {identifier: record for identifier, (record, _) in known.items()})
     except ArtifactError as error:
@@ -219,8 +220,7 @@ def _contradictions(identifier: str, record: Record, run: Run, known: Mapping[st
     shown = run.address or identifier[:12]
     if record.id != identifier:
         yield f"{shown} is stored under id {identifier[:12]}, but its record has {record.id[:12]}"
-    inputs = [(given.port, given.label, given.content) for given in record.inputs]
-    if stage_key(record.kind, record.version, record.config, inputs, record.source_files) != record.key:
+    if stage_key(record.kind, record.version, record.config, record.edges, record.source_files) != record.key:
         yield f"the key of {shown} does not match its kind, version, config, inputs, and source files"
     for path in filter(_is_outside, _paths(record.config)):
         yield f"the config of {shown} names the path {path!r}, and records name none outside their project"

@@ -52,6 +52,7 @@ from pedigree.pipelines.lineage.ancestry import find_artifact
 from pedigree.pipelines.lineage.find import bring_committed
 from pedigree.pipelines.lineage.git_state import code_state
 from pedigree.pipelines.lineage.named_models import find_named, named_models
+from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.reproduce import work_tree as codetree
 from pedigree.pipelines.reproduce.rebuild import (
     PROFILE,
@@ -107,12 +108,23 @@ class Subject:
     payload: Path | None
     evidence: Path | None
     members: dict[str, RebuiltStage]
+    inherited: tuple[str, ...]
+    """Addresses of the stages of other projects, from which models were adopted."""
     md5: Mapping[str, str]
     """File name → md5 of the three record files as read."""
 
     @property
     def root(self) -> RebuiltStage:
         return list(self.members.values())[-1]
+
+    def inherited_text(self) -> str:
+        """What is not rebuilt here, on one line; empty if everything is."""
+        if not self.inherited:
+            return ""
+        return (
+            f"{counted(len(self.inherited), 'stage')} of the project that a base model was exported from ({', '.join(self.inherited[:3])}"
+            f"{', ...' * (len(self.inherited) > 3)}) can be reproduced only there; here the export is imported again"
+        )
 
 
 @dataclass(frozen=True)
@@ -228,6 +240,8 @@ def reproduce(
             "or omit --strict"
         )
     tell(environment_text(differences))
+    if subject.inherited:
+        tell(subject.inherited_text())
     ledger = Ledger(project)
     if not request.trust and not is_own(ledger, subject.md5):
         tell(review([intent.member for intent in wanted if intent.action != "leave out"], here=request.here, show_patch=False))
@@ -486,7 +500,9 @@ def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subj
     except ArtifactError as error:
         raise UsageProblem(f"the records in {records} cannot be read: {error}; or export it again") from error
     md5 = {name: hashlib.md5(text, usedforsecurity=False).hexdigest() for name, text in data.items()}
-    return Subject(records, payload, evidence, members_of(record, run, lineage, patches), md5)
+    members = members_of(record, run, lineage, patches)
+    inherited = tuple(run.address or identifier[:12] for identifier, (_, run) in lineage.items() if identifier not in members)
+    return Subject(records, payload, evidence, members, inherited, md5)
 
 
 def _is_recorded(folder: Path, member: RebuiltStage) -> bool:

@@ -66,8 +66,8 @@ def judge(
     other = tuple(conditions(run, read_run(made.path / "run.json")))
     if made.record.content == record.content:
         return "identical", f"despite {'; '.join(other)}" if other else "", {}, other
-    before = {(given.port, given.label): given.content for given in record.inputs}
-    inputs = [f"{given.port} {given.label}" for given in made.record.inputs if before.get((given.port, given.label)) != given.content]
+    before = set(record.edges)
+    inputs = [f"{port} {label}" for port, label, content in made.record.edges if (port, label, content) not in before]
     measures = measure(record, made, original)
     l2 = measures.get("weights_relative_l2")
     details = [

@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.installation import missing
+from pedigree.configs.base.paths import place_of, written_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.base.work import unservable
@@ -12,11 +14,14 @@ from pedigree.configs.judging.pools import Sample
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.rows.source_models import FolderModel, SourceModel
+from pedigree.data.artifacts.artifacts import ArtifactError
+from pedigree.data.artifacts.exports import checked_records, is_export
 from pedigree.data.sources.model_folders import problem_of
 from pedigree.pipelines.estimate.amounts import Planned
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
 from pedigree.pipelines.estimate.facts import folder_of
 from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.ledger.identity import HASHES
 from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
 from pedigree.pipelines.run.plans import Plan, plan, restorable
@@ -58,9 +63,10 @@ def refuse_what_must_fail(run: RunContext, addresses: Collection[str]) -> None:
 
 def must_fail(run: RunContext, node: Node, due: Collection[str], estimates: Estimates) -> Iterator[str]:
     """Why a stage cannot succeed, with remedies: a missing project file, more prompts than there are, a model that vLLM cannot serve."""
-    lacking = [name for name in node.files if not (run.project.root / name).exists()]
+    recorded = run.ledger.source_files(node.address)  # those in the remote are fetched by their hashes
+    lacking = [written_of(name) for name in node.files if not place_of(run.project.root, name).exists() and name not in recorded]
     if lacking:
-        yield f"{', '.join(lacking)} does not exist in the project: add it, or change the config that names it"
+        yield f"{', '.join(lacking)} does not exist: add it, or change the config that names it"
     if isinstance(node.config, Sample):
         window, (pool,) = node.config.prompts, Planned(run.project, run.graph, node, due).inputs["prompts"].values()
         end, rows = (window.index + 1) * window.count, pool.rows
@@ -130,11 +136,26 @@ def refuse_unusable_models(project: Project, graph: Graph, addresses: Collection
         config = graph.nodes[address].config
         if isinstance(config, SourceModel) and isinstance(config.source, FolderModel):
             folder = folder_of(project, config.source)
-            problem = problem_of(folder, config) if folder.is_dir() else None  # a missing folder has an error of its own
+            problem = _problem_of_model(folder, config) if folder.is_dir() else None  # a missing folder has an error of its own
             if problem:
-                problems.append(Problem(graph.recipe, None, f"stage {graph.nodes[address].name}: {config.source.path}: {problem}"))
+                where = f"stage {graph.nodes[address].name}: {written_of(config.source.path)}"
+                problems.append(Problem(graph.recipe, None, f"{where}: {problem}"))
     if problems:
         raise ConfigError(problems)
+
+
+def _problem_of_model(folder: Path, config: SourceModel) -> str | None:
+    for artifact in (folder, folder.resolve().parent):
+        if (artifact / "record.json").exists() and (artifact / "payload").exists():
+            return (
+                "it is an artifact of a Pedigree project, whose lineage would be lost: name the folder that `pedigree export` writes there"
+            )
+    if is_export(folder):
+        try:
+            checked_records(folder, HASHES.files(folder))
+        except ArtifactError as error:
+            return str(error)
+    return problem_of(folder, config)
 
 
 def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], forced: Collection[str]) -> None:

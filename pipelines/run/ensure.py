@@ -25,7 +25,7 @@ from pedigree.configs.base.texts import command
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.graph import Node
 from pedigree.configs.language.stated_sources import generators_of, licences_of
-from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact, write_json
+from pedigree.data.artifacts.artifacts import ADOPTED, Artifact, ArtifactError, Record, open_artifact, write_json
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store import heartbeat
 from pedigree.data.store.durable import rename, sync_tree
@@ -64,7 +64,7 @@ from pedigree.pipelines.ledger.deciding import decided_by
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs
 from pedigree.pipelines.ledger.ledger import is_complete
 from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError, TransferProgress
-from pedigree.pipelines.lineage.inheritance import write_origin
+from pedigree.pipelines.lineage.inheritance import adopted, write_origin
 from pedigree.pipelines.quantities import counted
 from pedigree.stages.job.failures import storage_cause
 from pedigree.stages.job.job import PULSES, read_curve
@@ -374,7 +374,7 @@ def _publish(run: RunContext, node: Node, need: StageInputs, alone: StageLeases)
         version=spec.version,
         type=node.output,
         config=spec.config,
-        inputs=spec.lineage_inputs(),
+        inputs=(*spec.lineage_inputs(), *adopted(out)),
         source_files={name: given.sha256 for name, given in spec.source_files.items()},
         key=spec.key,
         content=done.content,
@@ -409,6 +409,7 @@ def _complete(project: Project, node: Node, spec: JobSpec, scratch: Path, record
     write_json(beside / "evidence" / "metrics.json", record.metrics)
     _write_curve(scratch / "curve.jsonl", beside / "evidence" / "curve.csv")
     inputs = [scratch / given.folder for labelled in spec.inputs.values() for given in labelled.values()]
+    inputs += [out / "evidence" / ADOPTED] * bool(adopted(out))
     write_origin(beside, _run_record(project, node, spec, scratch), inputs)
     write_json(beside / "record.json", record.model_dump(mode="json"))
     (out / "evidence").mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 payload/                  model.safetensors, config.json, generation_config.json, tokenizer files, chat_template.jinja
 evidence/model.json       parameters, vocabulary, special tokens
+evidence/adopted-from/    the records of a model that Pedigree exported
 """
 
 import hashlib
@@ -38,7 +39,9 @@ from pedigree.configs.rows.source_models import (
     shipped_templates,
 )
 from pedigree.data.artifacts import assets
-from pedigree.data.artifacts.artifacts import load_record, write_json
+from pedigree.data.artifacts.artifacts import ADOPTED, write_bytes, write_json
+from pedigree.data.artifacts.exports import FOLDER, checked_records, is_export
+from pedigree.data.artifacts.source_files import KnownHashes
 from pedigree.data.chat.chat import CONTROL, PROBE, Chat, end_of_turn, variables_of
 from pedigree.data.records import records
 from pedigree.data.sources import hub
@@ -50,8 +53,6 @@ from pedigree.stages.source_model.padding import ADDED, padding
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 NUMBER = re.compile(r"\d+")
-MADE_HERE = "pedigree/record.json"
-"""The model's record, in a folder that Pedigree exported."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 """ChatML tokens. Padding is a separate token: if it were the end-of-turn token, the model would not learn to stop."""
 
@@ -61,7 +62,7 @@ def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
 
     Raises:
         StageError: the model has non-finite parameters, a vocabulary that is not its tokenizer's, a template of another model, or no
-            corpus; it was exported by Pedigree, its files do not belong together, or its tokenizer cannot be reproduced exactly.
+            corpus; it is an export that was changed, its files do not belong together, or its tokenizer cannot be reproduced exactly.
         ChatError: the tokenizer and template do not match.
     """
     disable_progress_bar()
@@ -103,12 +104,12 @@ def load(config: SourceModel, inputs: Inputs, job: Job) -> tuple[Any, Any]:
             tokenizer = train_tokenizer(corpus(inputs), wanted.vocabulary)
             return random_llama(wanted, tokenizer), tokenizer
         case FolderModel(path=path):
-            return load_folder(f"folder {path}", job.source_files[path], config)
+            return load_folder(f"folder {path}", job.source_files[path], config, job)
         case HubModel(repo=repo, revision=revision):
             found = hub.model(hub.Repository("model", repo, revision), beat=lambda: job.progress(0, 0))
             if found.unproved:
                 job.marks.append(found.unproved)
-            return load_folder(f"hub model {repo}", found.folder, config)
+            return load_folder(f"hub model {repo}", found.folder, config, job)
 
 
 @contextmanager
@@ -171,20 +172,19 @@ PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {"smollm": digits_then_words}
 """`tokenizer.ggml.pre` → pre-tokenizer. In llama.cpp (src/llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM): `\\p{N}`, then GPT-2's pattern."""
 
 
-def load_folder(what: str, folder: Path, config: SourceModel) -> tuple[Any, Any]:
-    """Load a model folder, from safetensors only and without running code from the folder.
+def load_folder(what: str, folder: Path, config: SourceModel, job: Job) -> tuple[Any, Any]:
+    """Load a model folder, from safetensors only and without running code from the folder; of an export, keep the records.
 
     Raises:
-        StageError: a recipe created it, transformers has no class for such a model, files are missing or do not belong together, or the
-            weights are not those that its config.json describes.
+        StageError: it is an export that was changed, transformers has no class for such a model, files are missing or do not belong
+            together, or the weights are not those that its config.json describes.
     """
-    for record in (folder / MADE_HERE, folder / "record.json"):
-        if record.exists():  # the lineage would lose its training data and evaluation suites
-            made = load_record(record)
-            raise StageError(
-                f"{what} was exported by Pedigree (a {made.type} of kind {made.kind}, content {made.content[:12]}): a source_model would "
-                "lose its lineage; use the stage that created it, RECIPE/STAGE, as input instead"
-            )
+    if is_export(folder):
+        try:
+            for name, data in checked_records(folder, KnownHashes().files(folder)).items():
+                write_bytes(job.evidence / ADOPTED / FOLDER / name, data)
+        except ArtifactError as error:
+            raise StageError(f"{what}: {error}") from error
     refuse_adapter(what, folder)
     problem = problem_of(folder, config)
     if problem:

@@ -11,7 +11,19 @@ from projects import pin_threads
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.data.artifacts.artifacts import Input, Record, content_hash, open_artifact, scan, stage_key, write_json, write_rows
+from pedigree.configs.language.stated_sources import licences_of
+from pedigree.data.artifacts.artifacts import (
+    Input,
+    Record,
+    content_hash,
+    open_artifact,
+    read_json,
+    scan,
+    stage_key,
+    write_json,
+    write_rows,
+)
+from pedigree.pipelines.publish.export import export
 
 ROOT = Path(__file__).parents[2]
 
@@ -180,3 +192,27 @@ overoptimization reference_logprobs"""
 CONTENT = dict.fromkeys(MADE_OF_ROWS.split(), _rows)
 CONTENT |= dict.fromkeys(("source_model", "sft", "reward_model", "preference_train", "rlvr", "select"), _model)
 CONTENT |= {"evaluate": _scores}
+
+
+THEIRS = """
+execution: cpu
+stages:
+  suite: {kind: prepare_data, record: item, task: t, sources: [{type: arithmetic, operations: [add], digits: [1], count: 3, seed: 2}]}
+  rows: {kind: prepare_data, record: conversation, sources: [{type: files, path: rows.jsonl, licence: cc-by-nc-4.0}]}
+  clean: {kind: decontaminate, in: {data: rows, benchmarks: [suite]}}
+  base: {kind: source_model, source: {type: hub, repo: lab/model, revision: REVISION, licence: llama3.1}}
+  sft: {kind: sft, in: {policy: base, data: [clean]}, global_batch: 2, max_length: 8, optimizer: {learning_rate: 1e-4}}
+""".replace("REVISION", "a" * 40)
+WEIGHTS = {"model.safetensors": "w", "config.json": "{}"}
+
+
+def exported(folder: Path) -> Path:
+    """The export of a model of another project."""
+    project = project_at(folder / "theirs")
+    (project.recipes / "lab.yaml").write_text(THEIRS)
+    graph = load_recipe(project.recipes, "lab")
+    for node in graph.nodes.values():
+        build(project, graph, node, WEIGHTS if node.output == "policy" else {"rows.jsonl": in_lines([{"id": "a"}])}, {}, {})
+        run = project.artifact(node.address) / "run.json"
+        write_json(run, read_json(run) | {"address": node.address, "licences": licences_of(node.config)})
+    return export(project.artifact("lab/sft"), "lab/sft", folder / "exported")

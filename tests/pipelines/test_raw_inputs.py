@@ -4,15 +4,18 @@ import json
 import os
 import shutil
 import subprocess
+import textwrap
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from running_lab import Lab, outcomes
+from handmade import exported
+from running_lab import STAGE, Lab, outcomes
 
-from pedigree.data.artifacts.artifacts import ArtifactError, sha256_path
+from pedigree.configs.base.document import ConfigError
+from pedigree.data.artifacts.artifacts import ADOPTED, ArtifactError, open_artifact, sha256_path
 from pedigree.data.artifacts.source_files import KnownHashes, sha256_of
 from pedigree.data.store.hashing import silent
 from pedigree.pipelines.jobs.context import RunContext
@@ -20,6 +23,7 @@ from pedigree.pipelines.ledger import raw_inputs
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.reproduce.reproduction import _Attempt
+from pedigree.pipelines.run.checks import refuse_what_must_fail
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.runs import pull_inputs, push, push_inputs, run_graph
 
@@ -166,3 +170,53 @@ def test_reproduction_finds_them_by_content_where_the_own_recipe_or_the_remote_h
         raw_inputs.send(lab.project, ledger.remote, place, KnownHashes().files(place), silent)
         place.unlink()
         assert attempt._bring_source(member, "outside/rows.jsonl", wanted, target) and sha256_path(target) == wanted
+
+
+ADOPTING = """
+execution: lab
+stages:
+  base: {kind: source_model, source: {type: folder, path: PLACE}}
+"""
+IMPORT = STAGE + textwrap.dedent("""
+    def run(config, inputs, job):
+        from pedigree.data.artifacts.exports import checked_records
+        from pedigree.data.artifacts.source_files import KnownHashes
+        given = job.source_files[config.source.path]
+        (job.evidence / "adopted-from/pedigree").mkdir(parents=True)
+        for name, data in checked_records(given, KnownHashes().files(given)).items():
+            (job.evidence / "adopted-from/pedigree" / name).write_bytes(data)
+        return work_model(job, 1.0)
+    """)
+
+
+def test_a_run_publishes_the_lineage_of_an_export_and_finds_it_again_under_another_name(lab: Lab, tmp_path: Path) -> None:
+    (lab.code / "stages/source_model/run.py").write_text(IMPORT)
+    lab.write("configs/recipes/lab.yaml", ADOPTING.replace("PLACE", str(exported(tmp_path))))
+    assert outcomes(lab) == {"base": "ran"} and outcomes(lab) == {"base": "unchanged"}
+    record = open_artifact(lab.root / "artifacts/lab/base").record
+    assert [(given.port, given.label) for given in record.inputs] == [(ADOPTED, "sft")]
+    lab.edit("configs/recipes/lab.yaml", "base:", "policy:")
+    assert outcomes(lab) == {"policy": "restored"}
+    assert open_artifact(lab.root / "artifacts/lab/policy").record.inputs == record.inputs
+
+
+def test_a_place_outside_the_project_is_no_missing_file_to_plan_and_run(lab: Lab, shared: Path) -> None:
+    refuse_what_must_fail(at(lab, shared / "rows.jsonl").run(), ["lab/raw"])
+    assert outcomes(lab) == dict.fromkeys(DONE, "ran")
+    (shared / "rows.jsonl").unlink()
+    refuse_what_must_fail(lab.run(), ["lab/raw"])  # its hash is recorded, so it may come from the remote
+    with pytest.raises(ConfigError, match=f"{shared}/gone does not exist: add it, or change the config that names it"):
+        refuse_what_must_fail(at(lab, shared / "gone").run(), ["lab/raw"])
+
+
+def test_a_pipe_and_a_circle_of_links_are_refused_before_they_are_read(lab: Lab, shared: Path) -> None:
+    """A plan waited for the pipe without end, and called the circle a bug."""
+    pipe, circle = shared / "pipe.jsonl", shared / "circle"
+    os.mkfifo(pipe)
+    circle.mkdir()
+    (circle / "one").symlink_to(circle / "two")
+    (circle / "two").symlink_to(circle / "one")
+    for place, says in ((pipe, "is neither a file nor a folder"), (circle, "is a link that leads nowhere")):
+        run = at(lab, place).run()
+        with closing(run.ledger), pytest.raises(ArtifactError, match=says):
+            run.ledger.dependencies(run.graph.nodes["lab/raw"])

@@ -253,7 +253,7 @@ def test_where_an_artifact_is_not_here_it_is_named_and_what_it_may_have_passed_o
     assert models(trace(lab, RowQuery(id=name("talks", 8)))) == {}  # which decontamination left out
     assert models(trace(project, RowQuery(id=name("talks", 8))))["sft"][2] is False
     ((named, why),) = found.not_looked_in.items()
-    assert named.startswith("lab/corpus ") and "only its records remain" in why
+    assert named.startswith("lab/corpus ") and "only its records are here" in why
     (project.artifact("lab/pair") / "payload" / "rows.jsonl").write_text("{}\n")
     assert "payload" in trace(project, RowQuery(id=TALK)).not_looked_in["lab/pair"]
 

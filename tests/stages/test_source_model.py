@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pedigree.configs.rows.source_models import SourceModel
+from pedigree.data.artifacts.artifacts import read_json, stage_key, write_json
 from pedigree.data.chat.chat import MARKS, Chat
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.job.failures import StageError
@@ -150,22 +151,30 @@ def test_a_random_model_has_chatml_and_no_template_of_its_own():
         SourceModel.model_validate({"source": LLAMA, "chat_template": "own"})
 
 
-def test_a_model_that_a_recipe_made_is_no_source(tmp_path, llama, monkeypatch):
-    """Its data, and the suites that it was chosen by, would be forgotten with its lineage."""
+def test_a_model_that_pedigree_exported_keeps_its_records(tmp_path, llama, monkeypatch):
+    """Otherwise its data, and the suites that it was chosen by, would be forgotten."""
     export = shutil.copytree(llama.payload, tmp_path / "export")
-    (export / "pedigree").mkdir()
-    record = (llama.path / "record.json").read_text()
-    (export / "pedigree" / "record.json").write_text(record)
-    says = rf"was exported by Pedigree \(a policy of kind source_model, content {llama.record.content[:12]}\).*use the stage"
-    with pytest.raises(StageError, match=f"folder models/x {says}"):
-        run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "models/x"}}, files={"models/x": export})
-    with pytest.raises(StageError, match=f"folder models/y {says}"):
-        run_stage(tmp_path / "b", "source_model", {"source": {"type": "folder", "path": "models/y"}}, files={"models/y": llama.path})
+    record = llama.record
+    key = stage_key(record.kind, record.version, record.config, [], {})
+    written = {
+        "record.json": record.model_copy(update={"inputs": (), "key": key}).model_dump(mode="json"),
+        "run.json": {"schema_version": 2},
+        "lineage.json": {"schema_version": 2, "artifacts": {}, "shared": {}, "patches": {}},
+    }
+    for name, value in written.items():
+        write_json(export / "pedigree" / name, value)
     monkeypatch.setenv("PEDIGREE_HUB", str(tmp_path))
-    shutil.copytree(export, tmp_path / "models" / "me" / "mine")
-    hub = {"type": "hub", "repo": "me/mine", "revision": "a" * 40}
-    with pytest.raises(StageError, match=f"hub model me/mine {says}"):
-        run_stage(tmp_path / "c", "source_model", {"source": hub})
+    mirror = shutil.copytree(export, tmp_path / "models" / "me" / "mine")
+    folder, hub = {"type": "folder", "path": "m"}, {"type": "hub", "repo": "me/mine", "revision": "a" * 40}
+    for name, source, files in (("a", folder, {"m": export}), ("b", hub, {})):
+        made = run_stage(tmp_path / name, "source_model", {"source": source}, files=files)
+        assert {one: read_json(made.evidence / "adopted-from/pedigree" / one) for one in written} == written
+    plain = run_stage(tmp_path / "c", "source_model", {"source": folder}, files={"m": llama.payload})
+    assert not (plain.evidence / "adopted-from").exists()
+    for what, source, place in (("folder m", folder, export), ("hub model me/mine", hub, mirror)):
+        (place / "generation_config.json").write_text("{}")
+        with pytest.raises(StageError, match=rf"{what}: it was exported .*changed since \(generation_config.json is not as recorded\)"):
+            run_stage(tmp_path / f"{place.name}_x", "source_model", {"source": source}, files={"m": export})
     with pytest.raises(ValueError, match="is an artifact of this project: use the stage that made it"):
         run_stage(tmp_path / "d", "source_model", {"source": {"type": "folder", "path": "artifacts/tiny/sft/payload"}})
 
