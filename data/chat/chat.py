@@ -197,22 +197,17 @@ class Chat:
         ]
 
     def answer(
-        self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None, closed: bool = False
+        self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None, scored: bool = False
     ) -> tuple[list[int], list[int]]:
-        """(ids of the prompt, ids of `text` as its answer); see `answered`."""
+        """(ids of the prompt, ids of `text` as its answer); see `answered` and `scored`."""
         prompt: list[int] = []
         answer: list[int] = []
-        for piece in self.answered(messages, text, ended=ended, arguments=arguments, closed=closed):
+        for piece in (self.scored if scored else self.answered)(messages, text, ended=ended, arguments=arguments):
             (answer if piece.trained else prompt).extend(self.ids(piece))
         return prompt, answer
 
-    def answered(
-        self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None, closed: bool = False
-    ) -> list[Piece]:
+    def answered(self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None) -> list[Piece]:
         """The pieces of a prompt, followed by `text` as its answer, with the end-of-turn token if it `ended`.
-
-        `closed`: also what the template writes after an answer that ended (often a newline), so that the pieces are those of
-        `apply_chat_template`, whose last token is where transformers and vLLM read a score.
 
         Control tokens in `text` become plain characters, because sampled texts may contain anything.
 
@@ -227,15 +222,34 @@ class Chat:
         if not self._marked:
             whole, context = ("".join(piece for piece, _ in part) for part in (pieces, asked))
             self._refuse_other_prompt(_bare(whole).startswith(_bare(context)))
-            _, ended_there, after = whole.rpartition(self._named["eos_token"])
-            pieces = [*asked, (f"{text}{self._named['eos_token']}", 1), *([(after, 0)] if ended_there and after else [])]
+            pieces = [*asked, (f"{text}{self._named['eos_token']}", 1)]
         last = max(place for place, (_, said) in enumerate(pieces) if said)
         self._refuse_other_prompt("".join(piece for piece, _ in pieces[:last]) == "".join(piece for piece, _ in asked))
         self._refuse_changed([answer], [pieces[last][0]], "last_turn")
         prompt = [self._piece(part, said, has_calls(messages)) for part, said in asked]
-        after = pieces[last + 1 :] if closed and ended else []
-        closing = [self._piece(part, said, called=False, trained=True) for part, said in after]
-        return [*prompt, self._piece(*pieces[last], called=False, ended=ended, trained=True), *closing]
+        return [*prompt, self._piece(*pieces[last], called=False, ended=ended, trained=True)]
+
+    def scored(self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None) -> list[Piece]:
+        """The pieces of a prompt and its answer as `apply_chat_template` renders and tokenizes the whole, at whose last token a score is
+        read. All from the answer on counts as trained.
+
+        An answer that did not end is cut after its text. Control tokens in `text` become plain characters, as in `answered`.
+
+        Raises:
+            ChatError: as in `conversation`, for `train_on: last_turn`.
+        """
+        answer: Message = {"role": "assistant", "content": text, "finish_reason": "stop" if ended else "length"}
+        pieces = self.conversation([*messages, answer], "last_turn", arguments)
+        last = next(place for place, piece in enumerate(pieces) if piece.trained)
+        if self._any_control.search(text):
+            return [*pieces[:last], *(piece._replace(trained=True) for piece in pieces[last:])]
+        whole = "".join(piece.text + self._named["eos_token"] * piece.ends for piece in pieces)
+        begin = len(whole) - sum(len(piece.text + self._named["eos_token"] * piece.ends) for piece in pieces[last:])
+        if whole[begin : begin + 1].isspace():  # a token may span the border
+            ids = self.text_ids(whole, False)
+            places = range(begin, -1, -1)
+            begin = next(place for place in places if self.text_ids(whole[:place], False) + self.text_ids(whole[place:], False) == ids)
+        return [Piece(whole[:begin], False, False, False), Piece(whole[begin:], False, False, True)]
 
     def ids(self, piece: Piece) -> list[int]:
         """The tokens of one piece."""

@@ -142,6 +142,21 @@ def test_what_was_sampled_is_trained_as_it_was_whatever_a_template_makes_of_it(c
             assert chats[name].answer(QUESTION, text, ended=False)[1] == answer[:-1]
 
 
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "r1"])
+def test_a_score_is_read_where_the_template_itself_ends_a_conversation(chats, name):
+    """Qwen 3's puts an empty thought into the answer, Llama's trims it, and white space shares a token with the end of the header."""
+    chat, clock = chats[name], {"strftime_now": datetime(2024, 7, 26).strftime}
+    for text in ("4", " 4\n", "\n\n  4", "4<|im_end|>", ""):
+        prompt, answer = chat.answer(PROBE[:3], text, scored=True)
+        whole = [*PROBE[:3], {"role": "assistant", "content": text}]
+        own = chat.tokenizer.apply_chat_template(whole, tokenize=False, **clock)
+        assert chat.tokenizer.decode(prompt + answer) == own
+        if "<|im_end|>" not in text:  # a control token in an answer is plain text here alone
+            assert prompt + answer == chat.tokenizer(own, add_special_tokens=False)["input_ids"]
+        cut = [token for part in chat.answer(PROBE[:3], text, scored=True, ended=False) for token in part]
+        assert chat.eos_id not in cut[len(prompt) :] and own.startswith(chat.tokenizer.decode(cut))
+
+
 def test_thoughts_are_trained_where_the_template_keeps_them_and_where_it_asks_for_them(chats):
     assert trained(chats["hybrid"], THOUGHT) == ["2", SAID]
     assert trained(chats["hybrid"], THOUGHT_BEFORE, "last_turn") == [SAID]
