@@ -49,6 +49,8 @@ TODAY = date(2024, 7, 26)
 """The date for templates that read the clock: what Llama 3's assume without one."""
 BETWEEN = re.compile(r"</?think>|\s+")
 """What templates add to an answer or take from it: whitespace around it, and the bounds of a thought, even of an empty one."""
+OPENED, CLOSED = re.compile(r"<think>(\s*)\Z"), "</think>"
+"""The end of a prompt that begins the thought of its answer, and the end of a thought."""
 HALF_CHARACTER = "\ufffd"
 """Decoding of a character whose last bytes were cut off."""
 Arguments = Mapping[str, Any] | None
@@ -164,11 +166,16 @@ class Chat:
             mask += [piece.trained] * len(tokens)
         return ids, mask
 
-    def conversation(self, messages: Sequence[Message], train_on: TrainOn = "assistant", arguments: Arguments = None) -> list[Piece]:
+    def conversation(
+        self, messages: Sequence[Message], train_on: TrainOn = "assistant", arguments: Arguments = None, *, as_asked: bool = True
+    ) -> list[Piece]:
         """The pieces of a whole conversation; an assistant turn is its text, its calls and its end-of-turn token.
 
         A last turn that was cut off has no end-of-turn token, and nothing follows it. Control tokens in a final answer become plain
         characters, as in `answered`.
+
+        `as_asked`: if only the last turn is trained, and the template writes it otherwise than it asks for it, it continues the prompt, as
+        when it is sampled.
 
         Raises:
             ChatError: another message contains a control token; the template does not read an argument, does not support tools, does not
@@ -182,6 +189,10 @@ class Chat:
         pieces = self._pieces(messages, ask=False, arguments=arguments)
         said = {number: text for text, number in pieces if number}
         trained = trained_turns(turns, train_on)
+        lost = last_turn and len(turns) not in said and "tool_calls" not in turns[-1]
+        if lost and as_asked and not self._marked and not any(trained[:-1]):
+            pieces = self._continued(before, turns, arguments)
+            said = {number: text for text, number in pieces if number}
         self._refuse_lost(turns, said, trained, last_turn)
         self._refuse_changed(turns, [said.get(number, "") for number in range(1, len(turns) + 1)], train_on)
         if any(trained[:-1]) and self._marked:
@@ -197,22 +208,17 @@ class Chat:
         ]
 
     def answer(
-        self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None, closed: bool = False
+        self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None, scored: bool = False
     ) -> tuple[list[int], list[int]]:
-        """(ids of the prompt, ids of `text` as its answer); see `answered`."""
+        """(ids of the prompt, ids of `text` as its answer); see `answered` and `scored`."""
         prompt: list[int] = []
         answer: list[int] = []
-        for piece in self.answered(messages, text, ended=ended, arguments=arguments, closed=closed):
+        for piece in (self.scored if scored else self.answered)(messages, text, ended=ended, arguments=arguments):
             (answer if piece.trained else prompt).extend(self.ids(piece))
         return prompt, answer
 
-    def answered(
-        self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None, closed: bool = False
-    ) -> list[Piece]:
+    def answered(self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None) -> list[Piece]:
         """The pieces of a prompt, followed by `text` as its answer, with the end-of-turn token if it `ended`.
-
-        `closed`: also what the template writes after an answer that ended (often a newline), so that the pieces are those of
-        `apply_chat_template`, whose last token is where transformers and vLLM read a score.
 
         Control tokens in `text` become plain characters, because sampled texts may contain anything.
 
@@ -227,15 +233,34 @@ class Chat:
         if not self._marked:
             whole, context = ("".join(piece for piece, _ in part) for part in (pieces, asked))
             self._refuse_other_prompt(_bare(whole).startswith(_bare(context)))
-            _, ended_there, after = whole.rpartition(self._named["eos_token"])
-            pieces = [*asked, (f"{text}{self._named['eos_token']}", 1), *([(after, 0)] if ended_there and after else [])]
+            pieces = [*asked, (f"{text}{self._named['eos_token']}", 1)]
         last = max(place for place, (_, said) in enumerate(pieces) if said)
         self._refuse_other_prompt("".join(piece for piece, _ in pieces[:last]) == "".join(piece for piece, _ in asked))
         self._refuse_changed([answer], [pieces[last][0]], "last_turn")
         prompt = [self._piece(part, said, has_calls(messages)) for part, said in asked]
-        after = pieces[last + 1 :] if closed and ended else []
-        closing = [self._piece(part, said, called=False, trained=True) for part, said in after]
-        return [*prompt, self._piece(*pieces[last], called=False, ended=ended, trained=True), *closing]
+        return [*prompt, self._piece(*pieces[last], called=False, ended=ended, trained=True)]
+
+    def scored(self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None) -> list[Piece]:
+        """The pieces of a prompt and its answer as `apply_chat_template` renders and tokenizes the whole, at whose last token a score is
+        read. All from the answer on counts as trained.
+
+        An answer that did not end is cut after its text. Control tokens in `text` become plain characters, as in `answered`.
+
+        Raises:
+            ChatError: as in `conversation`, for `train_on: last_turn`.
+        """
+        answer: Message = {"role": "assistant", "content": text, "finish_reason": "stop" if ended else "length"}
+        pieces = self.conversation([*messages, answer], "last_turn", arguments, as_asked=False)
+        last = next(place for place, piece in enumerate(pieces) if piece.trained)
+        if self._any_control.search(text):
+            return [*pieces[:last], *(piece._replace(trained=True) for piece in pieces[last:])]
+        whole = "".join(piece.text + self._named["eos_token"] * piece.ends for piece in pieces)
+        begin = len(whole) - sum(len(piece.text + self._named["eos_token"] * piece.ends) for piece in pieces[last:])
+        if whole[begin : begin + 1].isspace():  # a token may span the border
+            ids = self.text_ids(whole, False)
+            places = range(begin, -1, -1)
+            begin = next(place for place in places if self.text_ids(whole[:place], False) + self.text_ids(whole[place:], False) == ids)
+        return [Piece(whole[:begin], False, False, False), Piece(whole[begin:], False, False, True)]
 
     def ids(self, piece: Piece) -> list[int]:
         """The tokens of one piece."""
@@ -277,6 +302,26 @@ class Chat:
             pieces += [(text[cursor:start], 0), (text[start:end], number)]
             cursor = end
         return [(piece, number) for piece, number in [*pieces, (text[cursor:], 0)] if piece]
+
+    def _continued(self, before: Sequence[Message], turns: Sequence[Turn], arguments: Arguments) -> list[tuple[str, int]]:
+        """As `_pieces`, the last turn directly after its prompt, which may have opened its thought.
+
+        Raises:
+            ChatError: the turn ended and does not close that thought.
+        """
+        asked, text = self._pieces(before, True, arguments), turns[-1]["content"]
+        opened = OPENED.search("".join(piece for piece, _ in asked))
+        if opened and ended(turns[-1]) and CLOSED not in text:
+            instead = (
+                "set the template argument enable_thinking to false" if "enable_thinking" in self.variables else "use another template"
+            )
+            raise ChatError(
+                f"the chat template in {self.folder} asks for an answer with {opened[0]!r}, and the turn {text[:80]!r} has no {CLOSED!r}: "
+                f"train on answers with thoughts, or {instead}"
+            )
+        if opened and text.lstrip().startswith("<think>"):
+            text = text.lstrip().removeprefix("<think>").removeprefix(opened[1])
+        return [*asked, (text + self._named["eos_token"], len(turns))]
 
     def _found(self, turns: Sequence[Turn], text: str, arguments: Arguments) -> Iterator[tuple[int, int, int]]:
         """(start, end, number) of the assistant's turns in a rendered text, up to and with the end-of-turn token; none of a turn before

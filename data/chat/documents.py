@@ -52,14 +52,15 @@ class Pairs(Documents):
     """(chosen, rejected) from {messages, chosen, rejected, ended}, as selected by `lists`."""
 
     lists: Lists
-    closed: bool = False
-    """See `Chat.answered`."""
+    scored: bool = False
+    """As reward models read them, see `Chat.scored`."""
     per_row: ClassVar[int] = 2
 
     def pieces(self, chat: Chat, row: Row) -> tuple[list[Piece], ...]:
         texts = zip((row["chosen"], row["rejected"]), row["ended"], strict=True)
         arguments = row.get("template_arguments")
-        return tuple(chat.answered(row["messages"], text, ended=ended, arguments=arguments, closed=self.closed) for text, ended in texts)
+        pieces = chat.scored if self.scored else chat.answered
+        return tuple(pieces(row["messages"], text, ended=ended, arguments=arguments) for text, ended in texts)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Whether the files of a model folder belong together, before the model is loaded: configuration, weights, tokenizer, chat template."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ TOKENIZERS = (
 )
 """Any of these holds a vocabulary."""
 SMALLEST_SHARE = 0.5
-"""Of the rows of an embedding that a tokenizer uses. Rows are padded by a few percent, and a few models reserve a tenth."""
+"""Of the rows of an embedding that a tokenizer uses. Rows are padded by a few percent, and a few models reserve a tenth. Special tokens
+that no text contains may be beyond the rows, such as Gemma 3's for images in its models of text."""
+WORD = re.compile(r"[Ġ▁]?(?:\w+|\W)")
+"""A token of ordinary text; control tokens have brackets."""
 ENDS, PAD = ("bos_token_id", "eos_token_id"), "pad_token_id"
 
 
@@ -96,14 +100,19 @@ def _problem_of_tokenizer(folder: Path, model: Mapping[str, Any]) -> str | None:
     tokens, added = _tokens(folder / TOKENIZER)
     text: Mapping[str, Any] = model["text_config"] if isinstance(model.get("text_config"), dict) else model
     rows = text.get("vocab_size")
-    if isinstance(rows, int) and not SMALLEST_SHARE * rows <= max(tokens, default=-1) + 1 <= rows:
+    size, words = (max(some, default=-1) + 1 for some in (tokens, [number for number in tokens if not added.get(number)]))
+    if isinstance(rows, int) and not (SMALLEST_SHARE * rows <= size and words <= rows):
         return (
-            f"the tokenizer has {max(tokens, default=-1) + 1} tokens, but the model embeds {rows}: they do not match; copy the tokenizer's "
+            f"the tokenizer has {size} tokens, but the model embeds {rows}: they do not match; copy the tokenizer's "
             "files from the model's origin"
         )
     settings = _mapping(folder / TOKENIZER_CONFIG)
-    named = _named_in(settings) | _named_in(_mapping(folder / "special_tokens_map.json"))
-    special = {int(number) for number in settings.get("added_tokens_decoder", {}) if str(number).isdigit()} | added
+    special_map = _mapping(folder / "special_tokens_map.json")
+    padding = next(iter(_named_in({"pad_token": (special_map | settings).get("pad_token")})), "")
+    if WORD.fullmatch(padding):
+        return f"its tokenizer pads with {padding!r}, which texts contain: name another pad_token in {TOKENIZER_CONFIG}, or none"
+    named = _named_in(settings) | _named_in(special_map)
+    special = {int(number) for number in settings.get("added_tokens_decoder", {}) if str(number).isdigit()} | added.keys()
     special |= {number for number, token in tokens.items() if token in named}
     for file, stated in ((CONFIG, text), (GENERATION, _mapping(folder / GENERATION))):
         for name, known in [*((name, special) for name in ENDS), (PAD, special | tokens.keys())]:
@@ -121,6 +130,7 @@ def _problem_of_tokenizer(folder: Path, model: Mapping[str, Any]) -> str | None:
 class _Added(BaseModel):
     id: int
     content: str
+    special: bool = False
 
 
 class _Vocabulary(BaseModel):
@@ -134,16 +144,16 @@ class _TokenizerFile(BaseModel):
     added_tokens: list[_Added] = []
 
 
-def _tokens(file: Path) -> tuple[dict[int, str], set[int]]:
-    """(id → token, ids of added tokens) of a file of the tokenizers library."""
+def _tokens(file: Path) -> tuple[dict[int, str], dict[int, bool]]:
+    """(id → token, id of each added token → whether it is special) of a file of the tokenizers library."""
     try:
         found = _TokenizerFile.model_validate_json(read_plain(file.resolve(), LINEAGE_BYTES))
     except ValidationError as error:
         raise ArtifactError(f"{file.name} has no vocabulary ({error.errors()[0]['msg']})") from error
     vocabulary = found.model.vocab
     pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((one[0], number) for number, one in enumerate(vocabulary))
-    added = {one.id: one.content for one in found.added_tokens}
-    return {number: token for token, number in pairs} | added, set(added)
+    added = found.added_tokens
+    return {number: token for token, number in pairs} | {one.id: one.content for one in added}, {one.id: one.special for one in added}
 
 
 def _named_in(settings: Mapping[str, Any]) -> set[str]:

@@ -12,6 +12,7 @@ separate stage: `seed` determines the head, the data order and the held-out pref
 
 import hashlib
 import math
+import re
 import statistics
 import time
 from collections import defaultdict
@@ -20,11 +21,12 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from tokenizers import processors
 from torch import Tensor, nn
 
 from pedigree.configs.methods.training import BradleyTerry, RewardModel
 from pedigree.data.artifacts.artifacts import write_json, write_rows
-from pedigree.data.chat.chat import PROBE, Chat
+from pedigree.data.chat.chat import PROBE, TODAY, Chat
 from pedigree.data.chat.documents import Pairs
 from pedigree.data.chat.reward_stats import FILE, READ_AT
 from pedigree.data.records.sequences import Mapped
@@ -42,6 +44,7 @@ from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, Trainer
 from pedigree.stages.training.training_rows import Row, fitting, gather, is_held_out, pairs, report_rows, split
 
+CLOCK = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 Example = tuple[Row, Unit]
 """The facts of a pair (see `facts_of`) and its documents."""
 
@@ -49,7 +52,7 @@ Example = tuple[Row, Unit]
 def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     base, numerics = only(inputs, "policy"), job.numerics
     chat = Chat(base.payload)
-    settle_padding(chat)
+    settle(chat)
     examples, held = examples_of(config, inputs, job, chat)
     total = total_steps(len(examples), config.global_batch, config.epochs, config.max_steps)
     with job.busy("loading the model"):
@@ -98,20 +101,25 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {**counts, "loss": state["last"]["loss"], **{f"held_out_{name}": value for name, value in report.items()}}
 
 
-def settle_padding(chat: Chat) -> None:
-    """Name the padding token in the tokenizer, for others: transformers reads a score at the last token that is not padding.
+def settle(chat: Chat) -> None:
+    """Change the tokenizer so that others read what is read here: transformers reads a score at the last token that is not padding, may put
+    BOS before a text that has one from its template, and knows what day it is.
 
     Raises:
-        StageError: conversations end with that token, so another token would be read.
+        StageError: conversations end with the padding token, so another token would be read.
     """
-    _, answer = chat.answer(PROBE[:-1], PROBE[-1]["content"], closed=True)
-    padding = chat.tokenizer.convert_ids_to_tokens(chat.pad_id)
+    tokenizer, (_, answer) = chat.tokenizer, chat.answer(PROBE[:-1], PROBE[-1]["content"], scored=True)
+    padding = tokenizer.convert_ids_to_tokens(chat.pad_id)
     if answer[-1] == chat.pad_id:
         raise StageError(
             f"conversations end with {padding!r}, which is also the only token for padding, so transformers would read scores at another "
             "token than is trained: import the model again with `pedigree run RECIPE --force STAGE`, which adds a token"
         )
-    chat.tokenizer.pad_token = padding
+    tokenizer.pad_token = padding
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"  # absolute positions would begin within the padding
+    if hasattr(tokenizer, "backend_tokenizer"):
+        tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+    tokenizer.chat_template = CLOCK.sub(lambda call: repr(TODAY.strftime(call[2])), chat.template)
 
 
 def examples_of(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Sequence[Example], Sequence[Example]]:
@@ -122,7 +130,7 @@ def examples_of(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tu
     """
     with job.busy("reading rows"):
         given = pairs(gather(inputs["preferences"].values()), config.lists)
-    every = units_of(given, Pairs(config.lists, closed=True), chat, job, only(inputs, "policy"), inputs["preferences"].values())
+    every = units_of(given, Pairs(config.lists, scored=True), chat, job, only(inputs, "policy"), inputs["preferences"].values())
     rows, units = fitting(given, every, config.max_length, job, config.too_long)
     facts = [facts_of(row, is_held_out(row["list"], config.holdout, config.seed)) for row in rows]
     if config.loss.margin_weight and all(fact["margin"] is None for fact in facts):

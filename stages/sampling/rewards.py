@@ -46,7 +46,7 @@ class FrozenRewardModel:
         self._payload, self._job = payload, job
         self._dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
         self._device = torch.device(job.numerics.device)
-        self._chat, self._longest, self._closed = Chat(payload), model_context(payload), reads_closed(payload)
+        self._chat, self._longest, self._whole = Chat(payload), model_context(payload), reads_closed(payload)
 
     @cached_property
     def _module(self) -> torch.nn.Module:
@@ -89,7 +89,7 @@ class FrozenRewardModel:
             try:
                 if row.get("calls"):
                     raise ChatError("the answer calls tools, for which a reward model that reads texts has no form")
-                form = {"arguments": row.get("template_arguments"), "closed": self._closed}
+                form = {"arguments": row.get("template_arguments"), "scored": self._whole}
                 unit = document(*self._chat.answer(row["messages"], row["text"], ended=records.ended(row), **form))
                 if not unit.num_trained:
                     raise ChatError("the answer was cut off before it had any text")

@@ -18,13 +18,14 @@ UNKNOWN = "\U0010fffd"
 """A character that no vocabulary has: a tokenizer without bytes writes its unknown token for it."""
 
 
-def padding(tokenizer: Any, template: str) -> str | None:
-    """The tokenizer's own padding token, or another of its tokens, that is not in any text; None if there is none."""
+def padding(tokenizer: Any, template: str, rows: int) -> str | None:
+    """The tokenizer's own padding token, or another, that is in no text and within the `rows` of the embedding; None if there is none."""
     in_texts = {tokenizer.eos_token, tokenizer.bos_token}
     unknown = tokenizer.unk_token
     if unknown is not None and tokenizer.unk_token_id in tokenizer(UNKNOWN, add_special_tokens=False)["input_ids"]:
         in_texts.add(unknown)
-    return next((token for token in _candidates(tokenizer) if token not in in_texts and token not in template), None)
+    candidates = (token for token in _candidates(tokenizer) if tokenizer.convert_tokens_to_ids(token) < rows)
+    return next((token for token in candidates if token not in in_texts and token not in template), None)
 
 
 def _candidates(tokenizer: Any) -> Iterator[str]:

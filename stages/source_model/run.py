@@ -72,7 +72,7 @@ def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     own = default_template(tokenizer.chat_template)
     template = chat_template(config, tokenizer, own)
     if config.chat_template == OWN:
-        refuse_words(tokenizer, template)
+        refuse_words(tokenizer, template, rows_of(model))
     elif own not in (None, template):
         job.marks.append(f"the model's own chat template was replaced by {config.chat_template}")
     added = adopt(model, tokenizer, template, own=config.chat_template == OWN)
@@ -293,7 +293,7 @@ def adopt(model: Any, tokenizer: Any, template: str, own: bool = False) -> list[
     end = end_of_turn(template, special_tokens(tokenizer) if own else ())
     added = [] if end is None else add_tokens(model, tokenizer, sorted({end} if own else {end, *CONTROL.findall(template)}))
     tokenizer.eos_token = end or tokenizer.eos_token
-    pad = padding(tokenizer, template)
+    pad = padding(tokenizer, template, rows_of(model))
     if pad is None:
         pad = ADDED
         added += add_tokens(model, tokenizer, [pad])
@@ -311,8 +311,13 @@ def special_tokens(tokenizer: Any) -> list[str]:
     return [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
 
 
-def refuse_words(tokenizer: Any, template: str) -> None:
-    """Refuse a model's own template if the control tokens that it writes are words to its tokenizer.
+def rows_of(model: Any) -> int:
+    """Rows of the embedding."""
+    return model.config.get_text_config().vocab_size
+
+
+def refuse_words(tokenizer: Any, template: str, rows: int) -> None:
+    """Refuse a model's own template if the control tokens that it writes are words to its tokenizer, or the model does not embed them.
 
     Markers of a template whose turns end with the EOS token may be words.
     """
@@ -322,11 +327,12 @@ def refuse_words(tokenizer: Any, template: str) -> None:
     text = tokenizer.apply_chat_template(PROBE, chat_template=template, tokenize=False)
     vocabulary = tokenizer.get_vocab()
     written = sorted({end, *CONTROL.findall(text)})
-    words = [token for token in written if tokenizer(token, add_special_tokens=False)["input_ids"] != [vocabulary.get(token)]]
+    read = {token: tokenizer(token, add_special_tokens=False)["input_ids"] for token in written}
+    words = [token for token, ids in read.items() if ids != [vocabulary.get(token)] or ids[0] >= rows]
     if words:
         raise StageError(
-            f"the model's own chat template writes {', '.join(words[:3])}, which its tokenizer does not have as a token: one of them is "
-            "another model's; restore its files, or set chat_template to one whose tokens are added, of "
+            f"the model's own chat template writes {', '.join(words[:3])}, which its tokenizer does not have as a token or the model does "
+            "not embed: one of them is another model's; restore its files, or set chat_template to one whose tokens are added, of "
             f"{', '.join(shipped_templates())}"
         )
 
@@ -369,17 +375,17 @@ def add_tokens(model: Any, tokenizer: Any, tokens: list[str]) -> list[str]:
     """Add control tokens to tokenizer and model; return those that were missing."""
     from tokenizers import AddedToken
 
-    vocabulary = tokenizer.get_vocab()
+    vocabulary, known = tokenizer.get_vocab(), rows_of(model)
     lacking = [token for token in tokens if token not in vocabulary]
     tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens], special_tokens=True)
-    known = model.config.get_text_config().vocab_size
-    if len(tokenizer) > known:
+    ids = tokenizer.convert_tokens_to_ids(tokens)
+    new = sorted({*tokenizer.convert_tokens_to_ids(lacking), *(range(known, len(tokenizer)) if max(ids, default=0) >= known else ())})
+    if new and new[-1] >= known:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
-        if embedding is not None and lacking:
-            rows = tokenizer.convert_tokens_to_ids(lacking)
+        if embedding is not None and new:
             with torch.no_grad():
-                embedding.weight[rows] = embedding.weight[: len(vocabulary)].mean(dim=0)
+                embedding.weight[new] = embedding.weight[: min(known, len(vocabulary))].mean(dim=0)
     return lacking
 
 
@@ -387,6 +393,7 @@ def refuse(model: Any, tokenizer: Any) -> None:
     damaged = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
     if damaged:
         raise StageError(f"parameters {', '.join(damaged[:5])} contain non-finite values: the source is damaged")
-    embedded = model.config.get_text_config().vocab_size
-    if not SMALLEST_SHARE * embedded <= len(tokenizer) <= embedded:
+    embedded, special = rows_of(model), tokenizer.added_tokens_decoder
+    words = [number for number in tokenizer.get_vocab().values() if number not in special or not special[number].special]
+    if not (SMALLEST_SHARE * embedded <= len(tokenizer) and max(words, default=-1) < embedded):
         raise StageError(f"the tokenizer has {len(tokenizer)} tokens, but the model embeds {embedded}: they do not match")

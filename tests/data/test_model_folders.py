@@ -50,6 +50,17 @@ def test_a_tokenizer_of_another_size_is_refused_and_a_padded_embedding_is_not(fo
         assert (says in str(problem_of(folder, OWN))) == refused
 
 
+def test_a_special_token_beyond_the_embedding_is_in_no_text(folder):
+    """Gemma 3's models of text have none for the token of images; words must have one."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    beyond = 1 + max(tokenizer["model"]["vocab"].values())
+    write(folder, "config.json", MODEL | {"vocab_size": beyond})
+    for special in (True, False):
+        added = {"id": beyond, "content": "<image>", "special": special}
+        write(folder, "tokenizer.json", tokenizer | {"added_tokens": [*tokenizer["added_tokens"], added]})
+        assert (problem_of(folder, OWN) is None) == special
+
+
 @pytest.mark.parametrize(
     ("file", "named", "says"),
     [
@@ -81,6 +92,16 @@ def test_special_tokens_may_be_named_in_any_of_the_tokenizers_files(folder):
     (folder / "special_tokens_map.json").unlink()
     write(folder, "tokenizer_config.json", {"added_tokens_decoder": {"2": {}, "3": {}}})
     assert problem_of(folder, NAMED) is None
+
+
+@pytest.mark.parametrize(("padding", "refused"), [("!", True), ("Ġpad", True), ("<pad>", False), ("[PAD]", False), ("<|im_end|>", False)])
+def test_a_word_is_no_padding(folder, padding, refused):
+    """It would be hidden in every text, and a row that has it refused as one that spells out a control token."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    for form in (padding, {"content": padding}):
+        write(folder, "tokenizer_config.json", settings | {"pad_token": form})
+        found = problem_of(folder, OWN)
+        assert found is None if not refused else f"its tokenizer pads with {padding!r}, which texts contain: name another" in str(found)
 
 
 def test_weights_that_are_not_there_are_named(folder):

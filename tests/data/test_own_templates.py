@@ -142,6 +142,21 @@ def test_what_was_sampled_is_trained_as_it_was_whatever_a_template_makes_of_it(c
             assert chats[name].answer(QUESTION, text, ended=False)[1] == answer[:-1]
 
 
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "r1"])
+def test_a_score_is_read_where_the_template_itself_ends_a_conversation(chats, name):
+    """Qwen 3's puts an empty thought into the answer, Llama's trims it, and white space shares a token with the end of the header."""
+    chat, clock = chats[name], {"strftime_now": datetime(2024, 7, 26).strftime}
+    for text in ("4", " 4\n", "\n\n  4", "4<|im_end|>", ""):
+        prompt, answer = chat.answer(PROBE[:3], text, scored=True)
+        whole = [*PROBE[:3], {"role": "assistant", "content": text}]
+        own = chat.tokenizer.apply_chat_template(whole, tokenize=False, **clock)
+        assert chat.tokenizer.decode(prompt + answer) == own
+        if "<|im_end|>" not in text:  # a control token in an answer is plain text here alone
+            assert prompt + answer == chat.tokenizer(own, add_special_tokens=False)["input_ids"]
+        cut = [token for part in chat.answer(PROBE[:3], text, scored=True, ended=False) for token in part]
+        assert chat.eos_id not in cut[len(prompt) :] and own.startswith(chat.tokenizer.decode(cut))
+
+
 def test_thoughts_are_trained_where_the_template_keeps_them_and_where_it_asks_for_them(chats):
     assert trained(chats["hybrid"], THOUGHT) == ["2", SAID]
     assert trained(chats["hybrid"], THOUGHT_BEFORE, "last_turn") == [SAID]
@@ -159,7 +174,7 @@ def test_thoughts_are_trained_where_the_template_keeps_them_and_where_it_asks_fo
         ("hybrid", PROBE, {"enable_thinking": False}, "turn 1 of the assistant ('2')"),  # asked for with an empty thought
         ("thinking", PROBE, {}, "turn 1 of the assistant ('2')"),
         ("mistral", [*SYSTEM, *PROBE], {}, "turn 1 of the assistant ('2')"),  # the system's text moves to the last question
-        ("r1", PROBE[:2], {}, "turn 1 of the assistant ('2')"),  # no answer has the thought that its prompt opens
+        ("r1", PROBE, {}, "turn 1 of the assistant ('2')"),  # no answer has the thought that its prompt opens
     ],
 )
 def test_a_turn_that_would_be_trained_in_another_context_is_refused_by_its_number(chats, name, messages, arguments, turn):
@@ -173,6 +188,26 @@ def test_the_last_turn_is_trained_where_earlier_ones_cannot_be(chats):
     assert trained(chats["llama"], [*SYSTEM, *PROBE]) == ["2", "It is 4."]
     with pytest.raises(ChatError, match="System role not supported"):
         chats["gemma"].training([*SYSTEM, *PROBE])
+
+
+@pytest.mark.parametrize("said", [SAID, SAID.removeprefix("<think>\n"), SAID.removeprefix("<think>")])
+def test_a_last_turn_continues_the_thought_that_its_prompt_opens(chats, said):
+    """R1's own rendering has no thought at all; the tokens are those that are sampled."""
+    chat, continued = chats["r1"], "A sum.\n</think>\n\n4" if not said.startswith("\n") else "\nA sum.\n</think>\n\n4"
+    ended = {"role": "assistant", "content": said}
+    for messages, train_on in (([*PROBE[:3], ended], "last_turn"), ([PROBE[0], ended], "assistant")):
+        asked = chat.prompt(messages[:-1])
+        ids, mask = chat.training(messages, train_on)
+        assert chat.tokenizer.decode(asked).endswith("<｜Assistant｜><think>\n")
+        assert ids == [*asked, *chat.response_ids(continued), chat.eos_id] and mask == [False] * len(asked) + [True] * (
+            len(ids) - len(asked)
+        )
+    cut = {**ended, "content": "<think>\nA", "finish_reason": "length"}
+    assert chat.training([*PROBE[:3], cut], "last_turn")[0] == [*chat.prompt(PROBE[:3]), *chat.response_ids("A")]
+    with pytest.raises(ChatError, match=r"with '<think>\\n', and the turn 'It is 4.' has no '</think>': train on answers"):
+        chat.training(PROBE, "last_turn")
+    with pytest.raises(ChatError, match="renders what comes before turn 2 of the assistant"):  # others would read another score
+        chat.answer(PROBE[:3], "4", scored=True)
 
 
 def test_no_token_depends_on_the_clock(chats):
@@ -203,23 +238,25 @@ def test_the_end_of_a_turn_is_any_special_token_of_the_tokenizer():
 
 
 OF_TRL = [
-    "cohere", "cohere2", "deepseek_r1_distill", "gemma", "gemma3", "gemma4", "lfm2", "llama3", "llama3_1", "llama3_2", "nemotron_3_nano",
-    "phi3", "phi3_5", "qwen2_5", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8", "qwen3_instruct_2507",
+    "cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "gemma", "gemma3", "gemma4", "lfm2", "llama3", "llama3_1", "llama3_2",
+    "nemotron_3_nano", "phi3", "phi3_5", "qwen2_5", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8",
+    "qwen3_instruct_2507",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OF_TRL)
 def test_the_templates_that_models_of_the_hub_bring_can_be_asked_and_trained(tmp_path, name):
-    """As copied by TRL. For R1 Distill's and Nemotron's only answers to prompts are trained: no other has the thought that prompts open."""
+    """As copied by TRL. Prompts of R1's and Nemotron's open a thought, which answers must close."""
     folder = Path(str(importlib.util.find_spec("trl").origin)).parent / "chat_templates"  # pyright: ignore[reportOptionalMemberAccess]
     template = (folder / f"{name}.jinja").read_text()
     special = tuple(dict.fromkeys(re.findall(r"<[|｜][^<>'\"]+[|｜]>|<\w+_turn>|<turn\|>|<\|turn>", template)))
     chat = chat_of(tmp_path, template, special)
     prompt, answer = chat.answer(PROBE[:3], "4")
     assert prompt == chat.prompt(PROBE[:3]) and answer == [*chat.response_ids("4"), chat.eos_id]
-    if name in ("deepseek_r1_distill", "nemotron_3_nano"):
-        with pytest.raises(ChatError, match="turn 2 of the assistant"):
+    if name in ("deepseek_r1_distill", "deepseekv3", "nemotron_3_nano"):
+        with pytest.raises(ChatError, match="has no '</think>': train on answers with thoughts"):
             chat.training(PROBE, "last_turn")
+        assert trained(chat, THOUGHT, "last_turn") == [SAID.removeprefix("<think>\n")]
     else:
         assert trained(chat, PROBE, "last_turn")[0].removeprefix("\n</think>\n\n").removeprefix("<think>\n\n</think>\n\n") == "It is 4."
 

@@ -8,12 +8,13 @@ import torch
 from models import a_job, config_of, publish
 from test_source_model import LLAMA, corpus, llama  # noqa: F401, fixtures
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.rows.source_models import TEMPLATES
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.source_model import run as source_model
 from pedigree.stages.source_model.padding import padding
 from pedigree.stages.source_model.run import train_tokenizer
@@ -61,7 +62,42 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_the_padding_of_a_tokenizer_is_no_token_of_its_texts(name):
     tokenizer, template, expected = FOUND[name]
-    assert padding(tokenizer, (TEMPLATES / f"{template}.jinja").read_text()) == expected
+    assert padding(tokenizer, (TEMPLATES / f"{template}.jinja").read_text(), len(tokenizer)) == expected
+
+
+def embedding(rows):
+    """A model of so many rows."""
+    config = LlamaConfig(
+        vocab_size=rows, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+        bos_token_id=None, eos_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def test_special_tokens_that_no_text_contains_may_be_beyond_the_embedding():
+    """As Gemma 3's token for images in its models of text."""
+    control = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<image_soft_token>")
+    tokenizer = byte_level(*control, eos_token="<eos>", bos_token="<bos>", pad_token="<pad>")
+    model, template = embedding(len(tokenizer) - 1), (TEMPLATES / "gemma.jinja").read_text()
+    source_model.refuse(model, tokenizer)
+    assert source_model.adopt(model, tokenizer, template) == []
+    assert len(model.get_input_embeddings().weight) == len(tokenizer) - 1 and tokenizer.pad_token == "<pad>"
+    source_model.refuse_words(tokenizer, template, len(tokenizer) - 1)
+    with pytest.raises(StageError, match=r"writes <end_of_turn>, which its tokenizer does not have as a token or the model does not embed"):
+        source_model.refuse_words(tokenizer, template, len(tokenizer) - 2)
+    with pytest.raises(StageError, match="the tokenizer has 262 tokens, but the model embeds 255"):
+        source_model.refuse(embedding(255), tokenizer)  # a byte is beyond
+
+
+def test_padding_beyond_the_embedding_is_replaced():
+    """A tokenizer got a token for padding, and its model did not. What is added lies behind it; both are embedded as the mean."""
+    tokenizer = byte_level("<s>", "</s>", "[PAD]", bos_token="<s>", eos_token="</s>", pad_token="[PAD]")
+    model = embedding(len(tokenizer) - 1)
+    before = [table.weight.clone() for table in (model.get_input_embeddings(), model.get_output_embeddings())]
+    assert source_model.adopt(model, tokenizer, (TEMPLATES / "tulu.jinja").read_text()) == ["<|pad|>"]
+    assert tokenizer.pad_token_id == model.config.pad_token_id == len(tokenizer) - 1 == len(before[0]) + 1
+    for old, table in zip(before, (model.get_input_embeddings(), model.get_output_embeddings()), strict=True):
+        torch.testing.assert_close(table.weight, torch.cat([old, old.mean(dim=0).expand(2, -1)]))
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,16 @@
 """The stage in this process: what it trains on, what it holds out, and what it says of itself."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 from models import a_job, config_of, curve, dataset, publish
 from row_reading import read_rows
 from test_chat_and_vllm import sourced
+from tokenizers.processors import TemplateProcessing
 from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
@@ -16,10 +18,11 @@ from pedigree.configs.methods.training import BradleyTerry
 from pedigree.configs.rows.source_models import TEMPLATES
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import columns, records
+from pedigree.data.records.records import Message
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.reward_model import run as reward_model
-from pedigree.stages.reward_model.run import add_gradient, init_head, labelled_batch
+from pedigree.stages.reward_model.run import add_gradient, init_head, labelled_batch, settle
 from pedigree.stages.sampling.rewards import FrozenRewardModel
 from pedigree.stages.training.feed import feed
 from pedigree.stages.training.models import load_reward_model
@@ -130,7 +133,7 @@ def test_the_better_answer_gets_the_higher_score(tmp_path, policy):
     rows = [ranked(number) for number in range(12)]
     _, job = trained(tmp_path, policy, rows, holdout=0.0, epochs=4)
     chat, module = Chat(policy.payload), load_reward_model(job.out / "payload", Numerics())
-    documents = [(document(*chat.answer(row["messages"], answer["text"], closed=True)),) for row in rows for answer in row["answers"]]
+    documents = [(document(*chat.answer(row["messages"], answer["text"], scored=True)),) for row in rows for answer in row["answers"]]
     with torch.no_grad():
         scores = module(collate(documents, Numerics(), chat.pad_id)).view(-1, 3)
     assert (scores[:, 0] > scores[:, 1]).all() and (scores[:, 1] > scores[:, 2]).all()
@@ -219,30 +222,39 @@ def test_lists_are_trained_in_the_order_of_the_data_where_the_recipe_says_so(tmp
 
 
 def repadded(payload, **named):
-    """A policy's folder whose tokenizer pads with the end of turn, as models imported before may."""
+    """A policy's folder whose tokenizer pads with the end of turn, as models imported before may, and on the left, and begins all texts."""
     tokenizer = AutoTokenizer.from_pretrained(payload)
+    first = ("<|im_start|>", tokenizer.convert_tokens_to_ids("<|im_start|>"))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|im_start|> $A", pair="$A $B", special_tokens=[first])
     chosen = {"eos_token": tokenizer.eos_token, "pad_token": tokenizer.eos_token, **named}
-    changed = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, chat_template=tokenizer.chat_template, **chosen)
+    fixed = {"chat_template": tokenizer.chat_template, "padding_side": "left"}
+    changed = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **fixed, **chosen)
     changed.save_pretrained(payload)
     config = json.loads((payload / "config.json").read_text())
     (payload / "config.json").write_text(json.dumps(config | {"pad_token_id": tokenizer.eos_token_id}))
 
 
-ASKED = [[{"role": "user", "content": "What is 1 + 1?"}], [{"role": "user", "content": "And of 20 and 22 the sum, please?"}]]
-SAID = ["It is two.", "42"]
+ASKED: list[list[Message]] = [
+    [{"role": "user", "content": "What is 1 + 1?"}],
+    [{"role": "user", "content": "And of 20 and 22 the sum, please?"}],
+    [{"role": "user", "content": "Yes or no?"}],
+]
+SAID = ["It is two.", "42", "\n\n  Yes.\n"]
 
 
 def scores_of_transformers(folder):
-    """Of each conversation alone, and of both in a padded batch, as its documentation says."""
+    """Of each conversation alone, of all in a padded batch, as its documentation says, and of their texts."""
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     whole = [[*asked, {"role": "assistant", "content": said}] for asked, said in zip(ASKED, SAID, strict=True)]
     with torch.no_grad():
         alone = [model(**tokenizer.apply_chat_template(one, return_dict=True, return_tensors="pt")).logits.item() for one in whole]
         batch = tokenizer.apply_chat_template(whole, padding=True, return_dict=True, return_tensors="pt")
-        return alone, model(**batch).logits[:, 0].tolist()
+        texts = tokenizer.apply_chat_template(whole, tokenize=False)
+        piped = pipeline("text-classification", model=model, tokenizer=tokenizer, batch_size=2)(texts)
+        return alone, model(**batch).logits[:, 0].tolist(), [one["score"] for one in piped]
 
 
-def our_scores(folder, job):
+def our_scores(folder, job) -> Any:
     answers = [{"messages": asked, "text": said, "finish_reason": "stop"} for asked, said in zip(ASKED, SAID, strict=True)]
     return FrozenRewardModel(folder, "fp32", job).rewards(answers, lambda _: None)[0]
 
@@ -253,7 +265,8 @@ TEMPLATE_NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 @pytest.mark.parametrize("padding", ["its own", "end of turn"])
 @pytest.mark.parametrize("template", TEMPLATE_NAMES)
 def test_a_conversation_has_one_score_here_and_in_transformers(template, padding, tmp_path):
-    """Most templates write a newline after the end of a turn, which transformers reads; others end with the token that may be padding."""
+    """Most templates write a newline after the end of a turn, which transformers reads; others end with the token that may be padding. An
+    answer that begins with white space may share a token with the template, and tokenizers may put BOS before a text that has one."""
     payload = sourced(tmp_path / "policy" / "payload", template, "Llama 3")
     if padding == "end of turn":
         repadded(payload, unk_token="<|endoftext|>")
@@ -261,10 +274,21 @@ def test_a_conversation_has_one_score_here_and_in_transformers(template, padding
     policy = publish(tmp_path / "policy", "source_model", "policy")
     _, job = trained(tmp_path, policy, rows, epochs=1, holdout=0.0, max_length=2048)
     folder = job.out / "payload"
-    alone, batch = scores_of_transformers(folder)
-    ours = our_scores(folder, job)
-    assert ours == pytest.approx(alone, abs=1e-5) and ours == pytest.approx(batch, abs=1e-5)
-    assert abs(alone[0] - alone[1]) > 1e-4
+    ours, theirs = our_scores(folder, job), scores_of_transformers(folder)
+    assert all(ours == pytest.approx(scores, abs=1e-5) for scores in theirs)
+    assert abs(ours[0] - ours[1]) > 1e-4
+
+
+def test_a_score_does_not_depend_on_the_day(tmp_path):
+    """Nor elsewhere: the template of a reward model reads no clock."""
+    payload = sourced(tmp_path / "policy" / "payload", "chatml", "Llama 3")
+    file = payload / "chat_template.jinja"
+    file.write_text("{{ '<|im_start|>system\nToday is ' + strftime_now(\"%d %b '%y\") + '.<|im_end|>\n' }}" + file.read_text())
+    settle(chat := Chat(payload))
+    whole = [*ASKED[0], {"role": "assistant", "content": SAID[0]}]
+    prompt, answer = chat.answer(ASKED[0], SAID[0], scored=True)
+    assert chat.tokenizer.apply_chat_template(whole)["input_ids"] == prompt + answer
+    assert "Today is 26 Jul '24." in chat.decode(prompt)
 
 
 def test_padding_that_ends_conversations_is_refused_before_training(tmp_path):

@@ -206,7 +206,7 @@ def test_reward_loss_is_trls_with_margin_and_centering(lab):
     with torch.no_grad():
         model.score.weight *= 20  # far from zero: margin and centering matter
     rows = [{**row, "margin": 0.25 * number, "strength": None} for number, row in enumerate(lab.rows)]
-    units = models.units(rows, Pairs("adjacent", closed=True), lab.chat)
+    units = models.units(rows, Pairs("adjacent", scored=True), lab.chat)
     batch = collate(list(units), Numerics(attention="sdpa"), lab.chat.pad_id)
     with torch.no_grad():
         scores_D = RewardModule(copy.deepcopy(model))(batch)
