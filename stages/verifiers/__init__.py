@@ -120,8 +120,8 @@ def _several(verifier: Fields, text: str) -> Verdict:
 
 
 _VERIFIERS = {
-    "arithmetic": _Verifier(numbers.check, numbers.arithmetic, version=2),
-    "gsm": _Verifier(numbers.check, numbers.gsm, version=2),
+    "arithmetic": _Verifier(numbers.check, numbers.arithmetic, version=3),
+    "gsm": _Verifier(numbers.check, numbers.gsm, version=3),
     "gsm8k": _Verifier(numbers.check, numbers.gsm8k),
     "math": _Verifier(maths.check, maths.flexible, version=2),
     "strict_math": _Verifier(maths.check, maths.strict, version=3),
@@ -129,7 +129,7 @@ _VERIFIERS = {
     "strict_minerva_math": _Verifier(maths.check, minerva.strict),
     "ifeval": _Verifier(ifeval.check, ifeval.verify, version=2),
     "constraint": _Verifier(constraints.check, constraints.verify, version=3),
-    "extracted": _Verifier(extraction.check, extraction.verify, version=2),
+    "extracted": _Verifier(extraction.check, extraction.verify, version=3),
     "exact_match": _Verifier(short_answers.check_exact, short_answers.exact_match),
     "mentions": _Verifier(short_answers.check_mentions, short_answers.mentions),
     "drop": _Verifier(short_answers.check_drop, short_answers.drop),
