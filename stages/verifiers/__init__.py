@@ -133,7 +133,7 @@ _VERIFIERS = {
     "exact_match": _Verifier(short_answers.check_exact, short_answers.exact_match),
     "mentions": _Verifier(short_answers.check_mentions, short_answers.mentions),
     "drop": _Verifier(short_answers.check_drop, short_answers.drop),
-    "python": _Verifier(programs.check, programs.verify, version=3),
+    "python": _Verifier(programs.check, programs.verify, version=4),
     "several": _Verifier(_check_several, _several),
     "choice": _Verifier(choices.check, choices.refuse),
     "mc2": _Verifier(choices.check, choices.refuse),
