@@ -89,7 +89,7 @@ def check(verifier: Any) -> None:
     """Raise VerifierError for an invalid verifier: an unknown name, a missing or unknown argument, a value out of bounds."""
     name = verifier.get("name") if isinstance(verifier, Mapping) else None
     if not isinstance(name, str) or name not in _VERIFIERS:
-        raise VerifierError(f"verifier {verifier!r} has none of the names {', '.join(sorted(_VERIFIERS))}")
+        raise VerifierError(f"verifier {verifier!r:.80} must have a name: {', '.join(sorted(_VERIFIERS))}")
     _VERIFIERS[name].check(verifier)
 
 

@@ -124,14 +124,14 @@ def check(verifier: Mapping[str, Any]) -> None:
     """Raise VerifierError if the answer is missing or not a number."""
     exactly(verifier, {"name", "answer"})
     if not isinstance(verifier["answer"], str) or number(verifier["answer"]) is None:
-        raise VerifierError(f"verifier {dict(verifier)!r}: the answer must be a number written as a text, e.g. '42'")
+        raise VerifierError(f"verifier {verifier['name']}: answer {verifier['answer']!r:.80} must be a number written as a text, e.g. '42'")
 
 
 def number(text: str) -> Fraction | None:
-    """The value of a text that is a single number, as for `read`, without a unit other than a currency or %."""
+    """The value of a text that is a single number, as for `read`, with markup at most, and without a unit other than a currency or %."""
     plain = _prepared(text).strip()
     found = TOKEN.search(plain)
-    alone = found and not SIGNED.sub("", plain[: found.start()]) and plain[found.end() :].strip() in ("", "%", "$", "€", "£")
+    alone = found and not SIGNED.sub("", plain[: found.start()]).strip("*_`{$ ") and not plain[found.end() :].strip("*_`}.%$€£ ")
     return _read(plain, found) if found and alone else None
 
 

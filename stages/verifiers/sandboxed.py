@@ -62,7 +62,7 @@ def encode(value):
     raise TypeError(f"a {type(value).__name__} is no value of the usual types")
 
 
-def decode(given):
+def decode(given) -> Any:
     """Inverse of `encode`."""
     if not isinstance(given, dict):
         return given
