@@ -22,6 +22,8 @@ TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false"
 def mistakes(error: ValidationError, model: type[BaseModel], value: Any, name: str = "") -> list[tuple[Place, str]]:
     """(place in the value, message) of each wrong key; `name` of the whole is for lists of its fields."""
     details = _without_other_members(error.errors(include_url=False), value)
+    for detail in details:  # a model with validators is a member of a union without a name
+        detail["loc"] = tuple(part for part in detail["loc"] if not str(part).startswith("function-"))
     places = [tuple(detail["loc"][depth] for depth in _parts_of_value(detail["loc"], value)) for detail in details]
     fields = [_fields(model, detail["loc"][:-1]) if detail["type"] == "extra_forbidden" else () for detail in details]
     names = [str(detail["loc"][-1]) if known else "" for detail, known in zip(details, fields, strict=True)]

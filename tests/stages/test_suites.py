@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from data_lab import publish, rows_of, run_stage
+from pydantic import ValidationError
 
+from pedigree.configs.base.mistakes import mistakes
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.suite_forms import Form, form_names, load_form
@@ -411,6 +413,15 @@ def test_a_recipe_may_write_a_form_of_its_own(tmp_path):
     made = run_stage(tmp_path / "made", "prepare_data", config, files=given)
     assert [row["verifier"]["answer"] for row in rows_of(made)] == [["Paris", "Lutetia"]]
     assert made.record.config["split"] == "dev" and made.record.config["form_sha256"] == Form.model_validate(documented_form()).sha256
+    config["form"]["metrics"]["mentioned"] = {"verifer": "mentions"}
+    with pytest.raises(ValidationError) as wrong:
+        PrepareData.model_validate(config)
+    (place, message), *_ = mistakes(wrong.value, PrepareData, config)
+    assert (place, message) == (
+        ("form", "metrics", "mentioned", "verifer"),
+        "form.metrics.mentioned.verifer: unknown key; did you mean verifier?",
+    )
+    config["form"] = documented_form()
     with pytest.raises(ValueError, match="form in this stage has no worked examples: remove `shots`"):
         PrepareData.model_validate(config | {"shots": {"source": source}})
 
