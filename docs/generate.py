@@ -57,8 +57,9 @@ FORMS_HEAD = """# Fields of forms
 
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
-`configs/forms/NAME.yaml` defines how a benchmark is asked and scored; [suites.md](suites.md) describes the forms that exist. This one asks
-for capitals and requires the name alone:
+`configs/forms/NAME.yaml` defines how a benchmark is asked and scored; [suites.md](suites.md) describes the forms that exist. A form of your
+own needs no file there: write its fields in the recipe, as `form: {description: ..., rows: ...}` of the suite. This one asks for capitals
+and requires the name alone:
 
 ```yaml
 description: Capitals, 0-shot, the name alone
@@ -221,7 +222,7 @@ def _homes() -> dict[type[Frozen], str]:
     for name, declaration in KINDS.items():
         for config in (declaration.config, *parts_of(declaration.config)):
             found[config] = "shared.md" if config in found else f"{name}.md"
-    return found
+    return {config: page for config, page in found.items() if config not in parts_of(Form)} | {Form: "../forms.md"}
 
 
 def _place(config: type[Frozen]) -> str:

@@ -68,9 +68,9 @@ class PrepareData(Frozen):
     split: Literal["dev", "unseen"] = "dev"
     """For suites (`record: item`): models are chosen on `dev` suites. An `unseen` suite may only evaluate the output of a `select` stage
     and the base model; nothing is trained, tuned or chosen on it. Defaults to the form's split, if there is a form."""
-    form: str | None = None
-    """For `record: item`: how rows in the benchmark's own columns are asked and scored, as the name of a file `configs/forms/NAME.yaml`.
-    Without a form, rows are prompts with verifiers, and `evaluate` sets the sampling parameters."""
+    form: str | Form | None = None
+    """For `record: item`: how rows in the benchmark's own columns are asked and scored, as the name of a file `configs/forms/NAME.yaml`,
+    or the fields of a form of your own. Without a form, rows are prompts with verifiers, and `evaluate` sets the sampling parameters."""
     shots: Shots | None = None
     """Worked examples to use instead of the form's own."""
     sources: Many[DataSource] = Field(min_length=1)
@@ -127,7 +127,7 @@ class PrepareData(Frozen):
     def _refuse_columns(self, one: Values) -> None:
         """Raise ValueError if rows have no source columns, or one row combines several source rows."""
         if self.form is not None:
-            raise ValueError(f"form {self.form} reads a benchmark as published: remove the filter `values`")
+            raise ValueError(f"form {self.form_name} reads a benchmark as published: remove the filter `values`")
         if not any(isinstance(source, Packaged | Written) for source in self.sources):
             named = ", ".join(one.columns)
             raise ValueError(f"a filter reads {named}, but no source has columns: remove it, or move it to the stage that imports the rows")
@@ -142,7 +142,7 @@ class PrepareData(Frozen):
             raise ValueError(f"rows of {made} are imported by other stages, which know their licenses: move the filter `licences` there")
         rated = any(isinstance(source, Read) and source.attributes for source in self.sources)
         if one.columns and (rated or self.form is not None):
-            why = f"form {self.form} reads a benchmark as published" if self.form else "`attributes` combine rows"
+            why = f"form {self.form_name} reads a benchmark as published" if self.form else "`attributes` combine rows"
             raise ValueError(f"{why}, so the filter `licences` can only use the licenses of sources: set `columns: []` in it")
         declared = [getattr(source, "licence", None) for source in self.sources]
         if len(one.stated) != len(declared) or any(
@@ -153,9 +153,10 @@ class PrepareData(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_split(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(value.get("form"), str) and value.get("split") is None:
-            return {**value, "split": load_form(value["form"]).split}
-        return value
+        form = value.get("form") if isinstance(value, dict) else None
+        if form is None or value.get("split") is not None:
+            return value
+        return {**value, "split": load_form(form).split if isinstance(form, str) else form.get("split")}
 
     @model_validator(mode="after")
     def _check_form(self) -> "PrepareData":
@@ -168,22 +169,30 @@ class PrepareData(Frozen):
             raise ValueError(f"`form` is only for suites (`record: item`), but the record is {self.record}: remove it")
         made = [source.type for source in self.sources if not isinstance(source, Packaged | Files | Stored | Hub)]
         if made:
-            raise ValueError(f"form {self.form} reads benchmark rows, which a source of type {made[0]} does not have: remove one of them")
+            raise ValueError(
+                f"form {self.form_name} reads benchmark rows, which a source of type {made[0]} does not have: remove one of them"
+            )
         scoring = [source.type for source in self.sources if isinstance(source, Read) and (source.verifier or source.attributes)]
         if scoring:
-            raise ValueError(f"form {self.form} defines the scoring: remove verifier and attributes from the source of type {scoring[0]}")
+            raise ValueError(
+                f"form {self.form_name} defines the scoring: remove verifier and attributes from the source of type {scoring[0]}"
+            )
         if self.shots is not None and not form.prompt.shots:
-            raise ValueError(f"form {self.form} has no worked examples: remove `shots`")
+            raise ValueError(f"form {self.form_name} has no worked examples: remove `shots`")
         if self.shots is None and len(form.examples) < form.prompt.shots:
             raise ValueError(
-                f"form {self.form} needs {form.prompt.shots} worked examples, which it does not include: provide rows with them, "
+                f"form {self.form_name} needs {form.prompt.shots} worked examples, which it does not include: provide rows with them, "
                 "`shots: {source: {type: files, path: ...}}`"
             )
         return self
 
     @property
     def the_form(self) -> Form | None:
-        return load_form(self.form) if self.form else None
+        return load_form(self.form) if isinstance(self.form, str) else self.form
+
+    @property
+    def form_name(self) -> str:
+        return self.form if isinstance(self.form, str) else "in this stage"
 
     @computed_field
     @cached_property

@@ -18,7 +18,7 @@ from pedigree.data.sources import dialogues
 from pedigree.data.sources.dialogues import is_transcript, messages_of
 from pedigree.data.sources.examples import Example
 from pedigree.data.sources.row_files import Unreadable, text_of
-from pedigree.data.sources.verifiable import named, verifier_of
+from pedigree.data.sources.verifiable import named, stated, verifier_of
 
 BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
 """Columns with a conversation or its beginning; the first that exists is used."""
@@ -174,6 +174,8 @@ def _parse(row: Any, verifier: str | None, ordered: Callable[[list[Message]], li
     if verifiable:
         truth = row.get("ground_truth")
         row["verifier"] = verifier_of(row.get("dataset"), truth) if verifier is None else named(verifier, truth)
+    elif "verifier" in row:
+        row["verifier"] = stated(row["verifier"])
     for column in ("completion", "response"):
         if column in row:
             as_text = isinstance(_beginning(row)[1], str) and not isinstance(_stored(_beginning(row)[1]), str)

@@ -5,8 +5,9 @@ open-instruct's datasets name the verifier in `dataset`, in upper or lower case,
     gsm8k, math, strict_math     the answer as text or number, or a list of one; for GSM8K also the solution with the answer after ####
     ifeval, ifeval_old           {"func_name": ..., arguments, null if unused} as JSON; or
     ifeval                       a list of one {"instruction_id": [...], "kwargs": [...]} as a Python literal or JSON, encoded once or twice
-    code                         a list of tests such as "assert f(1) == 2", or its JSON
-    code_stdio                   a list of {"input": ..., "output": ...}, or its JSON; also {"inputs": [...], "outputs": [...]}
+    code                         a list of tests such as "assert f(1) == 2", encoded or not
+    code_stdio                   a list of {"input": ..., "output": ...}, encoded or not; also {"inputs": [...], "outputs": [...]}; each a
+                                 text, a number, or a list of lines
 
 For ifeval's list, the reward is the share of instructions followed. `gsm8k` becomes `gsm`, which reads numbers whole. Several verifiers and
 as many ground truths become `several`, which gives the mean of their scores: open-instruct adds them.
@@ -27,8 +28,8 @@ NAMES = {
     "code_stdio": "python",
 }  # fmt: skip
 """Name in rows → verifier, or the family of two."""
-NO_ANSWERS = ("proof", "notfound")
-"""NuminaMath's placeholders for missing answers."""
+NO_ANSWERS = ("proof", "notfound", "nan")
+"""Placeholders for missing answers: NuminaMath's, and that of a column of texts in pandas."""
 DEEPEST = 3
 """Maximum levels of nested encoding."""
 
@@ -62,6 +63,19 @@ def named(name: str, truth: Any) -> dict[str, Any]:
     return _constraint(_single(_decoded(truth), "ground_truth")) if name == "ifeval" else {"name": name, "answer": _answer(name, truth)}
 
 
+def stated(verifier: Any) -> Any:
+    """A row's own verifier, encoded or not. Tables fill fields of other rows with null, and hold whole numbers as floats; a right answer
+    may be a number too."""
+    given = _used(_decoded(verifier))
+    if not isinstance(given, dict):
+        return given
+    if isinstance(given.get("verifiers"), list):
+        given["verifiers"] = list(map(stated, given["verifiers"]))
+    if given.get("name") != "choice" and _written(given.get("answer")) is not None:
+        given["answer"] = _written(given["answer"])
+    return given
+
+
 def _answer(name: str, truth: Any) -> str:
     text = _written(truth)
     if name in ("gsm", "gsm8k") and text is not None:
@@ -79,9 +93,10 @@ def _written(value: Any) -> str | None:
         return str(int(value))
     if not isinstance(value, (Real, Decimal)) or not np.isfinite(float(value)):
         return None
-    if isinstance(value, float) and not value.is_integer() and float(np.float32(value)) == value:
-        value = np.float32(value)  # a column of 32 bits: 0.1 is read as 0.10000000149011612
-    text = format(Decimal(str(value)), "f")
+    exact = Decimal(str(value))
+    if isinstance(value, float) and len(exact.as_tuple().digits) > 12 and float(np.float32(value)) == value:
+        exact = Decimal(str(np.float32(value)))  # a column of 32 bits: 0.1 is read as 0.10000000149011612; but 2^-13 has 10 digits
+    text = format(exact, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -89,21 +104,23 @@ def _program(truth: Any) -> dict[str, Any]:
     """Tests of a function, or examples of what a program prints."""
     given = _listed(truth)
     if given and all(isinstance(one, Mapping) and {"input", "output"} <= set(one) for one in given):
-        return {"name": "python", "examples": [{"input": one["input"], "output": one["output"]} for one in given]}
+        return {"name": "python", "examples": [{name: _lines(name, one[name]) for name in ("input", "output")} for one in given]}
     if not given or not all(isinstance(one, str) for one in given):
         raise ValueError(f"ground_truth {truth!r:.80} is no list of tests: neither 'assert f(1) == 2' nor {{input, output}}")
     tests = "\n".join(given) + "\n"
     return {"name": "python", "before": "", "tests": tests, "entry": _tested(tests)}
 
 
+def _lines(name: str, value: Any) -> str:
+    text = "\n".join(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else _written(value)
+    if text is None:
+        raise ValueError(f"{name} {value!r:.80} of an example is no text")
+    return text
+
+
 def _listed(truth: Any) -> list[Any]:
-    """Tests or examples as a list, from its JSON, one alone, or two lists of inputs and outputs."""
-    given = truth[0] if isinstance(truth, list) and len(truth) == 1 else truth
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            return [given]
+    """Tests or examples as a list, one alone, or two lists of inputs and outputs."""
+    given = _decoded(truth)
     if isinstance(given, Mapping) and {"inputs", "outputs"} <= set(given) and not given.get("fn_name"):
         inputs, outputs = given["inputs"], given["outputs"]
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
@@ -143,22 +160,24 @@ def _single(value: Any, column: str) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    """Decode JSON or a Python literal, repeatedly if nested."""
+    """Decode JSON or a Python literal, repeatedly if nested; any other text stays as it is."""
     for _ in range(DEEPEST):
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
         if not isinstance(value, str):
-            return value
+            break
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             try:
                 value = ast.literal_eval(value)
             except (ValueError, SyntaxError, MemoryError, RecursionError):
-                raise ValueError(f"ground_truth {value[:80]!r} is neither JSON nor a Python literal") from None
+                break
     return value
 
 
 def _constraint(given: Any) -> dict[str, Any]:
+    if isinstance(given, str):
+        raise ValueError(f"ground_truth {given[:80]!r} is neither JSON nor a Python literal")
     if isinstance(given, Mapping) and "func_name" in given:
         if not isinstance(given["func_name"], str):
             raise ValueError(f"func_name {given['func_name']!r:.80} is no text")
@@ -187,9 +206,14 @@ def instructions_of(ids: Any, arguments: Any) -> list[dict[str, Any]]:
     return [{"id": name, **_used(given or {})} for name, given in zip(ids, arguments, strict=True)]
 
 
-def _used(arguments: Mapping[Any, Any]) -> dict[str, Any]:
-    """Arguments that have a value. Raises ValueError if a name is not a string, which Python literals allow."""
-    for name in arguments:
-        if not isinstance(name, str):
-            raise ValueError(f"argument {name!r:.80} has no text for a name")
-    return {name: value for name, value in arguments.items() if value is not None}
+def _used(value: Any) -> Any:
+    """A value without fields that are null, and with whole floats as integers. Raises ValueError if a name is not a string, which Python
+    literals allow."""
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str):
+                raise ValueError(f"argument {name!r:.80} has no text for a name")
+        return {name: _used(one) for name, one in value.items() if one is not None}
+    if isinstance(value, list):
+        return list(map(_used, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value

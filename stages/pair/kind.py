@@ -45,6 +45,7 @@ KIND = Kind(
     },
     output=gives("preference"),
     verified=frozenset({"completions", "relaxed"}),
+    decided_by=lambda config: ("stages/pair/pair_selection.py",),
     ids="kept",
     needs=pair_needs,
     problem=pair_problem,

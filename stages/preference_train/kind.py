@@ -27,6 +27,7 @@ KIND = Kind(
     },
     output=gives("policy"),
     engine="deepspeed",
+    decided_by=lambda config: ("data/chat/chat.py",),
     trains_on=frozenset({"preferences"}),
     problem=preference_problem,
     work=lambda stage: training_work(stage, "preferences", plan(stage.config)),

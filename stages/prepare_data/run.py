@@ -114,7 +114,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
             if inputs.get(ROWS):
                 parents.write(job.evidence, renamed(laid, config))
     if config.the_form is not None:
-        write_json(job.out / "payload" / FORM_FILE, {"name": config.form, **config.the_form.deciding()})
+        write_json(job.out / "payload" / FORM_FILE, {"name": config.form_name, **config.the_form.deciding()})
     return {
         "rows": len(kept),
         "sources": counts["sources"],

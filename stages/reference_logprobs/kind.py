@@ -17,6 +17,7 @@ KIND = Kind(
     inputs={"policy": port("policy"), "preferences": port("preference", pooled=True)},
     output=gives("logprobs"),
     engine="torch",
+    decided_by=lambda config: ("data/chat/chat.py",),
     work=work,
     scoring_plan=lambda config: ScoringPlan("policy", config.dtype, config.max_length),
     family="judging",

@@ -17,6 +17,7 @@ KIND = Kind(
     inputs={"policy": port("policy"), "preferences": port("preference", pooled=True)},
     output=gives("reward_model"),
     engine="deepspeed",
+    decided_by=lambda config: ("data/chat/chat.py",),
     trains_on=frozenset({"preferences"}),
     problem=reward_model_problem,
     work=lambda stage: training_work(stage, "preferences", plan(stage.config)),

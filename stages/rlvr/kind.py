@@ -75,6 +75,7 @@ KIND = Kind(
     engine="deepspeed+vllm",
     trains_on=frozenset({"prompts"}),
     verified=frozenset({"prompts"}),
+    decided_by=lambda config: ("data/chat/chat.py", "stages/core/advantages.py", "stages/rlvr/rewarding.py"),
     problem=rlvr_problem,
     work=work,
     training_plan=training_plan,

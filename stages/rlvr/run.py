@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pedigree.configs.methods.policy_gradient import Ppo
-from pedigree.configs.methods.training import Reward, Rlvr, Sampling
+from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
@@ -29,6 +29,7 @@ from pedigree.stages.core.batches import step_rows
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
+from pedigree.stages.rlvr.rewarding import reward
 from pedigree.stages.sampling.engines import open_sampler
 from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, seed_of
 from pedigree.stages.training import kernels
@@ -280,11 +281,6 @@ def roll_out(
         return rollouts, None
     greedy = answer([(prompt, ids, 0) for prompt, ids in batch], config.sampling.model_copy(update={"temperature": 0.0}))
     return rollouts, [rollout.reward for rollout in greedy]
-
-
-def reward(score: float, finish_reason: str, given: Reward) -> float:
-    """See `configs.methods.training.Reward`."""
-    return given.truncated if given.truncated is not None and finish_reason == "length" else given.right * score
 
 
 def score_of(prompt: dict[str, Any], verdict: Verdict | VerifierError | None) -> float:

@@ -56,6 +56,7 @@ KIND = Kind(
     inputs={"policies": port("policy", many=True), "prompts": port("prompt")},
     output=gives("completion"),
     engine="vllm",
+    decided_by=lambda config: ("data/chat/chat.py",),
     problem=sample_problem,
     work=work,
     rows=rows,

@@ -16,6 +16,7 @@ KIND = Kind(
     inputs={"policy": port("policy"), "data": port("conversation", pooled=True)},
     output=gives("policy"),
     engine="deepspeed",
+    decided_by=lambda config: ("data/chat/chat.py",),
     trains_on=frozenset({"data"}),
     work=lambda stage: training_work(stage, "data", plan(stage.config)),
     training_plan=plan,

@@ -89,7 +89,7 @@ def check(verifier: Any) -> None:
     """Raise VerifierError for an invalid verifier: an unknown name, a missing or unknown argument, a value out of bounds."""
     name = verifier.get("name") if isinstance(verifier, Mapping) else None
     if not isinstance(name, str) or name not in _VERIFIERS:
-        raise VerifierError(f"verifier {verifier!r} has none of the names {', '.join(sorted(_VERIFIERS))}")
+        raise VerifierError(f"verifier {verifier!r:.80} must have a name: {', '.join(sorted(_VERIFIERS))}")
     _VERIFIERS[name].check(verifier)
 
 
@@ -120,20 +120,20 @@ def _several(verifier: Fields, text: str) -> Verdict:
 
 
 _VERIFIERS = {
-    "arithmetic": _Verifier(numbers.check, numbers.arithmetic, version=2),
-    "gsm": _Verifier(numbers.check, numbers.gsm, version=2),
+    "arithmetic": _Verifier(numbers.check, numbers.arithmetic, version=3),
+    "gsm": _Verifier(numbers.check, numbers.gsm, version=3),
     "gsm8k": _Verifier(numbers.check, numbers.gsm8k),
     "math": _Verifier(maths.check, maths.flexible, version=3),
     "strict_math": _Verifier(maths.check, maths.strict, version=4),
     "minerva_math": _Verifier(maths.check, minerva.flexible),
     "strict_minerva_math": _Verifier(maths.check, minerva.strict),
     "ifeval": _Verifier(ifeval.check, ifeval.verify, version=2),
-    "constraint": _Verifier(constraints.check, constraints.verify, version=3),
+    "constraint": _Verifier(constraints.check, constraints.verify, version=4),
     "extracted": _Verifier(extraction.check, extraction.verify, version=3),
-    "exact_match": _Verifier(short_answers.check_exact, short_answers.exact_match),
+    "exact_match": _Verifier(short_answers.check_exact, short_answers.exact_match, version=2),
     "mentions": _Verifier(short_answers.check_mentions, short_answers.mentions),
     "drop": _Verifier(short_answers.check_drop, short_answers.drop),
-    "python": _Verifier(programs.check, programs.verify, version=3),
+    "python": _Verifier(programs.check, programs.verify, version=4),
     "several": _Verifier(_check_several, _several),
     "choice": _Verifier(choices.check, choices.refuse),
     "mc2": _Verifier(choices.check, choices.refuse),

@@ -2,9 +2,10 @@
 
 They are named like IFEval's but differ: numbers of words or letters must match exactly, words are split at white space, and
 paragraphs by `* * *`. White space around an answer is ignored. The rules are those for which the rows were created
-(`open_instruct/if_functions.py` and `ground_truth_utils.py` at e6c3044), except that they find more answers wrong: an empty one, one that
-names several of the choices, or one only as a part of a word; a lone quotation mark; an empty one of two responses; NaN, which is not JSON;
-commas of other scripts; and words with invisible characters.
+(`open_instruct/if_functions.py` and `ground_truth_utils.py` at e6c3044), except that they find more answers wrong: an empty one, and empty
+responses, quotations, sections, highlights and placeholders; one that names several of the choices, or one, or a first word, only
+as a part of a word; NaN, which is not JSON; commas of other scripts; and words with invisible characters. A highlight in bold is one, and
+keywords of several words are found.
 """
 
 import json
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pedigree.data.filters.languages import language
-from pedigree.stages.verifiers.ifeval import COMMAS, ended_lines, placeholders, visible
+from pedigree.stages.verifiers.ifeval import COMMAS, ended_lines, visible
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 Arguments = Mapping[str, Any]
@@ -86,14 +87,18 @@ def _tenth(given: Arguments) -> int:
     return max(round(given["N"] * 0.1), 1)
 
 
+def _whole(word: str, text: str) -> list[str]:
+    return re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+
+
 def _choice(given: Arguments, text: str) -> bool:
     """One of the options is in the text, as whole words, and none of the others, except as a part of it."""
-    found = [one for one in given["options"] if re.search(rf"(?<!\w){re.escape(one)}(?!\w)", text)]
+    found = [one for one in given["options"] if _whole(one, text)]
     return bool(found) and all(one in max(found, key=len) for one in found)
 
 
 def _word_frequency(given: Arguments, text: str) -> bool:
-    return re.findall(r"\b\w+\b", text.lower()).count(given["word"].lower()) == given["N"]
+    return len(_whole(given["word"].lower(), text.lower())) == given["N"]
 
 
 def _language(given: Arguments, text: str) -> bool:
@@ -110,7 +115,8 @@ def _paragraph_count(given: Arguments, text: str) -> bool:
 
 def _first_word(given: Arguments, text: str) -> bool:
     parts = text.split("\n\n")
-    return len(parts) == given["N"] and given["i"] <= len(parts) and parts[given["i"] - 1].strip().startswith(given["first_word"])
+    begin = rf"{re.escape(given['first_word'])}(?!\w)"
+    return len(parts) == given["N"] and given["i"] <= len(parts) and bool(re.match(begin, parts[given["i"] - 1].strip()))
 
 
 def _postscript(given: Arguments, text: str) -> bool:
@@ -120,7 +126,8 @@ def _postscript(given: Arguments, text: str) -> bool:
 
 def _sections(given: Arguments, text: str) -> bool:
     parts = text.split(given["section_splitter"])
-    return len(parts[1:] if parts[0] == "" else parts) == given["N"]
+    parts = parts[1:] if parts[0] == "" else parts
+    return len(parts) == given["N"] and all(part.strip() for part in parts)
 
 
 def _refused(name: str) -> None:
@@ -141,6 +148,7 @@ def _two_responses(_: Arguments, text: str) -> bool:
 
 
 SENTENCE_END = re.compile(r"(?<!\w\.\w.)(?<![A-Z][a-z]\.)(?<=\.|\?|!)\s")
+HIGHLIGHT = re.compile(r"(?<!\*)\*++(?!\s*+(?:\*|\Z))[^*\n]++\*")
 QUANTITY = {"N": _count, "quantifier": _quantifier}
 
 FUNCTIONS: dict[str, Function] = {
@@ -152,13 +160,15 @@ FUNCTIONS: dict[str, Function] = {
     "validate_frequency_capital_words": Function(
         QUANTITY, lambda given, text: _compares(len(re.findall(r"\b[A-Z]+\b", text)), given, _tenth(given))
     ),
-    "validate_highlighted_sections": Function({"N": _count}, lambda given, text: len(re.findall(r"\*.*?\*", text)) >= given["N"]),
+    "validate_highlighted_sections": Function({"N": _count}, lambda given, text: len(HIGHLIGHT.findall(text)) >= given["N"]),
     "validate_json_format": Function({}, _json),
     "validate_lowercase": Function({}, lambda given, text: text == text.lower()),
     "validate_no_commas": Function({}, lambda given, text: not COMMAS.search(text)),
     "validate_paragraphs": Function({"N": _count, "first_word": _text, "i": lambda value: type(value) is int and value >= 1}, _first_word),
-    "validate_placeholders": Function({"N": _count}, lambda given, text: placeholders(text) >= given["N"]),
-    "validate_quotation": Function({}, lambda given, text: len(text) > 1 and text[0] == '"' == text[-1]),
+    "validate_placeholders": Function(
+        {"N": _count}, lambda given, text: sum(bool(part.strip()) for part in re.findall(r"\[([^\[\]\n]*)\]", text)) >= given["N"]
+    ),
+    "validate_quotation": Function({}, lambda given, text: text[0] == '"' == text[-1] and bool(text[1:-1].strip())),
     "validate_repeat_prompt": Function({"original_prompt": _text}, lambda given, text: text.startswith(given["original_prompt"])),
     "validate_response_language": Function({"language": _text}, _language),
     "validate_sections": Function({"N": _count, "section_splitter": _text}, _sections),

@@ -20,34 +20,48 @@ from typing import Any
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 FULL_WIDTH = {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
-SIGNS = str.maketrans({**FULL_WIDTH, "−": "-", "–": "-", "‐": "-", "‑": "-", "﹣": "-", "⁄": "/", "∗": "*"})
+INVISIBLE = dict.fromkeys(map(chr, (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)))
+SIGNS = str.maketrans(
+    {**FULL_WIDTH, **INVISIBLE, **dict.fromkeys("−–‐‑﹣", "-"), "⁄": "/", "∗": "*", "～": "~", "º": "°", "℃": "°C", "℉": "°F"}
+)
 PREPARED = (
-    (re.compile(r"\\[dt]?frac\s*(?:(\d)\s*(\d)|\{(\d+)\}\s*\{(\d+)\})"), lambda found: " {}/{}".format(*filter(None, found.groups()))),
-    (re.compile("[¼-¾⅐-⅞]"), lambda found: " " + unicodedata.normalize("NFKC", found[0]).replace("⁄", "/")),
+    (re.compile(r"\\(?:text[a-z]*|math[a-z]*|underline)\s*\{([^{}\n]*)\}"), r"\1"),
+    (re.compile(r"\\(?:left|right|[bB]igg?[lr]?|(?:text)?color\{\w*\})(?![a-zA-Z])"), ""),
+    (re.compile(r"\\(?:boxed|f(?:rame)?box|displaystyle|q?quad|item|newline)(?![a-zA-Z])"), " "),
+    (re.compile(r"\\(?:approx|sim|implies|to|[Rr]ightarrow|therefore)(?![a-zA-Z])"), "→"),
+    (re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞]|\\[cdt]?frac)"), " "),
+    (re.compile(r"\\[cdt]?frac\s*(?:(\d)|\{(-?\d+)\})\s*(?:(\d)|\{(\d+)\})"), lambda found: "{}/{}".format(*filter(None, found.groups()))),
+    (re.compile("[¼-¾⅐-⅞]"), lambda found: unicodedata.normalize("NFKC", found[0]).replace("⁄", "/")),
     (re.compile(r"\{,\}|\\!,|,\\!"), ","),
     (re.compile(r"(?<=\d)\\,(?=\d)"), "\u2009"),
+    (re.compile(r"\\[,:; ]"), " "),
     (re.compile(r"\\(?:times|cdot|div|pm|mp)(?![a-zA-Z])"), "×"),
-    (re.compile(r"\\(?:le|leq|lt|ge|geq|gt|ne|neq)(?![a-zA-Z])"), "≠"),
+    (re.compile(r"\\(?:le|leq|lt|ge|geq|gt|ne|neq)(?![a-zA-Z])|[<>]=|<>|(?<!\d)!="), "≠"),
     (re.compile(r"\^\{?\\circ\}?"), "°"),
     (re.compile(r"\\(?=[$%#])"), ""),
-    (re.compile(r"(?<=\d)([ \t]?(?:[cdkm]?m|ft|in|yd|mi)|[ \t]?\\(?:text|mathrm)\{[^{}\n]*\})\^?\{?[23]\}?(?!\w)"), r"\1"),
+    (re.compile(r"(?<=\d)([ \t]{0,3}(?:[cdkm]?m|ft|in|yd|mi)(?:(?:/|[ ])?s|/h)?)(?:\^?\{?-?[123]\}?|⁻?[¹²³])(?!\w)"), r"\1"),
 )
-"""Pattern → how it is written without LaTeX. Powers of units are left out; operators, and comparisons, that are treated alike are one."""
+"""Pattern → how it is written without LaTeX. Powers of units are left out; operators, comparisons and arrows that are treated alike are
+one."""
+ITEM = re.compile(r"^[ \t]*(\d{1,3})[.)][ \t]+(?=\S)", re.MULTILINE)
+"""The number of an item, where items of a list have numbers in order."""
 
 SPACES = "\u2009\u202f\xa0"
 """Spaces within numbers."""
 GROUPED = rf"[1-9]\d{{0,2}}(?:(?:,\d{{3}})+|(?:[{SPACES}]\d{{3}})+)"
 NUMBER = re.compile(
-    rf"(?P<plain>(?:(?:{GROUPED}|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,3}})?)|(?:(?P<whole>\d+) )?(?P<over>\d+)/(?P<under>\d+)"
+    rf"(?P<plain>(?:(?:{GROUPED}|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,3}})?)|(?:(?P<whole>\d+) +(?:and +)?)?(?P<over>\d+)/(?P<under>\d+)"
 )
-TOKEN = re.compile(rf"(?:\d{{1,9}} (?=\d{{1,9}}/\d))?(?:(?<![\w.)\]}}])\.)?\d(?:\d|[.,:/'’{SPACES}](?=\d))*(?:[eE][-+]?\d+(?!\w))?")
+TOKEN = re.compile(
+    rf"(?:\d{{1,9}} {{1,3}}(?:and )?(?=\d{{1,9}}/\d))?(?:(?<![\w.)\]}}])\.)?\d(?:\d|[.,:/'’{SPACES}](?=\d))*(?:[eE][-+]?\d+(?!\w))?"
+)
 """Digits with what joins them; a number if `NUMBER` matches all of it."""
 LONGEST = 400
 """Maximum characters of a number."""
 AROUND = 48
 """Characters before and after digits that are read."""
 
-SIGNED = re.compile(r"([-+])?(?:(?:US|CA|AU|[CA])?[$€£¥₹][ \t]?|(?:USD|EUR|GBP|Rs\.?)[ \t]+)?([-+])?\Z")
+SIGNED = re.compile(r"([-+])?(?:(?:US|CA|AU|[CAR])?[$€£¥₹][ \t]?|\b(?:USD|EUR|GBP|CHF|Rs\.?)[ \t]*)?([-+])?\Z")
 """Sign and currency before a number."""
 SPACED = re.compile(r"(.*)([-+])[ \t]+")
 EQUALS = re.compile(r"[=(][ \t]*\Z")
@@ -56,21 +70,24 @@ WORDS = re.compile(r"\b(?:minus|negative)[ \t]+\Z", re.IGNORECASE)
 MARKUP = re.compile(r"[*_`$(\[{ \t]+\Z")
 LETTER = r"[A-Za-z0-9\u00c0-\u024f\u0370-\u03ff\u0400-\u04ff]"
 """Letters of languages with spaces between words."""
-COMMANDS = "boxed|fbox|text[a-z]*|math[a-z]*|displaystyle|q?quad|approx|implies|to|[Rr]ightarrow|therefore|left|big"
-"""LaTeX that leaves a number as it is."""
-START = re.compile(r"""(?:\A|\.\.|[\s(\[{<>"'`“‘„«‹*_~#=:;,|!?→⇒⟹≈≡∴•·—…]|[^\x00-\u2fff])\Z""")
+START = re.compile(r"""(?:\A|\.\.|[\s(\[{<>"'`“‘„«‹*_~#=:;,|!?→⇒⟹≈≡∴•·—…$]|[^\x00-\u2fff])\Z""")
 """What may be before a number, its sign and its currency."""
 PART = re.compile(
     rf"""(?:{LETTER}|[)\]}}%°])[ \t]*[-+/×÷·][ \t]*\Z|[\d)\]}}][ \t]*\*+[ \t]*\Z|\w[ ]\*[ ]\Z          # an operand
-    |[\^±≠<≤≥√÷×/@&][ \t]*\{{?\Z|[\w)][ \t]+>[ \t]*\Z|\A[^<]*[\w)]>\Z|{LETTER}_\{{?\Z           # a power, bound, root or index
-    |\\(?!(?:{COMMANDS})\b)[A-Za-z]+[ \t]*\{{?\Z|\}}[ \t]*\{{\Z|{LETTER}[('’"°]\Z|[负負第]\Z  # an argument, an ordinal""",
+    |[\^±≠<≤≥√÷×/@&][ \t]*\{{?\Z|(?:\A[ \t]*|[\w)][ \t]+)>[ \t]*\Z|\A[^<]*[\w)]>\Z|{LETTER}_\{{?\Z    # a power, bound, root or index
+    |\\[A-Za-z]+(?:\[[^\]]*\])?[ \t]*\{{?\Z|\}}[ \t]*\{{\Z|{LETTER}[('’"°]\Z|\d[).]\(\Z|[负負第年月]\Z  # an argument, an ordinal""",
     re.VERBOSE,
 )
 """What before digits makes them a part of something."""
 SAID = re.compile(
-    r"""(?:\d[ \t]+|\d[ \t]*,?[ \t]*(?:and|minus|to|[&xX])[ \t]+
-    |\b(?:or|than|plus|times|(?:divided|multiplied)[ ]by|at[ ](?:least|most)|up[ ]to)[ \t]+
-    |(?:\bnot|n['’]t|\bnever)[ \t]+(?:(?:be|equal|to|exactly)[ \t]+)*)\Z""",
+    r"""(?:\d[ \t]+|\d[ \t]*,?[ \t]*(?:[&xX]|[~—…]|\.{2,}|R|r|remainder|mod|modulo|div|choose|less|minus|to[ ]the)[ \t]*
+    |\d[ \t]*(?:%|[a-z]+)?[ \t]*,?[ \t]*\b(?:and|to|through|till|until|vs\.?|versus|(?:out[ ])?of|by|[xX])[ \t]+
+    |\d[ \t]*(?:h|hrs?|hours?|m|min(?:ute)?s?|days?|weeks?|months?|years?|ft|feet|foot|yards?|lbs?|pounds?|k?g|k?m|meters?)[ \t]+
+    |[\d)%][*_`$]*[ \t]*[-+/×÷·^%][ \t]*|(?:\A|\bis|\bof|\bratio)[ \t]*[\d.]+[ \t]+:[ \t]*
+    |\b(?:or(?:[ ](?:equal[ ]to|maybe|possibly|perhaps|even))?|than|plus|times|(?:divided|multiplied)[ ]by|at[ ](?:least|most)|up[ ]to
+        |over|under|above|below|nearly|almost|twice|thrice|double|triple|half|(?:half|third|quarter|root|square|cube|power|instead)[ ]of
+        |log(?:[ ]base)?|ln|sin|cos|tan|sqrt|step)[ \t]+
+    |(?:\b(?:not|cannot|never)|n['’]t)[ \t]+(?:(?:be|equal|to|exactly|think|believe|that|it|is|the|answer)[ \t]+)*)\Z""",
     re.IGNORECASE | re.VERBOSE,
 )
 """The same in words, without markup."""
@@ -78,19 +95,27 @@ LISTED = re.compile(r"\d[ \t]*[,;][ \t]+\Z")
 
 LINE_END = re.compile(r"[*_`$)\]}.]*[ \t]*(?:\n|\Z)")
 
-SCALES = {"hundred": 2, "k": 3, "thousand": 3, "m": 6, "mn": 6, "mln": 6, "million": 6, "b": 9, "bn": 9, "billion": 9, "trillion": 12}
+SCALES = {
+    "hundred": 2, "k": 3, "thousand": 3, "lakh": 5, "m": 6, "mn": 6, "mln": 6, "million": 6, "crore": 7, "b": 9, "bn": 9, "billion": 9,
+    "trillion": 12,
+}  # fmt: skip
 """Letters or word → power of ten."""
-SCALE = re.compile(r"[ \t]?(k|K|M|B|mn|mln|bn)(?!\w)|[-\s]*(?i:(hundred|thousand|million|billion|trillion))s?(?!\w)")
+SCALE = re.compile(r"[ \t]?(k|K|M|B|mn|mln|bn)(?!\w)|[-\s]*(?i:(hundred|thousand|lakh|million|crore|billion|trillion))s?(?!\w)")
 UNITS = (
     "[mcdknµμ]?m|in|ft|yd|mi|[mµμk]?g|t|lbs?|oz|[mcdk]?[lL]|gal|[mnµμ]?s|secs?|mins?|h|hrs?|d|yrs?|wks?|mph|kph|kmh|fps|rpm|[kMG]?Hz"
-    "|[kMG]?Wh?|k?J|V|m?A|N|k?Pa|k?cal|[kKMGT]B|USD|EUR|GBP|am|pm|AM|PM|pts?|px|[CF]|(?!teen|fold)[a-z]{4,}"
+    "|[kMG]?Wh?|k?J|V|m?A|N|k?Pa|k?cal|[kKMGT]B|USD|EUR|GBP|CHF|kr|am|pm|AM|PM|pts?|px|[CF]|(?!teen|fold)[a-z]{4,}"
 )
-UNIT = re.compile(rf"[ \t]?[%°¢$€£¥₹](?:[CF](?!\w))?|(?:{UNITS})(?:/[a-z]+|[²³])*(?![\w^])")
-END = re.compile(r"\Z|\s|[)\]}>\"'`”’»*_~|;:!?.,…—=<$]|-[A-Za-z]|/[ ]?[A-Za-z]|[^\x00-\u2fff]|\\(?:text|mathrm|q?quad|l?dots|[)\]};!, \\])")
+UNIT = re.compile(rf"[ \t]?[%°¢$€£¥₹](?:[CF](?!\w))?|(?:{UNITS})(?:/[a-z]+|⁻?[¹²³])*(?![\w^])")
+END = re.compile(r"\Z|\s|[)\]}>\"'`”’»*_~|;:!?,…—=<$→]|\.(?![a-z])|-[A-Za-z]|/[ ]?[A-Za-z]|[^\x00-\u2fff]|\\(?:l?dots|[)\]}\\])")
 """What may follow a number and its unit."""
 CONTINUED = re.compile(
-    r"[*_`$]*(?:[ \t]*(?:[-+*/×÷·^x]|[,;]|or|and|to|)[ \t]+[-+$]?\d|[ \t]*[-+*/×÷·^][ \t]*[\d(]"
-    r"|[ \t·*]*\\?(?:pi|sqrt|π|√)(?![a-z])|[ \t]*[十百千万萬亿億≤≥≠±]|[ \t]+[<>][ \t])"
+    r"""[*_`$]*(?:[ \t]*[-+*/×÷·^x,;]?[ \t]+[-+$]?\d|[ \t]*[-+*/×÷·^%][ \t]*[\d(]|[ \t]+:[ \t]*\d|\.\(
+    |[ \t·*]*\\?(?:pi|sqrt|π|√)(?![a-z])|[ \t]+[xyz](?!\w)|[ \t]*[十百千万萬亿億兆십백천만억조≤≥≠±]|[ \t]+[<>][ \t]|[<>][a-z](?![\w>])
+    |[ \t]+(?:squared|cubed|choose|mod|at[ ](?:least|most)|or[ ](?:more|less|fewer|greater)|and[ ](?:a|one)[ ](?:half|third|quarter))\b
+    |[ \t]+(?:half(?!-)|decimals?|d\.?p|significant)\b
+    |[^\n\d]{0,24}\b(?i:or|and|to|of|than|no|wait|actually|sorry)\b[^\n\d]{0,12}\d
+    |[ \t]*(?:h|hours?|ft|feet|foot|lbs?|pounds?|days?|weeks?|months?|years?)[ \t]+\d)""",
+    re.VERBOSE,
 )
 """What after digits makes them a part of something."""
 
@@ -99,14 +124,14 @@ def check(verifier: Mapping[str, Any]) -> None:
     """Raise VerifierError if the answer is missing or not a number."""
     exactly(verifier, {"name", "answer"})
     if not isinstance(verifier["answer"], str) or number(verifier["answer"]) is None:
-        raise VerifierError(f"verifier {dict(verifier)!r}: the answer must be a number written as a text, e.g. '42'")
+        raise VerifierError(f"verifier {verifier['name']}: answer {verifier['answer']!r:.80} must be a number written as a text, e.g. '42'")
 
 
 def number(text: str) -> Fraction | None:
-    """The value of a text that is a single number, as for `read`, without a unit other than a currency or %."""
+    """The value of a text that is a single number, as for `read`, with markup at most, and without a unit other than a currency or %."""
     plain = _prepared(text).strip()
     found = TOKEN.search(plain)
-    alone = found and not SIGNED.sub("", plain[: found.start()]) and plain[found.end() :].strip() in ("", "%", "$", "€", "£")
+    alone = found and not SIGNED.sub("", plain[: found.start()]).strip("*_`{$ ") and not plain[found.end() :].strip("*_`}.%$€£ ")
     return _read(plain, found) if found and alone else None
 
 
@@ -121,7 +146,8 @@ def _prepared(text: str) -> str:
     text = text.translate(SIGNS)
     for pattern, plain in PREPARED:
         text = pattern.sub(plain, text)
-    return text
+    items = set(map(int, ITEM.findall(text)))
+    return ITEM.sub(lambda item: "" if items & {int(item[1]) - 1, int(item[1]) + 1} else item[0], text)
 
 
 def _read(text: str, found: re.Match[str]) -> Fraction | None:

@@ -5,12 +5,13 @@
 `python` {examples [, seconds, opened]}               the answer's code is a program that prints the `output` of each example for its
                                                       `input`
 
-The code is the first fenced block marked as Python or without a language, or else the whole answer. With `opened` the prompt has opened
-the block, and the code ends at the first fence.
+The code is the first fenced block marked as Python, or else the first without a language, or else the whole answer, all after a model's
+reasoning (`</think>`). With `opened` the prompt has opened the block, and the code ends at the first fence.
 """
 
 import re
 from collections.abc import Mapping
+from textwrap import dedent
 from typing import Any
 
 from pedigree.configs.base.problems import PedigreeError
@@ -25,10 +26,12 @@ BLOCK = re.compile(
     r"""(?:^(?P<margin>(?=[ \t>\-*+\d])[ \t]*+(?:>[ ]?)*+[ \t]*+(?:(?:[-*+]|\d++[.)])[ \t]++)?)?|(?<![\w`~]))  # or after a text in its line
         (?P<fence>(?P<mark>[`~])(?P=mark){2,}+)(?P<language>[^\n`]*)\n
         (?P<code>.*?)
-        (?:^(?(margin)[ \t>]*|[ ]{0,3})(?P=fence)(?P=mark)*+[ \t]*$|\Z)""",
+        (?:^(?(margin)[ \t>]*|[ ]{0,3})(?P=fence)(?P=mark)*+(?:[ \t]*|[ \t]+[^ \t\n]+[ \t][^\n]+)$|\Z)  # also before a sentence""",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
 """A block with both fences (CommonMark, section 4.5), so that closing fences are not taken for opening ones."""
+ENDED = re.compile(r"^([^`\n]*[^`\s])```+[ \t]*$.*", re.DOTALL | re.MULTILINE)
+"""Code up to a fence at the end of its last line."""
 
 
 def check(verifier: Mapping[str, Any]) -> None:
@@ -84,7 +87,9 @@ def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
     require()
     try:
         before, tests, entry = (verifier.get(name, "") for name in ("before", "tests", "entry"))
-        outcome = run(before, code, tests, entry, verifier.get("seconds", SECONDS), verifier.get("examples", ()))
+        outcome = run(
+            before, code if before else dedent(code), tests, entry, verifier.get("seconds", SECONDS), verifier.get("examples", ())
+        )
     except PedigreeError as error:
         raise VerifierError(str(error)) from error
     return Verdict(float(outcome.right), None, outcome.reason)
@@ -92,14 +97,15 @@ def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 def code_of(text: str, *, opened: bool) -> str:
     """The code of an answer; with `opened` the answer begins inside a block."""
-    text = text.replace("\r\n", "\n")
+    text = text.replace("\r\n", "\n").replace("\ufeff", "")
     if opened:
         return text.partition("```")[0]
-    for block in BLOCK.finditer(text):
-        language = block["language"].strip().lower().lstrip("{.")
-        if not language or (language.startswith("py") and not language.startswith("pycon")):
-            code = _without_margin(block["code"], block["margin"] or "")
-            return code.removesuffix("\n") + "\n" if code else ""
+    text = text.rpartition("</think>")[2]
+    blocks = [(block["language"].strip().lower().lstrip("{."), block) for block in BLOCK.finditer(text)]
+    marked = [block for name, block in blocks if name.startswith("py") and not name.startswith("pycon")]
+    for block in marked or [block for name, block in blocks if not name]:
+        code = ENDED.sub(r"\1", _without_margin(block["code"], block["margin"] or ""))
+        return code.removesuffix("\n") + "\n" if code else ""
     return text
 
 

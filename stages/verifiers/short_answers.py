@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+from pedigree.stages.verifiers.ifeval import visible
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 SCORES = ("f1", "exact_match")
@@ -45,8 +46,9 @@ def _answers(verifier: Mapping[str, Any]) -> Any:
 
 
 def _compared(text: str, options: Mapping[str, Any]) -> str:
-    """A text in the form that `exact_match` compares; characters that Unicode can write in several ways are written in one."""
-    text = unicodedata.normalize("NFC", text)
+    """A text in the form that `exact_match` compares; characters that Unicode can write in several ways are written in one, and
+    invisible ones are left out."""
+    text = visible(text)
     if options.get("ignore_case"):
         text = unicodedata.normalize("NFC", text.casefold())
     if options.get("ignore_punctuation"):
@@ -55,9 +57,11 @@ def _compared(text: str, options: Mapping[str, Any]) -> str:
 
 
 def _of_number(text: str, place: int) -> bool:
-    """Whether a character is between two digits, or a sign or point before a number."""
+    """Whether a character is between two digits, a sign or point before a number, or belongs to what is before it ("50%", "C#")."""
     before, after = text[place - 1 : place], text[place + 1 : place + 2]
-    return after.isdigit() and (before.isdigit() or (text[place] in "-." and not before.isalnum()))
+    if text[place] in "%‰#" and before.isalnum():
+        return True
+    return after.isdigit() and (before.isdigit() or (text[place] in "-‐‑–." and not before.isalnum()))
 
 
 def check_mentions(verifier: Mapping[str, Any]) -> None:

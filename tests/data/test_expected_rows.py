@@ -230,7 +230,7 @@ SHOWN = [
     ("conversation", {"source": None}, "source"),
     ("item", {"task": None}, "task"),
     ("preference", {"margin": 1.0}, "margin"),
-    ("item", {"verifier": None}, "none of the names"),
+    ("item", {"verifier": None}, "must have a name"),
     ("conversation", {"messages": [ASK]}, "the last turn is the user's"),
     ("preference", {"answers": []}, "there are no answers"),
 ]

@@ -40,6 +40,8 @@ ROWS = [
     ("gsm8k", np.int64(72), {"name": "gsm", "answer": "72"}),
     ("gsm8k", np.float32(0.1), {"name": "gsm", "answer": "0.1"}),
     ("gsm8k", float(np.float32(0.1)), {"name": "gsm", "answer": "0.1"}),
+    ("gsm8k", 2.0**-13, {"name": "gsm", "answer": "0.0001220703125"}),
+    ("gsm8k", float(np.float32(100000.1)), {"name": "gsm", "answer": "100000.1"}),
     ("gsm8k", 123456792.0, {"name": "gsm", "answer": "123456792"}),
     ("math", np.float64(0.25), {"name": "math", "answer": "0.25"}),
     # programs
@@ -56,6 +58,10 @@ ROWS = [
     ("code_stdio", EXAMPLES, SCRIPT),
     ("code_stdio", json.dumps([{**one, "type": "stdin_stdout"} for one in EXAMPLES]), SCRIPT),
     ("code_stdio", {"inputs": ["1 2", "2 2\n"], "outputs": ["3", "4\n"]}, SCRIPT),
+    ("code_stdio", [{"input": 1, "output": Decimal("2.0")}], {"name": "python", "examples": [{"input": "1", "output": "2"}]}),
+    ("code_stdio", {"inputs": [["1", "2"]], "outputs": [["3"]]}, {"name": "python", "examples": [{"input": "1\n2", "output": "3"}]}),
+    ("code", json.dumps(json.dumps(TESTS)), FUNCTION),
+    ("code", str(TESTS), FUNCTION),
     # several
     (
         ["math", "ifeval"],
@@ -67,6 +73,7 @@ ROWS = [
     ("ifeval", json.dumps(BULLETS), CONSTRAINT),
     ("ifeval_old", [json.dumps(BULLETS)], CONSTRAINT),
     ("IFEval", BULLETS, CONSTRAINT),
+    ("ifeval", {**BULLETS, "N": 2.0}, CONSTRAINT),  # a column of integers with nulls is one of floats
     ("ifeval", str([NEW]), SHARE),  # a Python literal, with None
     ("ifeval", str([json.dumps(NEW)]), SHARE),  # JSON within it
     ("ifeval", json.dumps([NEW]), SHARE),
@@ -91,6 +98,8 @@ REFUSED = [
     (["math", "gsm8k"], "5", r"several verifiers \(math, gsm8k\), and ground_truth has 1 values"),
     ("gsm8k", float("inf"), "no answer"),
     ("gsm8k", True, "no answer"),
+    ("math", "nan", "no answer"),
+    ("code_stdio", [{"input": "1", "output": None}], "output None"),
     ("gsm8k", Decimal("NaN"), "no answer"),
     ("code", [], "no list of tests"),
     ("code", None, "no list of tests"),
@@ -130,6 +139,25 @@ def test_a_prompt_of_an_rlvr_set_is_read_with_its_verifier():
     assert example.messages == messages and verify(example.verifier, "It is 42.").score == 1.0
     with pytest.raises(ValueError, match="dataset 'chess'"):
         layouts.example_of(row | {"dataset": "chess"})
+
+
+OWN = [
+    ({"name": "gsm", "answer": 42}, {"name": "gsm", "answer": "42"}),
+    ({"name": "math", "answer": Decimal("0.50"), "tests": None}, {"name": "math", "answer": "0.5"}),
+    (json.dumps({"name": "exact_match", "answer": ["a", "b"]}), {"name": "exact_match", "answer": ["a", "b"]}),
+    ({"name": "constraint", "function": "verify_bullet_points", "arguments": {"N": 2.0, "word": None}}, CONSTRAINT),
+    ({"name": "choice", "answer": 1.0, "labels": None}, {"name": "choice", "answer": 1}),
+    (
+        {"name": "several", "verifiers": [{"name": "gsm", "answer": 2.5}, {"name": "ifeval", "instructions": INSTRUCTIONS}]},
+        {"name": "several", "verifiers": [{"name": "gsm", "answer": "2.5"}, {"name": "ifeval", "instructions": INSTRUCTIONS}]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "verifier"), OWN)
+def test_a_rows_own_verifier_may_hold_numbers_and_the_nulls_of_a_table(given, verifier):
+    assert layouts.example_of({"prompt": "x", "verifier": given}).verifier == verifier
+    check(verifier)
 
 
 NUMBERS = {

@@ -98,6 +98,24 @@ def test_an_edit_counts_for_the_verifiers_that_it_reaches_and_no_others(root, na
     assert changed(before, root) == {f"{VERIFIER}{one}" for one in expected}
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "old", "new"),
+    [
+        ("rlvr", "stages/rlvr/rewarding.py", "given.right * score", "given.right * score - 1"),
+        ("rlvr", "stages/core/advantages.py", "EPSILON = 1e-4", "EPSILON = 1e-3"),
+        ("pair", "stages/pair/pair_selection.py", "import ", "import abc\nimport "),
+        ("sft", "data/chat/chat.py", "import ", "import abc\nimport "),
+    ],
+)
+def test_rewards_selections_and_templates_are_part_of_what_made_a_result(root, kind, name, old, new):
+    node = Node("r", "made", kind, KINDS[kind].config.model_construct(), (), KINDS[kind].output, (), "")
+    made = Run(schema_version=1, decided_by=deciding_code(node, [], root))
+    assert changes(node, made, [], root) == changes(node, OLD, [], root) == []
+    edit(root, name, old, new)
+    (reason,) = changes(node, made, [], root)
+    assert reason.startswith(f"deciding code changed: {name} (as released -> edited, ")
+
+
 def test_a_stage_is_stale_for_the_verifiers_of_its_rows_only(root, tmp_path):
     node, folders = judged(tmp_path / "rows", "gsm8k", "mentions")
     made = Run(schema_version=1, decided_by=deciding_code(node, named_verifiers(node, folders), root))

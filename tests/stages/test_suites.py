@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from data_lab import publish, rows_of, run_stage
+from pydantic import ValidationError
 
+from pedigree.configs.base.mistakes import mistakes
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.suite_forms import Form, form_names, load_form
@@ -399,9 +401,33 @@ def test_a_canonical_solution_of_humaneval_passes_and_an_empty_one_does_not(tmp_
         assert verify(item["verifier"], "    return None\n").score == 0, name
 
 
-def test_the_form_in_the_documentation_reads_rows_and_scores_answers():
+def documented_form():
     page = (Path(__file__).parents[2] / "docs" / "forms.md").read_text()
-    form = Form.model_validate(yaml.safe_load(page.split("```yaml\n")[1].split("```")[0]))
+    return yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+
+
+def test_a_recipe_may_write_a_form_of_its_own(tmp_path):
+    given = files(tmp_path, rows=[{"country": "France", "capital": "Paris", "also_known_as": ["Lutetia"]}])
+    source = {"type": "files", "path": "rows.jsonl"}
+    config = {"record": "item", "task": "capitals", "form": documented_form(), "sources": [source]}
+    made = run_stage(tmp_path / "made", "prepare_data", config, files=given)
+    assert [row["verifier"]["answer"] for row in rows_of(made)] == [["Paris", "Lutetia"]]
+    assert made.record.config["split"] == "dev" and made.record.config["form_sha256"] == Form.model_validate(documented_form()).sha256
+    config["form"]["metrics"]["mentioned"] = {"verifer": "mentions"}
+    with pytest.raises(ValidationError) as wrong:
+        PrepareData.model_validate(config)
+    (place, message), *_ = mistakes(wrong.value, PrepareData, config)
+    assert (place, message) == (
+        ("form", "metrics", "mentioned", "verifer"),
+        "form.metrics.mentioned.verifer: unknown key; did you mean verifier?",
+    )
+    config["form"] = documented_form()
+    with pytest.raises(ValueError, match="form in this stage has no worked examples: remove `shots`"):
+        PrepareData.model_validate(config | {"shots": {"source": source}})
+
+
+def test_the_form_in_the_documentation_reads_rows_and_scores_answers():
+    form = Form.model_validate(documented_form())
     row = {"country": "France", "capital": "Paris", "also_known_as": ["Lutetia"]}
     (item,) = forms.make(form, [("p", row)], task="t", source="s").items
     assert item["messages"] == [{"role": "user", "content": "What is the capital of France? Answer with its name alone."}]

@@ -85,6 +85,13 @@ WRONG = [
     ("validate_forbidden_words", {"forbidden_words": ["cafe\u0301"]}, "the caf\u00e9"),
     ("validate_quotation", {}, '"'),
     ("validate_two_responses", {}, "******a"),
+    ("validate_quotation", {}, '""'),
+    ("validate_highlighted_sections", {"N": 1}, "****"),
+    ("validate_highlighted_sections", {"N": 2}, "**a**"),
+    ("validate_highlighted_sections", {"N": 1}, "* a\n* b"),
+    ("validate_placeholders", {"N": 2}, "[][ ]"),
+    ("validate_sections", {"N": 2, "section_splitter": "SECTION"}, "SECTION SECTION"),
+    ("validate_paragraphs", {"N": 2, "first_word": "be", "i": 2}, "Hello\n\nbest"),
     ("validate_json_format", {}, "NaN"),
     ("validate_json_format", {}, '{"a": Infinity}'),
 ]
@@ -94,6 +101,11 @@ RIGHT = [
     ("validate_choice", {"options": ["My answer is yes.", "My answer is no."]}, "Yes or no? My answer is no."),
     ("validate_no_commas", {}, "no comma; none"),
     ("validate_quotation", {}, '"a"'),
+    ("validate_highlighted_sections", {"N": 3}, "*a* **b**\nand * c *"),
+    ("validate_placeholders", {"N": 2}, "[name] [[date]]"),
+    ("validate_paragraphs", {"N": 2, "first_word": "be", "i": 2}, "Hello\n\nbe, or not"),
+    ("verify_keyword_frequency", {"word": "New York", "N": 2}, "New York, new york; New Yorker"),
+    ("verify_keyword_frequency", {"word": "don't", "N": 1}, "Don't"),
     ("validate_json_format", {}, '{"a": null}'),
 ]
 

@@ -12,7 +12,7 @@ def test_an_answer_is_scored_as_a_teacher_would(name, text, answer, score, reaso
     assert verify({"name": name, "answer": answer}, text).score == score, reason
 
 
-@pytest.mark.parametrize("answer", ["42", "-4", "1,234.50", "$29.00", "3/4", "2 1/2", "42%", "1e5", "−4"])
+@pytest.mark.parametrize("answer", ["42", "-4", "1,234.50", "$29.00", "3/4", "2 1/2", "42%", "1e5", "−4", "42.", "**42**", "$\\boxed{42}$"])
 def test_right_answers_are_numbers_in_any_of_these_forms(answer):
     check({"name": "arithmetic", "answer": answer})
 

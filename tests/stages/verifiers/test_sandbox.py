@@ -116,6 +116,15 @@ def test_an_expected_exception_reaches_the_tests():
     assert score("def f():\n    raise ValueError\n", before="", tests=tests, entry="f").score == 0
 
 
+@locked
+def test_arguments_change_in_place_where_nothing_is_returned():
+    assert score("def f(x, y):\n    x.sort()\n    y['a'][0] = 2\n", before="", tests=IN_PLACE, entry="f").reason == "right"
+    assert score("def f(x, y):\n    pass\n", before="", tests=IN_PLACE, entry="f").score == 0
+    empties = "def f(x):\n    x.clear()\n    return []\n"
+    assert score(empties, before="", tests="x = [2, 1]\nassert f(x) == sorted(x)", entry="f").score == 0
+
+
+IN_PLACE = "x, y = [2, 1], {'a': [1]}\nassert f(x, y=y) is None and (x, y) == ([1, 2], {'a': [2]})"
 FORGERIES = {
     "exit 0 before the tests": "    return 0\nimport sys\nsys.exit(0)\n",
     "exit at once": "    return 0\nimport os\nos._exit(0)\n",
@@ -262,6 +271,8 @@ SCRIPTS = [
     ("print(3)", "AssertionError: example 2 printed '3\\n'"),
     ("print(int(input().split()[0]) + 2)\nraise SystemExit(1)", "AssertionError: example 1 ended with status 1"),
     ("print(3); print(4)", "AssertionError: example 1 printed '3\\n4\\n'"),
+    ("print(sum(map(int, input().split())))\nexit()", "right"),
+    ("    print(sum(map(int, input().split())))\n    quit(0)", "right"),
     ("", None),
     ("while True:\n    print(3)", "AssertionError: example 1 ended with status -"),
     ("import os\nprint(open(f'/proc/{os.getppid()}/fd/0').read())", "AssertionError: example 1 ended with status 1"),
@@ -334,12 +345,17 @@ def test_a_sandbox_that_does_not_come_up_is_unknown_and_not_wrong(monkeypatch):
         ("    return 1\n```\nThis returns 1.", True, "    return 1\n"),
         ("def f():\n    return 1\n", False, "def f():\n    return 1\n"),
         ("Here it is:\n```python\ndef f():\n    return 1\n```\nand more", False, "def f():\n    return 1\n"),
-        ("```\nx = 1\n```\n```python\nx = 2\n```", False, "x = 1\n"),
+        ("```\n1 2\n```\n```python\nx = 2\n```\n```python\nx = 3\n```", False, "x = 2\n"),  # a block without a language shows an input
         ("```python\ncut off", False, "cut off\n"),
         ("First:\n```bash\npip install x\n```\nThen:\n```python\ndef f(): ...\n```", False, "def f(): ...\n"),
         ("```python3.11\nx = 1\n```", False, "x = 1\n"),
         ("```PY title=x.py\nx = 1\n```\n", False, "x = 1\n"),
-        ("```\n```\n```py\nx = 1\n```", False, ""),
+        ("```py\n```\n```py\nx = 1\n```", False, ""),
+        ("<think>\n```python\nx = 1\n```\n</think>\n```python\nx = 2\n```", False, "x = 2\n"),
+        ("```python\n\ufeffx = 1\n```", False, "x = 1\n"),
+        ("```python\nx = 1```\nand more", False, "x = 1\n"),
+        ("```python\nx = 1\n``` and more text", False, "x = 1\n"),
+        ("```python\nx = 1  # ``` is no fence\ny = 2\n```", False, "x = 1  # ``` is no fence\ny = 2\n"),
         ("Use ```f()``` so: ```python\nx = 1\n```", False, "x = 1\n"),
         ("```python\ndef f():\n    '''\n    ```\n    '''\n```\n", False, "def f():\n    '''\n    ```\n    '''\n"),
         ("```text\n1\n```", False, "```text\n1\n```"),

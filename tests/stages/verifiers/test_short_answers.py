@@ -46,6 +46,11 @@ EXACT = [
     ("1 2", "12", LOOSE, 0),
     ("3.5.", "3.5", LOOSE, 1),
     ("a < b", "a > b", LOOSE, 0),
+    ("\ufeffParis\u200b", "Paris", {}, 1),  # invisible characters
+    ("50", "50%", LOOSE, 0),
+    ("C", "C#", LOOSE, 0),
+    ("1", "#1", LOOSE, 1),
+    ("3", "–3", LOOSE, 0),
 ]
 
 
