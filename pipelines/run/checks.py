@@ -1,23 +1,21 @@
 """Checks before the first job of a run, shared by commands and schedules."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 
 from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.installation import missing
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.base.work import unservable
-from pedigree.configs.judging.pools import Sample
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.rows.source_models import FolderModel, SourceModel
 from pedigree.data.sources.model_folders import problem_of
-from pedigree.pipelines.estimate.amounts import Planned
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
 from pedigree.pipelines.estimate.facts import folder_of
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.quantities import counted
+from pedigree.pipelines.run.foreseen import must_fail
 from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
 from pedigree.pipelines.run.plans import Plan, plan, restorable
 
@@ -48,33 +46,12 @@ def refuse_what_must_fail(run: RunContext, addresses: Collection[str]) -> None:
     Raises:
         ConfigError: every such stage, with the remedy.
     """
-    estimates, nodes = Estimates(run.project, run.graph, run.execution), run.graph.nodes
+    estimates, nodes = Estimates(run.project, run.graph, run.execution, due=addresses), run.graph.nodes
     found = [
         (nodes[address], text) for address in nodes if address in addresses for text in must_fail(run, nodes[address], addresses, estimates)
     ]
     if found:
         raise ConfigError([Problem(run.graph.recipe, None, f"stage {node.name}: {text}") for node, text in found])
-
-
-def must_fail(run: RunContext, node: Node, due: Collection[str], estimates: Estimates) -> Iterator[str]:
-    """Why a stage cannot succeed, with remedies: a missing project file, more prompts than there are, a model that vLLM cannot serve."""
-    lacking = [name for name in node.files if not (run.project.root / name).exists()]
-    if lacking:
-        yield f"{', '.join(lacking)} does not exist in the project: add it, or change the config that names it"
-    if isinstance(node.config, Sample):
-        window, (pool,) = node.config.prompts, Planned(run.project, run.graph, node, due).inputs["prompts"].values()
-        end, rows = (window.index + 1) * window.count, pool.rows
-        if rows and rows.how != "estimated" and end > rows.value:
-            yield (
-                f"prompts {end - window.count} to {end} are configured (count {window.count}, index {window.index}), but the pool has "
-                f"{'' if rows.how == 'counted' else 'at most '}{rows.value:.0f}: lower prompts.count or prompts.index, or add prompts"
-            )
-    above = run.graph.ancestors(node.parents).intersection(due)
-    if not any(run.project.artifact(address).exists() for address in above):  # which may have the shape of an earlier recipe
-        facts, numerics = estimates.of(node).facts, run.execution.of(node.kind, node.name)[0]
-        if facts and facts.served:
-            problem = unservable(facts.served.heads, facts.served.head_dim, numerics.device, numerics.tensor_parallel)
-            yield from [problem] if problem else []
 
 
 ENGINES = {

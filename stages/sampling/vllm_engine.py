@@ -42,7 +42,10 @@ def refuse_shape(config: dict[str, Any], numerics: Numerics) -> None:
     """Raise StageError for a model that vLLM could not serve at any attempt; of unknown shapes, vLLM decides."""
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
-        problem = unservable(heads, config.get("head_dim") or hidden // heads, numerics.device, numerics.tensor_parallel)
+        keys, head_dim = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
+        dense = not (config.get("num_experts") or config.get("num_local_experts"))
+        ffn = config.get("intermediate_size") or 0 if dense else 0
+        problem = unservable(heads, keys, head_dim, ffn, numerics.device, numerics.tensor_parallel)
         if problem:
             raise StageError(problem)
 

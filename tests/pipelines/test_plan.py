@@ -110,7 +110,7 @@ def test_what_must_fail_is_refused_before_the_first_stage_runs(tmp_path, pedigre
     recipe.write_text(POOL)
     wrong = [
         "stage sample: prompts 30 to 60 are configured (count 30, index 1), but the pool has at most 40: lower prompts.count",
-        "stage rows: gone.jsonl does not exist in the project",
+        "stage rows: gone.jsonl does not exist: add it",
         "stage sample: the model's head size is 16, but vLLM on a CPU serves 32, 64",
     ]
     _, said = pedigree("run", "pool", code=2)
