@@ -1,31 +1,38 @@
 """Checks before the first job of a run, shared by commands and schedules."""
 
+import shutil
 from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 
 from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.installation import missing
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
+from pedigree.configs.judging.language_model import ByEndpoint, endpoints
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.rows.source_models import FolderModel, SourceModel
+from pedigree.data.host.machine import has_gpu
 from pedigree.data.sources.model_folders import problem_of
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
 from pedigree.pipelines.estimate.facts import folder_of
+from pedigree.pipelines.jobs import checkpoint_store
 from pedigree.pipelines.jobs.context import RunContext
-from pedigree.pipelines.quantities import counted
+from pedigree.pipelines.quantities import counted, size
 from pedigree.pipelines.run.foreseen import must_fail
 from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
+from pedigree.pipelines.run.planning import Sizes
 from pedigree.pipelines.run.plans import Plan, plan, restorable
+from pedigree.stages.sampling.endpoint import unanswering
 
 
 def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> list[Plan]:
     """Plan a run, and check that the jobs it requires can run.
 
     Raises:
-        ConfigError: a revision is not pinned, a package is missing, a repository or an asset is unavailable, the files of a model do not
-            belong together, or a stage does not fit into memory; the message names the stages.
+        ConfigError: a revision is not pinned; a package, GPU, repository, asset, server or store is unavailable; the files of a model do
+            not belong together; a stage cannot succeed; memory or disk do not suffice. The message names the stages.
     """
     refuse_unpinned(run.graph, chosen)
     planned = plan(run, chosen, forced, lenient=True)
@@ -35,13 +42,16 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
         refuse_missing_engines(run.graph, due, run.execution)
         refuse_unreachable(run.graph, due)
         refuse_missing_assets(run.graph, due)
-        refuse_what_must_fail(run, due)
+        refuse_what_must_fail(run, due, planned, forced)
         refuse_what_cannot_fit(run, planned, forced)
+        refuse_what_is_not_there(run, due, planned, forced)
     return planned
 
 
-def refuse_what_must_fail(run: RunContext, addresses: Collection[str]) -> None:
-    """Refuse to start if a stage that is due cannot succeed.
+def refuse_what_must_fail(
+    run: RunContext, addresses: Collection[str], planned: Collection[Plan] = (), forced: Collection[str] = ()
+) -> None:
+    """Refuse to start if a stage that is due, and not restored from the cache, cannot succeed.
 
     Raises:
         ConfigError: every such stage, with the remedy.
@@ -50,8 +60,44 @@ def refuse_what_must_fail(run: RunContext, addresses: Collection[str]) -> None:
     found = [
         (nodes[address], text) for address in nodes if address in addresses for text in must_fail(run, nodes[address], addresses, estimates)
     ]
-    if found:
-        raise ConfigError([Problem(run.graph.recipe, None, f"stage {node.name}: {text}") for node, text in found])
+    _refuse(run, found, planned, forced)
+
+
+def refuse_what_is_not_there(run: RunContext, due: Collection[str], planned: Collection[Plan], forced: Collection[str]) -> None:
+    """Refuse to start if this machine lacks the GPU or the disk for a stage, or its server or checkpoint store cannot be used.
+
+    Raises:
+        ConfigError: every such stage, with the remedy.
+    """
+    found, said = list[tuple[Node, str]](), dict[object, str | None]()
+    sizes = Sizes(run.project, run.graph, Estimates(run.project, run.graph, run.execution, due=due))
+    needed, free = 0, shutil.disk_usage(run.project.root).free
+    for node in (node for address, node in run.graph.nodes.items() if address in due):
+        numerics, placement = run.execution.of(node.kind, node.name)
+        kind = node.declaration
+        computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
+        if computes and numerics.device == "cuda" and not has_gpu():
+            found.append((node, "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"))
+        before, needed = needed, needed + ((sizes.of(node) or 0) if node.output in MODELS else 0)
+        if before <= free < needed:
+            found.append((node, f"the models up to here need {size(needed)} of disk, but {size(free)} are free: free some"))
+        for place in (*endpoints(node.config), placement.checkpoint_url):
+            if place is not None and place not in said:
+                said[place] = unanswering(place) if isinstance(place, ByEndpoint) else checkpoint_store.problem_of(place)
+            found += [(node, problem)] if (problem := said.get(place)) else []
+    _refuse(run, found, planned, forced)
+
+
+def _refuse(run: RunContext, found: Collection[tuple[Node, str]], planned: Collection[Plan], forced: Collection[str]) -> None:
+    """Raise ConfigError for the problems of stages that need a job."""
+    cached = restorable(run, planned, forced) if found else ()
+    named: dict[str, list[str]] = {}
+    for node, text in found:
+        if node.address not in cached:
+            named.setdefault(text, []).append(node.name)
+    if named:
+        stages = {text: f"{'stages' if len(names) > 1 else 'stage'} {', '.join(names)}" for text, names in named.items()}
+        raise ConfigError([Problem(run.graph.recipe, None, f"{which}: {text}") for text, which in stages.items()])
 
 
 ENGINES = {

@@ -2,16 +2,20 @@
 
 import json
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from handmade import build, project_at
 
-from pedigree.configs.base.document import ConfigError
+from pedigree.configs.base.document import ConfigError, Problem
+from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates
-from pedigree.pipelines.run.checks import refuse_what_must_fail
+from pedigree.pipelines.run import checks
 from pedigree.pipelines.run.foreseen import must_fail
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.planning import rows_of
@@ -51,14 +55,20 @@ def opened(folder: Path, changes: dict[str, Any], files: dict[str, str | bytes] 
 def refused(run) -> list[str]:
     """The messages; and the plan states the same."""
     try:
-        refuse_what_must_fail(run, set(run.graph.nodes))
+        checks.refuse_what_must_fail(run, set(run.graph.nodes))
     except ConfigError as error:
-        found = [problem.message for problem in error.problems]
+        found = [f"stage {name}: {text}" for names, text in map(divided, error.problems) for name in names]
     else:
         found = []
     stated = [f"stage {row.shown}: {text}" for row in rows_of(run, plan(run, lenient=True), rates=lambda: None) for text in row.warnings]
     assert set(found) <= set(stated)
     return found
+
+
+def divided(problem: Problem) -> tuple[list[str], str]:
+    """(stages, what is wrong) of a message."""
+    which, _, text = problem.message.partition(": ")
+    return which.partition(" ")[2].split(", "), text
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -210,3 +220,75 @@ def test_prompts_that_no_round_uses_and_rows_beyond_the_context_are_stated(tmp_p
     unused = "no stage uses the first 24 prompts: windows count from 0, so that rounds begin with `index: $round-1`"
     assert stated["sample_0"] == stated["sample_1"] == (unused,)
     assert stated["sample_2"] == stated["dpo_1"] == ()
+
+
+def missing(run) -> list[tuple[list[str], str]]:
+    try:
+        checks.refuse_what_is_not_there(run, set(run.graph.nodes), (), ())
+    except ConfigError as error:
+        return [divided(problem) for problem in error.problems]
+    return []
+
+
+class Locked(BaseHTTPRequestHandler):
+    """A server that answers those with the right key only."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.headers["Authorization"] == "Bearer right" else 401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def rated_by(url: str) -> dict[str, Any]:
+    by = {"type": "endpoint", "base_url": url, "model": "m"}
+    return {
+        "judge_0": {
+            "kind": "judge",
+            "in": {"completions": "sample_0"},
+            "rating": {"by": by, "rubrics": ["helpfulness"]},
+            "rating_weight": 1,
+        }
+    }
+
+
+def test_a_server_that_is_not_there_or_rejects_the_key_is_refused(tmp_path, monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Locked)
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    run = opened(tmp_path, rated_by(url))
+    assert missing(run) == [(["judge_0"], f"{url} rejects requests without a key (status 401): set PEDIGREE_127_0_0_1_KEY")]
+    monkeypatch.setenv("PEDIGREE_127_0_0_1_KEY", "right")
+    assert missing(run) == []
+    server.shutdown()
+    server.server_close()
+    ((stages, problem),) = missing(run)
+    assert stages == ["judge_0"] and problem.startswith(f"no server is at {url} ") and problem.endswith(": start it, or correct base_url")
+
+
+def test_a_store_that_cannot_be_used_is_refused_once(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    run = opened(tmp_path, {})
+    (tmp_path / "it.yaml").write_text(f"slots: 4\nplacement: {{checkpoint_url: 'file://{tmp_path}/file/store'}}\n")
+    run = open_run(run.project, Request("wrong", profile=str(tmp_path / "it.yaml")), looking=True)
+    ((stages, problem),) = missing(run)
+    assert {"sft", "rlvr"} < set(stages) and problem.startswith(f"placement.checkpoint_url file://{tmp_path}/file/store")
+
+
+def test_a_profile_for_gpus_is_refused_without_one_and_data_stages_need_none(tmp_path):
+    assert not has_gpu(tmp_path)
+    run = opened(tmp_path, {}, profile={"device": "cuda"})
+    problem = "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"
+    computing = ["sft", "sample_0", "reward", "sample_1", "judge_1", "dpo_1", "sample_2", "judge_2", "dpo_2", "rlvr", "scores", "unseen"]
+    assert missing(run) == ([] if has_gpu() else [(computing, problem)])
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    assert has_gpu(tmp_path)
+
+
+def test_models_that_exceed_the_disk_are_refused(tmp_path, monkeypatch):
+    """Of 1,279,296 parameters in fp32 for the base, and in bf16 for `sft` and `reward`: 10,234,368 bytes."""
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda place: SimpleNamespace(free=10_000_000))
+    ((stages, problem),) = missing(opened(tmp_path, {}))
+    assert (stages, problem) == (["reward"], "the models up to here need 10.2 MB of disk, but 10.0 MB are free: free some")
