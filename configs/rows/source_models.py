@@ -10,6 +10,7 @@ from pydantic import Field, computed_field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Dtype, Frozen
 from pedigree.configs.base.hub_names import Repository, Revision
+from pedigree.configs.base.jinja import jinja_problem
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.base.paths import SourcePath
 from pedigree.configs.rows.row_sources import Licensed, known_asset
@@ -132,6 +133,9 @@ class SourceModel(Frozen):
         names = shipped_templates()
         if value not in (OWN, *names):
             raise ValueError(f"chat template {value!r} is not one of {[*names, OWN]}: add configs/templates/{value}.jinja")
+        problem = None if value == OWN else jinja_problem((TEMPLATES / f"{value}.jinja").read_text())
+        if problem:
+            raise ValueError(f"configs/templates/{value}.jinja is not a Jinja template, {problem}")
         return value
 
     @field_validator("template_arguments")

@@ -16,15 +16,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pedigree.configs.base.document import read_packaged
 from pedigree.configs.base.frozen import Frozen, Many, digest
+from pedigree.configs.base.jinja import jinja_problem
 
 
 def _parsed(kind: Literal["template", "expression"], text: str) -> str:
-    from jinja2 import Environment, TemplateSyntaxError
-
-    try:
-        Environment().parse(text if kind == "template" else f"{{{{ {text} }}}}")
-    except TemplateSyntaxError as error:
-        raise ValueError(f"not a Jinja {kind}, line {error.lineno}: {error.message}") from error
+    problem = jinja_problem(text if kind == "template" else f"{{{{ {text} }}}}")
+    if problem:
+        raise ValueError(f"not a Jinja {kind}, {problem}")
     return text
 
 
