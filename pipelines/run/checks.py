@@ -24,7 +24,6 @@ from pedigree.pipelines.run.foreseen import must_fail
 from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
 from pedigree.pipelines.run.planning import Sizes
 from pedigree.pipelines.run.plans import Plan, plan, restorable
-from pedigree.stages.sampling.endpoint import unanswering
 
 
 def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> list[Plan]:
@@ -83,9 +82,15 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], planned: Col
             found.append((node, f"the models up to here need {size(needed)} of disk, but {size(free)} are free: free some"))
         for place in (*endpoints(node.config), placement.checkpoint_url):
             if place is not None and place not in said:
-                said[place] = unanswering(place) if isinstance(place, ByEndpoint) else checkpoint_store.problem_of(place)
+                said[place] = _unanswering(place) if isinstance(place, ByEndpoint) else checkpoint_store.problem_of(place)
             found += [(node, problem)] if (problem := said.get(place)) else []
     _refuse(run, found, planned, forced)
+
+
+def _unanswering(by: ByEndpoint) -> str | None:
+    from pedigree.stages.sampling.endpoint import unanswering  # with the client, for recipes that ask a server
+
+    return unanswering(by)
 
 
 def _refuse(run: RunContext, found: Collection[tuple[Node, str]], planned: Collection[Plan], forced: Collection[str]) -> None:
