@@ -1,7 +1,12 @@
 """Checks before the first job of a run, shared by commands and schedules."""
 
+import os
 import shutil
+import socket
+import urllib.error
+import urllib.request
 from collections.abc import Collection, Iterable
+from http.client import HTTPException
 from importlib.util import find_spec
 
 from pedigree.configs.base.document import ConfigError, Problem
@@ -9,7 +14,7 @@ from pedigree.configs.base.installation import missing
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.judging.language_model import ByEndpoint, endpoints
+from pedigree.configs.judging.language_model import ByEndpoint, endpoints, key_variable
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.rows.source_models import FolderModel, SourceModel
@@ -88,9 +93,21 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], planned: Col
 
 
 def _unanswering(by: ByEndpoint) -> str | None:
-    from pedigree.stages.sampling.endpoint import unanswering  # with the client, for recipes that ask a server
-
-    return unanswering(by)
+    """Why no request to a server can succeed: nothing is there, or it rejects the key. None where it answers, or needs time."""
+    variable = key_variable(by.base_url)
+    key = os.environ.get(variable, "").strip()
+    asked = urllib.request.Request(f"{by.base_url}/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        urllib.request.urlopen(asked, timeout=PROBE_S).close()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return f"{by.base_url} rejects {f'the key in {variable}' if key else 'requests without a key'} ({error}): set {variable}"
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, (ConnectionRefusedError, socket.gaierror)):
+            return f"no server is at {by.base_url} ({error.reason}): start it, or correct base_url"
+    except (OSError, ValueError, HTTPException):  # it is busy, or the key cannot be sent, which the job explains
+        pass
+    return None
 
 
 def _refuse(run: RunContext, found: Collection[tuple[Node, str]], planned: Collection[Plan], forced: Collection[str]) -> None:
@@ -105,6 +122,8 @@ def _refuse(run: RunContext, found: Collection[tuple[Node, str]], planned: Colle
         raise ConfigError([Problem(run.graph.recipe, None, f"{which}: {text}") for text, which in stages.items()])
 
 
+PROBE_S = 10.0
+"""Patience with a server before a run."""
 ENGINES = {
     "none": (),
     "torch": ("torch", "transformers"),

@@ -34,8 +34,6 @@ MOST_BYTES = 4 << 20
 """Size limit of a response body."""
 DOWN_AFTER = 3
 """Number of consecutive requests without an answer, after all retries, that mean that the server is down."""
-PROBE_S = 10.0
-"""Patience with a server that is asked before a run."""
 SHOWN = 300
 """Characters of a server's error message to keep."""
 KEPT_NAME = 200
@@ -62,24 +60,6 @@ class NoReply:
     reason: str
     refused: bool
     """True: the server rejected it and would do so again. False: it did not answer, and may later."""
-
-
-def unanswering(by: ByEndpoint) -> str | None:
-    """Why no request to a server can succeed: nothing is there, or it rejects the key. None where it answers, or needs time."""
-    import httpx
-
-    variable = key_variable(by.base_url)
-    key = os.environ.get(variable, "").strip()
-    try:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        status = httpx.get(f"{by.base_url}/models", headers=headers, timeout=PROBE_S).status_code
-    except httpx.ConnectError as error:
-        return f"no server is at {by.base_url} ({error}): start it, or correct base_url"
-    except (httpx.HTTPError, ValueError):  # it is busy, or speaks in another way, or the key is invalid, which the job explains
-        return None
-    if status not in (401, 403):
-        return None
-    return f"{by.base_url} rejects {f'the key in {variable}' if key else 'requests without a key'} (status {status}): set {variable}"
 
 
 class MalformedReply(ValueError):

@@ -258,7 +258,9 @@ def test_a_server_that_is_not_there_or_rejects_the_key_is_refused(tmp_path, monk
     url = f"http://127.0.0.1:{server.server_port}/v1"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     run = opened(tmp_path, rated_by(url))
-    assert missing(run) == [(["judge_0"], f"{url} rejects requests without a key (status 401): set PEDIGREE_127_0_0_1_KEY")]
+    assert missing(run) == [
+        (["judge_0"], f"{url} rejects requests without a key (HTTP Error 401: Unauthorized): set PEDIGREE_127_0_0_1_KEY")
+    ]
     monkeypatch.setenv("PEDIGREE_127_0_0_1_KEY", "right")
     assert missing(run) == []
     server.shutdown()
