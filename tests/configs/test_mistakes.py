@@ -147,7 +147,5 @@ def test_wrong_jinja_of_a_chat_template_is_told_with_its_file_and_line(tmp_path,
     monkeypatch.setattr(source_models, "TEMPLATES", tmp_path)
     text = "{% for one in messages %}{% generation %}\n{{ one.content | nothing }}{% endgeneration %}{% endfor %}"
     (tmp_path / "mine.jinja").write_text(text)
-    with pytest.raises(
-        ValidationError, match=r"mine.jinja is not a Jinja template, line 2: there is no filter 'nothing'"
-    ):
+    with pytest.raises(ValidationError, match=r"mine.jinja is not a Jinja template, line 2: there is no filter 'nothing'"):
         source_models.SourceModel.model_validate({"source": {"type": "folder", "path": "m"}, "chat_template": "mine"})
