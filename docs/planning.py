@@ -24,6 +24,11 @@ shortfall and the settings that would make it fit, each verified against the est
 the stage before any job starts. A stage restored from the cache (`cached`) runs no job: it takes no time and is not refused, unless the
 cache turns out to be damaged, in which case it is refused just before its job would start. `--json` has every term in bytes.
 
+The plan also states, and `run` refuses before its first stage, whatever cannot succeed: missing files, files whose first rows cannot be
+read, fewer rows or prompts than a stage takes, answers longer than the model's context, layers for `lora` that the model lacks, a
+`reference` of another vocabulary, models that vLLM cannot serve, answers and scores that nothing makes. `run` alone checks what only the
+machine knows: a GPU, disk for the models, servers and their keys, and the checkpoint store.
+
 ```console
 $ pedigree plan demo --execution gpu8
 $ pedigree plan demo --execution gpu8 --json

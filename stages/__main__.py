@@ -28,7 +28,7 @@ from pedigree.data.host.process import leave, uncollected
 from pedigree.data.store.durable import sync_tree
 from pedigree.data.store.storage import StoreError
 from pedigree.data.store.untrusted import described
-from pedigree.stages.job.failures import BUGS, EngineLost, NotFinite, Preempted, StageError, is_full, storage_cause
+from pedigree.stages.job.failures import BUGS, EngineLost, NotFinite, Preempted, StageError, is_full, lasting, storage_cause
 from pedigree.stages.job.inputs import check_untouched, open_inputs
 from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.job.outcome import LONGEST_MESSAGE
@@ -74,6 +74,8 @@ def work(spec: JobSpec, job: Job) -> int:
         show(error, cause)
         if cause != "collective" or not (folder / "done.json").exists():  # a collective error only means that another rank has failed
             message = f"{type(error).__name__}: {error}" if cause == "bug" else str(error) or repr(error)
+            remedy = None if isinstance(error, PedigreeError) else lasting(error)
+            message += f": {remedy}" if remedy else ""
             end(job, ok=False, cause=cause, message=message[:LONGEST_MESSAGE])
         return 1
     return 0
@@ -81,7 +83,7 @@ def work(spec: JobSpec, job: Job) -> int:
 
 def show(error: BaseException, cause: str, file: TextIO | None = None) -> None:
     """Write a failure to the log: an expected one without a traceback."""
-    if cause == "refused":
+    if cause == "refused" and isinstance(error, PedigreeError):
         print(f"refused: {error}", file=file or sys.stderr, flush=True)
     else:
         traceback.print_exception(error, file=file)
@@ -197,6 +199,8 @@ def cause_of(error: BaseException, folder: Path) -> str:
     if isinstance(error, StoreError):
         return "storage" if error.passing else "refused"
     if isinstance(error, PedigreeError):
+        return "refused"
+    if lasting(error):
         return "refused"
     if isinstance(error, BUGS):
         return "bug"

@@ -45,10 +45,13 @@ class Amount:
         return self if self.value <= bound else Amount(bound, self.how)
 
 
-def unservable(heads: int, head_dim: int, device: str, ranks: int) -> str | None:
+def unservable(heads: int, kv_heads: int, head_dim: int, ffn: int, device: str, ranks: int) -> str | None:
     """Why vLLM cannot serve a model of this shape on so many ranks, or None."""
-    if heads % ranks:
-        return f"tensor_parallel {ranks} does not divide the model's {heads} attention heads: use one of its divisors"
+    for count, part in ((heads, "attention heads"), (ffn, "columns of its MLP")):
+        if count % ranks:
+            return f"tensor_parallel {ranks} does not divide the model's {count} {part}: use one of its divisors"
+    if kv_heads % ranks and ranks % kv_heads:
+        return f"tensor_parallel {ranks} is neither a divisor nor a multiple of the model's {kv_heads} key-value heads: choose one"
     if device == "cpu" and head_dim not in CPU_HEAD_DIMS:
         sizes = ", ".join(map(str, CPU_HEAD_DIMS))
         return f"the model's head size is {head_dim}, but vLLM on a CPU serves {sizes}: use a model with one of these, or a GPU"
@@ -192,6 +195,10 @@ class PlannedStage(Protocol):
 
     def packaged_texts(self, asset: str) -> Sequence[str]:
         """The text of each row of a packaged file; none where it is not on this machine."""
+        ...
+
+    def rows_in(self, path: str) -> int | None:
+        """Rows in a file or folder of this machine, at most; None where they are unknown."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Config of the language model that a stage queries: a policy of the recipe, or a server."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -81,9 +81,18 @@ def asking_problem(port: str) -> Callable[[Any, Arrived], str | None]:
     return problem
 
 
+def endpoints(config: Frozen) -> Iterator[ByEndpoint]:
+    """The servers that a config, or any part of it, names."""
+    if isinstance(config, ByEndpoint):
+        yield config
+    for part in vars(config).values():
+        if isinstance(part, Frozen):
+            yield from endpoints(part)
+
+
 def asks_endpoint(config: Frozen) -> bool:
     """Whether a config, or any part of it, names a server."""
-    return isinstance(config, ByEndpoint) or any(isinstance(part, Frozen) and asks_endpoint(part) for part in vars(config).values())
+    return next(endpoints(config), None) is not None
 
 
 def speaker_sampling_plan(by: Speaker, port: str, answer: int, field: str = "by") -> SamplingPlan | None:

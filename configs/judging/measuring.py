@@ -40,6 +40,10 @@ def evaluate_problem(config: Evaluate, arrived: Arrived) -> str | None:
     """Error message if these suites do not fit the config, else None."""
     made = {label: given.config for label, given in arrived.get("suites", {}).items() if isinstance(given.config, PrepareData)}
     without = [label for label, suite in made.items() if suite.form is None]
+    for label, suite in made.items():
+        twin = next((other for other, given in made.items() if other != label and given.task == suite.task), None)
+        if twin and suite.form:
+            return f"task {suite.task} is in the suites {label} and {twin}: give each suite its own task name"
     if without and config.sampling is None:
         return f"suite {without[0]} has no form, so the sampling parameters are undefined: set sampling"
     if made and not without and config.sampling is not None:

@@ -10,6 +10,7 @@ from pydantic import Field, computed_field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Dtype, Frozen
 from pedigree.configs.base.hub_names import Repository, Revision
+from pedigree.configs.base.jinja import jinja_problem
 from pedigree.configs.base.mistakes import not_one_of
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.base.paths import SourcePath
@@ -132,6 +133,9 @@ class SourceModel(Frozen):
     def _check_template(cls, value: str) -> str:
         if value not in (names := (OWN, *shipped_templates())):
             raise ValueError(f"chat template {not_one_of(value, names, f'add configs/templates/{value}.jinja')}")
+        problem = None if value == OWN else jinja_problem((TEMPLATES / f"{value}.jinja").read_text())
+        if problem:
+            raise ValueError(f"configs/templates/{value}.jinja is not a Jinja template, {problem}")
         return value
 
     @field_validator("template_arguments")

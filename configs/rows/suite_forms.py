@@ -15,16 +15,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from pedigree.configs.base.frozen import Frozen, Many, digest
+from pedigree.configs.base.jinja import jinja_problem
 from pedigree.configs.base.mistakes import not_one_of, read_packaged
 
 
 def _parsed(kind: Literal["template", "expression"], text: str) -> str:
-    from jinja2 import Environment, TemplateSyntaxError
-
-    try:
-        Environment().parse(text if kind == "template" else f"{{{{ {text} }}}}")
-    except TemplateSyntaxError as error:
-        raise ValueError(f"not a Jinja {kind}, line {error.lineno}: {error.message}") from error
+    problem = jinja_problem(text if kind == "template" else f"{{{{ {text} }}}}")
+    if problem:
+        raise ValueError(f"not a Jinja {kind}, {problem}")
     return text
 
 

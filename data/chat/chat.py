@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from pedigree.configs.base.jinja import MARKS
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.training import TrainOn
 from pedigree.data.chat.tools import OFFERED, arguments_of, turns_of
@@ -40,7 +41,6 @@ PROBE: list[Message] = [
 CONTROL = re.compile(r"<\|\w+\|>|<bos>|<(?:start|end)_of_turn>|</?s>|\[/?(?:INST|AVAILABLE_TOOLS|TOOL_RESULTS)\]|\[TOOL_CALLS\]")
 """Control tokens as written in templates: the common form, Gemma's, Mistral's. In templates whose turns end with the EOS token they are
 plain text, as in Tülu's."""
-MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 GIVEN = {"messages", "add_generation_prompt"}
 """Variables of every template, besides token names such as `eos_token`."""
 CALLS_OF_TOOLS, RESULTS_OF_TOOLS = re.compile(r"\btool_calls\b"), re.compile(rf"['\"]{RESULT}['\"]")

@@ -49,6 +49,11 @@ def instruction_sets(root: Path = ROOT) -> tuple[str, ...]:
     return ()
 
 
+def has_gpu(root: Path = ROOT) -> bool:
+    """Whether the kernel offers a GPU: NVIDIA's, AMD's, or that of WSL."""
+    return any((root / "dev").glob("nvidia[0-9]*")) or any((root / "dev" / name).exists() for name in ("kfd", "dxg"))
+
+
 def has_bf16_units(root: Path = ROOT) -> bool:
     """Whether the processor multiplies bf16 in hardware, and libraries may use it."""
     limited = any(os.environ.get(name, "").upper() in WITHOUT_BF16 for name in ONEDNN_LIMITS)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from pedigree.configs.base.jinja import jinja_problem
 from pedigree.configs.rows.source_models import OWN, SourceModel, shipped_templates
 from pedigree.data.store.untrusted import LINEAGE_BYTES, ArtifactError, read_json, read_plain
 
@@ -41,10 +42,16 @@ def problem_of(folder: Path, config: SourceModel) -> str | None:
             _problem_of_weights(folder)
             or ("its config.json has no model_type: restore the file" if not model.get("model_type") else None)
             or _problem_of_tokenizer(folder, model)
-            or (choice() if config.chat_template == OWN and own_template(folder) is None else None)
+            or (_problem_of_template(own_template(folder)) if config.chat_template == OWN else None)
         )
     except (ArtifactError, OSError) as error:
         return f"a file of the model cannot be read: {error}"
+
+
+def _problem_of_template(own: str | None) -> str | None:
+    problem = None if own is None else jinja_problem(own)
+    fix = f"restore the file, or set chat_template to one of {', '.join(shipped_templates())}"
+    return choice() if own is None else f"its chat template is not Jinja, {problem}: {fix}" if problem else None
 
 
 def choice() -> str:

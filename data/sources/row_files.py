@@ -7,7 +7,7 @@ import zlib
 from codecs import BOM_UTF8, BOM_UTF32_LE
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -16,6 +16,7 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.row_sources import LAYOUT_COLUMNS, Stored
 from pedigree.data.artifacts import assets
 from pedigree.data.records.records import characters_in
+from pedigree.data.sources.dialogues import is_tree
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -25,6 +26,8 @@ BLOCK_BYTES, BLOCK_ROWS = 1 << 22, 1000
 """Size of the blocks that are parsed at a time."""
 LONGEST_LINE = 64 << 20
 """Maximum bytes of a JSONL row."""
+COUNTED_BYTES = 1 << 28
+"""Bytes of text up to which a plan counts rows."""
 LARGEST_JSON = 2 << 30
 """Maximum bytes of a JSON list, which is loaded whole and takes several times as much memory."""
 SHOWN = 3
@@ -385,6 +388,35 @@ def _explained(what: str) -> Iterator[None]:
 
 
 READERS: dict[str, Callable[[Path], Iterator[Block]]] = {".jsonl": _jsonl, ".jsonl.gz": _packed, ".json": _json, ".parquet": _parquet}
+
+
+def rows_at_most(path: Path) -> int | None:
+    """Bound of the rows of a file or folder, by its lines or metadata; None where counting takes long, or a row is split into several."""
+    files = _files(path) if path.is_dir() else [path]
+    if sum(file.stat().st_size for file in files if file.suffix != ".parquet") > COUNTED_BYTES:
+        return None
+    first = [row for file in files for _, row in islice(read(file), 1) if isinstance(row, dict)]
+    if any(is_tree({"prompt": value}) for row in first for value in row.values()):
+        return None
+    return sum(_counted(file, file.stat().st_mtime_ns) for file in files)
+
+
+@lru_cache(maxsize=512)
+def _counted(file: Path, modified: int) -> int:
+    """Of a file as it was at some moment."""
+    match ending(file):
+        case ".parquet":
+            from pyarrow import parquet
+
+            with _explained(f"{file.name} is not Parquet"):
+                return parquet.read_metadata(file).num_rows
+        case ".json":
+            return sum(1 for _ in read(file))
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        rows, last = 0, b"\n"
+        for last in filter(None, _pieces(stream)):
+            rows += last.count(b"\n")
+        return rows + (not last.endswith(b"\n"))
 
 
 def first_rows(file: Path, count: int) -> bytes | None:

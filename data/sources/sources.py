@@ -6,7 +6,7 @@ the row, so it depends on the row alone.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -159,6 +159,30 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
         return _parsed(rows, made)._replace(out_of_turn=met)
 
     return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source), record=record)
+
+
+def problem_of_first_rows(source: Files, path: Path, record: RecordType, task: str | None, by_form: bool) -> str | None:
+    """Why the first rows of a file already make their stage fail, before any job reads them; None where they do not.
+
+    Rows that a form reads are only looked for.
+    """
+    try:
+        given = opened(source, record, task, Outside(files={source.path: path}))
+        blocks = iter(given.blocks)
+        first = next(blocks, None)
+        if first is None:
+            return f"{given.name}: empty, without any row: add rows, or name another source"
+        if by_form or not isinstance(source.max_bad_rows, int):
+            return None
+        parsed = given.parse(first)
+        name = given.name if next(blocks, None) is None else f"the first rows of {given.name}"
+        replace(given, name=name, portion=ALL).refuse(len(parsed.rows), parsed.bad)
+        there = row_files.rows_at_most(path)
+        if source.count and not source.repeat and there is not None and source.count > there:
+            return f"{given.name}: {given.portion.said} > {there} rows: {given.portion.remedy}"
+    except (PedigreeError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _opened_examples(name: str, examples: Sequence[Example], record: RecordType, task: str | None) -> OpenSource:

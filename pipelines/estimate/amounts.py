@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.paths import place_of
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import CHARACTERS, TURN, Amount, Amounts, PlannedStage
@@ -16,7 +17,9 @@ from pedigree.configs.language.graph import Graph, Node
 from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.tools import OFFERED
-from pedigree.data.records.records import row_files, rows_in
+from pedigree.data.records import records
+from pedigree.data.records.records import rows_in
+from pedigree.data.sources import row_files
 from pedigree.data.store.untrusted import ArtifactError, open_plain
 from pedigree.pipelines.lineage.ancestry import opened
 
@@ -59,6 +62,12 @@ class Planned:
     def packaged_texts(self, asset: str) -> Sequence[str]:
         return packaged_rows(asset)
 
+    def rows_in(self, path: str) -> int | None:
+        try:
+            return row_files.rows_at_most(place_of(self.project.root, path))
+        except (PedigreeError, OSError):
+            return None
+
 
 def amounts_of(project: Project, graph: Graph, node: Node) -> Amounts:
     """Of one stage."""
@@ -96,7 +105,7 @@ def count_of(metrics: Mapping[str, Any]) -> int | None:
 
 def _mean_tokens(artifact: Artifact | None) -> float | None:
     """Tokens of a row, estimated from the text of the first ones."""
-    names = row_files(entry.path for entry in artifact.record.files) if artifact else []
+    names = records.row_files(entry.path for entry in artifact.record.files) if artifact else []
     if artifact is None or not names:
         return None
     try:
@@ -118,7 +127,7 @@ def longer_share(artifacts: Iterable[Artifact], limit: int) -> float:
     """Share of rows of which a document, a prompt with one of its answers, has more tokens than `limit`; estimated from the first ones."""
     longer = rows = 0.0
     for artifact in artifacts:
-        names, there = row_files(entry.path for entry in artifact.record.files), count_of(artifact.record.metrics)
+        names, there = records.row_files(entry.path for entry in artifact.record.files), count_of(artifact.record.metrics)
         if not names or not there:
             continue
         with open_plain(artifact.payload / names[0]) as stream:

@@ -92,6 +92,8 @@ class Estimates:
     execution: Execution
     rates: Callable[[], Rates | None] = known
     """Rates of this machine's cores, for CPU stages that have not run. `measured` takes seconds if no measurement is cached."""
+    due: Collection[str] = ()
+    """Addresses of stages whose artifacts will be replaced, so that no shape is read from them."""
     _made: dict[str, Estimate] = field(default_factory=dict)
     _known: dict[str, tuple[Amounts, Facts | str | None]] = field(default_factory=dict)
 
@@ -130,7 +132,7 @@ class Estimates:
     def _facts(self, node: Node) -> tuple[Amounts, Facts | str | None]:
         if node.address not in self._known:
             amounts = amounts_of(self.project, self.graph, node)
-            self._known[node.address] = amounts, facts_of(self.project, self.graph, node, amounts)
+            self._known[node.address] = amounts, facts_of(self.project, self.graph, node, amounts, self.due)
         return self._known[node.address]
 
     def _operations(self, node: Node, checkpointing: bool) -> float | None:
@@ -309,7 +311,7 @@ def run_seconds(run: Run | None) -> float | None:
 
 def refusals(project: Project, graph: Graph, execution: Execution, addresses: Collection[str]) -> list[tuple[Node, FitProblem]]:
     """Those of these stages that do not fit."""
-    estimates = Estimates(project, graph, execution)
+    estimates = Estimates(project, graph, execution, due=addresses)
     nodes = [node for address, node in graph.nodes.items() if address in addresses]
     return [(node, found) for node in nodes if (found := estimates.of(node).misfit)]
 

@@ -1,7 +1,7 @@
 """Find the shapes of a stage's models before it runs, from artifacts, folders, the hub cache, or a table of known models."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,16 @@ from pedigree.pipelines.estimate.shapes import PACKAGED, Shape, known_shape, sha
 from pedigree.pipelines.lineage.ancestry import opened
 
 
-def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts) -> Facts | str | None:
-    """Facts of one stage, or why its memory cannot be estimated; None if it uses no model."""
+def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts, due: Collection[str] = ()) -> Facts | str | None:
+    """Facts of one stage, or why its memory cannot be estimated; None if it uses no model. The models of stages that are `due` are those
+    that the recipe states, rather than those of an earlier one."""
     kind, config = node.declaration, node.config
     training, scoring, sampling = kind.training_plan(config), kind.scoring_plan(config), amounts.plan or kind.sampling_plan(config)
     beside = [port for port in ("reference", "value") if training and getattr(training, port)]
     ports = [*(["policy"] if training else ()), *(plan.port for plan in (scoring, sampling) if plan), *beside]
     largest: dict[str, Shape] = {}
     for port, source in _models(graph, node, ports):
-        shape = shape_of(project, graph, source)
+        shape = shape_of(project, graph, source, due)
         if shape is None:
             return f"the shape of {_origin(graph, source)} is unknown until it is downloaded or built"
         largest[port] = max(largest.get(port, shape), shape, key=lambda shape: shape.parameters)
@@ -74,9 +75,9 @@ def _above(graph: Graph, node: Node) -> Node | None:
     return next((source for _, source in _models(graph, node, tuple(node.declaration.inputs))), None)
 
 
-def shape_of(project: Project, graph: Graph, node: Node) -> Shape | None:
+def shape_of(project: Project, graph: Graph, node: Node, due: Collection[str] = ()) -> Shape | None:
     """The shape of the model that a stage produces; None if not known yet."""
-    artifact = opened(project, node)
+    artifact = None if node.address in due else opened(project, node)
     if artifact is not None:
         shape = _read(artifact.payload / "config.json")
         if shape is not None:
@@ -85,7 +86,7 @@ def shape_of(project: Project, graph: Graph, node: Node) -> Shape | None:
     if isinstance(node.config, SourceModel):
         return _of_source(project, node.config)
     above = _above(graph, node)
-    return shape_of(project, graph, above) if above else None
+    return shape_of(project, graph, above, due) if above else None
 
 
 def _of_source(project: Project, config: SourceModel) -> Shape | None:
@@ -95,7 +96,7 @@ def _of_source(project: Project, config: SourceModel) -> Shape | None:
         case RandomLlama() as made:
             return Shape(
                 layers=made.layers, hidden=made.hidden, heads=made.heads, kv_heads=made.kv_heads, head_dim=made.hidden // made.heads,
-                ffn=made.ffn, vocabulary=made.vocabulary, tied=True,
+                ffn=made.ffn, vocabulary=made.vocabulary, tied=True, context=made.context,
             )  # fmt: skip
         case FolderModel():
             return _read(folder_of(project, config.source) / "config.json")

@@ -43,6 +43,10 @@ class Shape:
     """Layers of a mixture model with a dense MLP."""
     stated: int | None = None
     """Parameter count from an artifact's record; None: use the formula."""
+    context: int | None = None
+    """Longest sequence that it was made for, in tokens; None if unknown."""
+    linear: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Last names of the linear layers in its body, of a dense model."""
 
     @property
     def attention(self) -> int:
@@ -125,7 +129,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"wide_norms": True, "tied": True},
     "gemma2": {"norms": 4, "wide_norms": True, "tied": True},
     "gemma3_text": {"norms": 4, "wide_norms": True, "qk_norm": "head", "tied": True},
-    "phi3": {},
+    "phi3": {"linear": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")},
     "granite": {},
     "smollm3": {"tied": True},
 }
@@ -158,6 +162,7 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
             ffn=_number(config, "intermediate_size"),
             vocabulary=_number(config, "vocab_size"),
             mlp_bias=bool(config.get("mlp_bias", False)),
+            context=_number(config, "max_position_embeddings") if config.get("max_position_embeddings") else None,
             **FAMILIES[kind] | stated | _mixture(config, EXPERT_WIDTH.get(kind)),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):

@@ -20,11 +20,18 @@ def prove(node: Node, placement: Placement) -> None:
     Raises:
         StageFailed: the store cannot be used; with the remedy.
     """
-    if placement.checkpoint_url is not None:
-        try:
-            storage.check(placement.checkpoint_url)
-        except StoreError as error:
-            raise StageFailed(node.address, "refused", f"placement.checkpoint_url {error}; or remove it from the profile") from error
+    problem = None if placement.checkpoint_url is None else problem_of(placement.checkpoint_url)
+    if problem:
+        raise StageFailed(node.address, "refused", problem)
+
+
+def problem_of(url: str) -> str | None:
+    """Why a store cannot be used, with the remedy, by writing and removing a small object; None if it can."""
+    try:
+        storage.check(url)
+    except StoreError as error:
+        return f"placement.checkpoint_url {error}; or remove it from the profile"
+    return None
 
 
 @dataclass(frozen=True)

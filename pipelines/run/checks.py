@@ -1,29 +1,38 @@
 """Checks before the first job of a run, shared by commands and schedules."""
 
-from collections.abc import Collection, Iterable, Iterator
+import os
+import shutil
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Collection, Iterable
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 
 from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.installation import missing
-from pedigree.configs.base.paths import place_of, written_of
+from pedigree.configs.base.kind import MODELS
+from pedigree.configs.base.paths import written_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.base.work import unservable
-from pedigree.configs.judging.pools import Sample
+from pedigree.configs.judging.language_model import ByEndpoint, endpoints, key_variable
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.rows.source_models import FolderModel, SourceModel
 from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.data.artifacts.exports import checked_records, is_export
+from pedigree.data.host.machine import has_gpu
 from pedigree.data.sources.model_folders import problem_of
-from pedigree.pipelines.estimate.amounts import Planned
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
 from pedigree.pipelines.estimate.facts import folder_of
+from pedigree.pipelines.jobs import checkpoint_store
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.ledger.identity import HASHES
-from pedigree.pipelines.quantities import counted
+from pedigree.pipelines.quantities import counted, size
+from pedigree.pipelines.run.foreseen import must_fail
 from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
+from pedigree.pipelines.run.planning import Sizes
 from pedigree.pipelines.run.plans import Plan, plan, restorable
 
 
@@ -31,8 +40,8 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
     """Plan a run, and check that the jobs it requires can run.
 
     Raises:
-        ConfigError: a revision is not pinned, a package is missing, a repository or an asset is unavailable, the files of a model do not
-            belong together, or a stage does not fit into memory; the message names the stages.
+        ConfigError: a revision is not pinned; a package, GPU, repository, asset, server or store is unavailable; the files of a model do
+            not belong together; a stage cannot succeed; memory or disk do not suffice. The message names the stages.
     """
     refuse_unpinned(run.graph, chosen)
     planned = plan(run, chosen, forced, lenient=True)
@@ -42,47 +51,84 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
         refuse_missing_engines(run.graph, due, run.execution)
         refuse_unreachable(run.graph, due)
         refuse_missing_assets(run.graph, due)
-        refuse_what_must_fail(run, due)
+        refuse_what_must_fail(run, due, planned, forced)
         refuse_what_cannot_fit(run, planned, forced)
+        refuse_what_is_not_there(run, due, planned, forced)
     return planned
 
 
-def refuse_what_must_fail(run: RunContext, addresses: Collection[str]) -> None:
-    """Refuse to start if a stage that is due cannot succeed.
+def refuse_what_must_fail(
+    run: RunContext, addresses: Collection[str], planned: Collection[Plan] = (), forced: Collection[str] = ()
+) -> None:
+    """Refuse to start if a stage that is due, and not restored from the cache, cannot succeed.
 
     Raises:
         ConfigError: every such stage, with the remedy.
     """
-    estimates, nodes = Estimates(run.project, run.graph, run.execution), run.graph.nodes
+    estimates, nodes = Estimates(run.project, run.graph, run.execution, due=addresses), run.graph.nodes
     found = [
         (nodes[address], text) for address in nodes if address in addresses for text in must_fail(run, nodes[address], addresses, estimates)
     ]
-    if found:
-        raise ConfigError([Problem(run.graph.recipe, None, f"stage {node.name}: {text}") for node, text in found])
+    _refuse(run, found, planned, forced)
 
 
-def must_fail(run: RunContext, node: Node, due: Collection[str], estimates: Estimates) -> Iterator[str]:
-    """Why a stage cannot succeed, with remedies: a missing project file, more prompts than there are, a model that vLLM cannot serve."""
-    recorded = run.ledger.source_files(node.address)  # those in the remote are fetched by their hashes
-    lacking = [written_of(name) for name in node.files if not place_of(run.project.root, name).exists() and name not in recorded]
-    if lacking:
-        yield f"{', '.join(lacking)} does not exist: add it, or change the config that names it"
-    if isinstance(node.config, Sample):
-        window, (pool,) = node.config.prompts, Planned(run.project, run.graph, node, due).inputs["prompts"].values()
-        end, rows = (window.index + 1) * window.count, pool.rows
-        if rows and rows.how != "estimated" and end > rows.value:
-            yield (
-                f"prompts {end - window.count} to {end} are configured (count {window.count}, index {window.index}), but the pool has "
-                f"{'' if rows.how == 'counted' else 'at most '}{rows.value:.0f}: lower prompts.count or prompts.index, or add prompts"
-            )
-    above = run.graph.ancestors(node.parents).intersection(due)
-    if not any(run.project.artifact(address).exists() for address in above):  # which may have the shape of an earlier recipe
-        facts, numerics = estimates.of(node).facts, run.execution.of(node.kind, node.name)[0]
-        if facts and facts.served:
-            problem = unservable(facts.served.heads, facts.served.head_dim, numerics.device, numerics.tensor_parallel)
-            yield from [problem] if problem else []
+def refuse_what_is_not_there(run: RunContext, due: Collection[str], planned: Collection[Plan], forced: Collection[str]) -> None:
+    """Refuse to start if this machine lacks the GPU or the disk for a stage, or its server or checkpoint store cannot be used.
+
+    Raises:
+        ConfigError: every such stage, with the remedy.
+    """
+    found, said = list[tuple[Node, str]](), dict[object, str | None]()
+    sizes = Sizes(run.project, run.graph, Estimates(run.project, run.graph, run.execution, due=due))
+    needed, free = 0, shutil.disk_usage(run.project.root).free
+    for node in (node for address, node in run.graph.nodes.items() if address in due):
+        numerics, placement = run.execution.of(node.kind, node.name)
+        kind = node.declaration
+        computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
+        if computes and numerics.device == "cuda" and not has_gpu():
+            found.append((node, "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"))
+        before, needed = needed, needed + ((sizes.of(node) or 0) if node.output in MODELS else 0)
+        if before <= free < needed:
+            found.append((node, f"the models up to here need {size(needed)} of disk, but {size(free)} are free: free some"))
+        for place in (*endpoints(node.config), placement.checkpoint_url):
+            if place is not None and place not in said:
+                said[place] = _unanswering(place) if isinstance(place, ByEndpoint) else checkpoint_store.problem_of(place)
+            found += [(node, problem)] if (problem := said.get(place)) else []
+    _refuse(run, found, planned, forced)
 
 
+def _unanswering(by: ByEndpoint) -> str | None:
+    """Why no request to a server can succeed: nothing is there, or it rejects the key. None where it answers, or needs time."""
+    variable = key_variable(by.base_url)
+    key = os.environ.get(variable, "").strip()
+    asked = urllib.request.Request(f"{by.base_url}/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        urllib.request.urlopen(asked, timeout=PROBE_S).close()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return f"{by.base_url} rejects {f'the key in {variable}' if key else 'requests without a key'} ({error}): set {variable}"
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, (ConnectionRefusedError, socket.gaierror)):
+            return f"no server is at {by.base_url} ({error.reason}): start it, or correct base_url"
+    except (OSError, ValueError, HTTPException):  # it is busy, or the key cannot be sent, which the job explains
+        pass
+    return None
+
+
+def _refuse(run: RunContext, found: Collection[tuple[Node, str]], planned: Collection[Plan], forced: Collection[str]) -> None:
+    """Raise ConfigError for the problems of stages that need a job."""
+    cached = restorable(run, planned, forced) if found else ()
+    named: dict[str, list[str]] = {}
+    for node, text in found:
+        if node.address not in cached:
+            named.setdefault(text, []).append(node.name)
+    if named:
+        stages = {text: f"{'stages' if len(names) > 1 else 'stage'} {', '.join(names)}" for text, names in named.items()}
+        raise ConfigError([Problem(run.graph.recipe, None, f"{which}: {text}") for text, which in stages.items()])
+
+
+PROBE_S = 10.0
+"""Patience with a server before a run."""
 ENGINES = {
     "none": (),
     "torch": ("torch", "transformers"),

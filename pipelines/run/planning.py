@@ -24,7 +24,7 @@ from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.json_documents import ONE_WORD, Hidden, Opaque, rounded
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.quantities import counted
-from pedigree.pipelines.run.checks import must_fail
+from pedigree.pipelines.run.foreseen import hints, must_fail
 from pedigree.pipelines.run.plans import Plan, StageSummary, restorable
 
 SETTLED: tuple[str, ...] = ("up to date", "in the remote")
@@ -133,9 +133,9 @@ def rows_of(
     run: RunContext, planned: Collection[Plan], forced: Collection[str] = (), rates: Callable[[], Rates | None] = known
 ) -> list[PlannedStage]:
     """Return one row per planned stage, in order. `rates` returns the speed of this machine's cores, for CPU time estimates."""
-    estimates = Estimates(run.project, run.graph, run.execution, rates)
-    sizes = Sizes(run.project, run.graph, estimates)
     stale = {entry.node.address for entry in planned if entry.reasons}
+    estimates = Estimates(run.project, run.graph, run.execution, rates, stale)
+    sizes = Sizes(run.project, run.graph, estimates)
     cached = restorable(run, planned, forced)
     return [_row(run, entry, stale, cached, sizes) for entry in planned]
 
@@ -221,7 +221,7 @@ def _warnings(run: RunContext, node: Node, state: str, due: Collection[str], est
     if state in JOBLESS:
         artifact = opened(run.project, node)
         return artifact.record.marks if artifact else ()
-    found, rows = [*must_fail(run, node, due, estimates)], estimates.of(node).amounts.rows
+    found, rows = [*must_fail(run, node, due, estimates), *hints(run.graph, node, estimates)], estimates.of(node).amounts.rows
     limit = next((name for name in ("max_prompt_length", "max_length") if hasattr(node.config, name)), None)
     if limit and node.declaration.trains and getattr(node.config, "too_long", "drop") == "drop":
         given = [opened(run.project, run.graph.nodes[edge.source]) for edge in node.edges if edge.port in node.declaration.trains_on]

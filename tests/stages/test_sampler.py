@@ -304,7 +304,8 @@ def test_the_process_of_a_further_engine_starts_while_the_one_before_it_works(en
 @pytest.mark.parametrize(
     ("broken", "problem", "said"),
     [
-        ("raise ImportError('libcudart.so.13: cannot open shared object file')", EngineLost, "ImportError: libcudart.so.13: cannot open"),
+        ("raise ImportError('libcudart.so.13: cannot open')", StageError, r"vLLM cannot be imported \(libcudart.*: run `make setup`"),
+        ("raise RuntimeError('the port is in use')", EngineLost, "RuntimeError: the port is in use"),
         ("raise ModuleNotFoundError('No module named vllm.engine')", StageError, "vLLM cannot be imported .*: run `make setup`"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", EngineLost, "was killed by SIGKILL"),
     ],

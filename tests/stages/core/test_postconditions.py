@@ -105,6 +105,9 @@ def test_rows_that_were_not_written(tmp_path: Path) -> None:
 def test_every_failure_has_its_cause(tmp_path: Path) -> None:
     words: dict[str, list[Exception]] = {
         "refused": [
+            RuntimeError("CUDA error: no kernel image is available for execution on the device"),
+            RuntimeError("Found no NVIDIA driver on your system"),
+            EngineLost("lost engine: RuntimeError: start (0) + length (512) exceeds dimension size (256)."),
             *(PedigreeError("x"), StageError("x"), ChatError("x"), ArtifactError("x"), VerifierError("x"), StoreError("x", False)),
         ],
         "bug": [

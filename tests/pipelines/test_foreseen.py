@@ -1,0 +1,296 @@
+"""What must fail is refused before the first stage runs, and the plan states it: files, rows, prompts, models that a stage cannot use."""
+
+import json
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from handmade import build, project_at
+
+from pedigree.configs.base.document import ConfigError, Problem
+from pedigree.data.host.machine import has_gpu
+from pedigree.pipelines.estimate.estimates import Estimates
+from pedigree.pipelines.run import checks
+from pedigree.pipelines.run.foreseen import must_fail
+from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.planning import rows_of
+from pedigree.pipelines.run.plans import plan
+
+RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
+OTHER = {
+    "kind": "source_model",
+    "in": {"corpus": ["chat"]},
+    "source": {"type": "random_llama", "layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "ffn": 64, "vocabulary": 400, "context": 256},
+}
+ROWS = "".join(json.dumps({"prompt": f"question {number}", "completion": "answer"}) + "\n" for number in range(10))
+DPO, SAMPLE = "online.stages.dpo", "online.stages.sample"
+
+
+def opened(folder: Path, changes: dict[str, Any], files: dict[str, str | bytes] | None = None, profile: dict[str, Any] | None = None):
+    """A run of `tiny` with changed fields, by dotted places."""
+    project = project_at(folder)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    for name, content in (files or {}).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    document = yaml.safe_load((RECIPES / "tiny.yaml").read_text())
+    for place, value in changes.items():
+        *above, last = place.split(".")
+        inside = document["stages"]
+        for name in above:
+            inside = inside[name]
+        inside[last] = value
+    (project.recipes / "wrong.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    numerics = {"numerics": {"device": "cpu", **(profile or {})}}
+    (folder / "it.yaml").write_text(yaml.safe_dump({"slots": 4, **numerics}))
+    return open_run(project, Request("wrong", profile=str(folder / "it.yaml")), looking=True)
+
+
+def refused(run) -> list[str]:
+    """The messages; and the plan states the same."""
+    try:
+        checks.refuse_what_must_fail(run, set(run.graph.nodes))
+    except ConfigError as error:
+        found = [f"stage {name}: {text}" for names, text in map(divided, error.problems) for name in names]
+    else:
+        found = []
+    stated = [f"stage {row.shown}: {text}" for row in rows_of(run, plan(run, lenient=True), rates=lambda: None) for text in row.warnings]
+    assert set(found) <= set(stated)
+    return found
+
+
+def divided(problem: Problem) -> tuple[list[str], str]:
+    """(stages, what is wrong) of a message."""
+    which, _, text = problem.message.partition(": ")
+    return which.partition(" ")[2].split(", "), text
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "layers": (
+        {f"{DPO}.lora": {"targets": ["q_proj", "w1"]}},
+        "stage dpo_1: lora.targets: the model has no linear layer 'w1'; it has q_proj",
+    ),
+    "answer": ({"scores.sampling": {"max_tokens": 256}}, "stage scores: a prompt and max_tokens 256 exceed the model's context of 256"),
+    "rollout": (
+        {"rlvr.max_prompt_length": 249},
+        "stage rlvr: max_prompt_length 249 and max_tokens 8 exceed the model's context of 256 tokens: lower one of them",
+    ),
+    "prompts": ({"rlvr.prompts_per_step": 201}, "stage rlvr: a step requires 201 prompts, but the pool has at most 200: lower"),
+    "window": (
+        {f"{SAMPLE}.prompts.count": 67},
+        "stage sample_2: prompts 134 to 201 are configured (count 67, index 2), but the pool has at",
+    ),
+    "answers": ({f"{SAMPLE}.samples_per_prompt": 1}, "stage pair_1: it compares 2 answers to a prompt, but there is 1: raise"),
+    "best of n": (
+        {"over": {"kind": "overoptimization", "in": {"judgments": "judge_1"}, "max_n": 5}},
+        "stage over: it compares 5 answers to a prompt, but there is 4",
+    ),
+    "task": ({"best.task": "gsm8k"}, "stage best: scores does not score the task 'gsm8k'; its suites have the tasks arithmetic"),
+    "candidate": ({"scores.in.policies": ["sft", "rlvr"]}, "stage best: scores does not evaluate the candidate wrong/dpo_2: add it"),
+    "delta": (
+        {"pair_0": {"kind": "pair", "in": {"completions": "sample_0"}, "strategy": {"type": "delta", "strong": "sft", "weak": "bse"}}},
+        "stage pair_0: strategy.weak is 'bse', but the completions are from sft, base",
+    ),
+    "reference": (
+        {"other": OTHER, f"{DPO}.in.reference": "other"},
+        "stage dpo_2: the reference has a vocabulary of 400 and the policy one of 512: use one of the same base model",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_stage_that_cannot_succeed_is_refused(tmp_path, case):
+    changes, message = WRONG[case]
+    found = refused(opened(tmp_path, changes))
+    assert any(text.startswith(message) for text in found), found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rlvr.max_prompt_length": 248, "rlvr.prompts_per_step": 200, "rlvr.steps": 1, f"{SAMPLE}.prompts.count": 66},
+        {f"{DPO}.lora": {"targets": ["self_attn.q_proj", "down_proj"]}, "scores.sampling": {"max_tokens": 255}},
+        {"over": {"kind": "overoptimization", "in": {"judgments": "judge_1"}, "max_n": 4}},
+    ],
+)
+def test_a_stage_at_its_bounds_is_not_refused(tmp_path, changes):
+    assert refused(opened(tmp_path, changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "fields", "message"),
+    [
+        ({}, {}, "rows.jsonl does not exist"),
+        ({"rows.jsonl": ""}, {}, "rows: empty, without any row: add rows, or name another source"),
+        ({"rows.jsonl/README.md": "text"}, {}, "rows.jsonl holds no .json, .jsonl, .jsonl.gz, .parquet file"),
+        (
+            {"rows.jsonl": ROWS},
+            {"columns": {"prompt": "question", "completion": "completion"}},
+            "rows has no column question: its first row",
+        ),
+        ({"rows.jsonl": '{"text": "no turns"}\n'}, {}, "rows: 1 malformed rows of 1, and max_bad_rows 0 allows 0: fix the rows"),
+        ({"rows.jsonl": ROWS}, {"count": 11}, "rows: count 11 > 10 rows: take fewer"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_refused(tmp_path, files, fields, message):
+    source = {"type": "files", "path": "rows.jsonl", **fields}
+    (found,) = refused(opened(tmp_path, {"chat_raw.sources": [source]}, files))
+    assert found.startswith(f"stage chat_raw: {message}")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "fields"),
+    [
+        ("rows.jsonl", ROWS, {"count": 10}),
+        ("rows.jsonl", ROWS.replace("\n", "\r").encode("utf-16"), {}),
+        ("rows.json", json.dumps([json.loads(line) for line in ROWS.splitlines()]), {}),
+        ("rows.jsonl", f"{ROWS}broken\n", {"max_bad_rows": 1}),
+    ],
+)
+def test_rows_that_can_be_read_are_counted(tmp_path, name, rows, fields):
+    """Ten prompts: a window of ten is there, one of twelve is not."""
+    source = {"type": "files", "path": name, **fields}
+    bound = 10 + fields.get("max_bad_rows", 0)
+    changes = {"prompts_raw.sources": [source], "sample_0.prompts.count": bound, f"{SAMPLE}.prompts": {"count": bound + 1}}
+    found = refused(opened(tmp_path, changes, {name: rows}))
+    assert found == [
+        f"stage sample_{index}: prompts 0 to {bound + 1} are configured (count {bound + 1}, index 0), but the pool has at most {bound}: "
+        "lower prompts.count or prompts.index, or add prompts"
+        for index in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(("text", "problem"), [("def rows(:\n", "is not Python: "), ("def row():\n  pass\n", "has no function rows: ")])
+def test_a_program_that_cannot_run_is_refused(tmp_path, text, problem):
+    source = {"type": "program", "path": "made.py", "count": 300, "seed": 1}
+    (found,) = refused(opened(tmp_path, {"chat_raw.sources": [source]}, {"made.py": text}))
+    assert found.startswith(f"stage chat_raw: made.py {problem}")
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "problem"),
+    [
+        ({"heads": 6}, 4, "tensor_parallel 4 does not divide the model's 6 attention heads: "),
+        ({"ffn": 510}, 4, "tensor_parallel 4 does not divide the model's 510 columns of its MLP: "),
+        ({"heads": 6, "kv_heads": 6, "ffn": 768}, 3, None),
+        (
+            {"heads": 6, "kv_heads": 2, "ffn": 768},
+            3,
+            "tensor_parallel 3 is neither a divisor nor a multiple of the model's 2 key-value heads",
+        ),
+    ],
+)
+def test_ranks_that_do_not_divide_the_model_are_refused(tmp_path, model, ranks, problem):
+    source = {"layers": 3, "hidden": 192, "heads": 4, "kv_heads": 2, "ffn": 512, "vocabulary": 512, "context": 256, "type": "random_llama"}
+    found = refused(opened(tmp_path, {"base.source": source | model}, profile={"tensor_parallel": ranks}))
+    assert all(text.partition(": ")[2].startswith(problem or "?") for text in found)
+    assert bool(found) == (problem is not None)
+
+
+def test_the_shape_is_that_of_the_recipe_where_an_earlier_model_will_be_replaced(tmp_path):
+    """Its heads have 16 columns, which vLLM does not serve on a CPU; those of the artifact have 32."""
+    run = opened(tmp_path, {"base.source.heads": 12})
+    old = {"model_type": "llama", "hidden_size": 192, "num_attention_heads": 6, "num_hidden_layers": 1, "intermediate_size": 64}
+    for address in run.graph.nodes:
+        if address in run.graph.ancestors(["wrong/base"]):
+            build(run.project, run.graph, run.graph.nodes[address], {"config.json": json.dumps(old | {"vocab_size": 512})}, {}, {})
+    estimates = Estimates(run.project, run.graph, run.execution, due=set(run.graph.nodes))
+    found = [*must_fail(run, run.graph.find("scores"), set(run.graph.nodes), estimates)]
+    assert [text.partition(",")[0] for text in found] == ["the model's head size is 16"]
+
+
+def test_prompts_that_no_round_uses_and_rows_beyond_the_context_are_stated(tmp_path):
+    changes = {"sample_0.prompts": {"count": 24, "index": 1}, "rlvr.in.prompts": "more", "sft.max_length": 512}
+    more = {
+        "kind": "prepare_data",
+        "record": "prompt",
+        "sources": [{"type": "arithmetic", "operations": ["add"], "digits": [2], "count": 200, "seed": 9}],
+    }
+    clean = {"kind": "decontaminate", "in": {"data": "more_raw", "benchmarks": ["arithmetic_suite", "unseen_suite"]}}
+    run = opened(tmp_path, {**changes, "more_raw": more, "more": clean})
+    stated = {row.shown: row.warnings for row in rows_of(run, plan(run, lenient=True), rates=lambda: None)}
+    assert stated["sft"] == ("max_length 512 exceeds the model's context of 256 tokens: longer rows train positions unknown to it",)
+    unused = "no stage uses the first 24 prompts: windows count from 0, so that rounds begin with `index: $round-1`"
+    assert stated["sample_0"] == stated["sample_1"] == (unused,)
+    assert stated["sample_2"] == stated["dpo_1"] == ()
+
+
+def missing(run) -> list[tuple[list[str], str]]:
+    try:
+        checks.refuse_what_is_not_there(run, set(run.graph.nodes), (), ())
+    except ConfigError as error:
+        return [divided(problem) for problem in error.problems]
+    return []
+
+
+class Locked(BaseHTTPRequestHandler):
+    """A server that answers those with the right key only."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.headers["Authorization"] == "Bearer right" else 401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def rated_by(url: str) -> dict[str, Any]:
+    by = {"type": "endpoint", "base_url": url, "model": "m"}
+    return {
+        "judge_0": {
+            "kind": "judge",
+            "in": {"completions": "sample_0"},
+            "rating": {"by": by, "rubrics": ["helpfulness"]},
+            "rating_weight": 1,
+        }
+    }
+
+
+def test_a_server_that_is_not_there_or_rejects_the_key_is_refused(tmp_path, monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Locked)
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    run = opened(tmp_path, rated_by(url))
+    assert missing(run) == [
+        (["judge_0"], f"{url} rejects requests without a key (HTTP Error 401: Unauthorized): set PEDIGREE_127_0_0_1_KEY")
+    ]
+    monkeypatch.setenv("PEDIGREE_127_0_0_1_KEY", "right")
+    assert missing(run) == []
+    server.shutdown()
+    server.server_close()
+    ((stages, problem),) = missing(run)
+    assert stages == ["judge_0"] and problem.startswith(f"no server is at {url} ") and problem.endswith(": start it, or correct base_url")
+
+
+def test_a_store_that_cannot_be_used_is_refused_once(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    run = opened(tmp_path, {})
+    (tmp_path / "it.yaml").write_text(f"slots: 4\nplacement: {{checkpoint_url: 'file://{tmp_path}/file/store'}}\n")
+    run = open_run(run.project, Request("wrong", profile=str(tmp_path / "it.yaml")), looking=True)
+    ((stages, problem),) = missing(run)
+    assert {"sft", "rlvr"} < set(stages) and problem.startswith(f"placement.checkpoint_url file://{tmp_path}/file/store")
+
+
+def test_a_profile_for_gpus_is_refused_without_one_and_data_stages_need_none(tmp_path):
+    assert not has_gpu(tmp_path)
+    run = opened(tmp_path, {}, profile={"device": "cuda"})
+    problem = "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"
+    computing = ["sft", "sample_0", "reward", "sample_1", "judge_1", "dpo_1", "sample_2", "judge_2", "dpo_2", "rlvr", "scores", "unseen"]
+    assert missing(run) == ([] if has_gpu() else [(computing, problem)])
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    assert has_gpu(tmp_path)
+
+
+def test_models_that_exceed_the_disk_are_refused(tmp_path, monkeypatch):
+    """Of 1,279,296 parameters in fp32 for the base, and in bf16 for `sft` and `reward`: 10,234,368 bytes."""
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda place: SimpleNamespace(free=10_000_000))
+    ((stages, problem),) = missing(opened(tmp_path, {}))
+    assert (stages, problem) == (["reward"], "the models up to here need 10.2 MB of disk, but 10.0 MB are free: free some")
