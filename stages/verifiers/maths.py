@@ -36,11 +36,17 @@ def check(verifier: Mapping[str, Any]) -> None:
 
 def strict(verifier: Mapping[str, Any], text: str) -> Verdict:
     found = in_minervas_place(text)
-    return verdict([text.strip() if found is None else found], verifier["answer"], equal)
+    return verdict([text.strip() if found is None else found], gold(verifier), equal)
 
 
 def flexible(verifier: Mapping[str, Any], text: str) -> Verdict:
-    return verdict(list(candidates(text)), verifier["answer"], equal)
+    return verdict(list(candidates(text)), gold(verifier), equal)
+
+
+def gold(verifier: Mapping[str, Any]) -> str:
+    """The answer alone, where a dataset gives it in `\\boxed{}` or with the whole solution."""
+    boxed = last_boxed(verifier["answer"])
+    return verifier["answer"] if boxed is None else boxed
 
 
 def verdict(found: list[str], answer: str, equal: Callable[[str, str], bool]) -> Verdict:

@@ -10,10 +10,12 @@ this process, while calling threads may come and go.
 import atexit
 import contextlib
 import importlib
-import multiprocessing
+import os
 import resource
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from threading import Lock
 from typing import Any
 
@@ -27,16 +29,16 @@ START_SECONDS = 60.0
 
 class _Process:
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_answer, args=(theirs,), daemon=True)
-        self.process.start()
-        theirs.close()
+        self.pipe, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-c", f"from {__name__} import answer; answer({theirs.fileno()}, {os.getpid()})"]
+            path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, **path}, pass_fds=[theirs.fileno()])
         self.known: set[str] = set()
 
     def end(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.wait()
         self.pipe.close()
 
 
@@ -52,7 +54,7 @@ def ask(function: str, arguments: tuple[Any, ...], seconds: float) -> Any:
         PedigreeError: it exceeded a limit, raised an exception, or ended its process.
     """
     with _lock:
-        if _running and not _running[0].process.is_alive():  # it ended between calls, so this call is not the cause
+        if _running and _running[0].process.poll() is not None:  # it ended between calls, so this call is not the cause
             end()
         if not _running:
             _running.append(_starter.submit(_Process).result())
@@ -89,11 +91,10 @@ def end() -> None:
 atexit.register(end)
 
 
-def _answer(pipe: Connection) -> None:
+def answer(descriptor: int, asker: int) -> None:
     """Main loop of the process: handle calls until the pipe closes. A call without arguments only imports the function."""
-    asker = multiprocessing.parent_process()
-    assert asker is not None and asker.pid is not None
-    die_with(asker.pid)
+    die_with(asker)
+    pipe: Connection[Any, Any] = Connection(descriptor)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:

@@ -1,5 +1,7 @@
 """Whatever a row has in a verifier's place: it is a verifier, or a `VerifierError` says what is wrong."""
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -65,6 +67,13 @@ NUMBER, TEXT = {"name": "arithmetic", "answer": "4"}, {"name": "exact_match", "a
 def test_several_verifiers_all_hold_or_each_counts(text, score, share):
     assert verify({"name": "several", "verifiers": [NUMBER, TEXT]}, text).score == score
     assert verify({"name": "several", "verifiers": [NUMBER, TEXT], "score": "share"}, text).score == share
+
+
+@pytest.mark.integration
+def test_a_script_without_a_main_guard_can_score_answers():
+    script = "from pedigree.stages.verifiers import verify; print(verify({'name': 'math', 'answer': '2/4'}, '0.5').score)"
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True)
+    assert done.stdout == "1.0\n", done.stderr
 
 
 def test_several_verifiers_name_those_that_fail():

@@ -42,6 +42,13 @@ def test_the_answer_is_looked_for_in_its_places(text, found):
     assert list(candidates(text)) == ([text] if found is None else found)
 
 
+def test_a_ground_truth_may_be_boxed_or_a_whole_solution():
+    for answer in (r"\boxed{12}", r"Six and six are $6+6=\boxed{12}$."):
+        scores = [verify({"name": name, "answer": answer}, "12").score for name in ("math", "strict_math")]
+        assert scores == [1.0, 1.0]
+    assert verify({"name": "math", "answer": r"Not 5 but $\boxed{12}$"}, "5").score == 0.0
+
+
 def table(name):
     return yaml.safe_load(Path(__file__).with_name(f"{name}_answers.yaml").read_text())
 
@@ -218,7 +225,7 @@ def test_the_process_outlives_the_thread_that_asked_first():
 
 def test_a_process_that_was_killed_between_questions_says_nothing_about_the_next():
     os.kill(worker.ask("os:getpid", (), 10.0), signal.SIGKILL)
-    worker._running[0].process.join()
+    worker._running[0].process.wait()
     assert worker.ask("operator:add", (1, 2), 10.0) == 3
 
 
