@@ -58,8 +58,8 @@ class Building:
             raise ConfigError(sorted(unique, key=lambda problem: (problem.file, problem.line or 0)))
         return Graph(
             recipe=self.recipe,
-            description=self.file.setting("description", ""),
-            execution=self.file.setting("execution", "cpu"),
+            description=str(self.file.document.value.get("description", "")),
+            execution=self.file.execution,
             nodes=self.nodes,
             overrides=dict(self.overrides),
             models=models,

@@ -47,6 +47,8 @@ class RecipeFile:
 
     document: YamlDocument
     extends: str | None
+    execution: str
+    """The name of its profile, or of that of the recipe that it extends."""
     stages: dict[str, RawStage]
     groups: dict[str, str]
     """Group of rounds → the last stage of its last round."""
@@ -56,9 +58,6 @@ class RecipeFile:
     """Its own block, or that of the recipe that it extends."""
     problems: tuple[Problem, ...]
     """Problems outside the stages."""
-
-    def setting(self, key: str, default: str) -> str:
-        return str(self.document.value.get(key, default))
 
 
 def recipe_names(folder: Path) -> list[str]:
@@ -99,7 +98,8 @@ def read_recipe_file(folder: Path, path: Path, changes: Mapping[str, Any], below
         groups, models = parent.groups | groups, parent.models | models
         published = published.over(parent.published) if published else parent.published
     extends = document.value["extends"] if parent else None
-    return RecipeFile(document, extends, stages, groups, models, published, tuple(problems))
+    execution = str(document.value.get("execution", parent.execution if parent else "cpu"))
+    return RecipeFile(document, extends, execution, stages, groups, models, published, tuple(problems))
 
 
 def _recipe_document(folder: Path, path: Path, below: tuple[str, ...]) -> YamlDocument:

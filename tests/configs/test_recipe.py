@@ -380,6 +380,13 @@ def test_an_extension_shares_what_it_does_not_change(chain):
     assert [found.recipe for found in load_recipes(chain.folder, "longer")] == ["chain", "longer"]
 
 
+def test_an_extension_runs_by_the_profile_of_its_parent_unless_it_has_its_own(chain):
+    chain.write("big", "extends: chain\nexecution: gpu8\nstages: {}\n")
+    chain.write("bigger", "extends: big\nstages: {sft: {epochs: 3}}\n")
+    chain.write("small", "extends: big\nexecution: cpu\nstages: {sft: {epochs: 3}}\n")
+    assert [chain.load(name).execution for name in ("big", "bigger", "small")] == ["gpu8", "gpu8", "cpu"]
+
+
 @pytest.mark.parametrize(
     ("texts", "circle"),
     [
