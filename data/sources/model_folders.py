@@ -14,6 +14,7 @@ from pedigree.data.store.untrusted import LINEAGE_BYTES, ArtifactError, read_jso
 CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
 )  # fmt: skip
+ADAPTER = "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZERS = (
     TOKENIZER,
@@ -39,7 +40,8 @@ def problem_of(folder: Path, config: SourceModel) -> str | None:
     try:
         model = _mapping(folder / CONFIG)
         return (
-            _problem_of_weights(folder)
+            _problem_of_adapter(folder)
+            or _problem_of_weights(folder)
             or ("its config.json has no model_type: restore the file" if not model.get("model_type") else None)
             or _problem_of_tokenizer(folder, model)
             or (_problem_of_template(own_template(folder)) if config.chat_template == OWN else None)
@@ -84,10 +86,22 @@ def _mapping(file: Path) -> dict[str, Any]:
     return found
 
 
+def _problem_of_adapter(folder: Path) -> str | None:
+    """Of a PEFT adapter, which transformers would load onto a base model that it looks up by name."""
+    if not (folder / ADAPTER).exists():
+        return None
+    base = _mapping(folder / ADAPTER).get("base_model_name_or_path")
+    return (
+        f"it is a PEFT adapter{f' of {base}' if isinstance(base, str) else ''}, not a model: merge it into its base, in Python `from peft "
+        f"import AutoPeftModelForCausalLM; AutoPeftModelForCausalLM.from_pretrained({folder.name!r}).merge_and_unload()"
+        ".save_pretrained('merged')`, copy the tokenizer's files there, and name that folder"
+    )
+
+
 def _problem_of_weights(folder: Path) -> str | None:
     names = sorted(path.name for path in folder.iterdir())
     if CONFIG not in names:
-        return f"it is not a model folder of transformers: it has no {CONFIG}, but {', '.join(names[:5]) or 'nothing'}"
+        return f"it is not a model folder of transformers: {CONFIG} is missing; it has {', '.join(names[:5]) or 'no files'}"
     if INDEX in names:
         shards = _mapping(folder / INDEX).get("weight_map")
         lacking = sorted({str(name) for name in shards.values()} - set(names)) if isinstance(shards, dict) else []

@@ -68,6 +68,8 @@ ALARMING = 0.7
 DONE = ("unchanged", "remote", "sent", "restored", "ran", "attached")
 BEGUN = ("running", "waiting", "restored", "ran", "attached", "failed")
 """States of stages that the run has started to work on."""
+NOT_DONE = ("not_finished", "cancelled")
+"""Causes of an end that is no failure of the stage."""
 STATE_TEXTS = {
     "unchanged": "up to date",
     "remote": "done; files are in the remote",
@@ -97,7 +99,9 @@ class Row(StageView):
     def at(self, event: StageEvent, now: float) -> "Row":
         """The row after an event. A decreasing step means a new attempt and resets the baseline of the ETA."""
         row, has_run = self.after(event), self.folder is not None
-        row = replace(row, detail=one_line(row.detail.partition("\n")[0].removesuffix(":")))
+        row = replace(
+            row, state="skipped" if row.cause in NOT_DONE else row.state, detail=one_line(row.detail.partition("\n")[0].removesuffix(":"))
+        )
         match event:
             case StageProgressed(step=step):
                 base = self.first_step

@@ -57,10 +57,11 @@ def send(project: Project, remote: Remote, place: Path, hashed: Mapping[str, Has
     Raises:
         RemoteError: the remote cannot be used, or a file changed meanwhile.
     """
-    new = 0
-    for number, (name, found) in enumerate(hashed.items()):
-        tell(number, len(hashed))
+    new, done, total = 0, 0, sum(found.size for found in hashed.values())
+    for name, found in hashed.items():
+        tell(done, total)
         new += remote.put(place / name, f"{FOLDER}/{found.sha256}", found)
+        done += found.size
     if "" not in hashed:
         project.private.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=project.private, prefix="sending-") as folder:

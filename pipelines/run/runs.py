@@ -23,6 +23,7 @@ from pedigree.pipelines.jobs.scratch_state import address_of
 from pedigree.pipelines.ledger import raw_inputs
 from pedigree.pipelines.ledger.identity import HASHES
 from pedigree.pipelines.ledger.transfers import RemoteError
+from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.run.ensure import Result, ensure, log_file, run_under_dvc
 from pedigree.pipelines.run.opening import compiled_request, open_run
 from pedigree.pipelines.run.pins import refuse_unpinned
@@ -226,6 +227,7 @@ def push_inputs(run: RunContext) -> RawInputs:
     with closing(run.ledger):
         run.ledger.remote.require("push to")
         for node, recorded in _finished(run, run.graph.nodes):
+            before = sent
             for file in node.files:
                 place, tell = place_of(run.project.root, file), run.transferring(node.address, "sending")
                 if not place.exists():
@@ -236,6 +238,8 @@ def push_inputs(run: RunContext) -> RawInputs:
                     left[f"{written_of(file)} has changed since {node.address} was made: run it, then push again"] = None
                 else:
                     sent += raw_inputs.send(run.project, run.ledger.remote, place, hashed, tell)
+            new = counted(sent - before, "new raw input") if sent > before else "no new raw input"
+            run.watch(StageEnded(node.address, "sent", new))
     return RawInputs(sent, tuple(left))
 
 
@@ -268,7 +272,10 @@ def push(run: RunContext) -> tuple[int, int]:
         objects = 0
         for node in run.graph.nodes.values():
             sent = run.ledger.push(node, run.transferring(node.address, "sending"))
-            run.watch(StageEnded(node.address, "sent", f"{sent} objects were new there" if sent else "nothing new"))
+            if run.ledger.locks.entry(node.address) is None:
+                run.watch(StageEnded(node.address, "skipped", "there is no result to send"))
+            else:
+                run.watch(StageEnded(node.address, "sent", f"{sent} objects were new there" if sent else "nothing new"))
             objects += sent
         return objects, run.ledger.remote.send_past()
 

@@ -46,7 +46,7 @@ from pedigree.data.chat.chat import CONTROL, PROBE, Chat, end_of_turn, variables
 from pedigree.data.records import records
 from pedigree.data.sources import hub
 from pedigree.data.sources.model_folders import SMALLEST_SHARE, choice, default_template, problem_of
-from pedigree.data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
+from pedigree.data.store.untrusted import ArtifactError
 from pedigree.stages.job.failures import BUGS, StageError
 from pedigree.stages.job.job import Inputs, Job
 from pedigree.stages.source_model.padding import ADDED, padding
@@ -185,7 +185,6 @@ def load_folder(what: str, folder: Path, config: SourceModel, job: Job) -> tuple
                 write_bytes(job.evidence / ADOPTED / FOLDER / name, data)
         except ArtifactError as error:
             raise StageError(f"{what}: {error}") from error
-    refuse_adapter(what, folder)
     problem = problem_of(folder, config)
     if problem:
         raise StageError(f"{what}: {problem}")
@@ -216,25 +215,6 @@ def refuse_other_weights(what: str, model: Any, loaded: dict[str, Any]) -> None:
         raise StageError(
             f"{what}: config.json describes another model than the weights, which {' and '.join(problems)}: copy both from its origin"
         )
-
-
-def refuse_adapter(what: str, folder: Path) -> None:
-    """Refuse a PEFT adapter, which transformers would load onto a base model that it looks up by name.
-
-    Raises:
-        StageError: with the commands that merge it into its base.
-    """
-    if not (folder / "adapter_config.json").exists():
-        return
-    try:
-        base = read_json(folder / "adapter_config.json", SOURCE_BYTES).get("base_model_name_or_path")
-    except (ArtifactError, AttributeError):
-        base = None
-    load, of = f"AutoPeftModelForCausalLM.from_pretrained({folder.name!r})", f" of {base}" if isinstance(base, str) else ""
-    raise StageError(
-        f"{what} is a PEFT adapter{of}, not a model: merge it into its base, in Python `from peft import AutoPeftModelForCausalLM; "
-        f"{load}.merge_and_unload().save_pretrained('merged')`, copy the tokenizer's files there, and name that folder"
-    )
 
 
 def corpus(inputs: Inputs) -> list[str]:

@@ -213,6 +213,12 @@ def test_a_failed_stage_shows_the_first_line_and_the_end_of_the_run_all_of_them(
     assert said == f"tiny/sft failed (refused): {message}\nits log is log.txt, `pedigree logs tiny/sft` prints it"
 
 
+def test_what_was_never_made_or_was_canceled_has_not_failed():
+    for cause in ("not_finished", "cancelled"):
+        row = RUNNING.at(StageEnded(SFT, "failed", "canceled while waiting", cause), 1001.0)
+        assert (row.state, row.detail) == ("skipped", "canceled while waiting")
+
+
 def test_markup_in_a_message_is_shown_not_interpreted():
     assert "[/red] [bold]" in shown([replace(RUNNING, state="failed", detail="[/red] [bold]")])
 

@@ -179,18 +179,6 @@ def test_a_model_that_pedigree_exported_keeps_its_records(tmp_path, llama, monke
         run_stage(tmp_path / "d", "source_model", {"source": {"type": "folder", "path": "artifacts/tiny/sft/payload"}})
 
 
-def test_an_adapter_is_refused_with_what_merges_it(tmp_path, llama):
-    adapter = tmp_path / "lora"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(llama.payload)}))
-    save_file({"x": torch.zeros(1)}, adapter / "adapter_model.safetensors")
-    with pytest.raises(StageError, match=r"folder models/lora is a PEFT adapter of .*merge_and_unload\(\)"):
-        run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "models/lora"}}, files={"models/lora": adapter})
-    (adapter / "adapter_config.json").write_text("[")
-    with pytest.raises(StageError, match=r"is a PEFT adapter, not a model"):
-        run_stage(tmp_path / "b", "source_model", {"source": {"type": "folder", "path": "models/lora"}}, files={"models/lora": adapter})
-
-
 def test_a_model_of_the_hub_gives_the_bytes_of_its_folder(tmp_path, llama, monkeypatch):
     folder = shutil.copytree(llama.payload, tmp_path / "folder")
     direct = run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
