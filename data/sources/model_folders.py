@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from safetensors import SafetensorError, safe_open
 
 from pedigree.configs.base.jinja import jinja_problem
 from pedigree.configs.rows.source_models import OWN, SourceModel, shipped_templates
@@ -46,7 +47,9 @@ def problem_of(folder: Path, config: SourceModel) -> str | None:
             or _problem_of_tokenizer(folder, model)
             or (_problem_of_template(own_template(folder)) if config.chat_template == OWN else None)
         )
-    except (ArtifactError, OSError) as error:
+    except ArtifactError as error:
+        return f"{error}: copy it from the model's origin"
+    except (OSError, UnicodeDecodeError) as error:
         return f"a file of the model cannot be read: {error}"
 
 
@@ -80,9 +83,12 @@ def _mapping(file: Path) -> dict[str, Any]:
     """A JSON file; empty if it does not exist."""
     if not file.exists():
         return {}
-    found = read_json(file.resolve())  # the hub's cache consists of links
+    try:
+        found = read_json(file.resolve())  # the hub's cache consists of links
+    except ArtifactError as error:
+        raise ArtifactError(f"its {file.name} is not JSON") from error
     if not isinstance(found, dict):
-        raise ArtifactError(f"{file.name} is not a mapping")
+        raise ArtifactError(f"its {file.name} is not a mapping")
     return found
 
 
@@ -104,13 +110,25 @@ def _problem_of_weights(folder: Path) -> str | None:
         return f"it is not a model folder of transformers: {CONFIG} is missing; it has {', '.join(names[:5]) or 'no files'}"
     if INDEX in names:
         shards = _mapping(folder / INDEX).get("weight_map")
-        lacking = sorted({str(name) for name in shards.values()} - set(names)) if isinstance(shards, dict) else []
-        return f"{INDEX} names {', '.join(lacking[:3])}, which the folder lacks: copy all files of the model" if lacking else None
+        named = sorted({str(name) for name in shards.values()}) if isinstance(shards, dict) else []
+        lacking = [name for name in named if name not in names]
+        if lacking:
+            return f"{INDEX} names {', '.join(lacking[:3])}, which the folder lacks: copy all files of the model"
+        return next(filter(None, (_damage(folder / name) for name in named)), None)
     if WEIGHTS in names:
-        return None
+        return _damage(folder / WEIGHTS)
     others = [name for name in names if name.endswith((".bin", ".gguf", ".pt", ".pth", ".safetensors"))]
     found = f", only {', '.join(others[:3])}: convert them with save_pretrained" if others else ": copy all files of the model"
     return f"it has no weights in safetensors ({WEIGHTS}){found}"
+
+
+def _damage(weights: Path) -> str | None:
+    """Why the header of a file of weights does not fit its size, as after a copy that was cut."""
+    try:
+        with safe_open(weights, framework="numpy"):
+            return None
+    except SafetensorError as error:
+        return f"{weights.name} is damaged ({error}): copy it again from the model's origin"
 
 
 def _problem_of_tokenizer(folder: Path, model: Mapping[str, Any]) -> str | None:

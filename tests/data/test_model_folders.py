@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from test_chat import CHATML, save_tokenizer
 
 from pedigree.configs.rows.source_models import SourceModel
@@ -16,11 +18,11 @@ MODEL = {"model_type": "llama", "vocab_size": 300, "bos_token_id": 3, "eos_token
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A complete one; only its weights are none."""
+    """A complete one; its weights are of no model."""
     save_tokenizer(tmp_path)
     write(tmp_path, "config.json", MODEL)
     write(tmp_path, "generation_config.json", {"eos_token_id": [2, 1], "pad_token_id": 0})
-    (tmp_path / "model.safetensors").touch()
+    save_file({"x": np.zeros(4)}, tmp_path / "model.safetensors")
     return tmp_path
 
 
@@ -105,14 +107,19 @@ def test_a_word_is_no_padding(folder, padding, refused):
 
 
 def test_weights_that_are_not_there_are_named(folder):
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1])
+    assert "model.safetensors is damaged (" in str(problem_of(folder, OWN))
     (folder / "model.safetensors").unlink()
     assert "has no weights in safetensors (model.safetensors): copy" in str(problem_of(folder, OWN))
     (folder / "model-Q4.gguf").touch()
     assert "only model-Q4.gguf: convert" in str(problem_of(folder, OWN))
     write(folder, "model.safetensors.index.json", {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
-    (folder / "model-1.safetensors").touch()
+    (folder / "model-1.safetensors").write_bytes(weights)
     assert "index.json names model-2.safetensors, which the folder lacks" in str(problem_of(folder, OWN))
-    (folder / "model-2.safetensors").touch()
+    (folder / "model-2.safetensors").write_bytes(weights[:40])
+    assert "model-2.safetensors is damaged (" in str(problem_of(folder, OWN))
+    (folder / "model-2.safetensors").write_bytes(weights)
     assert problem_of(folder, OWN) is None
 
 
@@ -120,14 +127,19 @@ def test_a_folder_of_something_else_is_told_by_what_it_holds(folder):
     write(folder, "config.json", {"vocab_size": 300})
     assert "config.json has no model_type" in str(problem_of(folder, OWN))
     (folder / "config.json").write_text("{")
-    assert "cannot be read: " in str(problem_of(folder, OWN))
+    assert "its config.json is not JSON: copy it from the model's origin" in str(problem_of(folder, OWN))
     (folder / "config.json").unlink()
     assert "config.json is missing; it has chat_template.jinja, generation_config.json" in str(problem_of(folder, OWN))
     write(folder, "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "some/base"})
     assert "it is a PEFT adapter of some/base, not a model: merge it into its base" in str(problem_of(folder, OWN))
     (folder / "adapter_config.json").write_text("[")
-    assert "a file of the model cannot be read: adapter_config.json" in str(problem_of(folder, OWN))
+    assert "its adapter_config.json is not JSON: copy it from" in str(problem_of(folder, OWN))
+    (folder / "adapter_config.json").unlink()
     write(folder, "config.json", MODEL)
+    template = (folder / "chat_template.jinja").read_bytes()
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    assert "cannot be read: 'utf-8' codec can't decode" in str(problem_of(folder, OWN))
+    (folder / "chat_template.jinja").write_bytes(template)
     (folder / "tokenizer.json").write_text('{"model": 5}')
     assert "tokenizer.json has no vocabulary" in str(problem_of(folder, OWN))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from handmade import build, everything, project_at
 from projects import fresh_project
+from safetensors.numpy import save_file
 from sweeps import nightly_after
 from waiting import deadline
 
@@ -167,10 +168,10 @@ stages:
 
 
 def model_folder(root: Path, name: str) -> Path:
-    """The files of a model, of which only the weights are none."""
+    """The files of a model; its weights are none of any."""
     folder = root / "models" / name
     folder.mkdir(parents=True)
-    (folder / "model.safetensors").touch()
+    save_file({}, folder / "model.safetensors")
     (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 3}')
     (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1, "c": 2}}}')
     return folder
