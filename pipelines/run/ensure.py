@@ -12,6 +12,7 @@
 import csv
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -535,10 +536,9 @@ def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, p
 
     def waiting(holders: list[str]) -> None:
         waited.extend(holders)
-        here = sum(job.startswith(f"{run.project.root}/") for job in holders)
-        others = f", {len(holders) - here} of them from other clones on this machine" if len(holders) > here else ""
-        detail = f"for {placement.slots} of {len(pool.names)} slots, held by {counted(len(holders), 'job')}{others}"
-        run.watch(StageWaiting(node.address, detail))
+        of = Counter(job.partition("/.pedigree/")[0] for job in holders)  # job.json is in the scratch folder of its project
+        jobs = [f"{counted(number, 'job')} of {'this project' if root == str(run.project.root) else root}" for root, number in of.items()]
+        run.watch(StageWaiting(node.address, f"for {counted(placement.slots, 'slot')} of {len(pool.names)}; {' and '.join(jobs)} running"))
 
     job = run.project.scratch(need.key) / "job.json"
     return slots(pool, placement.slots, job=job, waiting=waiting, cancelled=run.cancelled)
