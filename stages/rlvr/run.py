@@ -216,8 +216,8 @@ def usable_prompts(
             f"{len(kept)} of {len(rows)} prompts are usable (dropped: {counts}), but a step requires {config.prompts_per_step}: "
             "raise max_prompt_length, use prompts with verifiers, or lower prompts_per_step"
         )
-    what = f"prompts were dropped ({', '.join(f'{reason}: {number}' for reason, number in counts.items())})"
-    report_drops(len(drops), len(rows), what, "raise max_prompt_length, or use prompts with verifiers", config, job)
+    why = ", ".join(f"{reason}: {number}" for reason, number in counts.items())
+    report_drops(len(drops), len(rows), "prompts", why, "raise max_prompt_length, or use prompts with verifiers", config, job)
     return kept, counts
 
 

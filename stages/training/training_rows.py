@@ -233,31 +233,44 @@ def report_rows(
     Raises:
         StageError: too many were dropped.
     """
-    remedy = f"raise max_length (99 % have at most {math.ceil(np.quantile(every.lengths_RD.max(axis=1), 0.99))} tokens)"
-    if config.too_long == "drop":
-        remedy += ", set `too_long: truncate`"
-    dropped = len(given) - trained - held
-    why = f"were dropped (longer than max_length {config.max_length}, no trained token, or equal answers)"
-    report_drops(dropped, len(given), f"{what} {why}", remedy, config, job)
+    report_drops(len(given) - trained - held, len(given), what, *_why(every, len(given) - trained - held, config), config, job)
     if not isinstance(config, Training):
         return
     share = getattr(config, "holdout", 0.0)
-    if share and dropped:
-        all_held = sum(is_held_out(row["list"] if "list" in row else row["id"], share, config.seed) for row in given)
-        report_drops(all_held - held, all_held, f"held-out {what} {why}", remedy, config, job)
+    if share and len(given) > trained + held:
+        places = [place for place, row in enumerate(given) if is_held_out(row["list"] if "list" in row else row["id"], share, config.seed)]
+        why, remedy = _why(every.taken(np.array(places, dtype=np.int64), config.max_length), len(places) - held, config)
+        report_drops(len(places) - held, len(places), f"held-out {what}", why, remedy, config, job)
     if share and not held:
         job.note(f"holdout {share} holds out none of {trained} {what}, so that nothing is measured on them: add {what}, or raise it")
     if trained < config.global_batch:
         job.note(f"global_batch {config.global_batch} exceeds the {trained} {what}, so that an epoch is one step: lower it")
 
 
-def report_drops(dropped: int, given: int, what: str, remedy: str, config: Training | ReferenceLogprobs | Rlvr, job: Job) -> None:
+def _why(every: Units, dropped: int, config: Training | ReferenceLogprobs) -> tuple[str, str]:
+    """(reasons why rows were dropped with their numbers, remedy)."""
+    lengths_R = every.lengths_RD.max(axis=1, initial=0)
+    raised = f"raise max_length (99 % have at most {math.ceil(np.quantile(lengths_R, 0.99)) if len(lengths_R) else 0} tokens)"
+    if config.too_long == "truncate":
+        return f"no trained token within max_length {config.max_length}, or equal answers", raised
+    long_R = lengths_R > config.max_length
+    numbers = {
+        f"longer than max_length {config.max_length}": int(long_R.sum()),
+        "no trained token": int(((every.trained_RD == 0).any(axis=1) & ~long_R).sum()),
+    }
+    numbers["equal answers"] = dropped - sum(numbers.values())
+    reasons = [(reason, number) for reason, number in numbers.items() if number]
+    why = reasons[0][0] if len(reasons) == 1 else ", ".join(f"{number} {reason}" for reason, number in reasons)
+    return why, f"{raised}, set `too_long: truncate`" if long_R.any() else "change the rows or what is trained of them"
+
+
+def report_drops(dropped: int, given: int, what: str, why: str, remedy: str, config: Training | ReferenceLogprobs | Rlvr, job: Job) -> None:
     """Note a share of dropped rows in the record.
 
     Raises:
         StageError: it is too large.
     """
-    said = f"{dropped} of {given} {what}"
+    said = f"{dropped} of {given} {what} were dropped ({why})"
     if dropped and dropped >= config.refuse_dropped * given:
         raise StageError(f"{said}, at least refuse_dropped {config.refuse_dropped}: {remedy}, or raise refuse_dropped")
     if dropped and dropped >= REPORTED_SHARE * given:

@@ -48,7 +48,7 @@ def test_a_document_ends_with_its_last_trained_token(policy, train_on, said):
 def test_rows_without_a_trained_token_are_dropped_and_counted(tmp_path, policy):
     rows = [*two_turns(4, False, True), *({**row, "id": f"{row['id']}-b"} for row in two_turns(3, False, False))]
     metrics, job = train(tmp_path, policy, rows, train_on="marked")
-    assert metrics["rows"] == 4
+    assert metrics["rows"] == 4 and "3 of 7 rows were dropped (no trained token)" in job.marks
     counts = json.loads((job.evidence / "counts.json").read_text())
     assert counts == {"rows": 7, "kept": 4, "truncated": 0, "dropped": [{"source": "test", "reason": "no trained token", "rows": 3}]}
     assert {drop["id"] for drop in read_rows(job.evidence / "drops.jsonl")} == {"row-0-b", "row-1-b", "row-2-b"}
@@ -61,7 +61,7 @@ def test_a_quarter_of_the_rows_vanishes_and_the_record_states_it(tmp_path, polic
         row["messages"] = [{"role": "user", "content": "word " * 200}, row["messages"][1]]
     metrics, job = train(tmp_path, policy, rows)
     assert metrics["steps"] == 4
-    assert job.marks == ["5 of 20 rows were dropped (longer than max_length 96, no trained token, or equal answers)"]
+    assert job.marks == ["5 of 20 rows were dropped (longer than max_length 96)"]
     with pytest.raises(StageError, match=r"5 of 20 rows .* refuse_dropped 0\.25: raise max_length \(99 % have at most \d{3}"):
         train(tmp_path / "refused", policy, rows, refuse_dropped=0.25)
 
@@ -74,6 +74,17 @@ def test_half_of_the_rows_is_too_much_unless_the_recipe_accepts_it(tmp_path, pol
         train(tmp_path / "refused", policy, rows)
     metrics, job = train(tmp_path, policy, rows, refuse_dropped=0.6)
     assert metrics["rows"] == 4 and "4 of 8 rows" in job.marks[0]
+
+
+def test_each_reason_is_counted_and_no_remedy_is_advised_that_does_not_help(tmp_path, policy):
+    rows = [*two_turns(4, False, True), *({**row, "id": f"{row['id']}-b"} for row in two_turns(4, False, False))]
+    with pytest.raises(StageError, match=r"4 of 8 rows were dropped \(no trained token\), .*: change the rows or what is trained of them"):
+        train(tmp_path / "a", policy, rows, train_on="marked")
+    rows[0]["messages"] = [{"role": "user", "content": "word " * 200}, rows[0]["messages"][1]]
+    with pytest.raises(
+        StageError, match=r"5 of 8 rows were dropped \(1 longer than max_length 96, 4 no trained token\), .*: raise max_length"
+    ):
+        train(tmp_path / "b", policy, rows, train_on="marked")
 
 
 def test_a_global_batch_larger_than_the_data_is_stated(tmp_path, policy):
