@@ -66,7 +66,9 @@ def _print_stages(context: RunContext, recipe: str, plan: RunPlan) -> None:
     unknown = plan.disk.stages_of_unknown_size
     sized = [f"about {size(plan.disk.needed_bytes)}"] if len(plan.stages) > unknown else []
     guess = " and ".join([*sized, *([f"{counted(unknown, 'stage')} of unknown size"] if unknown else [])])
-    echo(f"{plan.to_run} of {len(plan.stages)} stages to run. Disk: {guess}, excluding DVC's cache; {size(plan.disk.free_bytes)} free.")
+    cached = sum(row.state == "cached" for row in plan.stages)
+    due = f"{plan.to_run} of {len(plan.stages)} stages to run{f', {cached} of them from the cache' if cached else ''}"
+    echo(f"{due}. Disk: {guess}, excluding DVC's cache; {size(plan.disk.free_bytes)} free.")
     device, hours = context.execution.numerics.device, plan.time.gpu_hours
     if device == "cpu":
         echo(f"This machine: {machine_text(context.execution)}.")
