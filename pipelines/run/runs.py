@@ -238,7 +238,7 @@ def push_inputs(run: RunContext) -> RawInputs:
                     left[f"{written_of(file)} has changed since {node.address} was made: run it, then push again"] = None
                 else:
                     sent += raw_inputs.send(run.project, run.ledger.remote, place, hashed, tell)
-            new = counted(sent - before, "new raw input") if sent > before else "no new raw input"
+            new = f"{counted(sent - before, 'file')} of raw inputs were new there" if sent > before else "raw inputs: nothing new"
             run.watch(StageEnded(node.address, "sent", new))
     return RawInputs(sent, tuple(left))
 
