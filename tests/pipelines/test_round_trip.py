@@ -152,10 +152,10 @@ def test_one_conversation_has_one_score(exported, policy, tmp_path):
     assert [one["label"] for one in piped] == ["reward", "reward"]
     assert [one["score"] for one in piped] == pytest.approx(ours, abs=1e-4)
     (tmp_path / "conversations.json").write_text(json.dumps(CONVERSATIONS))
-    command = [sys.executable, str(Path(__file__).with_name("vllm_child.py")), str(policy.folder), str(folder)]
-    done = subprocess.run([*command, str(tmp_path / "conversations.json")], capture_output=True, text=True, timeout=deadline(300))
+    command = [sys.executable, str(Path(__file__).with_name("vllm_child.py")), str(tmp_path / "conversations.json")]
+    done = subprocess.run([*command, str(policy.folder), str(folder)], capture_output=True, text=True, timeout=deadline(300))
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("found ")).removeprefix("found "))
-    assert [score for (score,) in found["scores"]] == pytest.approx(ours, abs=1e-4)
+    assert found["scores"] == [pytest.approx(ours, abs=1e-4)]
     assert abs(ours[0] - ours[1]) > 1e-2
     assert found["answers"] == [[ids, "stop"] for ids in (greedy(policy, [text])[0] for text in policy.questions)]

@@ -19,7 +19,7 @@ from pedigree.data.chat.chat import Chat, ChatError
 from pedigree.stages.source_model.run import adopt, gguf_tokenizer, random_llama, train_tokenizer
 
 pytestmark = pytest.mark.slow  # vLLM alone takes its time to be imported
-LLAMA = RandomLlama(type="random_llama", layers=1, hidden=16, heads=2, kv_heads=1, ffn=32, vocabulary=400, context=2048)
+LLAMA = RandomLlama(type="random_llama", layers=1, hidden=64, heads=2, kv_heads=1, ffn=32, vocabulary=400, context=2048)
 TEXTS = [
     "What is 17 + 25?\n\n\n",
     "  two  spaces\tand\r\nlines ",

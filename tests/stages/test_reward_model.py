@@ -1,6 +1,9 @@
 """The stage in this process: what it trains on, what it holds out, and what it says of itself."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from test_chat_and_vllm import sourced
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+from waiting import deadline
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
@@ -262,21 +266,37 @@ def our_scores(folder, job) -> Any:
 TEMPLATE_NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
 
-@pytest.mark.parametrize("padding", ["its own", "end of turn"])
-@pytest.mark.parametrize("template", TEMPLATE_NAMES)
-def test_a_conversation_has_one_score_here_and_in_transformers(template, padding, tmp_path):
-    """Most templates write a newline after the end of a turn, which transformers reads; others end with the token that may be padding. An
-    answer that begins with white space may share a token with the template, and tokenizers may put BOS before a text that has one."""
+def trained_with(template, padding, tmp_path) -> tuple[Any, Any]:
+    """A reward model's folder and its scores here."""
     payload = sourced(tmp_path / "policy" / "payload", template, "Llama 3")
     if padding == "end of turn":
         repadded(payload, unk_token="<|endoftext|>")
     rows = [preference(number, [answer(str(number)), answer("no idea")]) for number in range(3)]
     policy = publish(tmp_path / "policy", "source_model", "policy")
     _, job = trained(tmp_path, policy, rows, epochs=1, holdout=0.0, max_length=2048)
-    folder = job.out / "payload"
-    ours, theirs = our_scores(folder, job), scores_of_transformers(folder)
-    assert all(ours == pytest.approx(scores, abs=1e-5) for scores in theirs)
+    return job.out / "payload", our_scores(job.out / "payload", job)
+
+
+@pytest.mark.parametrize("padding", ["its own", "end of turn"])
+@pytest.mark.parametrize("template", TEMPLATE_NAMES)
+def test_a_conversation_has_one_score_here_and_in_transformers(template, padding, tmp_path):
+    """Most templates write a newline after the end of a turn, which transformers reads; others end with the token that may be padding. An
+    answer that begins with white space may share a token with the template, and tokenizers may put BOS before a text that has one."""
+    folder, ours = trained_with(template, padding, tmp_path)
+    assert all(ours == pytest.approx(scores, abs=1e-5) for scores in scores_of_transformers(folder))
     assert abs(ours[0] - ours[1]) > 1e-4
+
+
+def test_a_conversation_has_the_same_score_in_vllm_with_every_template(tmp_path):
+    made = [trained_with(template, "end of turn", tmp_path / template) for template in TEMPLATE_NAMES]
+    whole = [[*asked, {"role": "assistant", "content": said}] for asked, said in zip(ASKED, SAID, strict=True)]
+    (tmp_path / "conversations.json").write_text(json.dumps(whole))
+    child = Path(__file__).parents[1] / "pipelines" / "vllm_child.py"
+    command = [sys.executable, str(child), str(tmp_path / "conversations.json"), "-", *(str(folder) for folder, _ in made)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(900))
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("found ")).removeprefix("found "))
+    assert found["scores"] == [pytest.approx(ours, abs=1e-4) for _, ours in made]
 
 
 def test_a_score_does_not_depend_on_the_day(tmp_path):
