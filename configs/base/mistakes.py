@@ -56,6 +56,8 @@ class Mistakes(ValueError):
 def mistakes(error: ValidationError, model: type[BaseModel], value: Any, name: str = "", within: Place = ()) -> list[tuple[Place, str]]:
     """(place in the value, message) of each wrong key; `name` of the whole is for lists of its fields, `within` for messages."""
     details = _without_other_members(error.errors(include_url=False), value)
+    for detail in details:  # a model with validators is a member of a union without a name
+        detail["loc"] = tuple(part for part in detail["loc"] if not str(part).startswith("function-"))
     told: dict[int, str] = {}
     renamed: set[Place] = set()
     for number, detail in enumerate(details):

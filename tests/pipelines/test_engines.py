@@ -94,7 +94,7 @@ def test_numerics_of_a_kind_and_of_a_stage_that_exclude_each_other_are_told_in_w
         opening.profile_for(Project(tmp_path), load_recipe(RECIPES, "demo"), str(tmp_path / "odd.yaml"))
     (told,) = [problem.message for problem in refused.value.problems if problem.message.startswith("stage reward:")]
     assert told == (
-        "stage reward: kernels compiled requires unsharded weights, but zero_stage is 3: set zero_stage to 2 or less, or kernels "
+        "stage reward: numerics.kernels compiled requires unsharded weights, but zero_stage is 3: set zero_stage to 2 or less, or kernels "
         "to liger or torch"
     )
 

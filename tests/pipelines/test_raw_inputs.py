@@ -201,6 +201,7 @@ def test_a_run_publishes_the_lineage_of_an_export_and_finds_it_again_under_anoth
 
 
 def test_a_place_outside_the_project_is_no_missing_file_to_plan_and_run(lab: Lab, shared: Path) -> None:
+    (shared / "rows.jsonl").write_text('{"prompt": "one", "completion": "two"}\n')
     refuse_what_must_fail(at(lab, shared / "rows.jsonl").run(), ["lab/raw"])
     assert outcomes(lab) == dict.fromkeys(DONE, "ran")
     (shared / "rows.jsonl").unlink()
