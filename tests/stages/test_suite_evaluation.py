@@ -292,7 +292,9 @@ def test_the_forms_sampling_counts_and_may_be_made_shorter():
 def test_settings_without_an_effect_are_refused_before_anything_runs(config, forms, problem):
     file = {"type": "files", "path": "x.jsonl"}
     suites = {
-        f"s{number}": PortInput("item", PrepareData.model_validate({"record": "item", "task": f"t{number}", "sources": [file], "form": form}))
+        f"s{number}": PortInput(
+            "item", PrepareData.model_validate({"record": "item", "task": f"t{number}", "sources": [file], "form": form})
+        )
         for number, form in enumerate(forms)
     }
     found = evaluate_problem(Evaluate.model_validate(config), {"suites": suites})
