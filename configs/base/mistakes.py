@@ -87,7 +87,7 @@ def _words(text: str) -> set[str]:
 
 
 def validated(model: type[M], document: YamlDocument, place: Place, value: Any, name: str = "") -> M:
-    """A value that stands at a place in a file.
+    """Validate a value in a file.
 
     Raises:
         ConfigError: lists every wrong key with its line.

@@ -156,7 +156,8 @@ class PrepareData(Frozen):
         form = value.get("form") if isinstance(value, dict) else None
         if form is None or value.get("split") is not None:
             return value
-        return {**value, "split": load_form(form).split if isinstance(form, str) else form.get("split")}
+        split = load_form(form).split if isinstance(form, str) else form.get("split") if isinstance(form, dict) else None
+        return {**value, "split": split} if split else value
 
     @model_validator(mode="after")
     def _check_form(self) -> "PrepareData":

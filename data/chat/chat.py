@@ -174,8 +174,8 @@ class Chat:
         A last turn that was cut off has no end-of-turn token, and nothing follows it. Control tokens in a final answer become plain
         characters, as in `answered`.
 
-        `as_asked`: if only the last turn is trained, and the template writes it otherwise than it asks for it, it continues the prompt, as
-        when it is sampled.
+        `as_asked`: if only the last turn is trained, and the template renders a finished turn differently from the prompt for it, the turn
+        continues the prompt, as when it is sampled.
 
         Raises:
             ChatError: another message contains a control token; the template does not read an argument, does not support tools, does not

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pedigree.configs.base.hub_names import COMMIT, PIN_ME
 from pedigree.configs.base.texts import command
 from pedigree.configs.rows.row_sources import Hub
+from pedigree.data.artifacts import exports
 from pedigree.data.sources.named_columns import SelectedRow, lacking, select_columns
 from pedigree.data.store.storage import StoreError
 
@@ -114,7 +115,7 @@ def newest(repo: Repository) -> str:
 
 
 def model(repo: Repository, beat: Beat = lambda: None) -> Found:
-    """A model's folder: safetensors, configuration, tokenizer, and the record if Pedigree exported it.
+    """A model's folder: safetensors, configuration, tokenizer, and the records if Pedigree exported it.
 
     Raises StoreError if it is not available, or its files do not match the commit.
     """
@@ -123,7 +124,7 @@ def model(repo: Repository, beat: Beat = lambda: None) -> Found:
         return Found(folder, _proved_mirror(repo, folder, None, beat))
     _reach(repo)
     folder = _snapshot(repo, ignore=NOT_NEEDED)
-    _snapshot(repo, allow=("pedigree/record.json",))
+    _snapshot(repo, allow=tuple(f"{exports.FOLDER}/{name}" for name in exports.RECORDS))
     _prove_cached(repo, [path for path in folder.rglob("*") if path.is_file()], beat)
     return Found(folder)
 

@@ -126,7 +126,7 @@ def _after_system(row: Any, messages: list[Message]) -> list[Message]:
 
 
 def _refuse_unclear(row: Any) -> None:
-    """Raise ValueError for a single answer's label that is neither true nor false, or its score that is no finite number."""
+    """Raise ValueError for a single answer's label that is neither true nor false, or for a score that is not a finite number."""
     for name, meant in (("label", "neither true (a good answer) nor false (a bad one)"), ("score", "no finite number")):
         if is_there(row.get(name)):
             raise ValueError(f"{name} {row[name]!r:.80} is {meant}")

@@ -73,7 +73,7 @@ def own_template(folder: Path) -> str | None:
 def default_template(found: Any) -> str | None:
     """The chat template among those that a tokenizer has: a text, a mapping, or a list of {name, template}."""
     if isinstance(found, list):
-        found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = {str(one.get("name")): one.get("template") for one in found if isinstance(one, dict)}
     if isinstance(found, Mapping):
         found = found.get("default")
     return found if isinstance(found, str) and found else None
@@ -151,7 +151,7 @@ def _problem_of_tokenizer(folder: Path, model: Mapping[str, Any]) -> str | None:
     if WORD.fullmatch(padding):
         return f"its tokenizer pads with {padding!r}, which texts contain: name another pad_token in {TOKENIZER_CONFIG}, or none"
     named = _named_in(settings) | _named_in(special_map)
-    special = {int(number) for number in settings.get("added_tokens_decoder", {}) if str(number).isdigit()} | added.keys()
+    special = {int(number) for number in (settings.get("added_tokens_decoder") or ()) if str(number).isdigit()} | added.keys()
     special |= {number for number, token in tokens.items() if token in named}
     for file, stated in ((CONFIG, text), (GENERATION, _mapping(folder / GENERATION))):
         for name, known in [*((name, special) for name in ENDS), (PAD, special | tokens.keys())]:
@@ -198,4 +198,5 @@ def _tokens(file: Path) -> tuple[dict[int, str], dict[int, bool]]:
 def _named_in(settings: Mapping[str, Any]) -> set[str]:
     """The special tokens that a tokenizer's settings name."""
     found = [value for name, value in settings.items() if name.endswith("_token")]
-    return {value["content"] if isinstance(value, dict) else value for value in found if isinstance(value, (str, dict))}
+    texts = [value.get("content") if isinstance(value, dict) else value for value in found]
+    return {text for text in texts if isinstance(text, str)}

@@ -65,7 +65,9 @@ def _fit(layout: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[str, 
     for column in layout:
         read = next((name for name in (column, *SAME.get(column, ())) if name in columns), None)
         likely = [name for name in OTHERS.get(column, ()) if name in free] + get_close_matches(column, free, 1, 0.75)
-        fit[column] = (read, free.pop(read.lower(), read)) if read else (column, free.pop(likely[0]) if likely else None)
+        if read and free.get(read.lower()) == read:
+            del free[read.lower()]
+        fit[column] = (read, read) if read else (column, free.pop(likely[0]) if likely else None)
     lacking = [column for column, (_, name) in fit.items() if name is None]
     if len(lacking) == len(free) == 1 < len(layout) and not KNOWN & free.keys():  # the only column left
         fit[lacking[0]] = (lacking[0], free.popitem()[1])

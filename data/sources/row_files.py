@@ -5,6 +5,7 @@ import gzip
 import json
 import zlib
 from codecs import BOM_UTF8, BOM_UTF32_LE
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -283,7 +284,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object with these keys. Raises ValueError if one is repeated, because readers differ in which value they take."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        name = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"an object has the key {name!r:.80} twice")
     return found
 
@@ -395,15 +396,17 @@ def rows_at_most(path: Path) -> int | None:
     files = _files(path) if path.is_dir() else [path]
     if sum(file.stat().st_size for file in files if file.suffix != ".parquet") > COUNTED_BYTES:
         return None
-    first = [row for file in files for _, row in islice(read(file), 1) if isinstance(row, dict)]
-    if any(is_tree({"prompt": value}) for row in first for value in row.values()):
-        return None
-    return sum(_counted(file, file.stat().st_mtime_ns) for file in files)
+    counts = [_counted(file, file.stat().st_mtime_ns) for file in files]
+    return None if None in counts else sum(filter(None, counts))
 
 
 @lru_cache(maxsize=512)
-def _counted(file: Path, modified: int) -> int:
+def _counted(file: Path, modified: int) -> int | None:
     """Of a file as it was at some moment."""
+    rows = (row for _, row in read(file))
+    first = next(rows, None)
+    if isinstance(first, dict) and any(is_tree({"prompt": value}) for value in first.values()):
+        return None
     match ending(file):
         case ".parquet":
             from pyarrow import parquet
@@ -411,12 +414,15 @@ def _counted(file: Path, modified: int) -> int:
             with _explained(f"{file.name} is not Parquet"):
                 return parquet.read_metadata(file).num_rows
         case ".json":
-            return sum(1 for _ in read(file))
+            return sum(1 for _ in rows) + (first is not None)
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-        rows, last = 0, b"\n"
+        lines, last = 0, b"\n"
+        if stream.read(64).lstrip().startswith(b"["):  # a list, whose rows may share lines
+            return None
+        stream.seek(0)
         for last in filter(None, _pieces(stream)):
-            rows += last.count(b"\n")
-        return rows + (not last.endswith(b"\n"))
+            lines += last.count(b"\n")
+        return lines + (not last.endswith(b"\n"))
 
 
 def first_rows(file: Path, count: int) -> bytes | None:

@@ -164,8 +164,10 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
 def problem_of_first_rows(source: Files, path: Path, record: RecordType, task: str | None, by_form: bool) -> str | None:
     """Why the first rows of a file already make their stage fail, before any job reads them; None where they do not.
 
-    Rows that a form reads are only looked for.
+    Rows that a form reads are only looked for, and large JSON files, which are parsed whole, are left to the job.
     """
+    if path.suffix == ".json" and path.is_file() and path.stat().st_size > row_files.COUNTED_BYTES:
+        return None
     try:
         given = opened(source, record, task, Outside(files={source.path: path}))
         blocks = iter(given.blocks)

@@ -114,7 +114,7 @@ def _program(truth: Any) -> dict[str, Any]:
 def _lines(name: str, value: Any) -> str:
     text = "\n".join(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else _written(value)
     if text is None:
-        raise ValueError(f"{name} {value!r:.80} of an example is no text")
+        raise ValueError(f"{name} {value!r:.80} of an example is not text")
     return text
 
 
@@ -180,7 +180,7 @@ def _constraint(given: Any) -> dict[str, Any]:
         raise ValueError(f"ground_truth {given[:80]!r} is neither JSON nor a Python literal")
     if isinstance(given, Mapping) and "func_name" in given:
         if not isinstance(given["func_name"], str):
-            raise ValueError(f"func_name {given['func_name']!r:.80} is no text")
+            raise ValueError(f"func_name {given['func_name']!r:.80} is not text")
         arguments = _used({name: value for name, value in given.items() if name != "func_name"})
         if isinstance(arguments.get("options"), str):
             arguments["options"] = [arguments["options"]]
@@ -200,7 +200,7 @@ def instructions_of(ids: Any, arguments: Any) -> list[dict[str, Any]]:
         raise ValueError("the ids of instructions and their arguments are not lists of one length")
     for name, given in zip(ids, arguments, strict=True):
         if not isinstance(name, str):
-            raise ValueError(f"the id {name!r:.80} of an instruction is no text")
+            raise ValueError(f"the id {name!r:.80} of an instruction is not text")
         if given is not None and not isinstance(given, Mapping):
             raise ValueError(f"the arguments {given!r:.80} of instruction {name} are no mapping")
     return [{"id": name, **_used(given or {})} for name, given in zip(ids, arguments, strict=True)]

@@ -69,7 +69,7 @@ DONE = ("unchanged", "remote", "sent", "restored", "ran", "attached")
 BEGUN = ("running", "waiting", "restored", "ran", "attached", "failed")
 """States of stages that the run has started to work on."""
 NOT_DONE = ("not_finished", "cancelled")
-"""Causes of an end that is no failure of the stage."""
+"""Causes that are not failures of the stage."""
 STATE_TEXTS = {
     "unchanged": "up to date",
     "remote": "done; files are in the remote",

@@ -5,9 +5,12 @@ import shutil
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
+from http import HTTPStatus
 from http.client import HTTPException
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 
 from pedigree.configs.base.document import ConfigError, Problem
@@ -16,7 +19,7 @@ from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.paths import written_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.judging.language_model import ByEndpoint, endpoints, key_variable
+from pedigree.configs.judging.language_model import endpoints, key_variable
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.rows.source_models import FolderModel, SourceModel
@@ -35,6 +38,9 @@ from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, 
 from pedigree.pipelines.run.planning import Sizes
 from pedigree.pipelines.run.plans import Plan, plan, restorable
 
+Cached = Callable[[], Collection[str]]
+"""The stages that are due and that the cache can restore; they need no job. Looked up on demand."""
+
 
 def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> list[Plan]:
     """Plan a run, and check that the jobs it requires can run.
@@ -51,15 +57,14 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
         refuse_missing_engines(run.graph, due, run.execution)
         refuse_unreachable(run.graph, due)
         refuse_missing_assets(run.graph, due)
-        refuse_what_must_fail(run, due, planned, forced)
-        refuse_what_cannot_fit(run, planned, forced)
-        refuse_what_is_not_there(run, due, planned, forced)
+        cached = cache(lambda: restorable(run, planned, forced))
+        refuse_what_must_fail(run, due, cached)
+        refuse_what_cannot_fit(run, planned, cached)
+        refuse_what_is_not_there(run, due, cached)
     return planned
 
 
-def refuse_what_must_fail(
-    run: RunContext, addresses: Collection[str], planned: Collection[Plan] = (), forced: Collection[str] = ()
-) -> None:
+def refuse_what_must_fail(run: RunContext, addresses: Collection[str], cached: Cached = frozenset) -> None:
     """Refuse to start if a stage that is due, and not restored from the cache, cannot succeed.
 
     Raises:
@@ -69,58 +74,71 @@ def refuse_what_must_fail(
     found = [
         (nodes[address], text) for address in nodes if address in addresses for text in must_fail(run, nodes[address], addresses, estimates)
     ]
-    _refuse(run, found, planned, forced)
+    _refuse(run, found, cached)
 
 
-def refuse_what_is_not_there(run: RunContext, due: Collection[str], planned: Collection[Plan], forced: Collection[str]) -> None:
+def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cached = frozenset) -> None:
     """Refuse to start if this machine lacks the GPU or the disk for a stage, or its server or checkpoint store cannot be used.
 
     Raises:
         ConfigError: every such stage, with the remedy.
     """
-    found, said = list[tuple[Node, str]](), dict[object, str | None]()
-    sizes = Sizes(run.project, run.graph, Estimates(run.project, run.graph, run.execution, due=due))
-    needed, free = 0, shutil.disk_usage(run.project.root).free
-    for node in (node for address, node in run.graph.nodes.items() if address in due):
+    found, said = list[tuple[Node, str]](), dict[str, str | None]()
+    nodes = [node for address, node in run.graph.nodes.items() if address in due]
+    for node in nodes:
         numerics, placement = run.execution.of(node.kind, node.name)
         kind = node.declaration
         computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
         if computes and numerics.device == "cuda" and not has_gpu():
             found.append((node, "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"))
-        before, needed = needed, needed + ((sizes.of(node) or 0) if node.output in MODELS else 0)
-        if before <= free < needed:
-            found.append((node, f"the models up to here need {size(needed)} of disk, but {size(free)} are free: free some"))
-        for place in (*endpoints(node.config), placement.checkpoint_url):
-            if place is not None and place not in said:
-                said[place] = _unanswering(place) if isinstance(place, ByEndpoint) else checkpoint_store.problem_of(place)
-            found += [(node, problem)] if (problem := said.get(place)) else []
-    _refuse(run, found, planned, forced)
+        servers = {by.base_url: _unanswering for by in endpoints(node.config)}
+        stores = {placement.checkpoint_url: checkpoint_store.problem_of} if placement.checkpoint_url else {}
+        for url, problem_of_url in (servers | stores).items():
+            if node.address not in cached():
+                said[url] = said[url] if url in said else problem_of_url(url)
+                found += [(node, problem)] if (problem := said[url]) else []
+    sizes, free = Sizes(run.project, run.graph, Estimates(run.project, run.graph, run.execution, due=due)), _free(run)
+    needs = {node.address: sizes.of(node) or 0 for node in nodes if node.output in MODELS}
+    if sum(needs.values()) > free:
+        needs = {address: need for address, need in needs.items() if address not in cached()}
+        sums = zip(needs, accumulate(needs.values()), strict=True)
+        found += [
+            (run.graph.nodes[address], f"the models up to here need {size(needed)} of disk, but {size(free)} are free: free some")
+            for address, needed in sums
+            if needed - needs[address] <= free < needed
+        ]
+    _refuse(run, found, cached)
 
 
-def _unanswering(by: ByEndpoint) -> str | None:
+def _free(run: RunContext) -> int:
+    return shutil.disk_usage(run.project.root).free
+
+
+def _unanswering(base_url: str) -> str | None:
     """Why no request to a server can succeed: nothing is there, or it rejects the key. None where it answers, or needs time."""
-    variable = key_variable(by.base_url)
+    variable = key_variable(base_url)
     key = os.environ.get(variable, "").strip()
-    asked = urllib.request.Request(f"{by.base_url}/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+    asked = urllib.request.Request(f"{base_url}/models", headers={"User-Agent": "pedigree"})
+    if key:
+        asked.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
         urllib.request.urlopen(asked, timeout=PROBE_S).close()
     except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
-            return f"{by.base_url} rejects {f'the key in {variable}' if key else 'requests without a key'} ({error}): set {variable}"
+        if error.code == HTTPStatus.UNAUTHORIZED:  # a key that may only complete texts is forbidden to list models
+            return f"{base_url} rejects {f'the key in {variable}' if key else 'requests without a key'} ({error}): set {variable}"
     except urllib.error.URLError as error:
         if isinstance(error.reason, (ConnectionRefusedError, socket.gaierror)):
-            return f"no server is at {by.base_url} ({error.reason}): start it, or correct base_url"
+            return f"no server is at {base_url} ({error.reason}): start it, or correct base_url"
     except (OSError, ValueError, HTTPException):  # it is busy, or the key cannot be sent, which the job explains
         pass
     return None
 
 
-def _refuse(run: RunContext, found: Collection[tuple[Node, str]], planned: Collection[Plan], forced: Collection[str]) -> None:
+def _refuse(run: RunContext, found: Collection[tuple[Node, str]], cached: Cached) -> None:
     """Raise ConfigError for the problems of stages that need a job."""
-    cached = restorable(run, planned, forced) if found else ()
     named: dict[str, list[str]] = {}
     for node, text in found:
-        if node.address not in cached:
+        if node.address not in cached():
             named.setdefault(text, []).append(node.name)
     if named:
         stages = {text: f"{'stages' if len(names) > 1 else 'stage'} {', '.join(names)}" for text, names in named.items()}
@@ -204,7 +222,7 @@ def _problem_of_model(folder: Path, config: SourceModel) -> str | None:
     return problem_of(folder, config)
 
 
-def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], forced: Collection[str]) -> None:
+def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], cached: Cached) -> None:
     """Refuse to start if a stage that is due needs more memory than the profile's machine has.
 
     A stage restored from the cache runs no job. If it must be made after all, `ensure` refuses it through `run.too_large`.
@@ -215,9 +233,8 @@ def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], forced: C
     found = refusals(run.project, run.graph, run.execution, {entry.node.address for entry in planned if entry.reasons})
     if not found:
         return
-    cached = restorable(run, planned, forced)
-    run.too_large = {node.address: str(misfit) for node, misfit in found if node.address in cached}
-    problems = [Problem(run.graph.recipe, None, f"stage {node.name}: {misfit}") for node, misfit in found if node.address not in cached]
+    run.too_large = {node.address: str(misfit) for node, misfit in found if node.address in cached()}
+    problems = [Problem(run.graph.recipe, None, f"stage {node.name}: {misfit}") for node, misfit in found if node.address not in cached()]
     if problems:
         raise ConfigError(problems)
 

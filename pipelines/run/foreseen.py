@@ -43,7 +43,7 @@ def must_fail(run: RunContext, node: Node, due: Collection[str], estimates: Esti
 
 
 def hints(graph: Graph, node: Node, estimates: Estimates) -> Iterator[str]:
-    """What a stage can do, but hardly should."""
+    """What a stage can do, but probably should not."""
     facts = estimates.of(node).facts
     limit = getattr(node.config, "max_length", None)
     if facts and facts.training and limit and facts.policy.context and limit > facts.policy.context:
@@ -75,10 +75,11 @@ def _unreadable(project: Project, node: Node) -> Iterator[str]:
 
 def _problem_of_program(source: RowProgram, file: Path) -> str | None:
     try:
-        code = compile(file.read_bytes(), source.path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
+        text = file.read_bytes()
+        code = compile(text, source.path, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError) as error:
         return f"{source.path} is not Python: {error}"
-    lacks = source.function not in code.co_names
+    lacks = source.function not in code.co_names and b"import *" not in text
     return f"{source.path} has no function {source.function}: define it, or set `function`" if lacks else None
 
 

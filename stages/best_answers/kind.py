@@ -33,5 +33,6 @@ KIND = Kind(
     row_tokens=tokens_at("judgments"),
     shrink=shrink,
     family="judging",
+    decided_by=lambda config: ("stages/best_answers/run.py",),
     reports_drops=True,
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.kind import RENDERING, Kind, gives, port
 from pedigree.configs.base.shrink import MAX_UNKNOWN, RESAMPLES, TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan
 from pedigree.configs.judging.measuring import Evaluate, evaluate_problem
@@ -58,7 +58,7 @@ KIND = Kind(
     output=gives("scores"),
     engine="vllm",
     verified=frozenset({"suites"}),
-    decided_by=lambda config: ("data/chat/chat.py", "stages/evaluate/pass_at_k.py", "stages/evaluate/suite_scores.py"),
+    decided_by=lambda config: (*RENDERING, "stages/core/statistics.py", "stages/evaluate/pass_at_k.py", "stages/evaluate/suite_scores.py"),
     problem=evaluate_problem,
     work=work,
     sampling_plan=sampling_plan,

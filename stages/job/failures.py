@@ -30,6 +30,7 @@ BUGS = (
 
 MACHINE = "use an execution profile for this machine (`pedigree doctor` shows what it has), or install a torch built for its GPUs"
 WEIGHTS = "the model's weights do not have the shapes that its config.json states: copy both from the model's origin"
+SHAPE = "vLLM or its attention kernels support no heads of this size: use a model with another head size, or another backend"
 LASTING = {
     "no kernel image is available": MACHINE,
     "found no nvidia driver": MACHINE,
@@ -38,7 +39,9 @@ LASTING = {
     "driver version is insufficient": MACHINE,
     "invalid device ordinal": MACHINE,
     "size mismatch for": WEIGHTS,
-    "exceeds dimension size": WEIGHTS,
+    "lost engine: runtimeerror: start (": WEIGHTS,
+    "head_dim=": SHAPE,
+    "unsupported head": SHAPE,
 }
 """Texts in errors of torch and its libraries that occur again at every attempt → remedy."""
 

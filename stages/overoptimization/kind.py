@@ -21,5 +21,6 @@ KIND = Kind(
     problem=overoptimization_problem,
     shrink=shrink,
     family="measuring",
+    decided_by=lambda config: ("stages/overoptimization/best_of_n.py",),
     curve="gold",
 )

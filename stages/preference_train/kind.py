@@ -1,6 +1,6 @@
 """`preference_train` as recipes, plans, rehearsals and reports see it."""
 
-from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.kind import RENDERING, Kind, gives, port
 from pedigree.configs.base.work import TrainingPlan
 from pedigree.configs.judging.pairing import preference_problem
 from pedigree.configs.methods.preference import Kto
@@ -27,7 +27,7 @@ KIND = Kind(
     },
     output=gives("policy"),
     engine="deepspeed",
-    decided_by=lambda config: ("data/chat/chat.py",),
+    decided_by=lambda config: RENDERING,
     trains_on=frozenset({"preferences"}),
     problem=preference_problem,
     work=lambda stage: training_work(stage, "preferences", plan(stage.config)),

@@ -1,6 +1,6 @@
 """`reference_logprobs` as recipes, plans, rehearsals and reports see it."""
 
-from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.kind import RENDERING, Kind, gives, port
 from pedigree.configs.base.work import Amounts, PlannedStage, ScoringPlan, at_ports
 from pedigree.configs.methods.training import ReferenceLogprobs
 
@@ -17,7 +17,7 @@ KIND = Kind(
     inputs={"policy": port("policy"), "preferences": port("preference", pooled=True)},
     output=gives("logprobs"),
     engine="torch",
-    decided_by=lambda config: ("data/chat/chat.py",),
+    decided_by=lambda config: RENDERING,
     work=work,
     scoring_plan=lambda config: ScoringPlan("policy", config.dtype, config.max_length),
     family="judging",

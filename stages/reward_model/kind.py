@@ -1,6 +1,6 @@
 """`reward_model` as recipes, plans, rehearsals and reports see it."""
 
-from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.kind import RENDERING, Kind, gives, port
 from pedigree.configs.base.work import TrainingPlan
 from pedigree.configs.judging.pairing import reward_model_problem
 from pedigree.configs.methods.training import RewardModel, shrink_training, training_plan, training_work
@@ -17,7 +17,7 @@ KIND = Kind(
     inputs={"policy": port("policy"), "preferences": port("preference", pooled=True)},
     output=gives("reward_model"),
     engine="deepspeed",
-    decided_by=lambda config: ("data/chat/chat.py",),
+    decided_by=lambda config: RENDERING,
     trains_on=frozenset({"preferences"}),
     problem=reward_model_problem,
     work=lambda stage: training_work(stage, "preferences", plan(stage.config)),

@@ -103,7 +103,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 def settle(chat: Chat) -> None:
     """Change the tokenizer so that others read what is read here: transformers reads a score at the last token that is not padding, may put
-    BOS before a text that has one from its template, and knows what day it is.
+    BOS before a text that has one from its template, and gives templates today's date.
 
     Raises:
         StageError: conversations end with the padding token, so another token would be read.

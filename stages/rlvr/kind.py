@@ -1,6 +1,6 @@
 """`rlvr` as recipes, plans, rehearsals and reports see it."""
 
-from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.kind import RENDERING, REWARDING, Kind, gives, port
 from pedigree.configs.base.shrink import TOKENS, Cut, even
 from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, TrainingPlan, at_ports
 from pedigree.configs.methods.policy_gradient import Ppo
@@ -75,7 +75,7 @@ KIND = Kind(
     engine="deepspeed+vllm",
     trains_on=frozenset({"prompts"}),
     verified=frozenset({"prompts"}),
-    decided_by=lambda config: ("data/chat/chat.py", "stages/core/advantages.py", "stages/rlvr/rewarding.py"),
+    decided_by=lambda config: (*RENDERING, *REWARDING, "stages/core/advantages.py", "stages/rlvr/rewarding.py"),
     problem=rlvr_problem,
     work=work,
     training_plan=training_plan,

@@ -1,6 +1,6 @@
 """`sample` as recipes, plans, rehearsals and reports see it."""
 
-from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.kind import RENDERING, Kind, gives, port
 from pedigree.configs.base.shrink import TOKENS, Cut
 from pedigree.configs.base.work import (
     MAX_RUNNING,
@@ -56,7 +56,7 @@ KIND = Kind(
     inputs={"policies": port("policy", many=True), "prompts": port("prompt")},
     output=gives("completion"),
     engine="vllm",
-    decided_by=lambda config: ("data/chat/chat.py",),
+    decided_by=lambda config: RENDERING,
     problem=sample_problem,
     work=work,
     rows=rows,

@@ -105,6 +105,8 @@ class Inline(Sampler):
                 )
             )
         except BUGS as error:  # e.g. too little memory for the KV cache, or an unsupported model
+            if "memory profiling" in str(error):  # another process released memory meanwhile
+                raise
             what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise StageError(
                 f"vLLM cannot serve the model under this profile: {what[:SAID]}; use another model, or change the profile"

@@ -11,4 +11,5 @@ KIND = Kind(
     output=gives("policy"),
     frozen=True,
     family="measuring",
+    decided_by=lambda config: ("stages/select/run.py",),
 )

@@ -30,5 +30,6 @@ KIND = Kind(
     rows=rows,
     shrink=shrink,
     family="judging",
+    decided_by=lambda config: ("stages/select_prompts/run.py",),
     reports_drops=True,
 )

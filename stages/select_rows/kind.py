@@ -51,6 +51,7 @@ KIND = Kind(
     sampling_plan=scorers_sampling_plan,
     shrink=shrink,
     family="judging",
+    decided_by=lambda config: ("stages/core/keeping.py", "stages/select_rows/run.py"),
     reports_drops=True,
     subset_of="data",
 )

@@ -1,6 +1,6 @@
 """`sft` as recipes, plans, rehearsals and reports see it."""
 
-from pedigree.configs.base.kind import Kind, gives, port
+from pedigree.configs.base.kind import RENDERING, Kind, gives, port
 from pedigree.configs.base.work import TrainingPlan
 from pedigree.configs.methods.training import Sft, shrink_training, training_plan, training_work
 
@@ -16,7 +16,7 @@ KIND = Kind(
     inputs={"policy": port("policy"), "data": port("conversation", pooled=True)},
     output=gives("policy"),
     engine="deepspeed",
-    decided_by=lambda config: ("data/chat/chat.py",),
+    decided_by=lambda config: RENDERING,
     trains_on=frozenset({"data"}),
     work=lambda stage: training_work(stage, "data", plan(stage.config)),
     training_plan=plan,

@@ -154,7 +154,7 @@ WRONG_JINJA = [
     (("rows", "question"), "a\n{{ row.question }", "rows.question: not a Jinja template, line 2: "),
     (("rows", "answer"), "answer | ", "rows.answer: not a Jinja expression, line 1: "),
     (("prompt", "ask"), "{% if question %}", "prompt.ask: not a Jinja template, line 1: "),
-    (("prompt", "ask"), "{% if a %}\n{{ a | up }}{% endif %}", "prompt.ask: not a Jinja template, line 2: there is no filter 'up'"),
+    (("prompt", "ask"), "a\n{{ a | up }}", "prompt.ask: not a Jinja template, line 2: No filter named 'up'"),
 ]
 
 
@@ -172,5 +172,5 @@ def test_wrong_jinja_of_a_chat_template_is_told_with_its_file_and_line(tmp_path,
     monkeypatch.setattr(source_models, "TEMPLATES", tmp_path)
     text = "{% for one in messages %}{% generation %}\n{{ one.content | nothing }}{% endgeneration %}{% endfor %}"
     (tmp_path / "mine.jinja").write_text(text)
-    with pytest.raises(ValidationError, match=r"mine.jinja is not a Jinja template, line 2: there is no filter 'nothing'"):
+    with pytest.raises(ValidationError, match=r"mine.jinja is not a Jinja template, line 2: No filter named 'nothing'"):
         source_models.SourceModel.model_validate({"source": {"type": "folder", "path": "m"}, "chat_template": "mine"})

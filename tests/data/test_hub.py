@@ -57,6 +57,7 @@ MODEL = {
     "original/params.json": b"{}",
     "pedigree/record.json": b"{}",
     "pedigree/lineage.json": b"{}",
+    "pedigree/run.json": b"{}",
 }
 
 
@@ -224,9 +225,14 @@ def test_a_file_that_was_changed_in_the_cache_is_refused(hub, home, online, file
     assert questions(online.ask("rows", source(hub, split=["train", "test"]))) == ["a", "b", "c", "d"]
 
 
-def test_of_a_model_come_the_files_that_are_read_and_the_record_of_an_export(hub, online):
+def test_of_a_model_come_the_files_that_are_read_and_the_records_of_an_export(hub, online):
     answer = online.ask("model", "lab/tiny", commits(hub, "models/lab/tiny")[0])
-    assert answer["value"]["files"] == ["config.json", "model.safetensors", "pedigree/record.json", "tokenizer.json"]
+    assert answer["value"]["files"] == [
+        "config.json",
+        "model.safetensors",
+        *(f"pedigree/{name}.json" for name in ("lineage", "record", "run")),
+        "tokenizer.json",
+    ]
     assert "hub model lab/sums does not exist" in online.ask("model", "lab/sums", commits(hub)[0])["error"]
 
 

@@ -119,8 +119,8 @@ REFUSED = [
     ("ifeval", {"instruction_id": ["a", "b"], "kwargs": [None]}, "of one length"),
     ("ifeval", "[" * 100_000, "neither JSON nor a Python literal"),
     ("ifeval", '[{"instruction_id": ["a"], "kwargs": ["x"]}]', "arguments 'x' of instruction a are no mapping"),
-    ("ifeval", '[{"instruction_id": [["a"]], "kwargs": [null]}]', r"the id \['a'\] of an instruction is no text"),
-    ("ifeval", '{"func_name": {"a": 1}}', "func_name {'a': 1} is no text"),
+    ("ifeval", '[{"instruction_id": [["a"]], "kwargs": [null]}]', r"the id \['a'\] of an instruction is not text"),
+    ("ifeval", '{"func_name": {"a": 1}}', "func_name {'a': 1} is not text"),
     ("ifeval", "{'func_name': 'verify_bullet_points', 1: 2}", "argument 1 has no text for a name"),
     ("ifeval", "[{'instruction_id': ['a'], 'kwargs': [{1: 2}]}]", "argument 1 has no text for a name"),
 ]

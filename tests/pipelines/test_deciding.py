@@ -105,6 +105,11 @@ def test_an_edit_counts_for_the_verifiers_that_it_reaches_and_no_others(root, na
         ("rlvr", "stages/core/advantages.py", "EPSILON = 1e-4", "EPSILON = 1e-3"),
         ("pair", "stages/pair/pair_selection.py", "import ", "import abc\nimport "),
         ("sft", "data/chat/chat.py", "import ", "import abc\nimport "),
+        ("sft", "data/chat/tools.py", "import ", "import abc\nimport "),
+        ("judge", "stages/sampling/rewards.py", "import ", "import abc\nimport "),
+        ("select_rows", "stages/core/keeping.py", "from ", "import abc\nfrom "),
+        ("select", "stages/select/run.py", "from ", "import abc\nfrom "),
+        ("evaluate", "stages/core/statistics.py", "import ", "import abc\nimport "),
     ],
 )
 def test_rewards_selections_and_templates_are_part_of_what_made_a_result(root, kind, name, old, new):

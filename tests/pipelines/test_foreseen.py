@@ -224,7 +224,7 @@ def test_prompts_that_no_round_uses_and_rows_beyond_the_context_are_stated(tmp_p
 
 def missing(run) -> list[tuple[list[str], str]]:
     try:
-        checks.refuse_what_is_not_there(run, set(run.graph.nodes), (), ())
+        checks.refuse_what_is_not_there(run, set(run.graph.nodes))
     except ConfigError as error:
         return [divided(problem) for problem in error.problems]
     return []

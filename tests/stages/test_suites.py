@@ -220,7 +220,7 @@ def test_a_row_that_the_form_cannot_read_is_told_with_its_place():
     assert "there is no answer" in refused("minerva_math", {"problem": "p", "type": "t", "solution": "none"})
     assert "answer 9 is no place among 4 choices" in refused("mmlu", {**ROWS["mmlu"][0], "answer": 9})
     assert "nested too deep" in refused("popqa", {**ROWS["popqa"][0], "possible_answers": "[" * 100_000})
-    assert "the id 1 of an instruction is no text" in refused("ifeval", {**ROWS["ifeval"][0], "instruction_id_list": [1]})
+    assert "the id 1 of an instruction is not text" in refused("ifeval", {**ROWS["ifeval"][0], "instruction_id_list": [1]})
     lettered = {"task": "sat-math", "passage": "", "question": "Which?", "options": ["(A)red", "(B)four"]}
     assert made("agieval", [{**lettered, "label": "B"}])[0]["verifier"]["answer"] == "B"
     assert "'AB' is not in list" in refused("agieval", {**lettered, "label": "AB"})

@@ -108,6 +108,8 @@ def test_every_failure_has_its_cause(tmp_path: Path) -> None:
             RuntimeError("CUDA error: no kernel image is available for execution on the device"),
             RuntimeError("Found no NVIDIA driver on your system"),
             EngineLost("lost engine: RuntimeError: start (0) + length (512) exceeds dimension size (256)."),
+            EngineLost("lost engine: RuntimeError: Unsupported head dim: 16"),
+            RuntimeError("head_dim=16 unsupported"),
             *(PedigreeError("x"), StageError("x"), ChatError("x"), ArtifactError("x"), VerifierError("x"), StoreError("x", False)),
         ],
         "bug": [
@@ -124,7 +126,7 @@ def test_every_failure_has_its_cause(tmp_path: Path) -> None:
             torch.distributed.DistBackendError("NCCL"),
         ],
         "lost_engine": [EngineLost("lost engine: vLLM was killed")],
-        "crashed": [RuntimeError("something else")],
+        "crashed": [RuntimeError("something else"), RuntimeError("start (0) + length (5) exceeds dimension size (3).")],
     }
     for cause, errors in words.items():
         assert [cause_of(error, tmp_path) for error in errors] == [cause] * len(errors)
