@@ -227,12 +227,8 @@ def test_a_file_that_was_changed_in_the_cache_is_refused(hub, home, online, file
 
 def test_of_a_model_come_the_files_that_are_read_and_the_records_of_an_export(hub, online):
     answer = online.ask("model", "lab/tiny", commits(hub, "models/lab/tiny")[0])
-    assert answer["value"]["files"] == [
-        "config.json",
-        "model.safetensors",
-        *(f"pedigree/{name}.json" for name in ("lineage", "record", "run")),
-        "tokenizer.json",
-    ]
+    records = [f"pedigree/{name}.json" for name in ("lineage", "record", "run")]
+    assert answer["value"]["files"] == ["config.json", "model.safetensors", *records, "tokenizer.json"]
     assert "hub model lab/sums does not exist" in online.ask("model", "lab/sums", commits(hub)[0])["error"]
 
 
