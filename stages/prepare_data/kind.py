@@ -164,7 +164,7 @@ KIND = Kind(
         TOKENIZER: port("policy", optional=True, measures=True),
     },
     output=lambda config, inputs: config.record,
-    decided_by=lambda config: ("data/chat/turns.py", "data/sources/verifiable.py", *(("data/filters",) if config.filters else ())),
+    decided_by=lambda config: ("data/filters",) if config.filters else (),
     needs=needs_of,
     problem=inputs_problem,
     sources=lambda config: config.get("sources", ()),
