@@ -33,6 +33,8 @@ MUST = {
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
     "literal_error": "{expected}",
+    "model_attributes_type": "a mapping",
+    "model_type": "a mapping",
     "none_required": "null",
     "string_too_long": "at most {max_length} in length",
     "string_too_short": "at least {min_length} in length",

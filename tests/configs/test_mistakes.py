@@ -168,6 +168,11 @@ def test_wrong_jinja_of_a_form_is_told_with_its_field_and_line(place, text, expe
     assert found == place and message.startswith(expected)
 
 
+def test_what_is_neither_the_name_of_a_form_nor_a_form_is_told_in_plain_words():
+    ((_, message),) = told("prepare_data", {"record": "item", "task": "t", "sources": [{"type": "files", "path": "x.jsonl"}], "form": 5})
+    assert message == "form: must be text or a mapping, not 5"
+
+
 def test_wrong_jinja_of_a_chat_template_is_told_with_its_file_and_line(tmp_path, monkeypatch):
     monkeypatch.setattr(source_models, "TEMPLATES", tmp_path)
     text = "{% for one in messages %}{% generation %}\n{{ one.content | nothing }}{% endgeneration %}{% endfor %}"
