@@ -142,7 +142,7 @@ def test_stages_run_side_by_side_while_their_slots_fit(lab: Lab) -> None:
     assert not waited
     lab.edit("configs/execution/lab.yaml", "placement: {slots: 1,", "placement: {slots: 2,")
     run_graph(lab.run(watch=watch), forced={"lab/raw", "lab/suite"})
-    assert waited and all(message.startswith("for 2 of 2 slots") for message in waited)
+    assert waited == ["for 2 slots of 2; 1 job of this project running"]
 
 
 def test_a_job_is_no_rank_of_the_process_group_in_which_it_was_started(tmp_path, monkeypatch):

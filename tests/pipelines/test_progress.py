@@ -122,7 +122,7 @@ def test_the_time_that_a_stage_waits_for_its_slots_is_none_of_its_own(monkeypatc
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     board = Board("tiny", rows("sft"))
-    board.update(StageWaiting(SFT, "for 2 of 2 slots"))
+    board.update(StageWaiting(SFT, "for 2 slots of 2"))
     now[0] = 1060.0
     assert took(board.rows["tiny/sft"], 1060.0) == "1m 00s"
     board.update(StageStarted(SFT, tmp_path))
