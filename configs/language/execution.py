@@ -95,7 +95,8 @@ class Numerics(Frozen):
     bf16_products: Literal["auto", "units", "fp32"] = "auto"
     """How a CPU multiplies bf16 matrices. `units`: with its bf16 instructions (AMX, AVX-512 BF16, Arm BF16). `fp32`: operands widened, sums
     in fp32, results rounded to bf16, which is many times faster on a CPU without such instructions; vLLM then computes in fp32 with the
-    bf16 weights. `auto`: `units` if the machine that runs the job has them, else `fp32`; `run.json` records the choice."""
+    bf16 weights. `auto`: `units` if the machine that runs the job has them and they are faster than fp32 (not AVX-512 BF16 of an Intel
+    processor without AMX), else `fp32`; `run.json` records the choice."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Maximum number of tokens whose logits are materialized at a time."""
     tensor_parallel: int = Field(default=1, ge=1)

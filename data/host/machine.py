@@ -17,6 +17,8 @@ INSTRUCTION_SETS = (
 """Instruction sets that determine how libraries multiply matrices, and so round sums; Linux's names, x86 then aarch64."""
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 """Instruction sets that multiply bf16 in hardware, as in vLLM and in torch's capabilities."""
+SLOW_ON_INTEL = "avx512_bf16"
+"""Without AMX, Intel's multiplies bf16 at half the rate of fp32 (benchmarks/results/bf16-products.json)."""
 ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 """Values of either variable that keep oneDNN from using `BF16_UNITS`."""
@@ -42,11 +44,8 @@ def memory(root: Path = ROOT) -> int | None:
 
 def instruction_sets(root: Path = ROOT) -> tuple[str, ...]:
     """The processor's subset of `INSTRUCTION_SETS`."""
-    for line in _lines(root / "proc/cpuinfo"):
-        name, _, flags = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return tuple(known for known in INSTRUCTION_SETS if known in flags.split())
-    return ()
+    flags = _cpuinfo(root, "flags", "Features").split()
+    return tuple(known for known in INSTRUCTION_SETS if known in flags)
 
 
 def has_gpu(root: Path = ROOT) -> bool:
@@ -55,9 +54,11 @@ def has_gpu(root: Path = ROOT) -> bool:
 
 
 def has_bf16_units(root: Path = ROOT) -> bool:
-    """Whether the processor multiplies bf16 in hardware, and libraries may use it."""
-    limited = any(os.environ.get(name, "").upper() in WITHOUT_BF16 for name in ONEDNN_LIMITS)
-    return not limited and not set(BF16_UNITS).isdisjoint(instruction_sets(root))
+    """Whether the processor has units that multiply bf16 faster than fp32, and libraries may use them."""
+    if any(os.environ.get(name, "").upper() in WITHOUT_BF16 for name in ONEDNN_LIMITS):
+        return False
+    units = {name for name in instruction_sets(root) if name in BF16_UNITS}
+    return bool(units - {SLOW_ON_INTEL} if _cpuinfo(root, "vendor_id") == "GenuineIntel" else units)
 
 
 def settled(numerics: Numerics) -> Numerics:
@@ -106,6 +107,12 @@ def _quota(folder: Path) -> float | None:
 def _meminfo(root: Path) -> int | None:
     total = next((line.split()[1] for line in _lines(root / "proc/meminfo") if line.startswith("MemTotal:")), "")
     return 1024 * int(total) if total.isdigit() else None
+
+
+def _cpuinfo(root: Path, *names: str) -> str:
+    """The first CPU's value of the first field that has one of these names."""
+    fields = (line.partition(":") for line in _lines(root / "proc/cpuinfo"))
+    return next((value.strip() for name, _, value in fields if name.strip() in names), "")
 
 
 def _number(path: Path) -> int | None:

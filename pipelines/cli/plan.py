@@ -159,7 +159,7 @@ def slow_text(found: TimeLeft, device: str) -> str:
     """Suggest faster hardware if a CPU run takes long; else empty."""
     if device != "cpu" or found.seconds < LONG_S:
         return ""
-    units = "" if has_bf16_units() else "bf16 units (AMX, AVX512-BF16) or "
+    units = "" if has_bf16_units() else "bf16 units (such as AMX) or "
     return (
         f"This is slow on a CPU. More cores help; {units}a GPU (`--execution gpu`) {'help' if units else 'helps'} most. "
         f"{command('run', 'tiny')} runs the whole pipeline in minutes."
