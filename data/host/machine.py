@@ -61,6 +61,11 @@ def has_bf16_units(root: Path = ROOT) -> bool:
     return bool(units - {SLOW_ON_INTEL} if _cpuinfo(root, "vendor_id") == "GenuineIntel" else units)
 
 
+def has_amx(root: Path = ROOT) -> bool:
+    """Whether the processor has tiles for matrices (AMX)."""
+    return "amx_tile" in instruction_sets(root)
+
+
 def settled(numerics: Numerics) -> Numerics:
     """The numerics with machine-dependent settings resolved. GPUs always have bf16 units, whatever a profile sets for CPUs."""
     if numerics.bf16_products != "auto" and numerics.device == "cpu":

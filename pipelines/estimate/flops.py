@@ -7,6 +7,7 @@ import math
 import platform
 
 from pedigree.configs.base.work import MAX_RUNNING
+from pedigree.data.host import machine
 from pedigree.pipelines.estimate.peak_memory import Formula, kv_bytes_per_token
 from pedigree.pipelines.estimate.shapes import Shape
 
@@ -73,7 +74,7 @@ def block_size(device: str, dtype: str, context: float, workers: int) -> int:
     """Tokens per block of vLLM's KV cache (on a CPU, `stages.sampling.cpu_engine.block_size`)."""
     if device == "cuda":
         return 16
-    if dtype != "fp32":
+    if dtype == "bf16" and machine.has_amx():
         return 128
     return 16 if context <= 256 and workers == 1 and platform.machine() == "x86_64" else 32
 

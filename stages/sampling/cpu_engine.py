@@ -7,6 +7,8 @@ from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+from pedigree.data.host import machine
+
 PREFILL_TOKENS = 8192
 """Maximum prompt tokens of one engine step, because prompts are not chunked; longer contexts raise it."""
 SHORT_CONTEXT = 256
@@ -35,10 +37,10 @@ def arguments(dtype: str, context: int, kv_bytes: int, workers: int) -> dict[str
 def block_size(dtype: str, context: int, workers: int) -> int | None:
     """Tokens per block of the KV cache; requests share prompt prefixes in whole blocks. None: vLLM's default of 128.
 
-    The bf16 attention kernel for AMX units requires vLLM's default. The kernel for blocks of 16 exists only on x86. vLLM's worker
+    The bf16 attention kernel for AMX requires vLLM's default. The kernel for blocks of 16 exists only on x86. vLLM's worker
     processes do not have our backend, and vLLM's own takes multiples of 32.
     """
-    if dtype != "float32":
+    if dtype == "bfloat16" and machine.has_amx():
         return None
     if context > SHORT_CONTEXT or workers > 1 or platform.machine() != "x86_64":
         return 32

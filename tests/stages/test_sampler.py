@@ -210,9 +210,13 @@ found["asked"] = [[given.get("gpu_memory_utilization"), given.get("kv_cache_memo
 from pedigree.pipelines.estimate import flops
 from pedigree.stages.sampling.cpu_engine import block_size
 from pedigree.stages.sampling.vllm_engine import DTYPES
-settings = [("bf16", 72, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
-ours = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
-found["blocks"] = [ours, [flops.block_size("cpu", *setting) for setting in settings]]
+from pedigree.data.host import machine
+settings = [("bf16", 72, 1), ("bf16", 257, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
+found["blocks"] = dict()
+for sets in ((), ("amx_tile",)):
+    machine.instruction_sets = lambda root, sets=sets: sets
+    ours = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
+    found["blocks"][" ".join(sets)] = [ours, [flops.block_size("cpu", *setting) for setting in settings]]
 Path(sys.argv[1]).write_text(json.dumps(found))
 """
     told = tmp_path_factory.mktemp("inline") / "told.json"
@@ -234,10 +238,11 @@ def test_of_a_short_prompt_all_answers_but_the_first_compute_what_is_beyond_the_
 
 
 @pytest.mark.slow
-def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels(inline):
+@pytest.mark.parametrize(("sets", "expected"), [("amx_tile", [None, None, 16, 16, 32, 32]), ("", [16, 32, 16, 16, 32, 32])])
+def test_bf16_with_amx_and_long_prompts_keep_the_blocks_of_faster_kernels(inline, sets, expected):
     """Pipelines import no stage: what they know of one is copied, and equal."""
-    ours, planned = inline["blocks"]
-    assert ours == [None, 16, 16, 32, 32] or platform.machine() != "x86_64"
+    ours, planned = inline["blocks"][sets]
+    assert ours == expected or platform.machine() != "x86_64"
     assert planned == [size or 128 for size in ours]
 
 
