@@ -12,8 +12,10 @@ from pedigree.configs.judging.measuring import Evaluate, Select
 from pedigree.configs.judging.pairing import Pair, Relaxed
 from pedigree.configs.judging.pools import Sample
 from pedigree.configs.judging.scoring import Overoptimization, answers_of_prompt, sampled
+from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.methods.merging import Merge
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.row_sources import Files, RowProgram
@@ -25,7 +27,7 @@ from pedigree.data.store.storage import StoreError
 from pedigree.data.store.untrusted import ArtifactError
 from pedigree.pipelines.estimate.amounts import Planned
 from pedigree.pipelines.estimate.estimates import Estimates
-from pedigree.pipelines.estimate.facts import folder_of
+from pedigree.pipelines.estimate.facts import folder_of, shape_of
 from pedigree.pipelines.estimate.needs import Facts
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.ledger.identity import HASHES
@@ -35,6 +37,8 @@ UNCHECKED = (
     "the files of hub model {} are not here: `run` fetches the small ones first to check tokenizer, template and engine; without the hub, "
     "the job does"
 )
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "experts")
+"""What policies to merge have in common."""
 ADDED_TOKENS = 64
 """By which the vocabularies of two imports of one model may differ: their templates may add control tokens."""
 
@@ -58,9 +62,13 @@ def contradictions(node: Node, estimates: Estimates) -> Iterator[str]:
     yield from _too_few(Planned(project, graph, node, estimates.due))
     if isinstance(node.config, Select):
         yield from _unscored(graph, node, node.config)
-    facts = estimates.of(node).facts
+    if isinstance(node.config, Merge):
+        yield from _unlike(estimates, node)
+    facts, (numerics, placement) = estimates.of(node).facts, estimates.execution.of(node.kind, node.name)
+    if isinstance(node.config, Rlvr) and placement.sampler_process == "inline" and numerics.world_size > 1:
+        yield f"sampler_process inline requires world_size 1, not {numerics.world_size}: set `sampler_process: own`"
     if facts:
-        yield from _unfit(facts, node, estimates.execution.of(node.kind, node.name)[0])
+        yield from _unfit(facts, node, numerics)
 
 
 def of_stages(found: Iterable[tuple[str, str]]) -> list[str]:
@@ -169,8 +177,15 @@ def _problem_of_program(source: RowProgram, file: Path) -> str | None:
 
 
 def _too_few(stage: Planned) -> Iterator[str]:
-    """More prompts, or answers to one, than there are."""
-    config = stage.config
+    """More prompts, answers to one, or rows, than there are."""
+    config, bound = stage.config, stage.rows
+    for name in ("min_rows", "min_pairs"):
+        if bound and bound.how != "estimated" and getattr(config, name, 0) > bound.value:
+            yield f"{name} is {getattr(config, name)}, but it can have at most {bound.value:.0f}: lower {name}, or give it more"
+    if isinstance(config, Synthesize) and isinstance(config.method, SelfInstruct):
+        rows = only(stage, "prompts").rows
+        if rows and rows.how != "estimated" and config.method.shots > rows.value:
+            yield f"shots is {config.method.shots}, but there are at most {rows.value:.0f} prompts: lower it, or add prompts"
     if isinstance(config, Sample | Rlvr):
         rows = only(stage, "prompts").rows
         most = rows.value if rows and rows.how != "estimated" else inf
@@ -190,6 +205,10 @@ def _too_few(stage: Planned) -> Iterator[str]:
             wanted = 1
         if (answers := answers_of_prompt(sample)) < wanted:
             yield f"it compares {wanted} answers to a prompt, but there is {answers}: raise samples_per_prompt or add policies there"
+        if isinstance(config, Pair) and config.budget and config.budget.choose == "disagreement":
+            models = len(only(stage, "judgments", "completions").inputs.get("reward_models", ()))
+            if models < 2:
+                yield f"budget.choose disagreement requires two or more reward models, but its answers have {models}: add some to the judge"
         labels = sample.inputs["policies"]
         for name in ("strong", "weak"):
             label = getattr(getattr(config, "strategy", None), name, None)
@@ -211,6 +230,18 @@ def _unscored(graph: Graph, node: Node, config: Select) -> Iterator[str]:
     for task in [config.task] if isinstance(config.task, str) else config.task or ():
         if len(tasks) == len(suites) and task not in tasks:
             yield f"{evaluation.name} does not score the task {task!r}; its suites have the tasks {', '.join(tasks)}"
+
+
+def _unlike(estimates: Estimates, node: Node) -> Iterator[str]:
+    """Policies of different shapes to merge."""
+    sources = ((edge.label, estimates.graph.nodes[edge.source]) for edge in node.edges)
+    shapes = [(label, shape_of(estimates.project, estimates.graph, source, estimates.due)) for label, source in sources]
+    (first, shape), *others = [known for known in shapes if known[1]] or [("", None)]
+    for label, other in others:
+        unequal = [name for name in SIZES if getattr(shape, name) != getattr(other, name)]
+        if unequal:
+            sizes = f"{unequal[0]} is {getattr(shape, unequal[0])} and {getattr(other, unequal[0])}"
+            yield f"{first} and {label} cannot be merged: {sizes}; merge policies with a common base model"
 
 
 def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:

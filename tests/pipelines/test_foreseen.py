@@ -108,6 +108,12 @@ def divided(problem: Problem) -> tuple[list[str], str]:
     return which.partition(" ")[2].split(", "), text
 
 
+def writing(shots: int) -> dict[str, Any]:
+    method = {"type": "self_instruct", "requests": 5, "shots": shots}
+    return {"kind": "synthesize", "in": {"prompts": "prompts", "writer": "sft"}, "method": method, "by": {"type": "policy"},
+            "sampling": {"max_tokens": 8}}  # fmt: skip
+
+
 def rows(files: dict[str, str | bytes], message: str, **fields: Any) -> Case:
     return Case({"chat_raw.sources": [{"type": "files", "path": "rows.jsonl", **fields}]}, f"stage chat_raw: {message}", files)
 
@@ -173,6 +179,20 @@ WRONG: dict[str, Case] = {
         {"other": OTHER, "reward.in.policy": "other", "rlvr.algorithm": {"type": "ppo"}, "rlvr.in.value": "reward"},
         "stage rlvr: the value has a vocabulary of 400 and the policy one of 512: use one of the same base model",
     ),
+    "pairs": Case({"pair_0.min_pairs": 49}, "stage pair_0: min_pairs is 49, but it can have at most 48: lower min_pairs, or give it more"),
+    "kept prompts": Case(
+        {"kept": {"kind": "select_prompts", "in": {"prompts": "prompts", "judgments": "judge_1"}, "min_mean": 0.1, "min_rows": 25}},
+        "stage kept: min_rows is 25, but it can have at most 24",
+    ),
+    "shots": Case({"made": writing(201)}, "stage made: shots is 201, but there are at most 200 prompts: lower it, or add prompts"),
+    "disagreement": Case(
+        {"pair_x": {"kind": "pair", "in": {"judgments": "judge_1"}, "budget": {"pairs": 3, "choose": "disagreement"}}},
+        "stage pair_x: budget.choose disagreement requires two or more reward models, but its answers have 1: add some to the judge",
+    ),
+    "merged": Case(
+        {"other": OTHER, "both": {"kind": "merge", "in": {"policies": ["sft", "other"]}}},
+        "stage both: sft and other cannot be merged: layers is 3 and 1; merge policies with a common base model",
+    ),
     "no rows": rows({"rows.jsonl": ""}, "rows: empty, without any row: add rows, or name another source"),
     "no files": rows({"rows.jsonl/README.md": "text"}, "rows.jsonl holds no .json, .jsonl, .jsonl.gz, .parquet file"),
     "column": rows(
@@ -217,6 +237,12 @@ def test_every_command_tells_that_a_stage_cannot_succeed(tmp_path, monkeypatch, 
         {"rlvr.max_prompt_length": 248, "rlvr.prompts_per_step": 200, "rlvr.steps": 1, f"{SAMPLE}.prompts.count": 66},
         {f"{DPO}.lora": {"targets": ["self_attn.q_proj", "down_proj"]}, "scores.sampling": {"max_tokens": 255}},
         {"over": {"kind": "overoptimization", "in": {"judgments": "judge_1"}, "max_n": 4}},
+        {
+            "pair_0.min_pairs": 48,
+            "kept": {"kind": "select_prompts", "in": {"prompts": "prompts", "judgments": "judge_1"}, "min_mean": 0.1, "min_rows": 24},
+            "made": writing(200),
+            "both": {"kind": "merge", "in": {"policies": ["base", "sft"]}},
+        },
     ],
 )
 def test_a_stage_at_its_bounds_is_not_refused(tmp_path, changes):
@@ -248,6 +274,16 @@ def test_rows_that_can_be_read_are_counted(tmp_path, name, rows, fields):
         "lower prompts.count or prompts.index, or add prompts"
         for index in (1, 2)
     ]
+
+
+@pytest.mark.parametrize(("ranks", "refuses"), [(1, False), (2, True)])
+def test_an_inline_sampler_has_one_rank(tmp_path, ranks, refuses):
+    run = opened(tmp_path, {})
+    rlvr = {"numerics": {"world_size": ranks}, "placement": {"sampler_process": "inline"}}
+    (tmp_path / "it.yaml").write_text(yaml.safe_dump({"slots": 4, "numerics": {"device": "cpu"}, "kinds": {"rlvr": rlvr}}))
+    run = open_run(run.project, Request("wrong", profile=str(tmp_path / "it.yaml")), looking=True)
+    problem = "stage rlvr: sampler_process inline requires world_size 1, not 2: set `sampler_process: own`"
+    assert refused(run) == ([problem] if refuses else [])
 
 
 def test_the_shape_is_that_of_the_recipe_where_an_earlier_model_will_be_replaced(tmp_path):
