@@ -44,6 +44,8 @@ def problem_of(folder: Path, config: SourceModel, coming: Collection[str] = ()) 
 
     `coming` are files that the folder will have, weights for instance; those in `DESCRIBING` must be there.
     """
+    if not folder.is_dir():
+        return f"it is a file, not a model folder: name the folder of transformers with {CONFIG}, tokenizer and weights in safetensors"
     try:
         names = {path.name for path in folder.iterdir()} | {name for name in coming if "/" not in name}
         model = _mapping(folder / CONFIG)

@@ -88,8 +88,8 @@ def hints(node: Node, estimates: Estimates) -> Iterator[str]:
     """What a stage can do, but probably should not, and what is not known yet."""
     graph, facts = estimates.graph, estimates.of(node).facts
     config = node.config
-    if isinstance(config, SourceModel) and isinstance(config.source, HubModel) and not _model_files(estimates.project, config):
-        yield UNCHECKED.format(config.source.repo)
+    if isinstance(config, SourceModel) and isinstance(config.source, HubModel) and not os.environ.get(hub.FOLDER):
+        yield from [] if _model_files(estimates.project, config) else [UNCHECKED.format(config.source.repo)]
     limit = getattr(node.config, "max_length", None)
     if facts and facts.training and limit and facts.policy.context and limit > facts.policy.context:
         yield f"max_length {limit} exceeds the model's context of {facts.policy.context} tokens: longer rows train positions unknown to it"
@@ -126,7 +126,7 @@ def _unusable(project: Project, config: SourceModel) -> Iterator[str]:
 def _model_files(project: Project, config: SourceModel) -> tuple[Path, Collection[str]] | None:
     """(folder, names of all files it will have) of a model from outside whose small files are here."""
     source = config.source
-    if not isinstance(source, FolderModel | HubModel) or not (folder := folder_of(project, source)).is_dir():
+    if not isinstance(source, FolderModel | HubModel) or not (folder := folder_of(project, source)).exists():
         return None
     if isinstance(source, FolderModel) or os.environ.get(hub.FOLDER):
         return folder, ()

@@ -210,6 +210,11 @@ WRONG: dict[str, Case] = {
     "key heads": model(
         "tensor_parallel 3 is neither a divisor nor a multiple of the model's 2 key-value heads", 3, heads=6, kv_heads=2, ffn=768
     ),
+    "a file": Case(
+        {"theirs": {"kind": "source_model", "source": {"type": "folder", "path": "their.gguf"}}},
+        "stage theirs: their.gguf: it is a file, not a model folder: name the folder of transformers with config.json",
+        {"their.gguf": "GGUF"},
+    ),
     "no tokenizer": folder("it has no tokenizer (tokenizer.json)", tokenizer=""),
     "other tokenizer": folder("the tokenizer has 3 tokens, but the model embeds 9", config='{"model_type": "llama", "vocab_size": 9}'),
     "no template": folder("it has no chat template, as base models have none", template=None),

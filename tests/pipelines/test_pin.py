@@ -246,6 +246,7 @@ def test_models_of_a_mirror_are_checked_like_folders(project, typed, hub, tmp_pa
     (mirror / "models").mkdir(parents=True)
     said = typed("plan", "models", mirror=mirror, code=1)
     assert f"stage odd: hub model lab/odd: the mirror has no {mirror}/models/lab/odd: download it with" in said
+    assert "are not here" not in said
     typed("validate", "models", mirror=mirror)  # which mirror there is, is no matter of a recipe
     for name in ("odd", "narrow"):
         for file, data in hub.repos[f"models/lab/{name}"].commits[hub.repos[f"models/lab/{name}"].head].items():
