@@ -24,10 +24,16 @@ shortfall and the settings that would make it fit, each verified against the est
 the stage before any job starts. A stage restored from the cache (`cached`) runs no job: it takes no time and is not refused, unless the
 cache turns out to be damaged, in which case it is refused just before its job would start. `--json` has every term in bytes.
 
-The plan also states, and `run` refuses before its first stage, whatever cannot succeed: missing files, files whose first rows cannot be
-read, fewer rows or prompts than a stage takes, answers longer than the model's context, layers for `lora` that the model lacks, a
-`reference` of another vocabulary, models that vLLM cannot serve, answers and scores that nothing makes. `run` alone checks what only the
-machine knows: a GPU, disk for the models, servers and their keys, and the checkpoint store.
+A stage that cannot succeed is refused too, by one sentence per problem with its remedy (`problems` in the document; exit code 1): missing
+files, files whose first rows cannot be read, fewer rows or prompts than a stage takes, model files that do not belong together, answers
+longer than the model's context, layers for `lora` that the model lacks, a `reference` of another vocabulary, policies of different shapes
+to merge, models that vLLM cannot serve, answers and scores that nothing makes, `min_rows` that no result can have.
+
+- `plan` (exit code 1) refuses all of these for the stages to run, and what exceeds the memory.
+- `run` and scheduled runs (2) refuse the same, and what only the machine knows: a GPU, disk for the models, servers and their keys, and the
+  checkpoint store. `run` alone uses the network: it fetches the small files of [hub models](hub.md) first.
+- `validate`, `rehearse`, `deploy` and `serve` (2) check all stages, but refuse neither what exceeds the memory nor files, folders and
+  mirrors that are not on this machine, so that they work where no data are. `validate` names in a note what it could not check.
 
 ```console
 $ pedigree plan demo --execution gpu8

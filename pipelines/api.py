@@ -23,7 +23,7 @@ from pedigree.pipelines.estimate.rates import measured
 from pedigree.pipelines.jobs.events import RunEvent
 from pedigree.pipelines.publish.report import write_report
 from pedigree.pipelines.run import plans
-from pedigree.pipelines.run.checks import checked_plan, refuse_unusable_models
+from pedigree.pipelines.run.checks import checked_plan
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.planning import PlannedStage, rows_of
@@ -158,7 +158,6 @@ def plan(
     context = open_run(project, request, looking=True)
     chosen, forced = selection(context, request)
     planned = plans.plan(context, chosen, forced)
-    refuse_unusable_models(project, context.graph, {entry.node.address for entry in planned if entry.reasons})
     return rows_of(context, planned, forced, measured)
 
 

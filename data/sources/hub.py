@@ -78,20 +78,35 @@ class Found:
     """Why the files could not be verified against the commit; None if they were."""
 
 
-def check(repo: Repository) -> None:
-    """Check up front that a repository is available. Network failures are ignored, because a job waits for the network.
+def check(repo: Repository) -> bool:
+    """Check up front that a repository is available; returns False if the hub cannot be reached, because a job waits for the network.
 
     Raises StoreError if it is gated, missing or moved, has no such commit, is not in the mirror, or the mirror has another commit.
     """
     if mirror() is not None:
         _mirrored(repo)
-        return
-    if _listed(repo) is not None:
-        return
+        return True
+    if listed(repo) is not None:
+        return True
     if _offline():
         raise _offline_error(repo, f"commit {repo.revision} is not in its cache")
     try:
         _info(repo, repo.revision)
+    except StoreError as error:
+        if not error.passing:
+            raise
+        return False
+    return True
+
+
+def fetch(repo: Repository, names: Sequence[str]) -> None:
+    """Fetch files of a repository into the cache, unless a mirror has them. Network failures are ignored as in `check`."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    try:
+        if mirror() is None:
+            _snapshot(repo, allow=tuple(names))
     except StoreError as error:
         if not error.passing:
             raise
@@ -143,12 +158,12 @@ def rows(
     with tempfile.TemporaryDirectory(prefix="pedigree-hub-") as scratch:
         mirrored = mirror() and _mirrored(repo)
         folder = (mirrored or _listing(repo, Path(scratch) / "files")).resolve()
-        listed = None if mirrored else frozenset(_listed(repo) or ())
+        own = None if mirrored else frozenset(listed(repo) or ())
         marked = False
         for config in source.configs:
             builder = _builder(repo, folder, source, config, Path(scratch))
             files: Any = builder.config.data_files
-            wanted = _names(repo, folder, [file for split in source.splits for file in files[split]], listed)
+            wanted = _names(repo, folder, [file for split in source.splits for file in files[split]], own)
             if mirrored:
                 unproved = _proved_mirror(repo, mirrored, wanted, beat)
                 if unproved and not marked:
@@ -287,7 +302,7 @@ def _info(repo: Repository, revision: str | None) -> Any:
     return found
 
 
-def _listed(repo: Repository) -> list[str] | None:
+def listed(repo: Repository) -> list[str] | None:
     """Names of all files of a commit, cached when the first was fetched; None before."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -303,7 +318,7 @@ def _reach(repo: Repository) -> None:
     if repo.revision == PIN_ME:
         raise StoreError(f"{repo}: its revision is not pinned: {command('pin', 'RECIPE')} writes the newest commit into the recipe")
     print(f"{repo}: files of commit {repo.revision[:12]} from {_endpoint()} or its cache", flush=True)
-    if _listed(repo) is None and not _offline():
+    if listed(repo) is None and not _offline():
         _info(repo, repo.revision)
 
 
@@ -319,7 +334,7 @@ def _snapshot(repo: Repository, allow: tuple[str, ...] | None = None, ignore: tu
 def _listing(repo: Repository, view: Path) -> Path:
     """Create a folder with all file names of a commit; only the cards have content."""
     _reach(repo)
-    snapshot, names = _snapshot(repo, allow=CARDS), _listed(repo)
+    snapshot, names = _snapshot(repo, allow=CARDS), listed(repo)
     if names is None:
         raise _offline_error(repo, "its file list is not in the cache")
     for name in names:

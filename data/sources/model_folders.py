@@ -1,7 +1,8 @@
 """Whether the files of a model folder belong together, before the model is loaded: configuration, weights, tokenizer, chat template."""
 
+import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from pedigree.data.store.untrusted import LINEAGE_BYTES, ArtifactError, read_jso
 CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
 )  # fmt: skip
-ADAPTER = "adapter_config.json"
+ADAPTER, SPECIAL = "adapter_config.json", "special_tokens_map.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DESCRIBING = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE, SPECIAL, ADAPTER, INDEX)
+"""What is read here besides the headers of weights."""
 TOKENIZERS = (
     TOKENIZER,
     "tokenizer.model",
@@ -36,15 +39,21 @@ WORD = re.compile(r"[Ġ▁]?(?:\w+|\W)")
 ENDS, PAD = ("bos_token_id", "eos_token_id"), "pad_token_id"
 
 
-def problem_of(folder: Path, config: SourceModel) -> str | None:
-    """Why the model in a folder cannot be imported with this config, with the remedy; None if its files show no reason."""
+def problem_of(folder: Path, config: SourceModel, coming: Collection[str] = ()) -> str | None:
+    """Why the model in a folder cannot be imported with this config, with the remedy; None if its files show no reason.
+
+    `coming` are files that the folder will have, weights for instance; those in `DESCRIBING` must be there.
+    """
+    if not folder.is_dir():
+        return f"it is a file, not a model folder: name the folder of transformers with {CONFIG}, tokenizer and weights in safetensors"
     try:
+        names = {path.name for path in folder.iterdir()} | {name for name in coming if "/" not in name}
         model = _mapping(folder / CONFIG)
         return (
             _problem_of_adapter(folder)
-            or _problem_of_weights(folder)
+            or _problem_of_weights(folder, sorted(names))
             or ("its config.json has no model_type: restore the file" if not model.get("model_type") else None)
-            or _problem_of_tokenizer(folder, model)
+            or _problem_of_tokenizer(folder, names, model)
             or (_problem_of_template(own_template(folder)) if config.chat_template == OWN else None)
         )
     except ArtifactError as error:
@@ -104,8 +113,7 @@ def _problem_of_adapter(folder: Path) -> str | None:
     )
 
 
-def _problem_of_weights(folder: Path) -> str | None:
-    names = sorted(path.name for path in folder.iterdir())
+def _problem_of_weights(folder: Path, names: Sequence[str]) -> str | None:
     if CONFIG not in names:
         return f"it is not a model folder of transformers: {CONFIG} is missing; it has {', '.join(names[:5]) or 'no files'}"
     if INDEX in names:
@@ -123,7 +131,9 @@ def _problem_of_weights(folder: Path) -> str | None:
 
 
 def _damage(weights: Path) -> str | None:
-    """Why the header of a file of weights does not fit its size, as after a copy that was cut."""
+    """Why the header of a file of weights does not fit its size, as after a copy that was cut; None before the file is there."""
+    if not weights.exists():
+        return None
     try:
         with safe_open(weights, framework="numpy"):
             return None
@@ -131,8 +141,8 @@ def _damage(weights: Path) -> str | None:
         return f"{weights.name} is damaged ({error}): copy it again from the model's origin"
 
 
-def _problem_of_tokenizer(folder: Path, model: Mapping[str, Any]) -> str | None:
-    if not any(next(folder.glob(pattern), None) for pattern in TOKENIZERS):
+def _problem_of_tokenizer(folder: Path, names: Collection[str], model: Mapping[str, Any]) -> str | None:
+    if not any(fnmatch.filter(names, pattern) for pattern in TOKENIZERS):
         return f"it has no tokenizer ({TOKENIZER}): copy the tokenizer's files from the model's origin"
     if not (folder / TOKENIZER).exists():
         return None  # the vocabulary is in a form of its own
@@ -146,7 +156,7 @@ def _problem_of_tokenizer(folder: Path, model: Mapping[str, Any]) -> str | None:
             "files from the model's origin"
         )
     settings = _mapping(folder / TOKENIZER_CONFIG)
-    special_map = _mapping(folder / "special_tokens_map.json")
+    special_map = _mapping(folder / SPECIAL)
     padding = next(iter(_named_in({"pad_token": (special_map | settings).get("pad_token")})), "")
     if WORD.fullmatch(padding):
         return f"its tokenizer pads with {padding!r}, which texts contain: name another pad_token in {TOKENIZER_CONFIG}, or none"

@@ -39,13 +39,12 @@ def plan(
 ) -> None:
     """Show what a run would do, why, and what it needs.
 
-    Lists stale stages with estimates of memory, tokens, time and disk. Exit code 1 if a stage does not fit into the memory of the
-    profile's machine; `run` refuses such a stage.
+    Lists stale stages with estimates of memory, tokens, time and disk. Exit code 1 if a stage cannot succeed, or does not fit into the
+    memory of the profile's machine; `run` refuses such a stage.
     """
     from pedigree.pipelines.cli.plan import print_plan
     from pedigree.pipelines.cli.progress import StatusLine, measured_by
     from pedigree.pipelines.run import planning, plans
-    from pedigree.pipelines.run.checks import refuse_unusable_models
     from pedigree.pipelines.run.opening import open_run
 
     request = requested(recipe, overrides, execution, only, start, until, force)
@@ -55,16 +54,16 @@ def plan(
             context = open_run(project, request, looking=True, watch=telling.watch)
             chosen, forced = plans.selection(context, request)
             planned = plans.plan(context, chosen, forced)
-            refuse_unusable_models(project, context.graph, {entry.node.address for entry in planned if entry.reasons})
             rows = planning.rows_of(context, planned, forced, measured_by(telling))
         found = planning.run_plan(context, rows)
         if as_json:
             emit("plan", found, context.graph)
         else:
             print_plan(context, recipe, found, chosen)
-        for line in planning.misfits(rows):
-            echo(f"does not fit: {line}", file=sys.stderr)
-        if not found.fits:
+        refused = planning.refused(rows)
+        for line in refused:
+            echo(line, file=sys.stderr)
+        if refused:
             raise typer.Exit(1)
 
 

@@ -19,7 +19,7 @@ from pedigree.pipelines.publish import comparison
 from pedigree.pipelines.quantities import counted, duration, rough, size
 from pedigree.pipelines.run.checks import all_done
 from pedigree.pipelines.run.pins import unpinned
-from pedigree.pipelines.run.planning import JOBLESS, PlannedStage, RunPlan
+from pedigree.pipelines.run.planning import JOBLESS, PlannedStage, RunPlan, refused
 
 HOW_ESTIMATED = (
     "Disk is estimated from a stage's last artifact, else (for models) the size of its weights, else the mean of artifacts of its "
@@ -82,7 +82,8 @@ def _print_stages(context: RunContext, recipe: str, plan: RunPlan) -> None:
         echo(HOW_NEEDED)
     echo("A stage marked `depends` runs only if the content of an input changes.")
     echo(HOW_ESTIMATED)
-    echo(f"To run these stages, use {command('run', recipe)} with the same options.")
+    if not refused(plan.stages):
+        echo(f"To run these stages, use {command('run', recipe)} with the same options.")
 
 
 def _print_published(context: RunContext, plan: RunPlan) -> None:

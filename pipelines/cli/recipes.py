@@ -1,5 +1,6 @@
 """Commands on recipes and what they left behind: recipes, new, show, validate, pin, compile, variants, scratch, gc, merge-lock."""
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -108,7 +109,8 @@ def validate(
 ) -> None:
     """Check recipes and their profiles for errors.
 
-    Lists all problems with file and line, and writes nothing. Exit code 2 if there are problems.
+    Lists all problems with file and line, and stages that cannot succeed under their profile; writes nothing. Exit code 2 if there are
+    problems. Files that are not on this machine are no problem.
     """
     from pedigree.configs.base.document import ConfigError
     from pedigree.configs.language.recipe_files import recipe_names
@@ -118,9 +120,12 @@ def validate(
     if every == bool(recipe):
         raise UsageProblem("specify either recipes or --all: `pedigree validate tiny`, `pedigree validate --all`")
     names = recipe_names(project.recipes) if every else recipe or []
-    found = {problem: None for name in names for problem in problems_of(project, name, overrides or (), execution)}
+    checked = [problems_of(project, name, overrides or (), execution) for name in names]
+    found = {problem: None for problems, _ in checked for problem in problems}
     profiles = sorted(path.stem for path in project.executions.glob("*.yaml")) if every else []
     found |= {problem: None for name in profiles for problem in profile_problems(project, name)}
+    for file in dict.fromkeys(file for _, files in checked for file in files):
+        echo(f"note: {file} is not on this machine, so it was not checked; `plan` and `run` require it", file=sys.stderr)
     if found:
         raise ConfigError(sorted(found, key=lambda problem: (problem.file, problem.line or 0)))
     also = f" and {counted(len(profiles), 'profile')}" if profiles else ""

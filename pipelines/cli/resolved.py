@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from pedigree.configs.base.document import ConfigError, Problem, read_document
+from pedigree.configs.base.paths import written_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipe, recipe_file
 from pedigree.configs.language.recipe_files import score_tolerance
-from pedigree.pipelines.run.checks import refuse_unusable_models
+from pedigree.pipelines.run.checks import refuse_contradictions
+from pedigree.pipelines.run.foreseen import missing_files
 from pedigree.pipelines.run.opening import load_execution, profile_for
 
 
@@ -62,19 +64,20 @@ def resolved_stage(project: Project, graph: Graph, name: str, profile: str | Non
     }
 
 
-def problems_of(project: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None) -> list[Problem]:
-    """Return all problems of a recipe and its profile; write nothing."""
+def problems_of(
+    project: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None
+) -> tuple[list[Problem], list[str]]:
+    """Return all problems of a recipe and its profile, and the files that are not here, so that they could not be checked."""
     try:
         graph = load_recipe(project.recipes, recipe, overrides)
     except ConfigError as error:
-        return [*error.problems, *_problems_of_named_profile(project, recipe, profile)]
-    found: list[Problem] = []
-    for check in (lambda: profile_for(project, graph, profile), lambda: refuse_unusable_models(project, graph, graph.nodes)):
-        try:
-            check()
-        except ConfigError as error:
-            found += error.problems
-    return found
+        return [*error.problems, *_problems_of_named_profile(project, recipe, profile)], []
+    unchecked = [written_of(name) for node in graph.nodes.values() for name in missing_files(project, node)]
+    try:
+        refuse_contradictions(project, graph, profile_for(project, graph, profile), graph.nodes)
+    except ConfigError as error:
+        return error.problems, unchecked
+    return [], unchecked
 
 
 def profile_problems(project: Project, name: str) -> list[Problem]:

@@ -228,6 +228,7 @@ def _deploy(
     from pedigree.configs.language.recipe import load_recipes
     from pedigree.pipelines.deployments import Terms, deploy, schedule_of
     from pedigree.pipelines.rehearsal.preparing import check
+    from pedigree.pipelines.run.checks import refuse_contradictions
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.pins import refuse_unpinned
     from pedigree.pipelines.run.plans import selection
@@ -237,6 +238,7 @@ def _deploy(
     request = replace(request, **paths)  # runs start in another folder
     run = open_run(project, request, looking=True)
     chosen, _ = selection(run, request)
+    refuse_contradictions(project, run.graph, run.execution, chosen)
     if request.rehearse:
         check(project, load_recipes(project.recipes, request.recipe, request.overrides))
     else:

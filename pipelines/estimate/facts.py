@@ -110,7 +110,7 @@ def folder_of(project: Project, source: FolderModel | HubModel) -> Path:
         return place_of(project.root, source.path)
     mirror = os.environ.get(FOLDER)
     if mirror:
-        return Path(mirror) / "models" / source.repo
+        return Path(mirror).expanduser() / "models" / source.repo
     return hub_cache() / f"models--{source.repo.replace('/', '--')}" / "snapshots" / source.revision
 
 

@@ -37,6 +37,7 @@ from pedigree.pipelines.estimate.shapes import known_shape
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import Watch, unwatched
 from pedigree.pipelines.rehearsal.judge import serve
+from pedigree.pipelines.run.checks import refuse_contradictions
 from pedigree.pipelines.run.opening import Request, load_execution, open_run, refuse_read_only
 
 DVC_CONFIG = """[core]
@@ -114,7 +115,7 @@ def prepare(
     """Prepare a rehearsal, reusing existing files.
 
     Raises:
-        ConfigError: problems of the recipe or the profile, or an external source has no replacement.
+        ConfigError: problems of the recipe or the profile, a stage that cannot succeed, or an external source has no replacement.
         UsageProblem: the project is not writable.
     """
     refuse_read_only(real)
@@ -122,6 +123,7 @@ def prepare(
     graph = graphs[-1]
     name = profile or graph.execution
     execution = load_execution(real, name)
+    refuse_contradictions(real, graph, execution, graph.nodes)
     check(real, graphs)
     project = real.rehearsal(name)
     create_project(project)

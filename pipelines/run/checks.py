@@ -11,29 +11,21 @@ from http import HTTPStatus
 from http.client import HTTPException
 from importlib.util import find_spec
 from itertools import accumulate
-from pathlib import Path
 
 from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.installation import missing
 from pedigree.configs.base.kind import MODELS
-from pedigree.configs.base.paths import written_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.judging.language_model import endpoints, key_variable
 from pedigree.configs.language.execution import Execution
-from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.rows.source_models import FolderModel, SourceModel
-from pedigree.data.artifacts.artifacts import ArtifactError
-from pedigree.data.artifacts.exports import checked_records, is_export
+from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.data.host.machine import has_gpu
-from pedigree.data.sources.model_folders import problem_of
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
-from pedigree.pipelines.estimate.facts import folder_of
 from pedigree.pipelines.jobs import checkpoint_store
 from pedigree.pipelines.jobs.context import RunContext
-from pedigree.pipelines.ledger.identity import HASHES
 from pedigree.pipelines.quantities import counted, size
-from pedigree.pipelines.run.foreseen import must_fail
+from pedigree.pipelines.run.foreseen import contradictions, must_fail, of_stages
 from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
 from pedigree.pipelines.run.planning import Sizes
 from pedigree.pipelines.run.plans import Plan, plan, restorable
@@ -46,14 +38,13 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
     """Plan a run, and check that the jobs it requires can run.
 
     Raises:
-        ConfigError: a revision is not pinned; a package, GPU, repository, asset, server or store is unavailable; the files of a model do
-            not belong together; a stage cannot succeed; memory or disk do not suffice. The message names the stages.
+        ConfigError: a revision is not pinned; a package, GPU, repository, asset, server or store is unavailable; a stage cannot
+            succeed; memory or disk do not suffice. The message names the stages.
     """
     refuse_unpinned(run.graph, chosen)
     planned = plan(run, chosen, forced, lenient=True)
     due = {entry.node.address for entry in planned if entry.reasons}
     if due:
-        refuse_unusable_models(run.project, run.graph, due)
         refuse_missing_engines(run.graph, due, run.execution)
         refuse_unreachable(run.graph, due)
         refuse_missing_assets(run.graph, due)
@@ -70,11 +61,22 @@ def refuse_what_must_fail(run: RunContext, addresses: Collection[str], cached: C
     Raises:
         ConfigError: every such stage, with the remedy.
     """
-    estimates, nodes = Estimates(run.project, run.graph, run.execution, due=addresses), run.graph.nodes
-    found = [
-        (nodes[address], text) for address in nodes if address in addresses for text in must_fail(run, nodes[address], addresses, estimates)
-    ]
-    _refuse(run, found, cached)
+    estimates = Estimates(run.project, run.graph, run.execution, due=addresses)
+    _refuse(run.graph, ((node, text) for node in _of(run.graph, addresses) for text in must_fail(run, node, estimates)), cached)
+
+
+def refuse_contradictions(project: Project, graph: Graph, execution: Execution, addresses: Collection[str]) -> None:
+    """Refuse a recipe of which stages cannot succeed wherever they run; what lies elsewhere, such as rows, may still be missing here.
+
+    Raises:
+        ConfigError: every such stage, with the remedy.
+    """
+    estimates = Estimates(project, graph, execution, due=graph.nodes)
+    _refuse(graph, ((node, text) for node in _of(graph, addresses) for text in contradictions(node, estimates)))
+
+
+def _of(graph: Graph, addresses: Collection[str]) -> list[Node]:
+    return [node for address, node in graph.nodes.items() if address in addresses]
 
 
 def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cached = frozenset) -> None:
@@ -84,7 +86,7 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
         ConfigError: every such stage, with the remedy.
     """
     found, said = list[tuple[Node, str]](), dict[str, str | None]()
-    nodes = [node for address, node in run.graph.nodes.items() if address in due]
+    nodes = _of(run.graph, due)
     for node in nodes:
         numerics, placement = run.execution.of(node.kind, node.name)
         kind = node.declaration
@@ -107,7 +109,7 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
             for address, needed in sums
             if needed - needs[address] <= free < needed
         ]
-    _refuse(run, found, cached)
+    _refuse(run.graph, found, cached)
 
 
 def _free(run: RunContext) -> int:
@@ -134,15 +136,11 @@ def _unanswering(base_url: str) -> str | None:
     return None
 
 
-def _refuse(run: RunContext, found: Collection[tuple[Node, str]], cached: Cached) -> None:
+def _refuse(graph: Graph, found: Iterable[tuple[Node, str]], cached: Cached = frozenset) -> None:
     """Raise ConfigError for the problems of stages that need a job."""
-    named: dict[str, list[str]] = {}
-    for node, text in found:
-        if node.address not in cached():
-            named.setdefault(text, []).append(node.name)
-    if named:
-        stages = {text: f"{'stages' if len(names) > 1 else 'stage'} {', '.join(names)}" for text, names in named.items()}
-        raise ConfigError([Problem(run.graph.recipe, None, f"{which}: {text}") for text, which in stages.items()])
+    problems = of_stages((shown_name(graph, node), text) for node, text in found if node.address not in cached())
+    if problems:
+        raise ConfigError([Problem(graph.recipe, None, text) for text in problems])
 
 
 PROBE_S = 10.0
@@ -189,39 +187,6 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
         )
 
 
-def refuse_unusable_models(project: Project, graph: Graph, addresses: Collection[str]) -> None:
-    """Refuse to start if the files of an imported model folder do not belong together.
-
-    Raises:
-        ConfigError: what is missing or does not match, for each stage.
-    """
-    problems = []
-    for address in sorted(addresses):
-        config = graph.nodes[address].config
-        if isinstance(config, SourceModel) and isinstance(config.source, FolderModel):
-            folder = folder_of(project, config.source)
-            problem = _problem_of_model(folder, config) if folder.is_dir() else None  # a missing folder has an error of its own
-            if problem:
-                where = f"stage {graph.nodes[address].name}: {written_of(config.source.path)}"
-                problems.append(Problem(graph.recipe, None, f"{where}: {problem}"))
-    if problems:
-        raise ConfigError(problems)
-
-
-def _problem_of_model(folder: Path, config: SourceModel) -> str | None:
-    for artifact in (folder, folder.resolve().parent):
-        if (artifact / "record.json").exists() and (artifact / "payload").exists():
-            return (
-                "it is an artifact of a Pedigree project, whose lineage would be lost: name the folder that `pedigree export` writes there"
-            )
-    if is_export(folder):
-        try:
-            checked_records(folder, HASHES.files(folder))
-        except ArtifactError as error:
-            return str(error)
-    return problem_of(folder, config)
-
-
 def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], cached: Cached) -> None:
     """Refuse to start if a stage that is due needs more memory than the profile's machine has.
 
@@ -231,12 +196,9 @@ def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], cached: C
         ConfigError: each such stage, what it lacks, by how much, and the settings that would make it fit.
     """
     found = refusals(run.project, run.graph, run.execution, {entry.node.address for entry in planned if entry.reasons})
-    if not found:
-        return
-    run.too_large = {node.address: str(misfit) for node, misfit in found if node.address in cached()}
-    problems = [Problem(run.graph.recipe, None, f"stage {node.name}: {misfit}") for node, misfit in found if node.address not in cached()]
-    if problems:
-        raise ConfigError(problems)
+    if found:
+        run.too_large = {node.address: str(misfit) for node, misfit in found if node.address in cached()}
+    _refuse(run.graph, ((node, str(misfit)) for node, misfit in found), cached)
 
 
 def all_done(count: int, away: int, recipe: str) -> str:

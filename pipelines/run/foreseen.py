@@ -1,6 +1,7 @@
 """What must fail although nothing has run yet: files, rows, prompts and models that a stage that is due cannot use."""
 
-from collections.abc import Collection, Iterator
+import os
+from collections.abc import Collection, Iterable, Iterator
 from math import inf
 from pathlib import Path
 
@@ -11,40 +12,84 @@ from pedigree.configs.judging.measuring import Evaluate, Select
 from pedigree.configs.judging.pairing import Pair, Relaxed
 from pedigree.configs.judging.pools import Sample
 from pedigree.configs.judging.scoring import Overoptimization, answers_of_prompt, sampled
+from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.methods.merging import Merge
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.row_sources import Files, RowProgram
+from pedigree.configs.rows.source_models import FolderModel, HubModel, SourceModel
+from pedigree.data.artifacts.exports import checked_records, is_export
+from pedigree.data.sources import hub
+from pedigree.data.sources.model_folders import DESCRIBING, problem_of
+from pedigree.data.store.storage import StoreError
+from pedigree.data.store.untrusted import ArtifactError
 from pedigree.pipelines.estimate.amounts import Planned
 from pedigree.pipelines.estimate.estimates import Estimates
+from pedigree.pipelines.estimate.facts import folder_of, shape_of
 from pedigree.pipelines.estimate.needs import Facts
 from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.ledger.identity import HASHES
+from pedigree.pipelines.run.pins import repositories_of
 
+UNCHECKED = (
+    "the files of hub model {} are not here: `run` fetches the small ones first to check tokenizer, template and engine; without the hub, "
+    "the job does"
+)
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "experts")
+"""What policies to merge have in common."""
 ADDED_TOKENS = 64
 """By which the vocabularies of two imports of one model may differ: their templates may add control tokens."""
 
 
-def must_fail(run: RunContext, node: Node, due: Collection[str], estimates: Estimates) -> Iterator[str]:
-    """Why a stage cannot succeed, with remedies."""
-    missing = [name for name in node.files if not place_of(run.project.root, name).exists()]
+def must_fail(run: RunContext, node: Node, estimates: Estimates) -> Iterator[str]:
+    """Why a stage cannot succeed here, with remedies."""
     recorded = run.ledger.source_files(node.address)  # those in the remote are fetched by their hashes
-    lacking = [written_of(name) for name in missing if name not in recorded]
+    lacking = [written_of(name) for name in missing_files(run.project, node) if name not in recorded]
     if lacking:
         yield f"{', '.join(lacking)} does not exist: add it, or change the config that names it"
-    if not missing:
-        yield from _unreadable(run.project, node)
-    yield from _too_few(Planned(run.project, run.graph, node, due))
+    yield from _not_mirrored(node)
+    yield from contradictions(node, estimates)
+
+
+def contradictions(node: Node, estimates: Estimates) -> Iterator[str]:
+    """Why a stage cannot succeed on any machine, by its recipe, its profile, and those of its files that are here; with remedies."""
+    project, graph = estimates.project, estimates.graph
+    if isinstance(node.config, SourceModel):
+        yield from _unusable(project, node.config)
+    yield from _unreadable(project, node)
+    yield from _too_few(Planned(project, graph, node, estimates.due))
     if isinstance(node.config, Select):
-        yield from _unscored(run.graph, node, node.config)
-    facts = estimates.of(node).facts
+        yield from _unscored(graph, node, node.config)
+    if isinstance(node.config, Merge):
+        yield from _unlike(estimates, node)
+    facts, (numerics, placement) = estimates.of(node).facts, estimates.execution.of(node.kind, node.name)
+    if isinstance(node.config, Rlvr) and placement.sampler_process == "inline" and numerics.world_size > 1:
+        yield f"sampler_process inline requires world_size 1, not {numerics.world_size}: set `sampler_process: own`"
     if facts:
-        yield from _unfit(facts, node, run.execution.of(node.kind, node.name)[0])
+        yield from _unfit(facts, node, numerics)
 
 
-def hints(graph: Graph, node: Node, estimates: Estimates) -> Iterator[str]:
-    """What a stage can do, but probably should not."""
-    facts = estimates.of(node).facts
+def of_stages(found: Iterable[tuple[str, str]]) -> list[str]:
+    """Each sentence once, after the names of the stages that it is about."""
+    named: dict[str, list[str]] = {}
+    for name, text in found:
+        named.setdefault(text, []).append(name)
+    return [f"{'stages' if len(names) > 1 else 'stage'} {', '.join(names)}: {text}" for text, names in named.items()]
+
+
+def missing_files(project: Project, node: Node) -> list[str]:
+    """Files and folders that a stage reads, and that are not on this machine."""
+    return [name for name in node.files if not place_of(project.root, name).exists()]
+
+
+def hints(node: Node, estimates: Estimates) -> Iterator[str]:
+    """What a stage can do, but probably should not, and what is not known yet."""
+    graph, facts = estimates.graph, estimates.of(node).facts
+    config = node.config
+    if isinstance(config, SourceModel) and isinstance(config.source, HubModel) and not os.environ.get(hub.FOLDER):
+        yield from [] if _model_files(estimates.project, config) else [UNCHECKED.format(config.source.repo)]
     limit = getattr(node.config, "max_length", None)
     if facts and facts.training and limit and facts.policy.context and limit > facts.policy.context:
         yield f"max_length {limit} exceeds the model's context of {facts.policy.context} tokens: longer rows train positions unknown to it"
@@ -57,12 +102,60 @@ def hints(graph: Graph, node: Node, estimates: Estimates) -> Iterator[str]:
             yield f"no stage uses the first {unused} prompts: windows count from 0, so that rounds begin with `index: $round-1`"
 
 
+def _not_mirrored(node: Node) -> Iterator[str]:
+    """Repositories that the folder of a mirror, which replaces the hub, lacks or has of another commit."""
+    if not os.environ.get(hub.FOLDER):
+        return
+    for repo in repositories_of(node):
+        try:
+            hub.check(repo)
+        except StoreError as error:
+            yield str(error)
+
+
+def _unusable(project: Project, config: SourceModel) -> Iterator[str]:
+    """Models whose files do not belong together, as far as they are here."""
+    source, known = config.source, _model_files(project, config)
+    if known and isinstance(source, FolderModel | HubModel):
+        folder, names = known
+        problem = (_problem_of_export(folder) if isinstance(source, FolderModel) else None) or problem_of(folder, config, names)
+        where = written_of(source.path) if isinstance(source, FolderModel) else f"hub model {source.repo}"
+        yield from [f"{where}: {problem}"] if problem else []
+
+
+def _model_files(project: Project, config: SourceModel) -> tuple[Path, Collection[str]] | None:
+    """(folder, names of all files it will have) of a model from outside whose small files are here."""
+    source = config.source
+    if not isinstance(source, FolderModel | HubModel) or not (folder := folder_of(project, source)).exists():
+        return None
+    if isinstance(source, FolderModel) or os.environ.get(hub.FOLDER):
+        return folder, ()
+    names = hub.listed(hub.Repository("model", source.repo, source.revision))
+    return (folder, names) if names and all((folder / name).exists() for name in DESCRIBING if name in names) else None
+
+
+def _problem_of_export(folder: Path) -> str | None:
+    for artifact in (folder, folder.resolve().parent):
+        if (artifact / "record.json").exists() and (artifact / "payload").exists():
+            return (
+                "it is an artifact of a Pedigree project, whose lineage would be lost: name the folder that `pedigree export` writes there"
+            )
+    if is_export(folder):
+        try:
+            checked_records(folder, HASHES.files(folder))
+        except ArtifactError as error:
+            return str(error)
+    return None
+
+
 def _unreadable(project: Project, node: Node) -> Iterator[str]:
     """Project files whose first rows cannot be used, and programs without their function."""
     if not isinstance(config := node.config, PrepareData):
         return
     for source in config.sources:
         problem = None
+        if isinstance(source, Files | RowProgram) and not place_of(project.root, source.path).exists():
+            continue
         if isinstance(source, Files):
             from pedigree.data.sources.sources import problem_of_first_rows  # loads what parses rows
 
@@ -84,8 +177,15 @@ def _problem_of_program(source: RowProgram, file: Path) -> str | None:
 
 
 def _too_few(stage: Planned) -> Iterator[str]:
-    """More prompts, or answers to one, than there are."""
-    config = stage.config
+    """More prompts, answers to one, or rows, than there are."""
+    config, bound = stage.config, stage.rows
+    for name in ("min_rows", "min_pairs"):
+        if bound and bound.how != "estimated" and getattr(config, name, 0) > bound.value:
+            yield f"{name} is {getattr(config, name)}, but it can have at most {bound.value:.0f}: lower {name}, or give it more"
+    if isinstance(config, Synthesize) and isinstance(config.method, SelfInstruct):
+        rows = only(stage, "prompts").rows
+        if rows and rows.how != "estimated" and config.method.shots > rows.value:
+            yield f"shots is {config.method.shots}, but there are at most {rows.value:.0f} prompts: lower it, or add prompts"
     if isinstance(config, Sample | Rlvr):
         rows = only(stage, "prompts").rows
         most = rows.value if rows and rows.how != "estimated" else inf
@@ -105,6 +205,10 @@ def _too_few(stage: Planned) -> Iterator[str]:
             wanted = 1
         if (answers := answers_of_prompt(sample)) < wanted:
             yield f"it compares {wanted} answers to a prompt, but there is {answers}: raise samples_per_prompt or add policies there"
+        if isinstance(config, Pair) and config.budget and config.budget.choose == "disagreement":
+            models = len(only(stage, "judgments", "completions").inputs.get("reward_models", ()))
+            if models < 2:
+                yield f"budget.choose disagreement requires two or more reward models, but its answers have {models}: add some to the judge"
         labels = sample.inputs["policies"]
         for name in ("strong", "weak"):
             label = getattr(getattr(config, "strategy", None), name, None)
@@ -126,6 +230,18 @@ def _unscored(graph: Graph, node: Node, config: Select) -> Iterator[str]:
     for task in [config.task] if isinstance(config.task, str) else config.task or ():
         if len(tasks) == len(suites) and task not in tasks:
             yield f"{evaluation.name} does not score the task {task!r}; its suites have the tasks {', '.join(tasks)}"
+
+
+def _unlike(estimates: Estimates, node: Node) -> Iterator[str]:
+    """Policies of different shapes to merge."""
+    sources = ((edge.label, estimates.graph.nodes[edge.source]) for edge in node.edges)
+    shapes = [(label, shape_of(estimates.project, estimates.graph, source, estimates.due)) for label, source in sources]
+    (first, shape), *others = [known for known in shapes if known[1]] or [("", None)]
+    for label, other in others:
+        unequal = [name for name in SIZES if getattr(shape, name) != getattr(other, name)]
+        if unequal:
+            sizes = f"{unequal[0]} is {getattr(shape, unequal[0])} and {getattr(other, unequal[0])}"
+            yield f"{first} and {label} cannot be merged: {sizes}; merge policies with a common base model"
 
 
 def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.judging.rephrased import FindRephrased
-from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.pinning import BESIDE, OpenRevision, open_revisions, pinned, without_revision
 from pedigree.configs.language.recipe import load_recipes, recipe_file
 from pedigree.configs.language.stated_sources import hub_sources
@@ -22,6 +22,7 @@ from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.data.artifacts import assets
 from pedigree.data.sources import hub
 from pedigree.data.sources.hub import Repository
+from pedigree.data.sources.model_folders import DESCRIBING
 from pedigree.data.store.durable import replace
 from pedigree.data.store.storage import StoreError
 
@@ -43,11 +44,18 @@ def repositories(graph: Graph, addresses: Collection[str]) -> dict[Repository, l
     """Hub repositories that these stages use → names of those stages, in the order of the graph."""
     found: dict[Repository, list[str]] = {}
     for node in (node for address, node in graph.nodes.items() if address in addresses):
-        for source in hub_sources(node.config):
-            kind = "dataset" if source.get("split") is not None else "model"
-            stages = found.setdefault(Repository(kind, source["repo"], source["revision"]), [])
-            stages += [] if node.name in stages else [node.name]
+        for repo in repositories_of(node):
+            found.setdefault(repo, []).append(node.name)
     return found
+
+
+def repositories_of(node: Node) -> list[Repository]:
+    """Hub repositories that a stage uses, each once."""
+    found: dict[Repository, None] = {}
+    for source in hub_sources(node.config):
+        kind = "dataset" if source.get("split") is not None else "model"
+        found[Repository(kind, source["repo"], source["revision"])] = None
+    return list(found)
 
 
 def unpinned(graph: Graph, addresses: Collection[str]) -> dict[Repository, list[str]]:
@@ -73,13 +81,16 @@ def refuse_unpinned(graph: Graph, addresses: Collection[str]) -> None:
 def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
     """Refuse to start if a repository is unavailable: gated, missing, moved, without the commit, or not in the mirror.
 
+    Fetches the small files of models, which are checked before the first stage runs.
+
     Raises:
         ConfigError: all such repositories, with the stages that need them.
     """
     problems = []
     for repo, stages in repositories(graph, addresses).items():
         try:
-            hub.check(repo)
+            if hub.check(repo) and repo.kind == "model":
+                hub.fetch(repo, DESCRIBING)
         except StoreError as error:
             problems.append(Problem(graph.recipe, None, f"{', '.join(stages)}: {error}"))
     if problems:

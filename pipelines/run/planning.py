@@ -24,7 +24,7 @@ from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.json_documents import ONE_WORD, Hidden, Opaque, rounded
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.quantities import counted
-from pedigree.pipelines.run.foreseen import hints, must_fail
+from pedigree.pipelines.run.foreseen import hints, must_fail, of_stages
 from pedigree.pipelines.run.plans import Plan, StageSummary, restorable
 
 SETTLED: tuple[str, ...] = ("up to date", "in the remote")
@@ -43,8 +43,10 @@ class PlannedStage(StageSummary):
     """Estimated size of its artifact; 0 if it is up to date, null if unknown."""
     batch: str | None
     """How ranks and passes make up the global batch of a stage that trains."""
+    problems: tuple[str, ...]
+    """Why it cannot succeed, with remedies; if there are any, the exit code is 1."""
     warnings: tuple[str, ...]
-    """Why it cannot succeed, rows that it would drop for their length, a global batch larger than its data; of a finished stage, the notes
+    """Rows that it would drop for their length, a global batch larger than its data, what is not known yet; of a finished stage, the notes
     in its record."""
     estimate: Annotated[Estimate, Opaque(), PlainSerializer(document_of)]
     """`parameters`, `memory` (if a model is involved, unless `unknown` gives the reason), `amounts` (`rows`, `document_tokens`, `steps`,
@@ -159,7 +161,7 @@ def run_plan(run: RunContext, rows: Sequence[PlannedStage]) -> RunPlan:
             stages_of_unknown_time=sum(estimate.time is None for estimate in due),
         ),
         slots=run.execution.slots,
-        fits=not misfits(rows),
+        fits=not any(map(_misfits, rows)),
         published=run.graph.published,
         outlook=left,
     )
@@ -176,9 +178,16 @@ def with_jobs(rows: Collection[PlannedStage]) -> dict[str, PlannedStage]:
     return {row.node.address: row for row in rows if row.state not in JOBLESS}
 
 
-def misfits(rows: Collection[PlannedStage]) -> list[str]:
-    """Return the stages to run that do not fit into memory, with the reasons."""
-    return [f"{row.shown}: {row.estimate.misfit}" for row in rows if row.state not in JOBLESS and row.estimate.misfit]
+def refused(rows: Collection[PlannedStage]) -> list[str]:
+    """Return the stages to run that cannot succeed or do not fit into memory, with the reasons; `run` refuses them."""
+    return [
+        *(f"cannot succeed: {text}" for text in of_stages((row.shown, problem) for row in rows for problem in row.problems)),
+        *(f"does not fit: {row.shown}: {row.estimate.misfit}" for row in rows if _misfits(row)),
+    ]
+
+
+def _misfits(row: PlannedStage) -> bool:
+    return row.state not in JOBLESS and row.estimate.misfit is not None
 
 
 def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
@@ -212,16 +221,17 @@ def _row(run: RunContext, entry: Plan, stale: Collection[str], cached: Collectio
         state,
         disk_bytes=0 if not entry.reasons else sizes.of(node),
         batch=batch_text(node, numerics, _training_rows(run.project, run.graph, node)) or None,
-        warnings=_warnings(run, node, state, stale, sizes.estimates),
+        problems=() if state in JOBLESS else tuple(must_fail(run, node, sizes.estimates)),
+        warnings=_warnings(run, node, state, sizes.estimates),
         estimate=sizes.estimates.of(node),
     )
 
 
-def _warnings(run: RunContext, node: Node, state: str, due: Collection[str], estimates: Estimates) -> tuple[str, ...]:
+def _warnings(run: RunContext, node: Node, state: str, estimates: Estimates) -> tuple[str, ...]:
     if state in JOBLESS:
         artifact = opened(run.project, node)
         return artifact.record.marks if artifact else ()
-    found, rows = [*must_fail(run, node, due, estimates), *hints(run.graph, node, estimates)], estimates.of(node).amounts.rows
+    found, rows = [*hints(node, estimates)], estimates.of(node).amounts.rows
     limit = next((name for name in ("max_prompt_length", "max_length") if hasattr(node.config, name)), None)
     if limit and node.declaration.trains and getattr(node.config, "too_long", "drop") == "drop":
         given = [opened(run.project, run.graph.nodes[edge.source]) for edge in node.edges if edge.port in node.declaration.trains_on]

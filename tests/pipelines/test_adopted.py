@@ -22,7 +22,8 @@ from pedigree.pipelines.publish.card import card
 from pedigree.pipelines.publish.export import export
 from pedigree.pipelines.reproduce.rebuild import members_of
 from pedigree.pipelines.reproduce.reproduction import _subject
-from pedigree.pipelines.run.checks import refuse_unusable_models
+from pedigree.pipelines.run.checks import refuse_contradictions
+from pedigree.pipelines.run.opening import load_execution
 
 pytestmark = pytest.mark.unit
 
@@ -145,8 +146,9 @@ def test_a_changed_export_and_the_payload_of_an_artifact_are_refused_before_a_ru
 
     def said(place: Path) -> str:
         (project.recipes / "lab.yaml").write_text(OURS.replace("PLACE", str(place)))
+        graph = load_recipe(project.recipes, "lab")
         with pytest.raises(ConfigError) as error:
-            refuse_unusable_models(project, load_recipe(project.recipes, "lab"), ["lab/base"])
+            refuse_contradictions(project, graph, load_execution(project, graph.execution), ["lab/base"])
         return str(error.value)
 
     assert f"{theirs}: model.safetensors is damaged" in said(theirs)  # its records are fine, and the model is made by hand

@@ -2,7 +2,10 @@
 
 import json
 import subprocess
+import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +14,11 @@ from typing import Any
 import pytest
 import yaml
 from handmade import build, project_at
+from safetensors.numpy import save
 
 from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.data.host.machine import has_gpu
+from pedigree.pipelines.cli import main as cli
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.run import checks
 from pedigree.pipelines.run.foreseen import must_fail
@@ -29,6 +34,32 @@ OTHER = {
 }
 ROWS = "".join(json.dumps({"prompt": f"question {number}", "completion": "answer"}) + "\n" for number in range(10))
 DPO, SAMPLE = "online.stages.dpo", "online.stages.sample"
+
+
+COMMANDS = {"plan": 1, "validate": 2, "rehearse": 2, "run": 2}
+"""With the exit code of a recipe that cannot succeed."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe in which a stage cannot succeed, and what is said of it."""
+
+    changes: dict[str, Any]
+    message: str
+    files: dict[str, str | bytes] = field(default_factory=dict)
+    ranks: int = 1
+    """Of each engine."""
+
+
+def typed(monkeypatch, capsys, root: Path, code: int, *arguments: str) -> tuple[str, str]:
+    """Types a command; what it prints, and what it prints as errors."""
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(sys, "argv", ["pedigree", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (end.value.code or 0) == code, out + err
+    return out, err
 
 
 def opened(folder: Path, changes: dict[str, Any], files: dict[str, str | bytes] | None = None, profile: dict[str, Any] | None = None):
@@ -53,16 +84,22 @@ def opened(folder: Path, changes: dict[str, Any], files: dict[str, str | bytes] 
 
 
 def refused(run) -> list[str]:
-    """The messages; and the plan states the same."""
-    try:
-        checks.refuse_what_must_fail(run, set(run.graph.nodes))
-    except ConfigError as error:
-        found = [f"stage {name}: {text}" for names, text in map(divided, error.problems) for name in names]
-    else:
-        found = []
-    stated = [f"stage {row.shown}: {text}" for row in rows_of(run, plan(run, lenient=True), rates=lambda: None) for text in row.warnings]
-    assert set(found) <= set(stated)
+    """What a run refuses; a plan and `validate` state the same, except that what lies on another machine is no matter of a recipe."""
+    due = set(run.graph.nodes)
+    found = told(lambda: checks.refuse_what_must_fail(run, due))
+    planned = rows_of(run, plan(run, lenient=True), rates=lambda: None)
+    assert {f"stage {row.shown}: {text}" for row in planned for text in row.problems} == set(found)
+    stated = told(lambda: checks.refuse_contradictions(run.project, run.graph, run.execution, due))
+    assert stated == [text for text in found if " does not exist" not in text]
     return found
+
+
+def told(check: Callable[[], None]) -> list[str]:
+    try:
+        check()
+    except ConfigError as error:
+        return [f"stage {name}: {text}" for names, text in map(divided, error.problems) for name in names]
+    return []
 
 
 def divided(problem: Problem) -> tuple[list[str], str]:
@@ -71,44 +108,131 @@ def divided(problem: Problem) -> tuple[list[str], str]:
     return which.partition(" ")[2].split(", "), text
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "layers": (
+def writing(shots: int) -> dict[str, Any]:
+    method = {"type": "self_instruct", "requests": 5, "shots": shots}
+    return {"kind": "synthesize", "in": {"prompts": "prompts", "writer": "sft"}, "method": method, "by": {"type": "policy"},
+            "sampling": {"max_tokens": 8}}  # fmt: skip
+
+
+def rows(files: dict[str, str | bytes], message: str, **fields: Any) -> Case:
+    return Case({"chat_raw.sources": [{"type": "files", "path": "rows.jsonl", **fields}]}, f"stage chat_raw: {message}", files)
+
+
+def program(text: str, message: str) -> Case:
+    source = {"type": "program", "path": "made.py", "count": 300, "seed": 1}
+    return Case({"chat_raw.sources": [source]}, f"stage chat_raw: made.py {message}", {"made.py": text})
+
+
+def model(message: str, ranks: int = 1, **sizes: int) -> Case:
+    source = {"layers": 3, "hidden": 192, "heads": 4, "kv_heads": 2, "ffn": 512, "vocabulary": 512, "context": 256, "type": "random_llama"}
+    return Case({"base.source": source | sizes}, f"stages sample_0, sample_1, sample_2, rlvr, scores, unseen: {message}", {}, ranks)
+
+
+def folder(message: str, template: str | None = "{{ messages }}", **files: str) -> Case:
+    """A model of three words with changed files."""
+    made = {
+        "config.json": '{"model_type": "llama", "vocab_size": 3}',
+        "model.safetensors": save({}),
+        "tokenizer.json": '{"model": {"vocab": {"a": 0, "b": 1, "c": 2}}}',
+        **{f"{name}.json": text for name, text in files.items()},
+    }
+    if template:
+        made["chat_template.jinja"] = template
+    return Case(
+        {"theirs": {"kind": "source_model", "source": {"type": "folder", "path": "their"}}},
+        f"stage theirs: their: {message}",
+        {f"their/{name}": text for name, text in made.items() if text},
+    )
+
+
+WRONG: dict[str, Case] = {
+    "layers": Case(
         {f"{DPO}.lora": {"targets": ["q_proj", "w1"]}},
-        "stage dpo_1: lora.targets: the model has no linear layer 'w1'; it has q_proj",
+        "stages dpo_1, dpo_2: lora.targets: the model has no linear layer 'w1'; it has q_proj",
     ),
-    "answer": ({"scores.sampling": {"max_tokens": 256}}, "stage scores: a prompt and max_tokens 256 exceed the model's context of 256"),
-    "rollout": (
+    "answer": Case({"scores.sampling": {"max_tokens": 256}}, "stage scores: a prompt and max_tokens 256 exceed the model's context of 256"),
+    "rollout": Case(
         {"rlvr.max_prompt_length": 249},
         "stage rlvr: max_prompt_length 249 and max_tokens 8 exceed the model's context of 256 tokens: lower one of them",
     ),
-    "prompts": ({"rlvr.prompts_per_step": 201}, "stage rlvr: a step requires 201 prompts, but the pool has at most 200: lower"),
-    "window": (
+    "prompts": Case({"rlvr.prompts_per_step": 201}, "stage rlvr: a step requires 201 prompts, but the pool has at most 200: lower"),
+    "window": Case(
         {f"{SAMPLE}.prompts.count": 67},
         "stage sample_2: prompts 134 to 201 are configured (count 67, index 2), but the pool has at",
     ),
-    "answers": ({f"{SAMPLE}.samples_per_prompt": 1}, "stage pair_1: it compares 2 answers to a prompt, but there is 1: raise"),
-    "best of n": (
+    "answers": Case({f"{SAMPLE}.samples_per_prompt": 1}, "stages pair_1, pair_2: it compares 2 answers to a prompt, but there is 1: raise"),
+    "best of n": Case(
         {"over": {"kind": "overoptimization", "in": {"judgments": "judge_1"}, "max_n": 5}},
         "stage over: it compares 5 answers to a prompt, but there is 4",
     ),
-    "task": ({"best.task": "gsm8k"}, "stage best: scores does not score the task 'gsm8k'; its suites have the tasks arithmetic"),
-    "candidate": ({"scores.in.policies": ["sft", "rlvr"]}, "stage best: scores does not evaluate the candidate wrong/dpo_2: add it"),
-    "delta": (
+    "task": Case({"best.task": "gsm8k"}, "stage best: scores does not score the task 'gsm8k'; its suites have the tasks arithmetic"),
+    "candidate": Case({"scores.in.policies": ["sft", "rlvr"]}, "stage best: scores does not evaluate the candidate wrong/dpo_2: add it"),
+    "delta": Case(
         {"pair_0": {"kind": "pair", "in": {"completions": "sample_0"}, "strategy": {"type": "delta", "strong": "sft", "weak": "bse"}}},
         "stage pair_0: strategy.weak is 'bse', but the completions are from sft, base",
     ),
-    "reference": (
+    "reference": Case(
         {"other": OTHER, f"{DPO}.in.reference": "other"},
-        "stage dpo_2: the reference has a vocabulary of 400 and the policy one of 512: use one of the same base model",
+        "stages dpo_1, dpo_2: the reference has a vocabulary of 400 and the policy one of 512: use one of the same base model",
     ),
+    "value model": Case(
+        {"other": OTHER, "reward.in.policy": "other", "rlvr.algorithm": {"type": "ppo"}, "rlvr.in.value": "reward"},
+        "stage rlvr: the value has a vocabulary of 400 and the policy one of 512: use one of the same base model",
+    ),
+    "pairs": Case({"pair_0.min_pairs": 49}, "stage pair_0: min_pairs is 49, but it can have at most 48: lower min_pairs, or give it more"),
+    "kept prompts": Case(
+        {"kept": {"kind": "select_prompts", "in": {"prompts": "prompts", "judgments": "judge_1"}, "min_mean": 0.1, "min_rows": 25}},
+        "stage kept: min_rows is 25, but it can have at most 24",
+    ),
+    "shots": Case({"made": writing(201)}, "stage made: shots is 201, but there are at most 200 prompts: lower it, or add prompts"),
+    "disagreement": Case(
+        {"pair_x": {"kind": "pair", "in": {"judgments": "judge_1"}, "budget": {"pairs": 3, "choose": "disagreement"}}},
+        "stage pair_x: budget.choose disagreement requires two or more reward models, but its answers have 1: add some to the judge",
+    ),
+    "merged": Case(
+        {"other": OTHER, "both": {"kind": "merge", "in": {"policies": ["sft", "other"]}}},
+        "stage both: sft and other cannot be merged: layers is 3 and 1; merge policies with a common base model",
+    ),
+    "no rows": rows({"rows.jsonl": ""}, "rows: empty, without any row: add rows, or name another source"),
+    "no files": rows({"rows.jsonl/README.md": "text"}, "rows.jsonl holds no .json, .jsonl, .jsonl.gz, .parquet file"),
+    "column": rows(
+        {"rows.jsonl": ROWS},
+        "rows has no column question: its first row",
+        columns={"prompt": "question", "completion": "completion"},
+    ),
+    "bad rows": rows({"rows.jsonl": '{"text": "no turns"}\n'}, "rows: 1 malformed rows of 1, and max_bad_rows 0 allows 0: fix the rows"),
+    "too few rows": rows({"rows.jsonl": ROWS}, "rows: count 11 > 10 rows: take fewer", count=11),
+    "no Python": program("def rows(:\n", "is not Python: "),
+    "no function": program("def row():\n  pass\n", "has no function rows: "),
+    "heads of 16": model("the model's head size is 16, but vLLM on a CPU serves 32, 64", heads=12),
+    "heads": model("tensor_parallel 4 does not divide the model's 6 attention heads: ", 4, heads=6),
+    "columns": model("tensor_parallel 4 does not divide the model's 510 columns of its MLP: ", 4, ffn=510),
+    "key heads": model(
+        "tensor_parallel 3 is neither a divisor nor a multiple of the model's 2 key-value heads", 3, heads=6, kv_heads=2, ffn=768
+    ),
+    "a file": Case(
+        {"theirs": {"kind": "source_model", "source": {"type": "folder", "path": "their.gguf"}}},
+        "stage theirs: their.gguf: it is a file, not a model folder: name the folder of transformers with config.json",
+        {"their.gguf": "GGUF"},
+    ),
+    "no tokenizer": folder("it has no tokenizer (tokenizer.json)", tokenizer=""),
+    "other tokenizer": folder("the tokenizer has 3 tokens, but the model embeds 9", config='{"model_type": "llama", "vocab_size": 9}'),
+    "no template": folder("it has no chat template, as base models have none", template=None),
+    "no Jinja": folder("its chat template is not Jinja, ", template="{% if %}"),
+    "an artifact": folder("it is an artifact of a Pedigree project", **{"record": "{}", "payload/config": "{}"}),
 }
+"""What `plan`, `validate` and `run` say, each in its way."""
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_stage_that_cannot_succeed_is_refused(tmp_path, case):
-    changes, message = WRONG[case]
-    found = refused(opened(tmp_path, changes))
-    assert any(text.startswith(message) for text in found), found
+def test_every_command_tells_that_a_stage_cannot_succeed(tmp_path, monkeypatch, capsys, case):
+    wrong = WRONG[case]
+    made = opened(tmp_path, wrong.changes, wrong.files, {"tensor_parallel": wrong.ranks}).project
+    for command, code in COMMANDS.items():
+        out, err = typed(monkeypatch, capsys, made.root, code, command, "wrong", "--execution", "it.yaml")
+        assert wrong.message in err, (command, err)
+        assert wrong.message not in out
+    assert not made.artifacts.exists() or not list(made.artifacts.rglob("record.json"))
 
 
 @pytest.mark.parametrize(
@@ -118,31 +242,21 @@ def test_a_stage_that_cannot_succeed_is_refused(tmp_path, case):
         {"rlvr.max_prompt_length": 248, "rlvr.prompts_per_step": 200, "rlvr.steps": 1, f"{SAMPLE}.prompts.count": 66},
         {f"{DPO}.lora": {"targets": ["self_attn.q_proj", "down_proj"]}, "scores.sampling": {"max_tokens": 255}},
         {"over": {"kind": "overoptimization", "in": {"judgments": "judge_1"}, "max_n": 4}},
+        {
+            "pair_0.min_pairs": 48,
+            "kept": {"kind": "select_prompts", "in": {"prompts": "prompts", "judgments": "judge_1"}, "min_mean": 0.1, "min_rows": 24},
+            "made": writing(200),
+            "both": {"kind": "merge", "in": {"policies": ["base", "sft"]}},
+        },
     ],
 )
 def test_a_stage_at_its_bounds_is_not_refused(tmp_path, changes):
     assert refused(opened(tmp_path, changes)) == []
 
 
-@pytest.mark.parametrize(
-    ("files", "fields", "message"),
-    [
-        ({}, {}, "rows.jsonl does not exist"),
-        ({"rows.jsonl": ""}, {}, "rows: empty, without any row: add rows, or name another source"),
-        ({"rows.jsonl/README.md": "text"}, {}, "rows.jsonl holds no .json, .jsonl, .jsonl.gz, .parquet file"),
-        (
-            {"rows.jsonl": ROWS},
-            {"columns": {"prompt": "question", "completion": "completion"}},
-            "rows has no column question: its first row",
-        ),
-        ({"rows.jsonl": '{"text": "no turns"}\n'}, {}, "rows: 1 malformed rows of 1, and max_bad_rows 0 allows 0: fix the rows"),
-        ({"rows.jsonl": ROWS}, {"count": 11}, "rows: count 11 > 10 rows: take fewer"),
-    ],
-)
-def test_rows_that_cannot_be_read_are_refused(tmp_path, files, fields, message):
-    source = {"type": "files", "path": "rows.jsonl", **fields}
-    (found,) = refused(opened(tmp_path, {"chat_raw.sources": [source]}, files))
-    assert found.startswith(f"stage chat_raw: {message}")
+def test_ranks_that_divide_the_model_are_not_refused(tmp_path):
+    case = model("", 3, heads=6, kv_heads=6, ffn=768)
+    assert refused(opened(tmp_path, case.changes, profile={"tensor_parallel": case.ranks})) == []
 
 
 @pytest.mark.parametrize(
@@ -167,31 +281,14 @@ def test_rows_that_can_be_read_are_counted(tmp_path, name, rows, fields):
     ]
 
 
-@pytest.mark.parametrize(("text", "problem"), [("def rows(:\n", "is not Python: "), ("def row():\n  pass\n", "has no function rows: ")])
-def test_a_program_that_cannot_run_is_refused(tmp_path, text, problem):
-    source = {"type": "program", "path": "made.py", "count": 300, "seed": 1}
-    (found,) = refused(opened(tmp_path, {"chat_raw.sources": [source]}, {"made.py": text}))
-    assert found.startswith(f"stage chat_raw: made.py {problem}")
-
-
-@pytest.mark.parametrize(
-    ("model", "ranks", "problem"),
-    [
-        ({"heads": 6}, 4, "tensor_parallel 4 does not divide the model's 6 attention heads: "),
-        ({"ffn": 510}, 4, "tensor_parallel 4 does not divide the model's 510 columns of its MLP: "),
-        ({"heads": 6, "kv_heads": 6, "ffn": 768}, 3, None),
-        (
-            {"heads": 6, "kv_heads": 2, "ffn": 768},
-            3,
-            "tensor_parallel 3 is neither a divisor nor a multiple of the model's 2 key-value heads",
-        ),
-    ],
-)
-def test_ranks_that_do_not_divide_the_model_are_refused(tmp_path, model, ranks, problem):
-    source = {"layers": 3, "hidden": 192, "heads": 4, "kv_heads": 2, "ffn": 512, "vocabulary": 512, "context": 256, "type": "random_llama"}
-    found = refused(opened(tmp_path, {"base.source": source | model}, profile={"tensor_parallel": ranks}))
-    assert all(text.partition(": ")[2].startswith(problem or "?") for text in found)
-    assert bool(found) == (problem is not None)
+@pytest.mark.parametrize(("ranks", "refuses"), [(1, False), (2, True)])
+def test_an_inline_sampler_has_one_rank(tmp_path, ranks, refuses):
+    run = opened(tmp_path, {})
+    rlvr = {"numerics": {"world_size": ranks}, "placement": {"sampler_process": "inline"}}
+    (tmp_path / "it.yaml").write_text(yaml.safe_dump({"slots": 4, "numerics": {"device": "cpu"}, "kinds": {"rlvr": rlvr}}))
+    run = open_run(run.project, Request("wrong", profile=str(tmp_path / "it.yaml")), looking=True)
+    problem = "stage rlvr: sampler_process inline requires world_size 1, not 2: set `sampler_process: own`"
+    assert refused(run) == ([problem] if refuses else [])
 
 
 def test_the_shape_is_that_of_the_recipe_where_an_earlier_model_will_be_replaced(tmp_path):
@@ -202,7 +299,7 @@ def test_the_shape_is_that_of_the_recipe_where_an_earlier_model_will_be_replaced
         if address in run.graph.ancestors(["wrong/base"]):
             build(run.project, run.graph, run.graph.nodes[address], {"config.json": json.dumps(old | {"vocab_size": 512})}, {}, {})
     estimates = Estimates(run.project, run.graph, run.execution, due=set(run.graph.nodes))
-    found = [*must_fail(run, run.graph.find("scores"), set(run.graph.nodes), estimates)]
+    found = [*must_fail(run, run.graph.find("scores"), estimates)]
     assert [text.partition(",")[0] for text in found] == ["the model's head size is 16"]
 
 

@@ -1,5 +1,6 @@
 """`pedigree pin`, and runs that are refused before they begin: revisions that are still open, repositories that cannot be had."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,8 +15,11 @@ from hub_server import Hub, Repo, hub_server
 from huggingface_hub import constants
 from in_process import InProcessLauncher
 from projects import CODE, fresh_project
+from safetensors.numpy import save
 
 from pedigree.configs.base.project import Project
+from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.run.pins import refuse_unreachable
 
 NOBODY = "http://127.0.0.1:9"
 PARENT = """\
@@ -36,6 +40,30 @@ stages:
   # another set
   more: {kind: prepare_data, record: conversation, sources: [{type: hub, repo: lab/more, revision: pin me, split: train}]}
 """
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 3,
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+FILES = {"tokenizer.json": b'{"model": {"vocab": {"a": 0, "b": 1, "c": 2}}}', "chat_template.jinja": b"{{ messages }}"}
+FILES |= {"model.safetensors": b"weights", "original/consolidated.pth": b"others"}
+MODELS = """\
+description: Two models of the hub, one with another's tokenizer and one whose heads have 16 columns.
+execution: cpu
+stages:
+  pool: {kind: prepare_data, record: prompt, sources: [{type: arithmetic, operations: [add], digits: [2], count: 40, seed: 1}]}
+  odd: {kind: source_model, source: {type: hub, repo: lab/odd, revision: pin me}}
+  narrow: {kind: source_model, source: {type: hub, repo: lab/narrow, revision: pin me}}
+  sample:
+    {kind: sample, in: {policies: [narrow], prompts: pool}, sampling: {max_tokens: 8}, samples_per_prompt: 1, prompts: {count: 9, index: 0}}
+"""
+OF_MODELS = (
+    "stage odd: hub model lab/odd: the tokenizer has 3 tokens, but the model embeds 9",
+    "stage sample: the model's head size is 16, but vLLM on a CPU serves 32, 64",
+)
 ROWS = b'{"instruction": "Say one.", "output": "one"}\n'
 
 
@@ -46,6 +74,8 @@ def hub() -> Iterator[Hub]:
         hub.commit("datasets/lab/rows", {"train.jsonl": ROWS * 2})
         hub.commit("datasets/lab/more", {"train.jsonl": ROWS})
         hub.commit("models/lab/model", {"config.json": b"{}"})
+        for name, config in (("odd", LLAMA | {"vocab_size": 9}), ("narrow", LLAMA | {"num_attention_heads": 4})):
+            hub.commit(f"models/lab/{name}", FILES | {"config.json": json.dumps(config).encode()})
         yield hub
 
 
@@ -67,6 +97,7 @@ class Typed(InProcessCommand):
     def __init__(self, root: Path) -> None:
         self.lab: Any = SimpleNamespace(root=root, code=CODE, launcher=InProcessLauncher(Project(root)))
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        self.environment["HF_HUB_CACHE"] = str(root.parent / "home")
 
     def __call__(self, *arguments: str, url: str = NOBODY, code: int = 0, offline: bool = False, mirror: Path | None = None) -> str:
         """With a hub that `huggingface_hub` would read from the environment when it is imported, or a mirror."""
@@ -174,6 +205,58 @@ def test_what_cannot_be_had_is_told_before_anything_runs(project, typed, hub, mo
     ):
         assert line in said
     assert not list((project / "artifacts").rglob("record.json"))
+
+
+def test_models_of_the_hub_are_checked_by_a_run_before_it_begins_and_by_a_plan_from_then_on(project, typed, hub):
+    """By their small files, which `run` fetches; a plan asks nobody."""
+    (project / "configs" / "recipes" / "models.yaml").write_text(MODELS)
+    typed("pin", "models", url=hub.url)
+    hub.requests.clear()
+    typed("validate", "models", url=hub.url)
+    said = typed("plan", "models", url=hub.url)
+    assert "odd: the files of hub model lab/odd are not here: `run` fetches the small ones first to check tokenizer" in said
+    assert hub.requests == []
+    said = typed("run", "models", url=hub.url, code=2)
+    assert all(text in said for text in OF_MODELS)
+    assert not any(name in path for path in hub.requests for name in ("model.safetensors", "consolidated"))
+    assert not list((project / "artifacts").rglob("record.json"))
+    for command, code in (("plan", 1), ("validate", 2), ("run", 2)):
+        said = typed(command, "models", code=code)
+        assert all(text in said for text in OF_MODELS) and "are not here" not in said
+    (place,) = (project.parent / "home" / "models--lab--odd" / "snapshots").glob("*")
+    (place / "tokenizer.json").unlink()  # then nothing is known of it
+    said = typed("plan", "models", code=1)
+    assert OF_MODELS[0] not in said and OF_MODELS[1] in said and "the files of hub model lab/odd are not here" in said
+
+
+def test_models_that_cannot_be_fetched_now_are_left_to_the_job(project, typed, hub):
+    (project / "configs" / "recipes" / "models.yaml").write_text(MODELS)
+    typed("pin", "models", url=hub.url)
+    graph = load_recipe(Project(project).recipes, "models")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", NOBODY)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        refuse_unreachable(graph, graph.nodes)
+
+
+def test_models_of_a_mirror_are_checked_like_folders(project, typed, hub, tmp_path):
+    (project / "configs" / "recipes" / "models.yaml").write_text(MODELS)
+    typed("pin", "models", url=hub.url)
+    mirror = tmp_path / "mirror"
+    (mirror / "models").mkdir(parents=True)
+    said = typed("plan", "models", mirror=mirror, code=1)
+    assert f"stage odd: hub model lab/odd: the mirror has no {mirror}/models/lab/odd: download it with" in said
+    assert "are not here" not in said
+    typed("validate", "models", mirror=mirror)  # which mirror there is, is no matter of a recipe
+    for name in ("odd", "narrow"):
+        for file, data in hub.repos[f"models/lab/{name}"].commits[hub.repos[f"models/lab/{name}"].head].items():
+            (mirror / "models/lab" / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (mirror / "models/lab" / name / file).write_bytes(save({}) if file == "model.safetensors" else data)
+    for command, code in (("plan", 1), ("validate", 2), ("run", 2)):
+        said = typed(command, "models", mirror=mirror, code=code)
+        assert all(text in said for text in OF_MODELS) and "are not here" not in said
+    (mirror / "models/lab/narrow/REVISION").write_text("a" * 40)
+    assert f"is of commit {'a' * 40}, not of" in typed("plan", "models", mirror=mirror, code=1)
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ stages:
 """
 
 
-def test_what_must_fail_is_refused_before_the_first_stage_runs(tmp_path, pedigree, project):
+def test_what_must_fail_is_refused_before_the_first_stage_runs(pedigree, project, monkeypatch):
     """Prompts 30 to 60 of 40, heads of 16 and a file that is not there."""
     recipe = project / "configs" / "recipes" / "pool.yaml"
     recipe.write_text(POOL)
@@ -116,9 +116,30 @@ def test_what_must_fail_is_refused_before_the_first_stage_runs(tmp_path, pedigre
     ]
     _, said = pedigree("run", "pool", code=2)
     assert all(text in said for text in wrong)
-    out, _ = pedigree("plan", "pool")
-    assert all(text.removeprefix("stage ") in out for text in wrong)
+    out, err = pedigree("plan", "pool", code=1)
+    assert all(f"cannot succeed: {text}" in err and text.removeprefix("stage ") not in out for text in wrong)
+    assert "To run these stages" not in out
+    stages = {stage["address"]: stage for stage in json.loads(pedigree("plan", "pool", "--json", code=1)[0])["stages"]}
+    assert stages["pool/rows"]["problems"] == ["gone.jsonl does not exist: add it, or change the config that names it"]
+    assert stages["pool/pool"]["problems"] == [] and len(stages["pool/sample"]["problems"]) == 2
+    assert [text.partition(":")[0] for text in stages["pool/sample"]["warnings"]] == ["no stage uses the first 30 prompts"]
+    _, said = pedigree("validate", "pool", code=2)
+    assert all((text in said) == ("gone" not in text) for text in wrong)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # where nobody is asked
+    for arguments in (["deploy", "pool", "--work-pool", "here"], ["serve", "pool"], ["serve", "pool", "--rehearse"]):
+        _, said = pedigree(*arguments, code=2)
+        assert all((text in said) == ("gone" not in text) for text in wrong)
     assert not (project / "artifacts" / "pool" / "pool").exists()
+
+
+def test_a_recipe_is_valid_where_its_files_are_not(pedigree, project):
+    recipe = POOL.replace("{count: 30, index: 1}", "{count: 30}").replace("heads: 2, kv_heads: 2", "heads: 1, kv_heads: 1")
+    (project / "configs" / "recipes" / "away.yaml").write_text(recipe)
+    out, err = pedigree("validate", "away")
+    assert out == "1 recipe: no problems\n"
+    assert "note: gone.jsonl is not on this machine, so it was not checked; `plan` and `run` require it\n" in err
+    assert "stage rows: gone.jsonl does not exist" in pedigree("plan", "away", code=1)[1]
+    assert "stage rows: gone.jsonl does not exist" in pedigree("run", "away", code=2)[1]
 
 
 LLAMA = """
@@ -191,8 +212,8 @@ def test_a_replaced_template_is_told_and_a_folder_whose_files_do_not_belong_toge
     ]
     (full / "tokenizer.json").unlink()
     (bare / "config.json").write_text('{"model_type": "llama", "vocab_size": 49152}')
-    for command in ("plan", "validate"):
-        _, err = pedigree(command, "models", code=2)
+    for command, code in (("plan", 1), ("validate", 2)):
+        _, err = pedigree(command, "models", code=code)
         assert "stage full: models/full: it has no tokenizer (tokenizer.json)" in err
         assert "stage bare: models/bare: the tokenizer has 3 tokens, but the model embeds 49152" in err
 
