@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ class Servers:
 
             do_GET = do_POST
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *args: Any) -> None:
                 pass
 
         class Other(First):
