@@ -116,21 +116,43 @@ def for_programs(wanted: bool) -> Iterator[Callable[..., None]]:
             echo_json(document(*given))
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns as wide as their content; on a terminal, long cells wrap. Rich markup in cells is not interpreted."""
+NARROWEST = 3
+"""Columns of a terminal that a column of a table has, for `_cut`."""
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
+    """Print columns as wide as their content. On a terminal, long cells wrap; with columns `whole`, each row is one line, in which the
+    other columns are cut first. Rich markup in cells is not interpreted."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in header:
-        table.add_column(Text(name), overflow="fold", no_wrap=not sys.stdout.isatty())
-    for row in rows:
-        table.add_row(*(Text(one_line(cell), style=_STYLES.get(cell, "")) for cell in row))
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=10_000)
+    texts = [[one_line(cell) for cell in row] for row in rows]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    widths = _cut([header, *texts], [name in whole for name in header], console.width) if whole else [None] * len(header)
+    for name, width in zip(header, widths, strict=True):
+        overflow = "ellipsis" if whole else "fold"
+        table.add_column(Text(name), overflow=overflow, width=width, no_wrap=bool(whole) or not console.is_terminal)
+    for row in texts:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     console.print(table)
+
+
+def _cut(lines: Sequence[Sequence[str]], whole: Sequence[bool], most: int) -> list[int]:
+    """Widths of columns that together fit into `most` columns of a terminal: the widest is cut first, one that is `whole` last."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for kept in (False, True):
+        while sum(widths) + 2 * (len(widths) - 1) > most:
+            width, place = max((width, place) for place, width in enumerate(widths) if whole[place] == kept)
+            if width <= NARROWEST:
+                break
+            widths[place] -= 1
+    return widths
 
 
 def one_line(text: str) -> str:

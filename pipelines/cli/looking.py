@@ -132,7 +132,7 @@ def models(
 ) -> None:
     """List the models that exist: artifact, state, id, mean scores, versions.
 
-    A model's name is accepted wherever an artifact is expected.
+    Each is one line, cut where the terminal is narrower. A model's name is accepted wherever an artifact is expected.
     """
     from pedigree.pipelines.cli.progress import StatusLine
     from pedigree.pipelines.publish.catalog import registry
@@ -148,7 +148,7 @@ def models(
         return
     shown = [row for row in rows if every or row.state != "not made"]
     if shown:
-        print_table(("model", "artifact", "state", "id", "scores", "versions"), [row.cells() for row in shown])
+        print_table(("model", "artifact", "state", "id", "scores", "versions"), [row.cells() for row in shown], whole=("model", "id"))
     if left := len(rows) - len(shown):
         echo(f"{counted(left, 'more named model')} not made yet: --all lists them")
 

@@ -24,6 +24,16 @@ ENDPOINT = "api/v1/lineage"
 """Default path, overridden by OPENLINEAGE_ENDPOINT."""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would repeat the request without its event, and send the key to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+DIRECTLY = urllib.request.build_opener(_NoRedirect)
+
+
 def events(pedigree: Pedigree) -> list[dict[str, Any]]:
     """START and COMPLETE events of every run in the ancestry, parents first.
 
@@ -62,7 +72,7 @@ def send(found: Sequence[Mapping[str, Any]], environment: Mapping[str, str] = os
     for number, event in enumerate(found):
         request = urllib.request.Request(address, json.dumps(event).encode(), headers, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+            with DIRECTLY.open(request, timeout=TIMEOUT_S):
                 pass
         except urllib.error.HTTPError as error:
             body = error.read(300).decode(errors="replace").strip()

@@ -1,6 +1,7 @@
 """Why a stage fails, as an exception and as one word."""
 
 import errno
+import re
 import shutil
 from pathlib import Path
 
@@ -28,28 +29,25 @@ BUGS = (
 """Exceptions that indicate a bug. Code that passes user input to a library which may raise one converts it to a `PedigreeError`."""
 
 
-MACHINE = "use an execution profile for this machine (`pedigree doctor` shows what it has), or install a torch built for its GPUs"
-WEIGHTS = "the model's weights do not have the shapes that its config.json states: copy both from the model's origin"
+MACHINE = "use an execution profile for this machine (`pedigree doctor` shows what it has), or install a torch built for its processors"
+WEIGHTS = "the model's weights are damaged or do not have the shapes that its config.json states: copy both from the model's origin"
 SHAPE = "vLLM or its attention kernels support no heads of this size: use a model with another head size, or another backend"
+KERNEL = "no kernel of this torch and vLLM serves this model: use another model, or another dtype, attention or device in the profile"
 LASTING = {
-    "no kernel image is available": MACHINE,
-    "found no nvidia driver": MACHINE,
-    "no cuda gpus are available": MACHINE,
-    "driver on your system is too old": MACHINE,
-    "driver version is insufficient": MACHINE,
-    "invalid device ordinal": MACHINE,
-    "size mismatch for": WEIGHTS,
-    "lost engine: runtimeerror: start (": WEIGHTS,
-    "head_dim=": SHAPE,
-    "unsupported head": SHAPE,
+    r"no kernel image is available|found no nvidia driver|no cuda gpus are available|driver on your system is too old": MACHINE,
+    r"driver version is insufficient|invalid device ordinal|not compiled with cuda|unsupported toolchain|killed by sigill": MACHINE,
+    r"failed to infer device type": MACHINE,
+    r"size mismatch for": WEIGHTS,
+    r"head[ _]?(?:dim|size)": SHAPE,
+    r"(?s)\A(?!.*(?:nccl|gloo|\[errno)).*(?:unsupported|not support|only support|not implemented for|out of resource)": KERNEL,
 }
-"""Texts in errors of torch and its libraries that occur again at every attempt → remedy."""
+"""Patterns of errors of torch, vLLM and their kernels that occur again at every attempt → remedy."""
 
 
 def lasting(error: BaseException) -> str | None:
     """The remedy for an error of a library that another attempt would not avoid; None where it might."""
-    text = str(error).lower()
-    return next((remedy for part, remedy in LASTING.items() if part in text), None)
+    text = str(error).lower() if isinstance(error, RuntimeError | AssertionError | EngineLost) else ""
+    return next((remedy for pattern, remedy in LASTING.items() if re.search(pattern, text)), None)
 
 
 class NotFinite(StageError):

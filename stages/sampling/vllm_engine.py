@@ -5,9 +5,11 @@ own output goes to standard error.
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import MAX_SERVED_RANK, Sampling
 from pedigree.data.host.machine import settled
 from pedigree.data.host.process import die_with, uncollected
-from pedigree.stages.job.failures import BUGS, EngineLost, StageError
+from pedigree.data.store.untrusted import described
+from pedigree.stages.job.failures import BUGS, WEIGHTS, EngineLost, StageError, lasting
 from pedigree.stages.sampling.sampler import (
     Arrived,
     Beat,
@@ -36,6 +39,20 @@ QUEUED = 2 * MAX_RUNNING
 BEAT_EVERY_STEPS = 16
 SAID = 300
 """Characters of a message of vLLM to keep; some list all architectures."""
+PASSING = re.compile(
+    r"out of memory|free memory on device|memory profiling|cuda error|nccl|gloo|address already in use|timed out|connection|worker ?proc|"
+    r"worker failed"
+)
+"""Errors of vLLM that another attempt may avoid; a worker process leaves its reason in the log only."""
+OTHER = "use another model, or change the profile"
+REMEDIES = {
+    r"kv cache is needed|memory for the cache": "raise placement.sampler_memory_gb (CPU) or gpu_memory_utilization (GPU), or lower lengths",
+    r"max_model_len": "lower the lengths of prompts and answers, or use a model with a longer context",
+    r"quantization": "use the model's weights in bf16 or fp32",
+    r"architectures \[|this architecture": "use a model of an architecture that this vLLM lists in its documentation",
+    r"weight|header|size of tensor|named|vocab|unpack": WEIGHTS,
+}
+"""Patterns of refusals of vLLM → what to do."""
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_SERVED_RANK)
 """Adapter ranks for which vLLM can reserve memory; adapters of a lower rank fit."""
 
@@ -50,6 +67,28 @@ def refuse_shape(config: dict[str, Any], numerics: Numerics) -> None:
         problem = unservable(heads, keys, head_dim, ffn, numerics.device, numerics.tensor_parallel)
         if problem:
             raise StageError(problem)
+
+
+def refusal(error: Exception) -> Exception:
+    """What to raise for an error with which vLLM does not build an engine or load weights: the same model fails again, unless memory,
+    storage, or the communication of ranks was in the way."""
+    text = " ".join(described(error).split()).removeprefix("the whole: ")
+    remedy = lasting(error)
+    passing = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno) or PASSING.search(text.lower())
+    if passing and not remedy:
+        return EngineLost(f"vLLM did not start: {text}") if isinstance(error, BUGS) else error
+    what = text if isinstance(error, ValueError | EngineLost) else f"{type(error).__name__}: {text}"
+    remedy = remedy or next((advice for pattern, advice in REMEDIES.items() if re.search(pattern, text.lower())), OTHER)
+    return StageError(f"vLLM cannot serve the model under this profile: {what[:SAID]}: {remedy}")
+
+
+@contextmanager
+def serving() -> Iterator[None]:
+    """Raise errors of vLLM as `refusal` classifies them."""
+    try:
+        yield
+    except Exception as error:  # vLLM and its libraries raise all types for unsupported models
+        raise refusal(error) from error
 
 
 class Inline(Sampler):
@@ -86,7 +125,7 @@ class Inline(Sampler):
             room = min(rank for rank in ADAPTER_RANKS if rank >= settings["adapter_rank"])
             device |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
         refuse_shape(json.loads((self._folder / "config.json").read_text()), numerics)
-        try:
+        with serving():
             self._engine = LLMEngine.from_engine_args(
                 EngineArgs(
                     model=settings["model_folder"],
@@ -104,13 +143,6 @@ class Inline(Sampler):
                     **device,
                 )
             )
-        except BUGS as error:  # e.g. too little memory for the KV cache, or an unsupported model
-            if "memory profiling" in str(error):  # another process released memory meanwhile
-                raise
-            what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            raise StageError(
-                f"vLLM cannot serve the model under this profile: {what[:SAID]}; use another model, or change the profile"
-            ) from error
 
     def stream(
         self,
@@ -186,7 +218,8 @@ class Inline(Sampler):
         if wanted != present:
             keys = sorted(key for key in wanted.keys() | present.keys() if wanted.get(key) != present.get(key))
             raise StageError(f"{model_folder} and {self._folder} differ in architecture ({', '.join(keys)}): open a separate engine")
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
+        with serving():
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
         if self._packs_weights:
             self._engine.apply_model(_pack_output_head)
         self._folder = Path(model_folder)
@@ -197,7 +230,8 @@ class Inline(Sampler):
         if self._adapters is not None:
             self._engine.remove_lora(self._adapters.lora_int_id)
         self._adapters = self._adapters_of(f"adapters-{self._loads}", self._loads, str(folder))
-        self._engine.add_lora(self._adapters)
+        with serving():
+            self._engine.add_lora(self._adapters)
         self._forget()
 
     def close(self) -> None:

@@ -271,7 +271,7 @@ def report_drops(dropped: int, given: int, what: str, why: str, remedy: str, con
         StageError: it is too large.
     """
     said = f"{dropped} of {given} {what} were dropped ({why})"
-    if dropped and dropped >= config.refuse_dropped * given:
+    if dropped and dropped / given >= config.refuse_dropped:
         raise StageError(f"{said}, at least refuse_dropped {config.refuse_dropped}: {remedy}, or raise refuse_dropped")
-    if dropped and dropped >= REPORTED_SHARE * given:
+    if dropped and dropped / given >= REPORTED_SHARE:
         job.note(said)

@@ -134,9 +134,52 @@ def test_a_scalar_of_another_type_is_told_with_what_to_write(more, expected):
 
 
 def test_the_page_for_users_of_other_trainers_shows_the_same_names():
-    page = (Path(__file__).parents[2] / "docs" / "from-trl.md").read_text().partition("## Names of other trainers")[2]
-    shown = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
+    shown = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE.partition("## Names of other trainers")[2], re.MULTILINE))
     assert shown == ELSEWHERE
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "from-trl.md").read_text()
+NOT_HERE = [
+    line.split(" | ")
+    for line in PAGE.partition("## Not here")[2].partition("\n## ")[0].splitlines()
+    if line.startswith("| ") and "`" in line
+]
+"""Names of settings, why they are not here and what to do instead."""
+
+
+@pytest.mark.parametrize("row", NOT_HERE, ids=lambda row: row[0].split("`")[1])
+def test_what_is_not_here_is_told_with_its_reason_where_a_recipe_writes_it(row):
+    names = re.findall(r"`(?:\w+\()?(\w+)", row[0])
+    assert names and row[1]
+    for name in [name for name in names if name != "adafactor"]:  # a value of `optim`
+        for kind, body in (
+            ("sft", {**SFT, name: 1}),
+            ("rlvr", {**RL, name: 1}),
+            ("sft", {**SFT, "lora": {"rank": 1, "alpha": 1, name: 1}}),
+        ):
+            ((_, message),) = told(kind, body)
+            assert ELSEWHERE[name] in message and "did you mean" not in message
+
+
+WRITTEN_EVERY_DAY = [
+    "eval_strategy", "evaluation_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model", "max_steps", "use_dora",
+    "lora_dropout", "neftune_noise_alpha", "adamw_8bit", "load_in_4bit", "report_to", "dataset_text_field", "assistant_only_loss",
+    "completion_only_loss", "chat_template", "total_episodes", "adam_beta1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN_EVERY_DAY)
+def test_what_users_of_trl_write_every_day_is_on_the_page_and_told_or_a_field(name):
+    assert re.search(rf"\b{name}\b", PAGE)
+    assert name in ELSEWHERE or name in KINDS["sft"].config.model_fields or name == "adamw_8bit"
+
+
+@pytest.mark.parametrize("name", ["chat_template", "template", "dataset_text_field"])
+def test_a_name_whose_place_is_another_stage_is_told_with_that_stage(name):
+    for kind, body in (("sft", SFT), ("rlvr", RL)):
+        ((_, message),) = told(kind, {**body, name: "x"})
+        assert message.endswith(f"unknown key; instead of {name} write {ELSEWHERE[name]}")
+        assert "in a stage that has it" not in message and "`kind: " in message
 
 
 PATHS = sorted({name for text in ELSEWHERE.values() for name in re.findall(r"`(\w+)`|(?<=\{)(\w+):", text) for name in name if name})

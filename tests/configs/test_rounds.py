@@ -1,8 +1,12 @@
 """Which round a name means, in every round, and what is said where it means none."""
 
+from pathlib import Path
+
 import pytest
 
 from pedigree.configs.base.document import Problem, YamlDocument
+from pedigree.configs.judging.pools import Sample
+from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.rounds import Round, RoundError, unroll
 
 STAGES = ("sample", "pair", "dpo")
@@ -80,3 +84,20 @@ def test_a_number_may_count_rounds_from_zero():
 def test_a_range_has_no_label():
     _, problems = unrolled({"preferences": {"all": "pair@all"}})
     assert problems[0].startswith("stage dpo_1: input 'preferences' names 'pair@all' under the label all, but it means several stages")
+
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SHIPPED = [path for folder in ("recipes", "starters") for path in sorted((CONFIGS / folder).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_the_windows_of_each_pool_of_a_shipped_recipe_begin_with_its_first_prompts_and_leave_none_out(path):
+    """As the documentation says that rounds do: a recipe is what users begin with."""
+    pools: dict[str, set[int]] = {}
+    for node in load_recipe(path.parent, path.stem).nodes.values():
+        if isinstance(node.config, Sample):
+            (pool,) = (edge.source for edge in node.edges if edge.port == "prompts")
+            window = node.config.prompts
+            pools.setdefault(pool, set()).update(range(window.index * window.count, (window.index + 1) * window.count))
+    for pool, used in pools.items():
+        assert used == set(range(len(used))), pool

@@ -1,7 +1,7 @@
 """A project with artifacts written by hand: what the report, the plan and the export read, without running a stage."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,15 @@ def project_at(folder: Path) -> Project:
     return Project(folder)
 
 
-def build(project: Project, graph: Graph, node: Node, payload: dict[str, str], evidence: dict[str, Any], metrics: dict[str, Any]) -> None:
+def build(
+    project: Project,
+    graph: Graph,
+    node: Node,
+    payload: dict[str, str],
+    evidence: dict[str, Any],
+    metrics: dict[str, Any],
+    marks: Sequence[str] = (),
+) -> None:
     """Publishes one artifact; its parents must be there."""
     folder = project.artifact(node.address)
     for name, text in payload.items():
@@ -78,7 +86,7 @@ def build(project: Project, graph: Graph, node: Node, payload: dict[str, str], e
     key = stage_key(node.kind, 1, config, [(edge.port, edge.label, edge.content) for edge in inputs], {})
     record = Record(
         kind=node.kind, version=1, type=node.output, config=config, inputs=tuple(inputs), key=key,
-        content=content_hash(files), files=files, metrics=metrics,
+        content=content_hash(files), files=files, metrics=metrics, marks=tuple(marks),
     )  # fmt: skip
     artifacts: dict[str, Any] = {}
     for edge in node.edges:

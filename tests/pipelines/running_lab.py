@@ -5,7 +5,8 @@ passes rows on. Knobs of a stage: `seconds` (works so long, step by step, with a
 refusal), `errors` (of its first attempts: `memory`, or a number of errno), `crash` (dies by signal in its first attempts),
 `child` (starts a process that ignores SIGTERM), `constant` (same output whatever the config), `silent` (no heartbeat), `preempt` (asks
 itself to stop in its first attempts), `bytes` (of payload beside the rows), `drawn` (other output at each attempt), `nan` (it
-reports NaN), `hold` (after opening its inputs it waits for a file of this name in the project before it reads them).
+reports NaN), `note` (what users of the result should know),
+`hold` (after opening its inputs it waits for a file of this name in the project before it reads them).
 """
 
 import json
@@ -121,6 +122,8 @@ def work(job, rows):
         raise KeyError(knobs["bug"])
     if "fail" in knobs:
         raise StageError(knobs["fail"])
+    if "note" in knobs:
+        job.note(knobs["note"])
     total = max(1, round(knobs.get("seconds", 0) / 0.1))
     for step in range(1, total + 1):
         folder = job.checkpoints / f"step-{step}"

@@ -43,6 +43,14 @@ def due(done: InProcessCommand) -> InProcessCommand:
     return done
 
 
+def test_what_a_job_notes_is_told_at_the_end_of_the_run_and_only_then(fresh):
+    fresh.lab.knobs(raw={"note": "75 of 300 rows were dropped (longer than max_length 8)"})
+    _, said = fresh.said("run", "lab", "--only", "raw")
+    assert said.splitlines()[-1] == "note: lab/raw: 75 of 300 rows were dropped (longer than max_length 8)"
+    _, said = fresh.said("run", "lab", "--only", "raw")
+    assert "note:" not in said
+
+
 # --- help and errors ---------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from projects import fresh_project
+from rich.cells import cell_len
 from typer._completion_classes import BashComplete
 from typer.main import get_command
 
@@ -83,6 +84,33 @@ def test_tables_show_markup_and_control_characters_and_obey_neither(capsys):
     assert "\x1b" not in out and "\x07" not in out and out.count("\n") == 2
     for shown in ("[bold]stage", "[red]x[/red]", "[link=file:///etc]y[/link]", r"\u001b[2J\u001b]0;title\u0007z", r"a\nb", "[/]"):
         assert shown in out
+
+
+MADE = [
+    ("start", "demo/base", "current", "0123456789ab", "", ""),
+    ("the-end-of-a-longer-name", "a_long_recipe_of_somebody/train_further_2", "no recipe", "ba9876543210",
+     "arithmetic_held_out 0.412, gsm8k 0.233 (waiver), minerva_math 0.051, popqa 0.100", "v1.0.0, v1.9.0, v1.10.0"),
+    ("名前のあるモデル", "demo/rlvr_1", "stale", "aaaaaaaaaaaa", "gsm8k 0.5", "v2.0.0"),
+]  # fmt: skip
+NAMES = ("model", "artifact", "state", "id", "scores", "versions")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200, 300])
+def test_a_table_of_models_has_a_line_for_each_that_fits_the_terminal_and_ids_in_one_piece(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_table(NAMES, MADE, whole=("model", "id"))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert len(lines) == 1 + len(MADE) and max(cell_len(line.rstrip()) for line in lines) <= width
+    for line, row in zip(lines[1:], MADE, strict=True):
+        assert line.startswith(row[0]) and row[3] in line
+        assert all(cell in line for cell in row) if width >= 200 else "…" in line or row is not MADE[1]
+
+
+def test_a_table_of_models_in_a_pipe_is_cut_nowhere(capsys):
+    print_table(NAMES, MADE, whole=("model", "id"))
+    for line, row in zip(capsys.readouterr().out.splitlines()[1:], MADE, strict=True):
+        assert [cell for cell in re.split(r" {2,}", line.rstrip()) if cell] == [cell for cell in row if cell]
 
 
 def test_every_command_that_takes_an_execution_profile_takes_it_by_both_names():

@@ -513,6 +513,29 @@ def test_a_source_file_is_taken_through_no_link(tmp_path: Path) -> None:
         write_project(tmp_path / "home", members, [project.root], set(members))
 
 
+def test_a_source_file_that_is_nowhere_is_told_by_its_content_and_how_to_send_it(tmp_path: Path) -> None:
+    sha256 = hashlib.sha256(b"wanted").hexdigest()
+    members, project = rebuilt(tmp_path, source_files={"data/rows.jsonl": sha256})
+    (project.root / "data").mkdir()
+    (project.root / "data" / "rows.jsonl").write_bytes(b"another content")
+    sent: list[tuple[str, str]] = []
+
+    def bring(member: object, name: str, wanted: str, target: Path) -> bool:
+        sent.append((name, wanted))
+        target.write_bytes(b"forged")  # what a remote claims to be the file is hashed too
+        return True
+
+    for comes in (lambda *_: False, bring):
+        with pytest.raises(UsageProblem) as caught:
+            write_project(tmp_path / "home", members, [project.root], set(members), bring=comes)
+        assert f"was made from data/rows.jsonl with sha256 {sha256[:12]}, which is in neither its commit nor this" in str(caught.value)
+        assert "place that file at data/rows.jsonl, send it with `pedigree push RECIPE --inputs` from where it is" in str(caught.value)
+    assert sent == [("data/rows.jsonl", sha256)]
+    (project.root / "data" / "rows.jsonl").write_bytes(b"wanted")
+    write_project(tmp_path / "home", members, [project.root], set(members), bring=lambda *_: False)
+    assert (tmp_path / "home" / "data" / "rows.jsonl").read_bytes() == b"wanted"
+
+
 @pytest.mark.parametrize("count", [0, 10**6, "8", 2.5, True])
 def test_processes_without_end_are_not_started(tmp_path: Path, count: object) -> None:
     run = json.loads(json.dumps(Folder().run))

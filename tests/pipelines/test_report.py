@@ -1,11 +1,12 @@
 """The report of a recipe, on artifacts written by hand."""
 
+import html
 import re
 import shutil
 from html.parser import HTMLParser
 
 import pytest
-from handmade import build, everything, project_at
+from handmade import CONTENT, build, everything, project_at
 
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.pipelines.publish.report import SECTIONS, gather, tables, write_report
@@ -118,6 +119,18 @@ def test_what_a_recipe_expects_is_told_with_rows_that_are_not_so(tmp_path):
 
 def test_wall_time_numerics_and_environment(page):
     assert "2m 05s" in page and "cpu, 2 threads" in page and "2.13.0" in page and "0123456789ab" in page
+
+
+def test_what_users_of_a_result_should_know_stands_in_its_line(tmp_path):
+    """A replaced template, rows that were dropped: whatever a job noted, escaped."""
+    project = project_at(tmp_path)
+    graph = load_recipe(project.recipes, "tiny")
+    marks = ("the model's own chat template was replaced by chatml", "75 of 300 rows were dropped (longer than max_length 8)", "<b>x</b>")
+    node = next(node for node in graph.nodes.values() if not node.edges)
+    build(project, graph, node, *CONTENT[node.kind](node, 0), marks=marks)
+    page = write_report(project, graph).read_text()
+    told = [html.unescape(text) for text in re.findall(r'class="text warning">(.*?)</td>', page)]
+    assert [text for text in told if text in marks] == list(marks) and "<b>x</b>" not in page
 
 
 def test_what_is_missing_is_said(tmp_path):

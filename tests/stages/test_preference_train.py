@@ -393,6 +393,19 @@ def test_sides_that_are_equal_after_truncation_are_not_trained_by_either_kind_of
         assert dropped == {"source": "test", "reason": "equal answers after truncation", "rows": 2 if loss == "dpo" else 4}
 
 
+def test_sides_that_are_equal_after_truncation_are_not_held_out_either(tmp_path, policy):
+    """Their margin is 0 for every model: of 20 pairs, 8 are alike within 32 tokens."""
+    given = certain(20)
+    for row in given[:8]:
+        row["answers"] = answers(("yes " * 40 + "yes", None), ("yes " * 40 + "no", None))
+    held = [is_held_out(row["id"], 0.4, 0) for row in given]
+    assert 0 < sum(held[:8]) and 0 < sum(held[8:]) < 12
+    fields = {"max_length": 32, "too_long": "truncate", "global_batch": 4, "refuse_dropped": 1.0, "holdout": 0.4}
+    data = models.dataset(tmp_path / "data", "preference", given)
+    metrics, _ = run(tmp_path / "job", data, policy, {"type": "dpo"}, **fields)
+    assert metrics["held_out_pairs"] == sum(held[8:]) and metrics["pairs"] == 12 - sum(held[8:])
+
+
 def test_the_stage_trains_alike_under_every_cut(tmp_path, policy):
     """The engine's own steps, for three of them: the second loss follows the first gradient. Pairs: see `sppo_soft` above."""
     data = models.dataset(tmp_path / "data", "preference", certain(20))

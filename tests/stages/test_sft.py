@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import models
 import pytest
@@ -12,7 +13,7 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Conversations
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.sft import run as sft
-from pedigree.stages.training.training_rows import is_held_out
+from pedigree.stages.training.training_rows import is_held_out, report_drops
 
 SFT = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
 
@@ -64,6 +65,27 @@ def test_a_quarter_of_the_rows_vanishes_and_the_record_states_it(tmp_path, polic
     assert job.marks == ["5 of 20 rows were dropped (longer than max_length 96)"]
     with pytest.raises(StageError, match=r"5 of 20 rows .* refuse_dropped 0\.25: raise max_length \(99 % have at most \d{3}"):
         train(tmp_path / "refused", policy, rows, refuse_dropped=0.25)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "given", "refused", "end"),
+    [
+        (0, 100, 0.5, "silent"), (0, 0, 0.5, "silent"), (1, 101, 0.5, "silent"), (99, 10_000, 0.5, "silent"),
+        (1, 100, 0.5, "noted"), (100, 10_000, 0.5, "noted"), (49, 100, 0.5, "noted"), (1, 3, 0.5, "noted"),
+        (50, 100, 0.5, "refused"), (1, 2, 0.5, "refused"), (100, 100, 1.0, "refused"), (99, 100, 1.0, "noted"),
+        (7, 100, 0.07, "refused"), (69, 1000, 0.07, "noted"), (1, 1000, 0.001, "refused"),
+    ],
+)  # fmt: skip
+def test_drops_are_noted_from_one_in_a_hundred_on_and_refused_at_the_share_that_the_recipe_states(tmp_path, dropped, given, refused, end):
+    """The share is a decimal that a person wrote: 7 of 100 is 0.07, although 0.07 * 100 is more than 7."""
+    job, config = models.a_job(tmp_path), models.config_of("sft", **{**SFT, "refuse_dropped": refused})
+    said = f"{dropped} of {given} rows were dropped (long)"
+    if end == "refused":
+        with pytest.raises(StageError, match=re.escape(f"{said}, at least refuse_dropped {refused}: cut, or raise refuse_dropped")):
+            report_drops(dropped, given, "rows", "long", "cut", config, job)
+    else:
+        report_drops(dropped, given, "rows", "long", "cut", config, job)
+    assert job.marks == ([said] if end == "noted" else [])
 
 
 def test_half_of_the_rows_is_too_much_unless_the_recipe_accepts_it(tmp_path, policy):
