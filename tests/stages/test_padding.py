@@ -8,6 +8,7 @@ import torch
 from models import a_job, config_of, publish
 from test_source_model import LLAMA, corpus, llama  # noqa: F401, fixtures
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pedigree.configs.language.execution import Numerics
@@ -157,3 +158,22 @@ def test_a_model_that_pads_with_a_token_of_its_texts_trains_its_embedding(tmp_pa
     logps, _ = module(collate([(document(*chat.answer(DIALOGUE, "6")),)], Numerics(), chat.pad_id))
     logps.sum().backward()
     assert module.model.get_input_embeddings().weight.grad[imported.token].norm() > 0
+
+
+@pytest.mark.parametrize(("add_bos", "told"), [(False, 1), (True, 0)])
+def test_a_tokenizer_that_puts_bos_before_texts_whose_template_does_not_is_told(tmp_path, llama, add_bos, told):  # noqa: F811
+    """As Mistral's with ChatML: lm-evaluation-harness reads BOS before each rendered prompt, which was not trained."""
+    given = shutil.copytree(llama.payload, tmp_path / "given")
+    tokenizer = AutoTokenizer.from_pretrained(given)
+    tokenizer.bos_token = "<|endoftext|>"
+    first = [("<|endoftext|>", tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", pair="$A $B", special_tokens=first)
+    tokenizer.save_pretrained(given)
+    job = a_job(tmp_path / "job")
+    job.source_files["given"] = given
+    source_model.run(config_of("source_model", source={"type": "folder", "path": "given"}, add_bos=add_bos), {}, job)
+    chat = Chat(job.out / "payload")
+    text = chat.tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    begun = chat.tokenizer(text)["input_ids"] == [tokenizer.bos_token_id, *chat.prompt(QUESTION)]  # the harness adds no second BOS
+    assert begun and text.startswith("<|endoftext|>") is add_bos
+    assert len([mark for mark in job.marks if "begins texts with '<|endoftext|>'" in mark and "add_bos: true" in mark]) == told
