@@ -86,8 +86,8 @@ def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     bos, starts = chat.tokenizer.bos_token_id, [chat.tokenizer("a")["input_ids"][:1], chat.prompt(PROBE[:-1])[:1]]
     if bos is not None and starts[0] == [bos] != starts[1]:
         job.marks.append(
-            f"the tokenizer begins texts with {chat.tokenizer.bos_token!r}, but the chat template does not: lm-evaluation-harness and others "
-            "that tokenize rendered conversations would read a token more than is trained; set add_bos: true to train it"
+            f"the tokenizer begins texts with {chat.tokenizer.bos_token!r}, but the chat template does not: lm-evaluation-harness and "
+            "others that tokenize rendered conversations would read a token more than is trained; set add_bos: true to train it"
         )
     facts = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
