@@ -83,6 +83,12 @@ def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
         model.to(DTYPES[config.dtype]).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     chat = Chat(folder)
+    bos, starts = chat.tokenizer.bos_token_id, [chat.tokenizer("a")["input_ids"][:1], chat.prompt(PROBE[:-1])[:1]]
+    if bos is not None and starts[0] == [bos] != starts[1]:
+        job.marks.append(
+            f"the tokenizer begins texts with {chat.tokenizer.bos_token!r}, but the chat template does not: lm-evaluation-harness and "
+            "others that tokenize rendered conversations would read a token more than is trained; set add_bos: true to train it"
+        )
     facts = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "vocabulary": len(tokenizer),
@@ -282,9 +288,25 @@ def adopt(model: Any, tokenizer: Any, template: str, own: bool = False) -> list[
     model.config.eos_token_id = tokenizer.eos_token_id
     model.config.pad_token_id = tokenizer.pad_token_id
     model.generation_config = GenerationConfig(
-        bos_token_id=model.config.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        bos_token_id=model.config.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **sampling_of(model.generation_config),
     )
     return added
+
+
+def sampling_of(generation: GenerationConfig) -> dict[str, Any]:
+    """What vLLM and transformers sample with by default, in a form that transformers saves."""
+    given = {name: value for name, value in generation.to_diff_dict().items() if value is not None}
+    values = {name: given[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in given}
+    if values.get("temperature") == 0:
+        values = {}
+    elif values or given.get("do_sample"):
+        values["do_sample"] = True
+    if "repetition_penalty" in given:
+        values["repetition_penalty"] = given["repetition_penalty"]
+    return values
 
 
 def special_tokens(tokenizer: Any) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 from models import a_job, config_of, publish
 from test_source_model import LLAMA, corpus, llama  # noqa: F401, fixtures
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pedigree.configs.language.execution import Numerics
@@ -100,35 +101,43 @@ def test_padding_beyond_the_embedding_is_replaced():
         torch.testing.assert_close(table.weight, torch.cat([old, old.mean(dim=0).expand(2, -1)]))
 
 
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory, llama):  # noqa: F811
-    """A model as Llama 3's come: conversations begin with BOS, and there is no token for padding but BOS and the end."""
-    folder = tmp_path_factory.mktemp("begun")
-    given = shutil.copytree(llama.payload, folder / "given")
+PADDED_BY = {
+    "BOS": ({"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}, True),
+    "EOS": (dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>"), False),
+}
+"""Tokenizers such as Llama 3's, whose conversations begin with BOS, and GPT-NeoX's: there is no token for padding but BOS and the end."""
+DIALOGUE = [*QUESTION, {"role": "assistant", "content": "5"}, {"role": "user", "content": "How many rivers are 5 + 1 rivers?"}]
+
+
+@pytest.fixture(scope="module", params=PADDED_BY)
+def imported(request, tmp_path_factory, llama):  # noqa: F811
+    folder = tmp_path_factory.mktemp("imported")
+    (named, add_bos), given = PADDED_BY[request.param], shutil.copytree(llama.payload, folder / "given")
     trained = train_tokenizer(["How many rivers are 4 + 1 rivers?"], LLAMA["vocabulary"]).backend_tokenizer
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, bos_token="<|endoftext|>", eos_token="<|im_end|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, **named)
     tokenizer.save_pretrained(given)
     job = a_job(folder / "job")
     job.source_files["given"] = given
-    config = config_of("source_model", source={"type": "folder", "path": "given"}, chat_template="tulu", add_bos=True)
+    config = config_of("source_model", source={"type": "folder", "path": "given"}, chat_template="tulu", add_bos=add_bos)
     facts = source_model.run(config, {}, job)
-    return SimpleNamespace(payload=job.out / "payload", facts=facts, marks=job.marks)
+    token = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    return SimpleNamespace(payload=job.out / "payload", given=given, facts=facts, marks=job.marks, token=token)
 
 
-def test_a_token_for_padding_is_added_and_embedded_as_the_mean(begun, llama):  # noqa: F811
-    chat, model = Chat(begun.payload), AutoModelForCausalLM.from_pretrained(begun.payload)
-    assert begun.facts["added_tokens"] == ["<|pad|>"]
-    assert [mark for mark in begun.marks if "<|pad|> was added" in mark]  # which the terminal and the card show
+def test_a_token_for_padding_is_added_and_embedded_as_the_mean(imported):
+    chat, model = Chat(imported.payload), AutoModelForCausalLM.from_pretrained(imported.payload)
+    assert imported.facts["added_tokens"] == ["<|pad|>"]
+    assert [mark for mark in imported.marks if "<|pad|> was added" in mark]  # which the terminal and the card show
     ids = {chat.pad_id, chat.tokenizer.pad_token_id, model.config.pad_token_id, model.generation_config.pad_token_id}
-    assert ids == {chat.tokenizer.convert_tokens_to_ids("<|pad|>")}
-    before = AutoModelForCausalLM.from_pretrained(llama.payload).get_input_embeddings().weight
+    assert ids == {chat.tokenizer.convert_tokens_to_ids("<|pad|>")} and chat.pad_id not in (chat.eos_id, imported.token)
+    before = AutoModelForCausalLM.from_pretrained(imported.given).get_input_embeddings().weight
     torch.testing.assert_close(model.get_input_embeddings().weight[chat.pad_id], before[: len(chat.tokenizer) - 1].mean(dim=0))
 
 
-def test_generate_without_a_mask_sees_the_whole_prompt(begun):
-    chat, model = Chat(begun.payload), AutoModelForCausalLM.from_pretrained(begun.payload)
-    prompt = torch.tensor([chat.prompt(QUESTION)])
-    assert prompt[0, 0] == chat.tokenizer.bos_token_id
+def test_generate_without_a_mask_sees_the_whole_prompt(imported):
+    chat, model = Chat(imported.payload), AutoModelForCausalLM.from_pretrained(imported.payload)
+    prompt = torch.tensor([chat.prompt(DIALOGUE)])
+    assert imported.token in prompt
     scores = [
         model.generate(prompt, max_new_tokens=1, do_sample=False, output_scores=True, return_dict_in_generate=True, **mask).scores[0]
         for mask in ({}, {"attention_mask": torch.ones_like(prompt)})
@@ -136,13 +145,35 @@ def test_generate_without_a_mask_sees_the_whole_prompt(begun):
     assert torch.equal(*scores)
 
 
-def test_a_model_that_pads_with_bos_trains_its_embedding(tmp_path, begun):
-    """As imported before: its config names BOS, and torch gives that row no gradient."""
-    payload = shutil.copytree(begun.payload, tmp_path / "old" / "payload")
+def test_a_model_that_pads_with_a_token_of_its_texts_trains_its_embedding(tmp_path, imported):
+    """As imported before: config and tokenizer name BOS or EOS, and torch gives that row no gradient."""
+    payload = shutil.copytree(imported.payload, tmp_path / "old" / "payload")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(payload), AutoTokenizer.from_pretrained(payload)
-    model.config.pad_token_id, model.config.tie_word_embeddings = tokenizer.bos_token_id, False
+    model.config.pad_token_id, model.config.tie_word_embeddings = imported.token, False
+    tokenizer.pad_token = "<|endoftext|>"
     model.save_pretrained(payload)
+    tokenizer.save_pretrained(payload)
     module, chat = load_policy(publish(tmp_path / "old", "source_model", "policy"), Numerics()), Chat(payload)
-    logps, _ = module(collate([(document(*chat.answer(QUESTION, "5")),)], Numerics(), chat.pad_id))
+    assert chat.pad_id == imported.token
+    logps, _ = module(collate([(document(*chat.answer(DIALOGUE, "6")),)], Numerics(), chat.pad_id))
     logps.sum().backward()
-    assert module.model.get_input_embeddings().weight.grad[tokenizer.bos_token_id].norm() > 0
+    assert module.model.get_input_embeddings().weight.grad[imported.token].norm() > 0
+
+
+@pytest.mark.parametrize(("add_bos", "told"), [(False, 1), (True, 0)])
+def test_a_tokenizer_that_puts_bos_before_texts_whose_template_does_not_is_told(tmp_path, llama, add_bos, told):  # noqa: F811
+    """As Mistral's with ChatML: lm-evaluation-harness reads BOS before each rendered prompt, which was not trained."""
+    given = shutil.copytree(llama.payload, tmp_path / "given")
+    tokenizer = AutoTokenizer.from_pretrained(given)
+    tokenizer.bos_token = "<|endoftext|>"
+    first = [("<|endoftext|>", tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", pair="$A $B", special_tokens=first)
+    tokenizer.save_pretrained(given)
+    job = a_job(tmp_path / "job")
+    job.source_files["given"] = given
+    source_model.run(config_of("source_model", source={"type": "folder", "path": "given"}, add_bos=add_bos), {}, job)
+    chat = Chat(job.out / "payload")
+    text = chat.tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    begun = chat.tokenizer(text)["input_ids"] == [tokenizer.bos_token_id, *chat.prompt(QUESTION)]  # the harness adds no second BOS
+    assert begun and text.startswith("<|endoftext|>") is add_bos
+    assert len([mark for mark in job.marks if "begins texts with '<|endoftext|>'" in mark and "add_bos: true" in mark]) == told

@@ -292,11 +292,11 @@ def test_a_conversation_has_the_same_score_in_vllm_with_every_template(tmp_path)
     whole = [[*asked, {"role": "assistant", "content": said}] for asked, said in zip(ASKED, SAID, strict=True)]
     (tmp_path / "conversations.json").write_text(json.dumps(whole))
     child = Path(__file__).parents[1] / "pipelines" / "vllm_child.py"
-    command = [sys.executable, str(child), str(tmp_path / "conversations.json"), "-", *(str(folder) for folder, _ in made)]
+    command = [sys.executable, str(child), str(tmp_path / "conversations.json"), *(str(folder) for folder, _ in made)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(900))
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("found ")).removeprefix("found "))
-    assert found["scores"] == [pytest.approx(ours, abs=1e-4) for _, ours in made]
+    assert [scores for _, scores in found] == [pytest.approx(ours, abs=1e-4) for _, ours in made]
 
 
 def test_a_score_does_not_depend_on_the_day(tmp_path):

@@ -59,6 +59,31 @@ def test_model_tokenizer_and_generation_agree_on_the_ends(llama):
     assert sum(p.numel() for p in model.parameters()) == llama.record.metrics["parameters"]
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}, None),
+        ({"do_sample": True, "min_p": 0.1}, None),
+        ({"do_sample": True}, None),
+        ({"repetition_penalty": 1.1}, None),
+        ({"temperature": 0.6, "top_p": 0.9}, {"do_sample": True, "temperature": 0.6, "top_p": 0.9}),  # transformers refuses to save these
+        ({"do_sample": False, "temperature": 0.6}, {"do_sample": True, "temperature": 0.6}),  # vLLM samples
+        ({"do_sample": True, "temperature": 0.0, "top_p": 0.5}, {}),  # transformers refuses to generate
+        ({"max_length": 20, "max_new_tokens": 8, "forced_eos_token_id": 5, "num_beams": 4, "eos_token_id": [2, 0]}, {}),
+        ({}, None),
+    ],
+)
+def test_the_sampling_values_of_a_model_are_handed_on(tmp_path, llama, given, kept):
+    """Of its generation config, but not lengths or searches: as fine-tunes by other libraries have them. Its end is that of its turns."""
+    folder = shutil.copytree(llama.payload, tmp_path / "given")
+    ends = read_json(folder / "generation_config.json")
+    write_json(folder / "generation_config.json", ends | given)
+    made = run_stage(tmp_path / "made", "source_model", {"source": {"type": "folder", "path": "given"}}, files={"given": folder})
+    assert read_json(made.payload / "generation_config.json") == ends | (given if kept is None else kept)
+    AutoModelForCausalLM.from_pretrained(made.payload).save_pretrained(tmp_path / "again")  # as a trainer does
+    assert read_json(tmp_path / "again" / "generation_config.json") == ends | (given if kept is None else kept)
+
+
 def test_digits_are_tokens_of_their_own(llama):
     tokenizer = Chat(llama.payload).tokenizer
     assert [tokenizer.decode([token]) for token in tokenizer("123", add_special_tokens=False)["input_ids"]] == ["1", "2", "3"]
