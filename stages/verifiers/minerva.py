@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pedigree.stages.verifiers.maths import LONGEST, SECONDS, candidates, in_minervas_place, verdict
+from pedigree.stages.verifiers.maths import LONGEST, SECONDS, in_minervas_place, last_formula, marked, verdict
 from pedigree.stages.verifiers.verdict import Verdict
 from pedigree.stages.verifiers.worker import ask
 
@@ -24,7 +24,7 @@ def strict(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 
 def flexible(verifier: Mapping[str, Any], text: str) -> Verdict:
-    return verdict(list(candidates(text, dollar=r"\$")), verifier["answer"], equal)
+    return verdict(marked(text) or [last_formula(text, r"\$")], verifier["answer"], equal)
 
 
 def equal(one: str, other: str) -> bool:
