@@ -5,9 +5,9 @@ r"""Answers that are mathematical expressions, as in MATH (Hendrycks et al. 2021
 `math` {answer}          "flex": the last `\boxed{}` or Minerva's sentence (one that equals the answer is enough); without both, what the
                          last "answer is" or "Answer:" states, or the last formula if it comes later; without these, the whole reply.
 
-The places are those of the Tülu 3 evaluation, and the stated answer. Two answers are equal if both are read to their end and are equal as what they are
-(`expressions`, `algebra`), or if they are the same text. A separate process decides this, because a computer algebra system may run forever
-or use all memory on a model's output.
+The places are those of the Tülu 3 evaluation, and the stated answer. Two answers are equal if both are read to their end and are equal as
+what they are (`expressions`, `algebra`), or if they are the same text. A separate process decides this, because a computer algebra system
+may run forever or use all memory on a model's output.
 """
 
 import re

@@ -1,6 +1,6 @@
 """MATH by the rule of the Tülu 3 evaluation and of open-instruct's verifier, for scores that compare with published ones.
 
-`minerva_math`, `strict_minerva_math` {answer}   an answer in the places of `math` and `strict_math`, see `maths`. Dollar signs of money
+`minerva_math`, `strict_minerva_math` {answer}   an answer in the places of the Tülu 3 evaluation, see `maths`. Dollar signs of money
                                                  count as those of LaTeX; without Minerva's sentence, a reply is compared as text.
 
 Two expressions are equal if they are equal after the normalization of Lewkowycz et al. 2022 (arXiv 2206.14858, appendix D) and Hendrycks et
