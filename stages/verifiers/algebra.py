@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 from sympy import Rational, oo
+from sympy.core.function import AppliedUndef
 
 from pedigree.stages.verifiers.expressions import LOG_BASE, Reading, TooLargeError, infinite, kind, letter, letters, made, read
 from pedigree.stages.verifiers.units import NAMES
@@ -43,7 +44,7 @@ def same(one: Any, other: Any) -> Answer:
         return None if kinds <= {"large", "quantity", "relation", "expression"} else False
     if kinds == {"expression"}:
         return _same_expression(one, other)
-    for rule in (_alike, _rounded, _with_unit, _named, _listed, _interval):
+    for rule in (_chosen, _alike, _rounded, _with_unit, _named, _listed, _interval):
         for given in ((one, other), (other, one)):
             found = rule(*given)
             if found is not NotImplemented:
@@ -94,6 +95,15 @@ def _alike(one: Any, other: Any) -> Any:
         case "member":
             return _every([same(ones, others), same(one.form, other.form)])
     return NotImplemented
+
+
+def _chosen(one: Any, other: Any) -> Any:
+    """`(A) 5` is A, and 5."""
+    if kind(one) != "choice":
+        return NotImplemented
+    if kind(other) == "choice":
+        return one.form == other.form and same(one.value, other.value)
+    return other == letter(one.form) or same(one.value, other)
 
 
 def _rounded(one: Any, other: Any) -> Any:
@@ -287,6 +297,8 @@ def _same_expression(one: Any, other: Any) -> Answer:
         return True
     if (one.is_Rational and other.is_Rational) or infinite(one) or infinite(other):
         return False
+    if one.has(AppliedUndef) or other.has(AppliedUndef):  # f(2), of which nothing is known
+        return sympy.expand(one - other) == 0
     names = one.free_symbols | other.free_symbols
     real = bool(names) and not (one.has(sympy.I) or other.has(sympy.I))
     undefined = False

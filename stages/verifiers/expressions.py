@@ -11,6 +11,8 @@ An answer is an expression of sympy, or a node of another kind:
     group          values in (), [], (], [), {} or <>: pairs, intervals, sets, vectors
     union          sets joined by one of ∪ ∩ ∖
     matrix         rows
+    congruence     two sides and their modulus
+    choice         what a letter of multiple choice stands for, with the letter: `(A) 5`
     large          an expression with a number too large to compute
     text           what cannot be read as any of these, in one spelling
 
@@ -29,7 +31,7 @@ import sympy
 from sympy import Expr, Rational, oo
 
 from pedigree.stages.verifiers import units
-from pedigree.stages.verifiers.tokens import FUNCTIONS, GREEK, Token, UnreadableError, plain, tokens
+from pedigree.stages.verifiers.tokens import FUNCTIONS, GREEK, Token, UnreadableError, plain, tokens, unwrapped
 
 DEEPEST = 25
 """Levels of brackets."""
@@ -62,12 +64,27 @@ class Reading:
 
 REALS = Reading("group", (-oo, oo), "()")
 EMPTY = Reading("group", (), "{}")
-PHRASES: dict[str, Reading] = {"all real numbers": REALS, "all reals": REALS}
+PHRASES: dict[str, Reading] = {
+    "all real numbers": REALS, "all reals": REALS, "does not exist": Reading("text", "DNE"), "no solutions": Reading("text", "no solution"),
+    "no real solutions": Reading("text", "no real solution"), "no real roots": Reading("text", "no real root"),
+}  # fmt: skip
+
+
+CHOICE = re.compile(
+    r"(?:\\(?:text(?:bf|rm)?|math(?:bf|rm))\{ *\(([A-J])\) *\}|(?:\(([A-J])\)(?=[\s~\\])|([A-J])\)(?=\s))(?!\s*[+−-]|\s*\\[pm]{2}))"
+    r"(?:[\s~]|\\[ ,;:]|\\quad)*((?!.*\([A-J]\))\S.*)",
+    re.DOTALL,
+)
+"""A letter in a bold or Roman font, or in plain text where no sum begins, and what it stands for."""
 
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Any:
     """The value of a text."""
+    if found := CHOICE.fullmatch(unwrapped(text)):
+        value = read(found[4])
+        if not isinstance(value, sympy.Symbol) and (found[1] or kind(value) != "text"):
+            return Reading("choice", value, found[1] or found[2] or found[3])
     try:
         parser = _Parser(tokens(text))
         value = _both_signs(parser.values(()))
@@ -150,18 +167,20 @@ def _small(value: Expr, largest: int = LARGEST) -> Expr:
     return value
 
 
-def _factorial(value: Expr) -> Expr:
+def _factorial(function: Callable[[Expr], Expr], value: Expr) -> Expr:
     if value.is_Rational and not (value.is_integer and value >= 0):
         raise UnreadableError("factorial of no natural number")
-    return sympy.factorial(_small(value, LARGEST_FACTORIAL))
+    return function(_small(value, LARGEST_FACTORIAL))
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "+": lambda one, other: one + other, "*": lambda one, other: one * other, "/": lambda one, other: one / other, "^": _power,
-    "abs": sympy.Abs, "floor": sympy.floor, "ceil": sympy.ceiling, "factorial": _factorial,
+    "abs": sympy.Abs, "floor": sympy.floor, "ceil": sympy.ceiling,
+    "factorial": lambda value: _factorial(sympy.factorial, value), "factorial2": lambda value: _factorial(sympy.factorial2, value),
     "binom": lambda *given: sympy.binomial(*(_small(value, LARGEST_FACTORIAL) for value in given)),
     **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp")},
-    "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan, "ln": sympy.log, "log": lambda value: sympy.log(value) / LOG_BASE,
+    "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan, "ln": sympy.log, "lg": lambda value: sympy.log(value, 10),
+    "log": lambda value: sympy.log(value) / LOG_BASE,
 }  # fmt: skip
 
 
@@ -223,6 +242,8 @@ class _Parser:
             return self.ratio(left)
         if self.accept("∈"):
             return Reading("member", self.side(), left)
+        if self.accept("≡"):
+            return self.congruence(left)
         while sign := self.accept(*RELATIONS):
             right = self.side()
             chain.append((sign, left, right))
@@ -239,6 +260,14 @@ class _Parser:
                 return letter("".join(before))
             before.append(token.text)
         return None
+
+    def congruence(self, left: Any) -> Any:
+        right = self.side()
+        self.take("bmod")
+        modulus = self.argument()
+        if not kind(left) == kind(right) == "expression" or not modulus.is_positive:
+            raise UnreadableError("a congruence of what is no number")
+        return Reading("congruence", (left, right % modulus if right.is_Integer else right), modulus)
 
     def ratio(self, first: Any) -> Any:
         parts = [first]
@@ -273,6 +302,8 @@ class _Parser:
         found = self.money(money, words) if money else units.unit(words)
         if found is None or kind(value) != "expression" or isinstance(value, sympy.Symbol):  # "a solution" is no quantity
             raise UnreadableError(f"{words} is no unit")
+        if found.scale != 1:  # a million dollars
+            value, found = made("*", value, Rational(found.scale)), found._replace(scale=Fraction(1))
         if self.kind(self.peek() == "and") != "number" or money or not found.base:
             return Reading("quantity", value, found)
         self.accept("and")
@@ -285,8 +316,9 @@ class _Parser:
     def unit(self) -> list[str | int]:
         words: list[str | int] = []
         while text := self.peek():
-            named = text in units.WORDS and (self.kind() == "word" or text in units.PREFIXES)
-            if named or (words and (text == "/" or (self.kind() == "letter" and text in units.NAMES))):
+            named = (self.kind() == "word" and (text in units.WORDS or units.counted(text))) or text in units.PREFIXES
+            per = text == "/" and (words or self.kind(1) == "word")
+            if named or per or (words and self.kind() == "letter" and text in units.NAMES):
                 words.append(self.take())
                 if text == "°" and self.peek() in ("C", "F"):
                     words[-1] = text + self.take()
@@ -326,6 +358,8 @@ class _Parser:
         value = self.mixed() or self.factor()
         divided = False
         while self.peek():
+            if self.peek() == "/" and self.kind(1) == "word" and self.peek(1) in units.NAMES:
+                break  # $5/hour
             if sign := self.accept("*", "/"):
                 if divided and sign == "/":
                     raise UnreadableError("a date, or a quotient of a quotient")
@@ -394,8 +428,10 @@ class _Parser:
             value = made("^", value, self.exponent())
             if self.peek() in ("^", "!"):
                 raise UnreadableError("what the exponent is")
-        while self.accept("!"):
-            value = made("factorial", value)
+        if self.accept("!"):
+            value = made("factorial2" if self.accept("!") else "factorial", value)
+            if self.peek() == "!":
+                raise UnreadableError("many exclamation marks")
         if self.angles and self.accept("°"):
             value = made("*", value, sympy.pi / 180)
         return value
@@ -448,6 +484,11 @@ class _Parser:
             text += self.take()
         if self.peek() == "_":
             return self.subscripted(text, None)
+        if text[0] in "fg" and self.peek() == "(":
+            argument = self.atom()
+            if kind(argument) != "expression":
+                raise UnreadableError("a function of what is no number")
+            return sympy.Function(text)(argument)
         if text == "mathbb R":
             return REALS
         return CONSTANTS[text] if text in ("e", "i") else letter(text)
@@ -520,7 +561,7 @@ class _Parser:
 
     def root(self, name: str) -> Any:
         degree = Rational(2)
-        if name == "sqrt" and self.accept("["):
+        if self.accept("["):
             degree = self.sum()
             self.take("]")
         value = self.argument() if name == "sqrt" else self.atom()

@@ -2,16 +2,16 @@ r"""Answers that are mathematical expressions, as in MATH (Hendrycks et al. 2021
 
 `strict_math` {answer}   the answer is in the sentence of Minerva's prompts: "Final Answer: The final answer is $x$. I hope it is correct."
                          Without this sentence it is the whole reply.
-`math` {answer}          "flex": the last `\boxed{}` or Minerva's sentence; without both, the last pair of dollar signs; without these, the
-                         whole reply. One candidate that equals the answer is enough.
+`math` {answer}          "flex": the last `\boxed{}` or Minerva's sentence (one that equals the answer is enough); without both, what the
+                         last "answer is" or "Answer:" states, or the last formula if it comes later; without these, the whole reply.
 
-The places are those of the Tülu 3 evaluation. Two answers are equal if both are read to their end and are equal as what they are
-(`expressions`, `algebra`), or if they are the same text. A separate process decides this, because a computer algebra system may run forever
-or use all memory on a model's output.
+The places are those of the Tülu 3 evaluation, and the stated answer. Two answers are equal if both are read to their end and are equal as
+what they are (`expressions`, `algebra`), or if they are the same text. A separate process decides this, because a computer algebra system
+may run forever or use all memory on a model's output.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pedigree.configs.base.problems import PedigreeError
@@ -25,6 +25,11 @@ LONGEST = 1000
 """Maximum characters of an expression for comparison by algebra; a longer one is prose."""
 DOLLAR = r"(?<!\\)\$"
 """A dollar sign of LaTeX, not of money."""
+DELIMITER = re.compile(r"(?<!\\)(?:\$\$|\\[()\[\]])")
+"""Of a formula, as is `$`."""
+STATED = re.compile(r"\banswer\**+[ \t]*+(?:is|would be|[:=\n])\s*+:?+\s*+(?=\S)", re.IGNORECASE)
+ASIDE = re.compile(r"(?<!\s)[,;]?\s++(?:because|since|so|which|that|in total|altogether)\b|\.\s++(?=[A-Z])")
+"""What follows a stated answer in its line."""
 
 
 def check(verifier: Mapping[str, Any]) -> None:
@@ -40,7 +45,7 @@ def strict(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 
 def flexible(verifier: Mapping[str, Any], text: str) -> Verdict:
-    return verdict(list(candidates(text)), gold(verifier), equal)
+    return verdict(candidates(text), gold(verifier), equal)
 
 
 def gold(verifier: Mapping[str, Any]) -> str:
@@ -67,14 +72,27 @@ def verdict(found: list[str], answer: str, equal: Callable[[str, str], bool]) ->
     return Verdict(0.0, found[0] if found else None, f"{found[0][:80]} instead of {answer}" if found else "no answer in its place")
 
 
-def candidates(text: str, dollar: str = DOLLAR) -> Iterator[str]:
-    boxed, minerva = last_boxed(text), in_minervas_place(text)
-    yield from (one for one in (boxed, minerva) if one is not None)
-    if boxed is None and minerva is None:
-        between = re.split(dollar, text)
-        begun = 1 if len(between) % 2 else 2  # an odd dollar sign at the beginning pairs with none
-        *_, last = [None, *between[begun::2]]
-        yield text if last is None else last
+def candidates(text: str) -> list[str]:
+    return marked(text) or [stated(DELIMITER.sub("$", text))]
+
+
+def marked(text: str) -> list[str]:
+    return [one for one in (last_boxed(text), in_minervas_place(text)) if one is not None]
+
+
+def stated(text: str) -> str:
+    *_, found = [None, *STATED.finditer(text)]
+    line, _, later = text[found.end() :].partition("\n") if found else ("", "", text)
+    if not line or re.search(DOLLAR, later):
+        return last_formula(text, DOLLAR)
+    return re.sub(r"\*+(?=\.?\Z)", "", ASIDE.split(line)[0].strip("* "))
+
+
+def last_formula(text: str, dollar: str) -> str:
+    """The text between the last pair of dollar signs, or all of it; an odd dollar sign at the beginning pairs with none."""
+    between = re.split(dollar, text)
+    *_, last = [text, *between[1 if len(between) % 2 else 2 :: 2]]
+    return last
 
 
 BEGIN, END = "Final Answer: The final answer is", ". I hope it is correct."

@@ -1,6 +1,6 @@
 """MATH by the rule of the Tülu 3 evaluation and of open-instruct's verifier, for scores that compare with published ones.
 
-`minerva_math`, `strict_minerva_math` {answer}   an answer in the places of `math` and `strict_math`, see `maths`. Dollar signs of money
+`minerva_math`, `strict_minerva_math` {answer}   an answer in the places of the Tülu 3 evaluation, see `maths`. Dollar signs of money
                                                  count as those of LaTeX; without Minerva's sentence, a reply is compared as text.
 
 Two expressions are equal if they are equal after the normalization of Lewkowycz et al. 2022 (arXiv 2206.14858, appendix D) and Hendrycks et
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pedigree.stages.verifiers.maths import LONGEST, SECONDS, candidates, in_minervas_place, verdict
+from pedigree.stages.verifiers.maths import LONGEST, SECONDS, in_minervas_place, last_formula, marked, verdict
 from pedigree.stages.verifiers.verdict import Verdict
 from pedigree.stages.verifiers.worker import ask
 
@@ -24,7 +24,7 @@ def strict(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 
 def flexible(verifier: Mapping[str, Any], text: str) -> Verdict:
-    return verdict(list(candidates(text, dollar=r"\$")), verifier["answer"], equal)
+    return verdict(marked(text) or [last_formula(text, r"\$")], verifier["answer"], equal)
 
 
 def equal(one: str, other: str) -> bool:

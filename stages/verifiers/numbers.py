@@ -48,7 +48,10 @@ ITEM = re.compile(r"^[ \t]*(\d{1,3})[.)][ \t]+(?=\S)", re.MULTILINE)
 
 SPACES = "\u2009\u202f\xa0"
 """Spaces within numbers."""
-GROUPED = rf"[1-9]\d{{0,2}}(?:(?:,\d{{3}})+|(?:[{SPACES}]\d{{3}})+)"
+GROUPED = rf"[1-9]\d{{0,2}}(?:(?:,\d{{3}})+|(?:[{SPACES}]\d{{3}})+)|[1-9]\d?(?:,\d\d)+,\d{{3}}"
+"""Digits in groups of three, or as in India: 12,34,567."""
+EUROPEAN = re.compile(r"[1-9]\d{0,2}(?:(?:\.\d{3}){2,}(?:,\d+)?|\.\d{3},\d\d?)")
+"""1.234.567 and 1.234,50; but 1.234 may be either."""
 NUMBER = re.compile(
     rf"(?P<plain>(?:(?:{GROUPED}|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,3}})?)|(?:(?P<whole>\d+) +(?:and +)?)?(?P<over>\d+)/(?P<under>\d+)"
 )
@@ -75,18 +78,27 @@ START = re.compile(r"""(?:\A|\.\.|[\s(\[{<>"'`“‘„«‹*_~#=:;,|!?→⇒⟹
 PART = re.compile(
     rf"""(?:{LETTER}|[)\]}}%°])[ \t]*[-+/×÷·][ \t]*\Z|[\d)\]}}][ \t]*\*+[ \t]*\Z|\w[ ]\*[ ]\Z          # an operand
     |[\^±≠<≤≥√÷×/@&][ \t]*\{{?\Z|(?:\A[ \t]*|[\w)][ \t]+)>[ \t]*\Z|\A[^<]*[\w)]>\Z|{LETTER}_\{{?\Z    # a power, bound, root or index
-    |\\[A-Za-z]+(?:\[[^\]]*\])?[ \t]*\{{?\Z|\}}[ \t]*\{{\Z|{LETTER}[('’"°]\Z|\d[).]\(\Z|[负負第年月]\Z  # an argument, an ordinal""",
+    |\\[A-Za-z]+(?:\[[^\]]*\])?[ \t]*\{{?\Z|\}}[ \t]*\{{\Z|{LETTER}[('’"°]\Z|\d[).]\(\Z|[负負第年月]\Z  # an argument, an ordinal
+    |(?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million)(?:[ ]and)?[- ]\Z""",
     re.VERBOSE,
 )
 """What before digits makes them a part of something."""
+PARTS = "fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth"
+MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 SAID = re.compile(
-    r"""(?:\d[ \t]+|\d[ \t]*,?[ \t]*(?:[&xX]|[~—…]|\.{2,}|R|r|remainder|mod|modulo|div|choose|less|minus|to[ ]the)[ \t]*
+    rf"""(?:\d[ \t]+|\d[ \t]*,?[ \t]*(?:[&xX]|[~—…]|\.{{2,}}|R|r|remainder|mod|modulo|div|choose|less|minus|to[ ]the(?:[ ]nearest)?
+        |in|per|for[ ](?:every|each)|give[ ]or[ ]take|with[ ]remainder)[ \t]*
     |\d[ \t]*(?:%|[a-z]+)?[ \t]*,?[ \t]*\b(?:and|to|through|till|until|vs\.?|versus|(?:out[ ])?of|by|[xX])[ \t]+
-    |\d[ \t]*(?:h|hrs?|hours?|m|min(?:ute)?s?|days?|weeks?|months?|years?|ft|feet|foot|yards?|lbs?|pounds?|k?g|k?m|meters?)[ \t]+
+    |\d[ \t]*(?:h|hrs?|hours?|m|min(?:ute)?s?|days?|weeks?|months?|years?|yrs?|ft|feet|foot|yards?|miles?|lbs?|pounds?|k?g|k?m|meters?
+        |L|lit(?:er|re)s?|dollars?)[ \t]+
+    |=[ \t]*-?[\d.]+[ \t]*,?[ \t]*(?:or|and)[ \t]+[a-z][ \t]*=[ \t]*|\d(?:st|nd|rd|th)?[ ](?:of[ ])?(?:{MONTHS})[a-z]*,?[ ]
     |[\d)%][*_`$]*[ \t]*[-+/×÷·^%][ \t]*|(?:\A|\bis|\bof|\bratio)[ \t]*[\d.]+[ \t]+:[ \t]*
-    |\b(?:or(?:[ ](?:equal[ ]to|maybe|possibly|perhaps|even))?|than|plus|times|(?:divided|multiplied)[ ]by|at[ ](?:least|most)|up[ ]to
-        |over|under|above|below|nearly|almost|twice|thrice|double|triple|half|(?:half|third|quarter|root|square|cube|power|instead)[ ]of
-        |log(?:[ ]base)?|ln|sin|cos|tan|sqrt|step)[ \t]+
+    |\b(?:or(?:[ ](?:equal[ ]to|maybe|possibly|perhaps|even))?|than|plus|times|(?:divided|multiplied|divisible)[ ]by|at[ ](?:least|most)
+        |(?<!add[ ])(?<!adds[ ])(?<!sum[ ])(?<!sums[ ])(?<!comes[ ])up[ ]to|over|under|above|below|beyond|exceed(?:s|ing)?
+        |nearly|almost|close[ ]to|as[ ](?:many|much|long|far|high)[ ]as|(?:minimum|maximum|min\.?|max\.?)(?:[ ]of)?
+        |(?:any|all|every|no)(?:thing|one)?[ ]but|except|without|unlike|twice|thrice|double|triple|half
+        |(?:half|thirds?|quarters?|(?:{PARTS})s?|root|square|cube|power|instead|multiples?|factors?|divisors?)[ ]of
+        |log|base|ln|sin|cos|tan|sqrt|modulo|step|question|problem|exercise|equation|chapter|section|figure|table|example)[ \t]+
     |(?:\b(?:not|cannot|never)|n['’]t)[ \t]+(?:(?:be|equal|to|exactly|think|believe|that|it|is|the|answer)[ \t]+)*)\Z""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -96,11 +108,11 @@ LISTED = re.compile(r"\d[ \t]*[,;][ \t]+\Z")
 LINE_END = re.compile(r"[*_`$)\]}.]*[ \t]*(?:\n|\Z)")
 
 SCALES = {
-    "hundred": 2, "k": 3, "thousand": 3, "lakh": 5, "m": 6, "mn": 6, "mln": 6, "million": 6, "crore": 7, "b": 9, "bn": 9, "billion": 9,
-    "trillion": 12,
+    "dozen": 12, "hundred": 100, "lakh": 10**5, "crore": 10**7, **dict.fromkeys(("k", "thousand"), 1000),
+    **dict.fromkeys(("m", "mn", "mln", "million"), 10**6), **dict.fromkeys(("b", "bn", "billion"), 10**9), "trillion": 10**12,
 }  # fmt: skip
-"""Letters or word → power of ten."""
-SCALE = re.compile(r"[ \t]?(k|K|M|B|mn|mln|bn)(?!\w)|[-\s]*(?i:(hundred|thousand|lakh|million|crore|billion|trillion))s?(?!\w)")
+"""Letters or word → factor."""
+SCALE = re.compile(r"[ \t]?(k|K|M|B|mn|mln|bn)(?!\w)|[-\s]*(?i:(dozen|hundred|thousand|lakh|million|crore|billion|trillion))s?(?!\w)")
 UNITS = (
     "[mcdknµμ]?m|in|ft|yd|mi|[mµμk]?g|t|lbs?|oz|[mcdk]?[lL]|gal|[mnµμ]?s|secs?|mins?|h|hrs?|d|yrs?|wks?|mph|kph|kmh|fps|rpm|[kMG]?Hz"
     "|[kMG]?Wh?|k?J|V|m?A|N|k?Pa|k?cal|[kKMGT]B|USD|EUR|GBP|CHF|kr|am|pm|AM|PM|pts?|px|[CF]|(?!teen|fold)[a-z]{4,}"
@@ -109,11 +121,12 @@ UNIT = re.compile(rf"[ \t]?[%°¢$€£¥₹](?:[CF](?!\w))?|(?:{UNITS})(?:/[a-z
 END = re.compile(r"\Z|\s|[)\]}>\"'`”’»*_~|;:!?,…—=<$→]|\.(?![a-z])|-[A-Za-z]|/[ ]?[A-Za-z]|[^\x00-\u2fff]|\\(?:l?dots|[)\]}\\])")
 """What may follow a number and its unit."""
 CONTINUED = re.compile(
-    r"""[*_`$]*(?:[ \t]*[-+*/×÷·^x,;]?[ \t]+[-+$]?\d|[ \t]*[-+*/×÷·^%][ \t]*[\d(]|[ \t]+:[ \t]*\d|\.\(
+    rf"""[*_`$]*(?:[ \t]*[-+*/×÷·^x,;]?[ \t]+[-+$]?\d|[ \t]*[-+*/×÷·^%][ \t]*[\d(]|[ \t]+:[ \t]*\d|\.\(
     |[ \t·*]*\\?(?:pi|sqrt|π|√)(?![a-z])|[ \t]+[xyz](?!\w)|[ \t]*[十百千万萬亿億兆십백천만억조≤≥≠±]|[ \t]+[<>][ \t]|[<>][a-z](?![\w>])
-    |[ \t]+(?:squared|cubed|choose|mod|at[ ](?:least|most)|or[ ](?:more|less|fewer|greater)|and[ ](?:a|one)[ ](?:half|third|quarter))\b
-    |[ \t]+(?:half(?!-)|decimals?|d\.?p|significant)\b
-    |[^\n\d]{0,24}\b(?i:or|and|to|of|than|no|wait|actually|sorry)\b[^\n\d]{0,12}\d
+    |[ \t]+(?:squared|cubed|choose|mod|base|th|to[ ]the[ ]\w+[ ]power|at[ ](?:least|most)|or[ ](?:more|less|fewer|greater)
+        |and[ ](?:a|one)[ ](?:half|third|quarter))\b
+    |[ \t]+(?:half(?!-)|decimals?|d\.?p|significant)\b|[- \t]+(?:halves|thirds|(?:{PARTS})s|tens|fold)\b|[^\n\d]{{0,12}}\bbelow[ ]zero\b
+    |[^\n\d]{{0,24}}\b(?i:or|and|to|of|than|no|wait|actually|sorry)\b[^\n\d]{{0,12}}\d
     |[ \t]*(?:h|hours?|ft|feet|foot|lbs?|pounds?|days?|weeks?|months?|years?)[ \t]+\d)""",
     re.VERBOSE,
 )
@@ -153,18 +166,22 @@ def _prepared(text: str) -> str:
 def _read(text: str, found: re.Match[str]) -> Fraction | None:
     """The number at this place; None if the digits are a part of something else, or of no known form."""
     value = _value(found.group())
+    if "€" in text[max(0, found.start() - 2) : found.end() + 2] and re.fullmatch(r"\d{1,3}\.\d{3}", found.group()):
+        return None  # a thousand euros, or one
     after = text[found.end() : found.end() + AROUND]
     sign = _sign(text[max(0, found.start() - AROUND) : found.start()].rpartition("\n")[2], after)
     if value is None or sign is None or CONTINUED.match(after):
         return None
     if scale := SCALE.match(after):
-        value, after = value * 10 ** SCALES[scale[scale.lastindex or 0].lower()], after[scale.end() :]
+        value, after = value * SCALES[scale[scale.lastindex or 0].lower()], after[scale.end() :]
     elif unit := UNIT.match(after):
         after = after[unit.end() :]
     return sign * value if END.match(after) and not CONTINUED.match(after) else None
 
 
 def _value(digits: str) -> Fraction | None:
+    if EUROPEAN.fullmatch(digits):
+        digits = digits.replace(".", "").replace(",", ".")
     found = NUMBER.fullmatch(digits) if len(digits) <= LONGEST else None
     if found is None:
         return None

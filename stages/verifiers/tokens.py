@@ -20,7 +20,7 @@ class Token(NamedTuple):
 
 SIGNS = {
     **dict.fromkeys("−–‐‑﹣－", "-"), **dict.fromkeys("·⋅∙×∗", "*"), **dict.fromkeys("÷∕⁄", "/"),
-    "π": r"\pi ", "∞": r"\infty ", "√": r"\surd ",
+    "π": r"\pi ", "∞": r"\infty ", "√": r"\surd ", "∛": r"\surd[3]", "∜": r"\surd[4]", "≡": r"\equiv ",
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "º": "°",
     "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅛": r"\frac{1}{8}",
@@ -33,30 +33,58 @@ COMMANDS = {
     "cdot": "*", "times": "*", "ast": "*", "div": "/", "pm": "±", "mp": "∓", "in": "∈", "cup": "∪", "cap": "∩", "setminus": "∖",
     "vert": "|", "lvert": "|", "rvert": "|", "mid": "|", "emptyset": "∅", "varnothing": "∅", "lbrack": "[", "rbrack": "]", "degree": "°",
     "lbrace": r"\{", "rbrace": r"\}", "%": "%", "{": r"\{", "}": r"\}", "$": "$", "&": "&",
-    "approx": "≈", "colon": ":", "euro": "€", "pounds": "£",
+    "approx": "≈", "equiv": "≡", "colon": ":", "euro": "€", "pounds": "£",
 }  # fmt: skip
 GREEK = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi varphi chi psi"
     " omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell"
 ).split()
-FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp".split()
-KEPT = {*GREEK, *FUNCTIONS, *"frac sqrt surd binom pi infty lfloor rfloor lceil rceil langle rangle".split()}
+FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln lg log exp".split()
+KEPT = {*GREEK, *FUNCTIONS, *"frac sqrt surd binom bmod pi infty lfloor rfloor lceil rceil langle rangle".split()}
 """Commands that become words of the same name."""
 WORDS = {*FUNCTIONS, *(word for word in units.WORDS if len(word) > 1), "sqrt", "pi", "infty", "infinity", "and", "or", "abs"}
 """Words that are read without `\\text`."""
 TEXTS = "text textbf textit textrm textnormal mathrm mathit mathsf mbox operatorname rm bf mathbf emph textup boldsymbol".split()
 DECORATED = ("vec", "hat", "overline", "mathbb", "mathcal", "tilde", "widehat", "overrightarrow", "mathbf", "boldsymbol", "bf")
+CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "INR": "₹", "Rs": "₹", "Rs.": "₹"}
+SCALES = {"k": "thousand", "K": "thousand", "M": "million", "B": "billion"}
+AMBIGUOUS = re.compile(
+    r"""\d(?:st|nd|rd|th)(?![A-Za-z])|(?<!\d)0[xXbBoO][\dA-Fa-f]|(?<!\d)\d{4}-\d\d-\d\d(?!\d)    # an ordinal, a numeral, a date
+    |€[ ]?\d{1,3}\.\d{3}(?![\d.,])|(?<![\d.,])\d{1,3}\.\d{3}[ ]?€                              # a thousand euros, or one
+    |\\frac\{(?:\\mathrm\{d\}|d)(?:\^\{?\d\}?)?[ ]?[A-Za-z]?\}[ ]?\{(?:\\mathrm\{d\}|d)[ ]?[A-Za-z]    # a derivative
+    |\bd[A-Za-z]?/d[A-Za-z]""",
+    re.VERBOSE,
+)
 SPELLINGS = [
     (re.compile(pattern), spelling)
     for pattern, spelling in (
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
         (r"\\bar(?![A-Za-z])", r"\\overline"),
+        (
+            r"\(?\s*\\?(?:(?<![A-Za-z])[bp]?mod|(?:text|mathrm)\{\s*mod\s*\})(?![A-Za-z])\s*(?:\{\s*(\d+)\s*\}|(\d+))\s*\)?",
+            r"\\bmod{\1\2}",
+        ),
+        (r"\A([A-Z])[):]\Z", r"\1"),
+        (r"\A(\d+)'\s*(\d+)(?:\"|'')\Z", r"\1 feet \2 inches"),
+        (r"(?<=\d) ?([hmg]) (?=\d+ ?(?:min|cm|mm|g)(?![A-Za-z]))", r"\\text{ \1 }"),
+        (r"(?<=years) old(?![A-Za-z])", ""),
+        (r"(?<=[)\]]) *U *(?=[(\[])", r"\\cup "),
+        (r"\+ ?/ ?-", r"\\pm "),
+        (r"(?<![A-Za-z])US ?(?=\\?\$)", ""),
+        (r"(?<![A-Za-z])(USD|EUR|GBP|INR|Rs\.?) ?(?=\d)", lambda found: CURRENCIES[found[1]]),
+        (r"([$€£₹] ?\d[\d,]*(?:\.\d+)?) ?([kKMB])(?![A-Za-z])", lambda found: rf"{found[1]}\text{{ {SCALES[found[2]]} }}"),
+        (
+            r"(?:(?<=€)|(?<=€ ))[1-9]\d{0,2}(?:\.\d{3})+,\d\d?(?!\d)|(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+,\d\d?(?= ?(?:€|euro))",
+            lambda found: found[0].replace(".", "").replace(",", "."),
+        ),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
         (r"(?<=\d)(?:,?\\!|\\[,:; ]|\\thinspace|[~'])(?=\d{3}(?!\d))", "{,}"),
         (r"(\.\d*)(?:\\(?:overline|dot) *\{?(\d+)\}?|\((\d+)\))", r"\1\\overline{\2\3}"),
         (r"(\.\d*?)(?:(\d)\2\2+|(\d{2,9}?)\3+)(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))", r"\1\\overline{\2\3}"),
+        (r"\\[lc]?dots(?![A-Za-z])", "..."),
         (r"(?<=\d) *[xX] *(?=10 *\^)", r"\\times "),
         (r"\\left *\\\{\s*\\begin\{(array|aligned)\}(?:\{[lcr]*\})?(.*?)\\end\{\1\}\s*\\right *\.?", r"\\begin{cases}\2\\end{cases}"),
         (r"&\s*=", "="),
@@ -73,6 +101,7 @@ _DROPPED = re.compile(
 _SPACE = re.compile(r"(?:\s|~|(?<!\\)\\[,;:> ]|\\q?quad(?![A-Za-z]))+")
 _GROUPS = r"\d{1,3}(?:(?:%s)\d{3})+(?!\d)(?:\.\d+)?"
 _ALWAYS, _COMMAS = (re.compile(_GROUPS % between) for between in (r"\{,\}", r"\{,\}|,"))
+_INDIAN = re.compile(r"[1-9]\d?(?:,\d\d)+,\d{3}(?![\d,])")
 _REPEATING = re.compile(r"\d*\.\d*\\overline\s*\{\d+\}")
 _SCIENTIFIC = re.compile(r"(?:(?:1|\d*\.\d+)[eE][+-]?|\d+[eE])\d{1,3}(?![\w.])")
 _PRODUCT_OR_SCIENTIFIC = re.compile(r"\d+[eE][+-]\d")
@@ -126,8 +155,8 @@ def tokens(text: str) -> list[Token]:
         UnreadableError: a word or sign has no meaning here.
     """
     text = spelled(text)
-    if re.search(r"\d(?:st|nd|rd|th)(?![A-Za-z])", text):
-        raise UnreadableError("an ordinal number")
+    if AMBIGUOUS.search(text):
+        raise UnreadableError("an ordinal number, a numeral, a date, a derivative, or a thousand euros")
     if re.fullmatch(r"[A-Za-z\s,.;'()-]+", text):
         for run in re.findall(r"[A-Za-z]{2,}", text):
             if run not in WORDS and (VOWELS & {*run} or not run.islower()):
@@ -152,7 +181,7 @@ class _Scanner:
                 self.place, self.spaced = space.end(), True
                 continue
             character = self.text[self.place]
-            if character == "." and self.found and self.found[-1].text in units.WORDS:
+            if character == "." and self.found and self.found[-1].text in units.WORDS and self.text[self.place + 1 : self.place + 2] != ".":
                 self.place += 1
             elif re.match(r"\.?\d|\.\\overline", self.text[self.place : self.place + 10], re.ASCII):
                 self.number()
@@ -178,7 +207,7 @@ class _Scanner:
         if _PRODUCT_OR_SCIENTIFIC.match(self.text, at) and not _SCIENTIFIC.match(self.text, at):
             raise UnreadableError("a product or scientific notation")
         grouped = _COMMAS if self.depth == 0 or not self.commas_divide else _ALWAYS
-        groups = grouped.match(self.text, at)
+        groups = grouped.match(self.text, at) or self.indian(at)
         if groups and not groups.group().startswith("0"):
             self.add("number", re.sub(r"[^\d.]", "", groups.group()), groups.end())
             return
@@ -187,9 +216,14 @@ class _Scanner:
         found = next(match for form in (_REPEATING, _SCIENTIFIC, _NUMBER) if (match := form.match(self.text, at)))
         self.add("number", re.sub(r"\s", "", found.group()), found.end())
 
+    def indian(self, at: int) -> re.Match[str] | None:
+        """Groups as in 12,34,567, where they are no list: after ₹, or with a group that begins with 0."""
+        found = _INDIAN.match(self.text, at) if self.depth == 0 else None
+        return found if found and (",0" in found.group() or self.text[:at].rstrip().endswith("₹")) else None
+
     def letters(self, run: re.Match[str]) -> None:
         word = run.group()
-        if word in WORDS or (self.words and word in units.WORDS):
+        if word in WORDS or (self.words and word in units.WORDS) or ((self.words or self.spaced) and units.counted(word)):
             self.add("word", word, run.end())
         elif len(word) == 1:
             self.add("letter", word, run.end())
@@ -229,6 +263,7 @@ class _Scanner:
         if name in DECORATED and (name not in TEXTS or re.fullmatch(r"\s*[A-Za-z]\s*", content)):
             if not re.fullmatch(r"\s*[A-Za-z]{1,2}\s*", content):
                 raise UnreadableError(f"what {name!r} applies to")
+            name = "vec" if content.strip() in ("i", "j", "k") else name  # unit vectors
             self.add("letter", f"{name} {content.strip()}", argument.end())
             return
         self.found += _Scanner(content, words=True, spaced=self.spaced).run()

@@ -34,12 +34,24 @@ PLACES = [
     ("forty-two", ["forty-two"]),
     (r"They cost \$5 and \$6, $x$ in all", ["x"]),
     (r"\$29.00", [r"\$29.00"]),
+    (r"it is \(a\), then \(b\).", ["b"]),
+    (r"Since $a = 3$, \[b = 5\]", ["b = 5"]),
+    ("So $$5$$", ["5"]),
+    ("The answer is 5.", ["5."]),
+    ("Since $x = 3$, the answer is **5**.", ["5."]),  # what is stated, no formula before it
+    ("**Final Answer:** $5$ or $6$", ["$5$ or $6$"]),  # all of it
+    ("### Answer\n\n5", ["5"]),
+    ("Answer: 2**3", ["2**3"]),
+    ("The answer is 5 cm, because $a = 3$. Good!", ["5 cm"]),
+    ("The answer is not obvious, but $x = 6$", ["not obvious, but $x = 6$"]),
+    ("The answer is not obvious.\nSo $x = 6$", ["x = 6"]),
+    ("The answer is 4. No, the answer is 5. I hope it helps.", ["5"]),
 ]
 
 
 @pytest.mark.parametrize(("text", "found"), PLACES)
 def test_the_answer_is_looked_for_in_its_places(text, found):
-    assert list(candidates(text)) == ([text] if found is None else found)
+    assert candidates(text) == ([text] if found is None else found)
 
 
 def test_a_ground_truth_may_be_boxed_or_a_whole_solution():
