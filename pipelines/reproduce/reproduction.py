@@ -40,8 +40,9 @@ from pedigree.data.artifacts.artifacts import (
     read_run,
     write_json,
 )
+from pedigree.data.artifacts.exports import RECORDS
 from pedigree.data.artifacts.run_record import Environment
-from pedigree.data.store.untrusted import LINEAGE_BYTES, RECORD_BYTES, RUN_BYTES, inside, parse_json, plain_files, read_plain
+from pedigree.data.store.untrusted import inside, parse_json, plain_files, read_plain
 from pedigree.pipelines.jobs.lease import lease
 from pedigree.pipelines.ledger import raw_inputs
 from pedigree.pipelines.ledger.by_id import bring
@@ -70,7 +71,6 @@ from pedigree.pipelines.reproduce.work_tree import RecordedCode
 from pedigree.pipelines.run.opening import compiled_request
 
 SCHEMA = 1
-RECORDS = ("record.json", "run.json", "lineage.json")
 FINISHED = "finished"
 """Marks a completed work folder; the next reproduction starts over."""
 ABOVE_FAILED = "an upstream stage failed"
@@ -489,8 +489,7 @@ def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subj
     try:
         for folder in filter(None, (records, payload, evidence)):
             plain_files(folder)
-        limits = {"record.json": RECORD_BYTES, "run.json": RUN_BYTES, "lineage.json": LINEAGE_BYTES}
-        data = {name: read_plain(inside(records, name), limit) for name, limit in limits.items()}
+        data = {name: read_plain(inside(records, name), most) for name, most in RECORDS.items()}
         shown = {name: str(records / name) for name in data}
         record = parse_record(data["record.json"], shown["record.json"])
         parsed = {name: parse_json(data[name], shown[name]) for name in ("run.json", "lineage.json")}
