@@ -22,6 +22,7 @@ from pedigree.data.artifacts.artifacts import (
     Run,
     content_hash,
     entries_of,
+    intact,
     open_artifact,
     read_json,
     read_run,
@@ -203,11 +204,8 @@ class Ledger:
 
         `beat` reports its hashing; `check` is called as in `commit`.
         """
-        try:
-            artifact = open_artifact(self.project.artifact(node.address))
-        except ArtifactError:
-            return False
-        if artifact.record.key != key or not is_complete(artifact) or self.changed_code(node):
+        artifact = intact(self.project.artifact(node.address))
+        if artifact is None or artifact.record.key != key or not is_complete(artifact) or self.changed_code(node):
             return False
         seen = survey(artifact.payload, md5=True, beat=beat)
         if content_hash(entries_of(seen)) != artifact.record.content:
@@ -444,11 +442,10 @@ class Ledger:
         parts = entry.objects
         payload = [parts.pop("payload")]
         damaged = self.cache.lacks(self.cache.names(parts.values()))
-        try:
-            return open_artifact(self.project.artifact(node.address), verify=True, beat=beat).record.key == key and not damaged
-        except ArtifactError:
+        artifact = intact(self.project.artifact(node.address), verify=True, beat=beat)
+        if artifact is None:
             self.cache.lacks(self.cache.names(payload), beat)
-            return False
+        return artifact is not None and artifact.record.key == key and not damaged
 
     def _record(self, node: Node, asked: Entry, check: Check, beat: Beat = silent) -> None:
         """Record the stage with the outputs in place."""

@@ -30,8 +30,9 @@ from pedigree.configs.language.recipe import load_recipes
 from pedigree.configs.language.recipe_files import score_tolerance
 from pedigree.data.artifacts import provenance
 from pedigree.data.artifacts.artifacts import (
+    Artifact,
     ArtifactError,
-    open_artifact,
+    intact,
     parse_lineage,
     parse_patches,
     parse_record,
@@ -421,11 +422,8 @@ class _Attempt:
             raise
         return subprocess.CompletedProcess(command, child.returncode, out, err)
 
-    def _made(self, member: RebuiltStage) -> Any:
-        try:
-            return open_artifact(self.home.artifact(f"{RECIPE}/{member.name}"), verify=True)
-        except ArtifactError:
-            return None
+    def _made(self, member: RebuiltStage) -> Artifact | None:
+        return intact(self.home.artifact(f"{RECIPE}/{member.name}"), verify=True)
 
     def _compare(self, member: RebuiltStage, why_not: str) -> Finding:
         self.tell(f"comparing {member.address}, verifying all hashes")
@@ -506,10 +504,8 @@ def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subj
 
 def _is_recorded(folder: Path, member: RebuiltStage) -> bool:
     """Whether a folder contains exactly this artifact, verifying all hashes."""
-    try:
-        return open_artifact(folder, verify=True).record.id == member.id
-    except ArtifactError:
-        return False
+    found = intact(folder, verify=True)
+    return found is not None and found.record.id == member.id
 
 
 def _finding(member: RebuiltStage, verdict: Any, detail: str, reproduced: str | None = None, **more: Any) -> Finding:
