@@ -140,46 +140,33 @@ def asked(place: int, text: str = "") -> list[dict[str, Any]]:
     return [{"role": "user", "content": f"Go on, for the {place}th time. {text}".strip()}]
 
 
+def answered(place: int) -> dict[str, Any]:
+    """What a row of `sample` and one of `judge` have in common."""
+    number, index = divmod(place, ANSWERS)
+    named = {"id": f"p{number}/sft/{index}", "prompt_id": f"p{number}", "source": "made", "messages": asked(number)}
+    return named | {"policy": "sft", "policy_content": "0" * 64, "on_policy": True, "finish_reason": "stop"}
+
+
 def completion(place: int, text: str, right: bool) -> dict[str, Any]:
     """A row of `sample`."""
     number, answer = place // ANSWERS, text[len(text) // 3 :]
-    return {
-        "id": f"p{number}/sft/{place % ANSWERS}",
-        "prompt_id": f"p{number}",
-        "source": "made",
+    return answered(place) | {
         "messages": asked(number, text[: len(text) // 3]),
         "verifier": {"name": "gsm8k", "answer": str(number)},
-        "policy": "sft",
-        "policy_content": "0" * 64,
-        "on_policy": True,
         "index": place % ANSWERS,
         "seed": place,
         "prompt_ids": list(range(len(text) // 12)),
         "response_ids": list(range(len(text) // 6)),
         "logprobs": [-0.5] * (len(text) // 6),
         "text": f"{answer} The answer is {number if right else number + 1}.",
-        "finish_reason": "stop",
     }
 
 
 def judgment(place: int, text: str, score: float) -> dict[str, Any]:
     """A row of `judge`."""
-    number = place // ANSWERS
     nobody = {"verifier_score": None, "rewards": {}, "reward": None, "disagreement": None, "ratings": {}, "rating": None, "win_rate": None}
-    return {
-        "id": f"p{number}/sft/{place % ANSWERS}",
-        "prompt_id": f"p{number}",
-        "source": "made",
-        "messages": asked(number),
-        "policy": "sft",
-        "policy_content": "0" * 64,
-        "on_policy": True,
-        "text": text[len(text) // 3 :] or "Well.",
-        "finish_reason": "stop",
-        "response_length": len(text) // 4,
-        "score": score,
-        **nobody,
-    }
+    words = {"text": text[len(text) // 3 :] or "Well.", "response_length": len(text) // 4}
+    return answered(place) | words | {"score": score, **nobody}
 
 
 def of_rows(folder: Path, size: int, measured: "Measured | None" = None) -> Iterator[tuple[str, Cost]]:

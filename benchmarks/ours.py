@@ -32,8 +32,7 @@ def inputs_of(workload: Workload, folder: Path) -> Inputs:
     if workload.task == "rlvr":
         return {"policy": {"policy": open_artifact(folder / "policy")}}
     port = "data" if workload.task == "sft" else "preferences"
-    reference = {"reference": {"reference": open_artifact(folder / "reference")}} if workload.cached_reference else {}
-    return {"policy": {"policy": open_artifact(folder / "policy")}, port: {"data": open_artifact(folder / "data")}, **reference}
+    return {"policy": {"policy": open_artifact(folder / "policy")}, port: {"data": open_artifact(folder / "data")}}
 
 
 def config_of(workload: Workload) -> Any:

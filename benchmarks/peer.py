@@ -85,9 +85,8 @@ def trainer_of(workload: Workload, folder: Path, callbacks: list[Any]) -> Any:
         return grpo_trainer(workload, folder, model, tokenizer, callbacks)
     if workload.task == "sft":
         return SFTTrainer(model=model, args=SFTConfig(**settings(workload, folder)), **given)
-    cached = workload.cached_reference
-    reference = None if cached else AutoModelForCausalLM.from_pretrained(payload, dtype=torch.float32)
-    config = DPOConfig(beta=0.1, precompute_ref_log_probs=cached, **settings(workload, folder))
+    reference = AutoModelForCausalLM.from_pretrained(payload, dtype=torch.float32)
+    config = DPOConfig(beta=0.1, **settings(workload, folder))
     return PreparedDPOTrainer(model=model, ref_model=reference, args=config, **given)
 
 

@@ -32,8 +32,8 @@ sides, however often they were computed; a rate is over all counted steps. All s
 without gradient checkpointing; loss and gradient norm of the first steps must agree, or nothing is written. Memory is the peak of the
 process since its first import. TRL batches rows of similar length, as its documentation advises for a machine without flash-attention, in
 the fastest batch size. Its packing is intended for flash-attention and is not used. Our jobs configure glibc's memory retention and the
-waiting of idle threads; TRL's process gets the same settings, and a second TRL, *as documented*, does not. A cached reference is computed
-before the first step on all sides. A GRPO update trains on synthetic answers, so no sampler is timed.
+waiting of idle threads; TRL's process gets the same settings, and a second TRL, *as documented*, does not. A GRPO update trains on
+synthetic answers, so no sampler is timed.
 
 `sample` is compared with vLLM's own `LLM.generate` under equal requests, settings and threads; the peer receives all requests at once. Our
 time ends when every answer is on disk and read back; the peer stores none. As documented, vLLM runs its engine in a separate process,

@@ -40,8 +40,6 @@ class Workload:
     goal: float
     """The ratio that we want."""
     _: KW_ONLY
-    cached_reference: bool = False
-    """Both sides know the reference's log-probabilities before the first step."""
     warmup: int = 1
     group: int = 1
     """Answers to a prompt."""
@@ -79,19 +77,12 @@ PEERS: dict[str, dict[str, str]] = {
 TWO_PAIRS = {"micro_batch_tokens": 2048}
 """Room for two long pairs. Since our pass was chosen for speed, so was the peer's: of 1, 2 and 4 pairs, and of 2, 4 and 8."""
 
-COMPILED = {"kernels": "compiled"}
-
 WORKLOADS: dict[str, Workload] = {
     "sft": Workload("sft", "smollm2-135m", 256, 16, 5, 8, "SFT, SmolLM2-135M", 2.0),
-    "sft-compiled": Workload("sft", "smollm2-135m", 256, 16, 5, 8, "SFT, SmolLM2-135M, compiled here", 2.0, numerics=COMPILED),
     "sft-20m": Workload("sft", "llama-20m", 512, 32, 6, 4, "SFT, 20M Llama", 2.0),
-    "sft-20m-compiled": Workload("sft", "llama-20m", 512, 32, 6, 4, "SFT, 20M Llama, compiled here", 2.0, numerics=COMPILED),
     "reward_model": Workload("reward_model", "smollm2-135m", 384, 4, 5, 2, "Reward model, SmolLM2-135M", 2.0, numerics=TWO_PAIRS),
     "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 6, 2, "Reward model, 20M Llama", 2.0, numerics=TWO_PAIRS),
     "dpo": Workload("preference_train", "smollm2-135m", 384, 4, 4, 2, "DPO, SmolLM2-135M", 4.0),
-    "dpo-cached": Workload(
-        "preference_train", "smollm2-135m", 384, 4, 4, 2, "DPO, SmolLM2-135M, reference cached by both", 2.0, cached_reference=True
-    ),
     "dpo-20m": Workload("preference_train", "llama-20m", 512, 8, 5, 4, "DPO, 20M Llama", 4.0),
     "grpo": Workload("rlvr", "smollm2-135m", 256, 4, 4, 4, "GRPO update, SmolLM2-135M", 4.0, group=4),
     "grpo-20m": Workload("rlvr", "llama-20m", 512, 8, 4, 8, "GRPO update, 20M Llama", 4.0, group=8),
@@ -166,21 +157,8 @@ def prepare(workload: Workload, folder: Path) -> None:
         trained = [answered(units, chosen, place, workload) for place in range(count)]
     else:
         trained = [units[row] for row in chosen]
-    if workload.cached_reference:
-        cache_reference(workload, folder)
     told = [[{"ids": doc.ids.tolist(), "trained": doc.trained.tolist()} for doc in unit] for unit in trained]
     (folder / "units.json").write_text(json.dumps(told))
-
-
-def cache_reference(workload: Workload, folder: Path) -> None:
-    """The policy's own log-probabilities of the answers, as `reference_logprobs` makes them."""
-    from pedigree.configs.methods.training import ReferenceLogprobs
-    from pedigree.data.artifacts.artifacts import open_artifact
-    from pedigree.stages.reference_logprobs import run as reference_logprobs
-
-    config = ReferenceLogprobs.model_validate({"max_length": workload.max_length, "dtype": "bf16"})
-    inputs = {"policy": {"policy": open_artifact(folder / "policy")}, "preferences": {"data": open_artifact(folder / "data")}}
-    made(reference_logprobs, config, inputs, folder / "reference", "logprobs", workload.our_numerics())
 
 
 def answered(units: Sequence[Any], chosen: list[int], place: int, workload: Workload) -> list[Any]:
@@ -221,23 +199,17 @@ def make_policy(model: str, conversations: list[Any], folder: Path) -> None:
     from pedigree.configs.rows.source_models import SourceModel
     from pedigree.data.artifacts.artifacts import open_artifact
     from pedigree.data.records import records
+    from pedigree.stages.job.job import Job
     from pedigree.stages.source_model import run as source_model
 
     records.save(folder / "corpus", "conversation", conversations)
     seal(folder / "corpus", "conversation")
     config = SourceModel.model_validate({"source": MODELS[model]})
-    made(source_model, config, {"corpus": {"corpus": open_artifact(folder / "corpus")}}, folder / "policy", "policy", Numerics())
-
-
-def made(stage: Any, config: Any, inputs: Any, folder: Path, artifact_type: str, numerics: Numerics) -> None:
-    """Runs a stage in this process; its output becomes the artifact `folder`."""
-    from pedigree.stages.job.job import Job
-
-    job = Job(folder.with_name(f"{folder.name}-job"), f"bench/{folder.name}", "k", numerics, Placement(), {})
+    job = Job(folder / "policy-job", "bench/policy", "k", Numerics(), Placement(), {})
     job.folder.mkdir(exist_ok=True)
-    stage.run(config, inputs, job)
-    job.out.rename(folder)
-    seal(folder, artifact_type)
+    source_model.run(config, {"corpus": {"corpus": open_artifact(folder / "corpus")}}, job)
+    job.out.rename(folder / "policy")
+    seal(folder / "policy", "policy")
 
 
 def seal(folder: Path, artifact_type: str) -> None:

@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -336,6 +336,13 @@ def open_artifact(path: Path, verify: bool = False, beat: Beat = silent) -> Arti
     if problems:
         raise ArtifactError(f"{path} differs from its record: {'; '.join(problems)}; restore it or run its stage again")
     return artifact
+
+
+def intact(path: Path, verify: bool = False, beat: Beat = silent) -> Artifact | None:
+    """As `open_artifact`; None if the artifact is missing or damaged."""
+    with suppress(ArtifactError):
+        return open_artifact(path, verify, beat)
+    return None
 
 
 def differences(artifact: Artifact, verify: bool, beat: Beat = silent) -> list[str]:

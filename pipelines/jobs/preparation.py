@@ -15,7 +15,7 @@ from typing import Any
 from pedigree.configs.base.paths import place_of
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.graph import Node
-from pedigree.data.artifacts.artifacts import ArtifactError, open_artifact, sha256_path, write_json
+from pedigree.data.artifacts.artifacts import intact, open_artifact, sha256_path, write_json
 from pedigree.data.artifacts.provenance import fingerprint
 from pedigree.data.artifacts.run_record import Fingerprint
 from pedigree.data.store.storage import StoreError
@@ -265,10 +265,7 @@ def _give_inputs(
 
 def _all_given(artifacts: Iterable[Path], files: Iterable[Path]) -> bool:
     """Whether the inputs' records are readable and the files exist; the job itself verifies their bytes."""
-    try:
-        return all(open_artifact(place) for place in artifacts) and all(path.exists() for path in files)
-    except ArtifactError:
-        return False
+    return all(map(intact, artifacts)) and all(path.exists() for path in files)
 
 
 def _give_artifact(source: Path, target: Path) -> None:

@@ -3,11 +3,12 @@
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, parse_record
+from pedigree.data.artifacts.artifacts import PARTS, ArtifactError
 from pedigree.data.store.durable import rename, sync_tree
-from pedigree.data.store.untrusted import RECORD_BYTES, LockEntry, inside
+from pedigree.data.store.untrusted import LockEntry, inside
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.lock_files import read_run_entry
 from pedigree.pipelines.ledger.transfers import RemoteError
@@ -21,7 +22,7 @@ def bring(ledger: Ledger, address: str, target: Path, *, identifier: str | None 
     """
     for entry in _entries(ledger, address, history=identifier is not None):
         outs = entry.objects
-        if identifier is not None and _identifier(ledger, outs) != identifier:
+        if identifier is not None and _identifier(ledger, entry) != identifier:
             continue
         if set(parts) <= outs.keys() and copy_objects(ledger, {part: outs[part] for part in parts}, target):
             return True
@@ -44,13 +45,11 @@ def _entries(ledger: Ledger, address: str, *, history: bool) -> Iterator[LockEnt
             return
 
 
-def _identifier(ledger: Ledger, outs: Mapping[str, str]) -> str | None:
-    """Id of the artifact whose `record.json` is among these objects."""
-    try:
-        data = ledger.remote.read(outs["record.json"], RECORD_BYTES) if "record.json" in outs else None
-        return None if data is None else parse_record(data, "record.json").id
-    except (ArtifactError, RemoteError):
-        return None
+def _identifier(ledger: Ledger, entry: LockEntry) -> str | None:
+    with suppress(ArtifactError, RemoteError):
+        record = ledger.remote.record(entry)
+        return record and record.id
+    return None
 
 
 def copy_objects(ledger: Ledger, parts: Mapping[str, str], target: Path) -> bool:

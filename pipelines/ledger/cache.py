@@ -17,7 +17,7 @@ from pedigree.configs.base.texts import shown
 from pedigree.data.store.hashing import LONG_BYTES, Beat, pieces, silent
 from pedigree.data.store.untrusted import LIST_BYTES, ArtifactError, parse_listing, read_plain
 from pedigree.pipelines.ledger.repository import Repository
-from pedigree.pipelines.ledger.transfers import Bytes, Files, LedgerError, ProgressCallback, last_error
+from pedigree.pipelines.ledger.transfers import LedgerError, Part, ProgressCallback, Sum, last_error
 
 if TYPE_CHECKING:
     from dvc_data.hashfile.db import HashFileDB
@@ -92,7 +92,7 @@ class Cache:
         mode.
         """
         paths = {oid: self.path(oid) for oid in sorted(set(oids))}
-        tell = Bytes(beat, sum(path.stat().st_size for path in paths.values() if path.exists())).add
+        tell = Sum(beat, sum(path.stat().st_size for path in paths.values() if path.exists())).add
         damaged = [path for oid, path in paths.items() if md5_of(path, tell) != oid.removesuffix(".dir")]
         for path in damaged if not self.repository.looking else ():
             path.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ class Cache:
         ignore: Any = repo.dvcignore
         try:
             many = sum(file.stat().st_size for file in files) >= LONG_BYTES
-            placed = Files(tell if many else silent, len(files))
+            placed = Part(Sum(tell if many else silent, len(files)))
             for path, oid in parts.items():
                 remove(path)
                 checkout(str(path), repo.fs, load(self.odb, hash_info(oid)), self.odb, True, placed, state=repo.state, ignore=ignore)
@@ -196,7 +196,7 @@ class Cache:
         size = sum(looks[file]["size"] for file in unknown)
         if size < LONG_BYTES:
             return
-        tell: Callable[[int], None] = Bytes(beat, size).add
+        tell: Callable[[int], None] = Sum(beat, size).add
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             found = dict(zip(unknown, pool.map(lambda file: md5_of(file, tell), unknown), strict=True))
         with suppress(FileNotFoundError):  # replaced at this moment: its hash is not remembered

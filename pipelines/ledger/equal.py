@@ -5,12 +5,13 @@ The key decides, except for names: the label of an input defaults to the name of
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pedigree.configs.language.graph import Node
-from pedigree.data.artifacts.artifacts import ADOPTED, ArtifactError, Input, Record, parse_record, without_places
-from pedigree.data.store.untrusted import RECORD_BYTES, LockEntry
+from pedigree.data.artifacts.artifacts import ADOPTED, ArtifactError, Input, Record, without_places
+from pedigree.data.store.untrusted import LockEntry
 from pedigree.pipelines.ledger.lock_files import LockFiles, read_run_entry
 from pedigree.pipelines.ledger.remote import Remote
 from pedigree.pipelines.ledger.transfers import LedgerError
@@ -59,11 +60,9 @@ class Equals:
                 continue
             seen.add(named)
             wanted = wanted or identify()
-            try:
-                data = self.remote.read(named, RECORD_BYTES)
-                made = None if data is None else parse_record(data, "record.json")
-            except (ArtifactError, LedgerError):
-                continue
+            made = None
+            with suppress(ArtifactError, LedgerError):
+                made = self.remote.record(entry)
             if made is not None and _is_equal(made, node, wanted):
                 yield Equal(entry, made, made if made.key == wanted.key else _renamed(made, wanted))
 
@@ -95,7 +94,6 @@ def _is_equal(made: Record, node: Node, wanted: StageInputs) -> bool:
         return [(given.port, given.label if ports[given.port].takes_labels else "", given.content) for given in _sorted(inputs)]
 
     given = [one for one in made.inputs if one.port != ADOPTED]
-
     return (
         (made.kind, made.version) == (node.kind, node.declaration.version)
         and without_places(made.config) == without_places(node.config.model_dump(mode="json"))

@@ -22,9 +22,8 @@ from pedigree.data.artifacts.artifacts import (
     Run,
     content_hash,
     entries_of,
+    intact,
     open_artifact,
-    parse_record,
-    parse_run,
     read_json,
     read_run,
     survey,
@@ -34,7 +33,7 @@ from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.artifacts.source_files import source_files
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.hashing import Beat, Hashed, silent
-from pedigree.data.store.untrusted import RECORD_BYTES, RUN_BYTES, LockEntry, LockOut, parse_entry, parse_json
+from pedigree.data.store.untrusted import RUN_BYTES, LockEntry, LockOut, parse_entry
 from pedigree.pipelines.ledger.cache import Cache, Output, remove
 from pedigree.pipelines.ledger.deciding import changes, has_deciding_code
 from pedigree.pipelines.ledger.equal import Equal, Equals, StageInputs
@@ -128,12 +127,10 @@ class Ledger:
         folder = self.project.artifact(address)
         if (folder / "record.json").exists():
             return open_artifact(folder).record
-        entry = self.locks.entry(address)
-        named = entry and entry.objects.get("record.json")
-        found = self.remote.read(named, RECORD_BYTES) if named else None
+        found = self.remote.record(self.locks.entry(address), f"record.json of {address}")
         if found is None:
             raise ArtifactError(f"{folder} holds no record.json: it was never finished; run the stage that makes it")
-        return parse_record(found, f"record.json of {address}")
+        return found
 
     def source_files(self, address: str) -> Mapping[str, str]:
         """The sources of a stage's artifact by their hashes; empty if it is not recorded, or the remote cannot be reached."""
@@ -152,12 +149,10 @@ class Ledger:
         if not has_deciding_code(node):
             return []
         path, entry = self.project.artifact(node.address) / "run.json", self.locks.entry(node.address)
-        if path.exists():
-            return self._changed_since(node, read_run(path))
-        found = self.remote.read(entry.objects["run.json"], RUN_BYTES) if entry and "run.json" in entry.objects else None
-        if found is None:
+        run = read_run(path) if path.exists() else self.remote.run(entry, f"run.json of {node.address}")
+        if run is None:
             raise ArtifactError(f"neither {path} nor a copy of it exists")
-        return self._changed_since(node, parse_run(parse_json(found, "run.json", RUN_BYTES), f"run.json of {node.address}"))
+        return self._changed_since(node, run)
 
     def _changed_since(self, node: Node, run: Run) -> list[str]:
         return changes(node, run, [(edge.port, self.project.artifact(edge.source)) for edge in node.edges], self.code_root)
@@ -209,11 +204,8 @@ class Ledger:
 
         `beat` reports its hashing; `check` is called as in `commit`.
         """
-        try:
-            artifact = open_artifact(self.project.artifact(node.address))
-        except ArtifactError:
-            return False
-        if artifact.record.key != key or not is_complete(artifact) or self.changed_code(node):
+        artifact = intact(self.project.artifact(node.address))
+        if artifact is None or artifact.record.key != key or not is_complete(artifact) or self.changed_code(node):
             return False
         seen = survey(artifact.payload, md5=True, beat=beat)
         if content_hash(entries_of(seen)) != artifact.record.content:
@@ -416,21 +408,19 @@ class Ledger:
 
     def _has_other_key(self, entry: LockEntry, key: str) -> bool:
         """Whether the record among an entry's outputs has another key, so that nothing else need be fetched; False if unreadable."""
-        try:
-            data = self.remote.read(entry.objects["record.json"], RECORD_BYTES)
-            return data is not None and parse_record(data, "record.json").key != key
-        except (LedgerError, ArtifactError):
-            return False
+        with suppress(LedgerError, ArtifactError):
+            record = self.remote.record(entry)
+            return record is not None and record.key != key
+        return False
 
     def _is_of_other_code(self, node: Node, entry: LockEntry) -> bool:
         """Whether the code that decided an entry's result has changed; False if its `run.json` is unreadable."""
         if self.any_code or not has_deciding_code(node):
             return False
-        try:
-            data = self.remote.read(entry.objects["run.json"], RUN_BYTES)
-            return data is not None and bool(self._changed_since(node, parse_run(parse_json(data, "run.json", RUN_BYTES), "run.json")))
-        except (LedgerError, ArtifactError):
-            return False
+        with suppress(LedgerError, ArtifactError):
+            run = self.remote.run(entry)
+            return run is not None and bool(self._changed_since(node, run))
+        return False
 
     def _fetch(self, node: Node, entry: LockEntry, tell: ProgressCallback) -> bool:
         """Whether the cache holds an entry's outputs, or the remote has provided them."""
@@ -452,11 +442,10 @@ class Ledger:
         parts = entry.objects
         payload = [parts.pop("payload")]
         damaged = self.cache.lacks(self.cache.names(parts.values()))
-        try:
-            return open_artifact(self.project.artifact(node.address), verify=True, beat=beat).record.key == key and not damaged
-        except ArtifactError:
+        artifact = intact(self.project.artifact(node.address), verify=True, beat=beat)
+        if artifact is None:
             self.cache.lacks(self.cache.names(payload), beat)
-            return False
+        return artifact is not None and artifact.record.key == key and not damaged
 
     def _record(self, node: Node, asked: Entry, check: Check, beat: Beat = silent) -> None:
         """Record the stage with the outputs in place."""

@@ -7,18 +7,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from pedigree.data.artifacts.artifacts import Record, Run, parse_record, parse_run
 from pedigree.data.store.durable import replace
 from pedigree.data.store.hashing import Hashed, silent
-from pedigree.data.store.untrusted import LOCK_BYTES
+from pedigree.data.store.untrusted import LOCK_BYTES, RECORD_BYTES, RUN_BYTES, LockEntry, parse_json
 from pedigree.pipelines.ledger.cache import OBJECT, Cache, hash_info
 from pedigree.pipelines.ledger.lock_files import RUN_ENTRY, Entry, LockFiles
 from pedigree.pipelines.ledger.repository import dvc_errors
 from pedigree.pipelines.ledger.transfers import (
-    Bytes,
     LedgerError,
     ProgressCallback,
     RemoteError,
     RemoteObjects,
+    Sum,
     last_error,
     one_line,
     remedy,
@@ -155,6 +156,23 @@ class Remote:
                 self._small[oid] = stream.read(limit + 1)
         return self._small[oid]
 
+    def record(self, entry: LockEntry | None, name: str = "record.json") -> Record | None:
+        """The record among an entry's outputs, called `name` in messages; None if unavailable.
+
+        Raises:
+            ArtifactError: it is damaged.
+            RemoteError: it is not here, and the remote does not provide it.
+        """
+        oid = entry and entry.objects.get("record.json")
+        data = self.read(oid, RECORD_BYTES) if oid else None
+        return None if data is None else parse_record(data, name)
+
+    def run(self, entry: LockEntry | None, name: str = "run.json") -> Run | None:
+        """The run among an entry's outputs, as `record` does."""
+        oid = entry and entry.objects.get("run.json")
+        data = self.read(oid, RUN_BYTES) if oid else None
+        return None if data is None else parse_run(parse_json(data, name, RUN_BYTES), name)
+
     # --- the outputs of a stage -----------------------------------------------------------------------------------------
 
     def holds(self, oids: Collection[str]) -> bool:
@@ -200,7 +218,7 @@ class Remote:
             again = "run the command again, objects that arrived are not sent twice"
             return f"{count} objects of {owner} did not reach the remote {remote.name!r}{why}: {again}"
 
-        return self._transfer(self.cache.odb, self._odb("push"), self.cache.names(oids), lost, Bytes(tell, size))
+        return self._transfer(self.cache.odb, self._odb("push"), self.cache.names(oids), lost, Sum(tell, size))
 
     def _bring(self, oids: Iterable[str], tell: ProgressCallback = silent, size: int = 0) -> None:
         """Fetch objects from the remote into the cache; objects whose bytes do not match their name are not kept."""
@@ -208,10 +226,10 @@ class Remote:
         def lost(count: int, why: str) -> str:
             return f"could not fetch {count} objects from the remote {self.name!r}{why}: run the command again"
 
-        self._transfer(self._odb("fetch"), self.cache.odb, oids, lost, Bytes(tell, size), verify=True)
+        self._transfer(self._odb("fetch"), self.cache.odb, oids, lost, Sum(tell, size), verify=True)
 
     def _transfer(
-        self, source: Any, target: Any, oids: Iterable[str], lost: Callable[[int, str], str], callback: Bytes, *, verify: bool = False
+        self, source: Any, target: Any, oids: Iterable[str], lost: Callable[[int, str], str], callback: Sum, *, verify: bool = False
     ) -> int:
         """Copy objects between the cache and the remote; return how many were new there.
 

@@ -42,8 +42,8 @@ class TransferProgress:
 NO_PROGRESS = TransferProgress()
 
 
-class Bytes(Callback):
-    """Sums the bytes of a transfer's files, which several threads move, and reports the progress."""
+class Sum(Callback):
+    """Sums what several threads move, bytes of each file or whole files, and reports the progress."""
 
     def __init__(self, tell: ProgressCallback, total: int) -> None:
         super().__init__()
@@ -56,25 +56,13 @@ class Bytes(Callback):
             self.tell(min(self.moved, self.total), self.total)
 
     def branched(self, path_1: Any, path_2: Any, **_: Any) -> Callback:
-        return _File(self)
+        return Part(self)
 
 
-class Files(Callback):
-    """Counts the files of a stage that are put into place."""
+class Part(Callback):
+    """One file of a transfer, or a folder of files that are put into place."""
 
-    def __init__(self, tell: ProgressCallback, total: int) -> None:
-        super().__init__()
-        self.tell, self.total, self.placed = tell, total, 0
-
-    def relative_update(self, inc: int = 1) -> None:
-        self.placed += inc
-        self.tell(min(self.placed, self.total), self.total)
-
-
-class _File(Callback):
-    """One file of a transfer."""
-
-    def __init__(self, whole: Bytes) -> None:
+    def __init__(self, whole: Sum) -> None:
         super().__init__()
         self.whole = whole
 

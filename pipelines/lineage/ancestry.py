@@ -22,6 +22,7 @@ from pedigree.data.artifacts.artifacts import (
     Input,
     Record,
     Run,
+    intact,
     load_record,
     open_artifact,
     parse_lineage,
@@ -232,19 +233,12 @@ def find_artifact(project: Project | None, name: str) -> Artifact:
 
 def opened(project: Project, node: Node) -> Artifact | None:
     """The stage's artifact, or None if missing or damaged."""
-    try:
-        return open_artifact(project.artifact(node.address))
-    except ArtifactError:
-        return None
+    return intact(project.artifact(node.address))
 
 
 def published(project: Project) -> Iterator[Artifact]:
-    """All readable artifacts of the project, sorted by address."""
-    for record in sorted(project.artifacts.glob("*/*/record.json")):
-        try:
-            yield open_artifact(record.parent)
-        except ArtifactError:  # the next run reports damaged ones
-            continue
+    """All readable artifacts of the project, sorted by address; the next run reports damaged ones."""
+    yield from filter(None, (intact(record.parent) for record in sorted(project.artifacts.glob("*/*/record.json"))))
 
 
 def _role(port: str, label: str, run: Run) -> str:

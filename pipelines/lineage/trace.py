@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from pathlib import Path, PurePosixPath
-from posixpath import normpath
+from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.kind import MODELS
@@ -28,8 +27,8 @@ from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, open_arti
 from pedigree.data.chat.tools import texts_called, texts_offered
 from pedigree.data.filters.row_filters import spaced, texts
 from pedigree.data.records import parents, records
-from pedigree.data.store.untrusted import RESTORE, open_plain, parse_lock, read_lines
-from pedigree.pipelines.ledger.lock_files import read_lock
+from pedigree.data.store.untrusted import RESTORE, open_plain, read_lines
+from pedigree.pipelines.ledger.lock_files import recorded
 from pedigree.pipelines.lineage.ancestry import find_artifact
 from pedigree.pipelines.lineage.descendants import Descendant, Known, descendants, has_rows, known_records, renamed
 from pedigree.pipelines.lineage.row_parents import RowParents, ids_of, spelled_artifacts
@@ -224,6 +223,7 @@ def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report
     Raises:
         UsageProblem: the row is ambiguous.
         ArtifactError: a name in `within` matches no artifact, or lineages are damaged.
+        LedgerError: a `dvc.lock` cannot be read.
     """
     here, broken = _available(project)
     known = known_records(here)
@@ -249,7 +249,7 @@ def _available(project: Project) -> tuple[list[Entry], dict[str, str]]:
     """All available artifacts, and for the others address → reason why not."""
     here, broken = [], {}
     addresses = {"/".join(path.parts[-3:-1]) for path in project.artifacts.glob("*/*/record.json")}
-    for address in sorted(addresses | set(_recorded(project))):
+    for address in sorted(addresses | {entry.address for entry in recorded(project) if entry.part == "payload"}):
         try:
             here.append((address, open_artifact(project.artifact(address))))
         except ArtifactError as error:
@@ -257,17 +257,6 @@ def _available(project: Project) -> tuple[list[Entry], dict[str, str]]:
             remedy = "not available locally" + ("" if "+" in recipe else f": try {command('pull', recipe)}")
             broken[address] = str(error).replace(f"{project.root}/", "") if address in addresses else remedy
     return here, broken
-
-
-def _recorded(project: Project) -> Iterator[str]:
-    """Addresses of the artifacts recorded in `dvc.lock` files."""
-    for path in (project.root / "dvc.lock", *sorted(project.artifacts.glob("*/dvc.lock"))):
-        name = path.relative_to(project.root).as_posix()
-        for entry in parse_lock(read_lock(path), name).values():
-            for out in entry.outs:
-                parts = PurePosixPath(normpath((PurePosixPath(name).parent / out.path).as_posix())).parts
-                if len(parts) == 4 and parts[0] == "artifacts" and parts[3] == "payload":
-                    yield f"{parts[1]}/{parts[2]}"
 
 
 def _refuse_many(wanted: RowQuery, roots: Collection[str]) -> None:

@@ -26,8 +26,8 @@ from pedigree.data.artifacts.artifacts import (
     SUMS,
     ArtifactError,
     Record,
+    intact,
     load_record,
-    open_artifact,
     read_lineage,
     read_patches,
     read_run,
@@ -304,12 +304,10 @@ def _parameters_check(ledger: Ledger, address: str) -> Check:
     entry = ledger.locks.entry(address)
 
     def check(verdict: Verification) -> list[Discrepancy]:
-        try:
-            record = open_artifact(ledger.project.artifact(address)).record
-        except ArtifactError:
+        artifact = intact(ledger.project.artifact(address))
+        if artifact is None or record_problems(artifact.record):
             return []  # reported by other checks
-        if record_problems(record):
-            return []  # reported by other checks
+        record = artifact.record
         named = [without_places(values[name]) for values in (entry.params if entry else {}).values() if name in values]
         made = {"kind": record.kind, "version": record.version, "config": without_places(record.config)}
         if all({field: values.get(field) for field in made} == made for values in named):

@@ -184,7 +184,7 @@ def _line(above: _Cell, below: _Cell) -> str:
 
 
 def _node(cell: _Cell, box: Box) -> str:
-    left, top = cell.x - NODE_WIDTH / 2, MARGIN + cell.layer * (NODE_HEIGHT + GAP_Y)
+    left, top = cell.x - NODE_WIDTH / 2, _top(cell)
     family = family_of(box.kind)
     name = _short(box.name, 18)
     return (

@@ -17,6 +17,7 @@ from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import SUMS, Artifact, ArtifactError, content_hash, open_artifact, scan, sha256_file, write_json
+from pedigree.data.artifacts.exports import RECORDS
 from pedigree.data.chat.reward_stats import reads_closed
 from pedigree.data.store.durable import rename, sync_tree
 from pedigree.data.store.hashing import Beat, silent
@@ -29,7 +30,6 @@ from pedigree.pipelines.publish.card import CARD, card
 from pedigree.pipelines.publish.signing import Signer
 
 CROISSANT = "croissant.json"
-RECORDS = ("record.json", "run.json", "lineage.json")
 FORMATS = ("openlineage", "slsa", "card", "croissant")
 
 

@@ -30,8 +30,9 @@ from pedigree.configs.language.recipe import load_recipes
 from pedigree.configs.language.recipe_files import score_tolerance
 from pedigree.data.artifacts import provenance
 from pedigree.data.artifacts.artifacts import (
+    Artifact,
     ArtifactError,
-    open_artifact,
+    intact,
     parse_lineage,
     parse_patches,
     parse_record,
@@ -40,8 +41,9 @@ from pedigree.data.artifacts.artifacts import (
     read_run,
     write_json,
 )
+from pedigree.data.artifacts.exports import RECORDS
 from pedigree.data.artifacts.run_record import Environment
-from pedigree.data.store.untrusted import LINEAGE_BYTES, RECORD_BYTES, RUN_BYTES, inside, parse_json, plain_files, read_plain
+from pedigree.data.store.untrusted import inside, parse_json, plain_files, read_plain
 from pedigree.pipelines.jobs.lease import lease
 from pedigree.pipelines.ledger import raw_inputs
 from pedigree.pipelines.ledger.by_id import bring
@@ -70,7 +72,6 @@ from pedigree.pipelines.reproduce.work_tree import RecordedCode
 from pedigree.pipelines.run.opening import compiled_request
 
 SCHEMA = 1
-RECORDS = ("record.json", "run.json", "lineage.json")
 FINISHED = "finished"
 """Marks a completed work folder; the next reproduction starts over."""
 ABOVE_FAILED = "an upstream stage failed"
@@ -421,11 +422,8 @@ class _Attempt:
             raise
         return subprocess.CompletedProcess(command, child.returncode, out, err)
 
-    def _made(self, member: RebuiltStage) -> Any:
-        try:
-            return open_artifact(self.home.artifact(f"{RECIPE}/{member.name}"), verify=True)
-        except ArtifactError:
-            return None
+    def _made(self, member: RebuiltStage) -> Artifact | None:
+        return intact(self.home.artifact(f"{RECIPE}/{member.name}"), verify=True)
 
     def _compare(self, member: RebuiltStage, why_not: str) -> Finding:
         self.tell(f"comparing {member.address}, verifying all hashes")
@@ -489,8 +487,7 @@ def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subj
     try:
         for folder in filter(None, (records, payload, evidence)):
             plain_files(folder)
-        limits = {"record.json": RECORD_BYTES, "run.json": RUN_BYTES, "lineage.json": LINEAGE_BYTES}
-        data = {name: read_plain(inside(records, name), limit) for name, limit in limits.items()}
+        data = {name: read_plain(inside(records, name), most) for name, most in RECORDS.items()}
         shown = {name: str(records / name) for name in data}
         record = parse_record(data["record.json"], shown["record.json"])
         parsed = {name: parse_json(data[name], shown[name]) for name in ("run.json", "lineage.json")}
@@ -507,10 +504,8 @@ def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subj
 
 def _is_recorded(folder: Path, member: RebuiltStage) -> bool:
     """Whether a folder contains exactly this artifact, verifying all hashes."""
-    try:
-        return open_artifact(folder, verify=True).record.id == member.id
-    except ArtifactError:
-        return False
+    found = intact(folder, verify=True)
+    return found is not None and found.record.id == member.id
 
 
 def _finding(member: RebuiltStage, verdict: Any, detail: str, reproduced: str | None = None, **more: Any) -> Finding:

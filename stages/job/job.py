@@ -18,11 +18,11 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, BinaryIO, Protocol, Self
 
 from pedigree.configs.base.frozen import finite
 from pedigree.configs.language.execution import Numerics, Placement
@@ -60,6 +60,13 @@ def read_curve(path: Path) -> list[dict[str, Any]]:
                 if isinstance(row, dict) and isinstance(row.get("step"), int):
                     rows.append(row)
     return rows
+
+
+def is_torn(stream: BinaryIO) -> bool:
+    """Whether a file, positioned at its end, ends without a newline, after a full disk or a power cut."""
+    if size := stream.tell():
+        stream.seek(size - 1)
+    return stream.read(1) not in (b"\n", b"")
 
 
 class Companion(Protocol):
@@ -137,21 +144,17 @@ class Job:
         with Pulse(self.folder / PULSES / str(self.rank), extra=state, look=self.seal):
             yield
 
-    def seal(self) -> None:
+    def seal(self, check: Callable[[Fence], None] = Fence.check) -> None:
         """Check the fence before a write that others rely on. Ends this process if another submission has taken over."""
         try:
             if self.fence is not None:
-                self.fence.check()
+                check(self.fence)
         except Superseded as error:
             self._end(error)
 
     def _go_on(self) -> None:
         """Check the fence if this process may have been suspended since the last check."""
-        try:
-            if self.fence is not None:
-                self.fence.check_after_pause()
-        except Superseded as error:
-            self._end(error)
+        self.seal(Fence.check_after_pause)
 
     def _end(self, error: Superseded) -> None:
         """Exit without `finally` or `atexit`: cleanup code would write where another job now writes."""
@@ -250,10 +253,7 @@ class Job:
         self._go_on()
         if self.rank == 0:
             with (self.folder / "curve.jsonl").open("ab+") as stream:
-                if size := stream.tell():
-                    stream.seek(size - 1)
-                torn = stream.read(1) not in (b"\n", b"")  # after a full disk or a power cut
-                stream.write(b"\n" * torn + json.dumps({"step": step, **numbers}).encode() + b"\n")
+                stream.write(b"\n" * is_torn(stream) + json.dumps({"step": step, **numbers}).encode() + b"\n")
 
     def rewind(self, step: int) -> None:
         """Remove curve lines after `step`; the resumed run writes them again."""

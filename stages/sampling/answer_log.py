@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 from pedigree.configs.base.frozen import digest
 from pedigree.data.artifacts.artifacts import write_text
 from pedigree.data.host.faults import fault_point
-from pedigree.stages.job.job import Job
+from pedigree.stages.job.job import Job, is_torn
 from pedigree.stages.job.mirroring import open_mirror
 
 PART = 64
@@ -48,7 +48,7 @@ class AnswerLog:
             self._mirror.fetch_chunks(self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stream = self._log.open("ab+")
-        self._stream.write(b"\n" * _is_torn(self._stream))
+        self._stream.write(b"\n" * is_torn(self._stream))
         self._stream.flush()
         for key, place in self._lines():
             self._places[key] = place
@@ -150,11 +150,3 @@ def _pairs(read: Any) -> dict[str, Any]:
             case [str() as key, value]:
                 found[key] = value
     return found
-
-
-def _is_torn(stream: BinaryIO) -> bool:
-    """Whether a file, positioned at its end, ends without a newline."""
-    if stream.tell() == 0:
-        return False
-    stream.seek(-1, os.SEEK_END)
-    return stream.read(1) != b"\n"

@@ -231,17 +231,14 @@ class ChatServer:
         try:
             async with asyncio.timeout(self._timeout_s):  # for the whole exchange: a server may keep sending single bytes
                 status, headers, raw = await self._post(client, body)
+            if status == 200:
+                return read_reply(raw)
         except TimeoutError:
             return _Failed(f"no answer within {self._timeout_s:g} s")
         except httpx.RequestError as error:
             return _Failed(self._clean(f"{type(error).__name__}: {error}"))
         except MalformedReply as error:
             return _Failed(str(error))
-        if status == 200:
-            try:
-                return read_reply(raw)
-            except MalformedReply as error:
-                return _Failed(str(error))
         problem = f"status {status}: {self._clean(raw.decode(errors='replace'))}"
         if status in PASSING or status >= 500:
             return _Failed(problem, _seconds(headers.get("retry-after", "")))

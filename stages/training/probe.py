@@ -15,6 +15,7 @@ from torch import Tensor
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.stages.core.batches import Document, Unit, collate, document
+from pedigree.stages.training.adapters import adapted_layers
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule, body_of
 
 Module = PolicyModule | RewardModule
@@ -117,7 +118,7 @@ def _by_transformers(module: Module, doc: Document, device: torch.device) -> Ten
 @contextmanager
 def _noting_calls(model: Any) -> Iterator[set[str]]:
     """Names of layers with adapters that were not called in the block."""
-    layers = {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
+    layers = adapted_layers(model)
     silent = set(layers)
     hooks = [part.register_forward_hook(lambda *_, name=name: silent.discard(name)) for name, part in layers.items()]
     try:

@@ -18,8 +18,8 @@ TINY = Workload("sft", "llama-tiny", 256, 4, 3, 2, "tiny", 1.0)
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"task": "rlvr", "group": 4}, {"task": "preference_train", "cached_reference": True, "max_length": 768}],
-    ids=["sft", "rlvr", "cached reference"],
+    [{}, {"task": "rlvr", "group": 4}, {"task": "preference_train", "max_length": 768}],
+    ids=["sft", "rlvr", "preferences"],
 )
 def test_both_sides_do_the_same_work(tmp_path, changes):
     """Rows, order, masks, reduction and model: if one of them differed, so would the gradient of the first step."""
