@@ -8,6 +8,7 @@ import faulthandler
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -210,6 +211,8 @@ def cause_of(error: BaseException, folder: Path) -> str:
         return "disk_full"  # torch reports only that a write failed
     if isinstance(error, OSError):
         return storage_cause(error)
+    if number := re.search(r"\(os error (\d+)\)", text):  # libraries in Rust, such as safetensors
+        return storage_cause(OSError(int(number[1]), text))
     if "gloo" in text or "nccl" in text or type(error).__name__.startswith("Dist"):
         return "collective"
     if isinstance(error, EngineLost):

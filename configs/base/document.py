@@ -155,11 +155,28 @@ def read_document(path: Path, shown_as: str | None = None) -> YamlDocument:
     return YamlDocument(name, value, lines)
 
 
+MEANINGS = {
+    r"character '\\t'": "indented with a tab; use spaces",
+    "mapping values are not allowed": "two `: ` in one value, or a line indented further than the key above: quote it, or align the line",
+    "expected ',' or": "a comma is missing, or the bracket opened in line {line} is not closed",
+    "expected <block end>": "not aligned with the lines above, or a bracket too many",
+    "quoted scalar, found unexpected end": "the quotation mark in line {line} is not closed",
+    "simple key": "line {line} has no `: ` after its key",
+    "character '(.)' that cannot start": "quote text that begins with {0}",
+    "unknown escape": "in double quotes, a backslash begins an escape such as \\n: write single quotes",
+}
+"""Words of the YAML parser → what the author of the file did."""
+
+
 def _why(error: yaml.YAMLError) -> str:
     if isinstance(error, ReaderError):
         return f"the character {chr(cast('int', error.character))!a} is not allowed"
-    said = (getattr(error, "context", None), getattr(error, "problem", None))
-    return ", ".join(filter(None, said)) or "cannot be parsed"
+    context, problem, opened = (getattr(error, name, None) for name in ("context", "problem", "context_mark"))
+    said = ", ".join(filter(None, (context, problem))) or "cannot be parsed"
+    for words, meaning in MEANINGS.items():
+        if found := re.search(words, said):
+            return meaning.format(*found.groups(), line=opened.line + 1 if opened else "")
+    return said
 
 
 def _text(path: Path, name: str) -> str:

@@ -69,7 +69,12 @@ class _Loading:
         self.open: list[str] = []
 
     def graph(self, name: str, overrides: Sequence[str] = ()) -> Graph:
-        if "+" in name and not name.endswith((".yaml", ".yml")):
+        is_file = name.endswith((".yaml", ".yml"))
+        of, _, stage = name.partition("/")
+        if stage and not is_file and ("+" in of or recipe_file(self.folder, of).exists()):
+            how = f"name the recipe, {of}; run, plan and pull select stages with `--only {stage}` or `--until {stage}`"
+            raise ConfigError([Problem(name, None, f"is a stage: {how}")])
+        if "+" in name and not is_file:
             return self._variant(name, overrides)
         path = recipe_file(self.folder, name)
         recipe = path.stem

@@ -71,12 +71,10 @@ def record_of(example: Example, record: RecordType, task: str | None, source: st
         case _:
             need = None
     if need:
-        why = (
-            ": it ends with the user's turn, see `out_of_turn.user_last`"
-            if any(turn["role"] in MARKED for turn in example.messages)
-            else ""
-        )
-        raise ValueError(f"{record} rows need {need}, which this one lacks{why if record == 'conversation' else ''}")
+        why = ": set `verifier` in the source" if record == "item" else ""
+        if record == "conversation" and any(turn["role"] in MARKED for turn in example.messages):
+            why = ": it ends with the user's turn, see `out_of_turn.user_last`"
+        raise ValueError(f"{record} rows need {need}, which this one lacks{why}")
     row: dict[str, Any] = {"source": source, "messages": example.messages}
     if example.template_arguments:
         row["template_arguments"] = example.template_arguments

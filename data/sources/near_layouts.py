@@ -9,7 +9,7 @@ from pedigree.configs.rows.row_sources import RecordType
 from pedigree.data.sources.row_files import NULL
 
 CHATS = (("messages",), ("prompt", "completion"), ("instruction", "output"))
-VERIFIED = (("prompt", "verifier"), ("prompt", "dataset", "ground_truth"))
+VERIFIED = (("prompt", "ground_truth"), ("prompt", "dataset", "ground_truth"), ("prompt", "verifier"))
 LAYOUTS: dict[RecordType, tuple[tuple[str, ...], ...]] = {
     "conversation": CHATS,
     "prompt": (("prompt",), ("messages",), *VERIFIED),
@@ -69,7 +69,7 @@ def _fit(layout: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[str, 
             del free[read.lower()]
         fit[column] = (read, read) if read else (column, free.pop(likely[0]) if likely else None)
     lacking = [column for column, (_, name) in fit.items() if name is None]
-    if len(lacking) == len(free) == 1 < len(layout) and not KNOWN & free.keys():  # the only column left
+    if len(lacking) == len(free) == 1 < len(layout) and lacking != ["verifier"] and not KNOWN & free.keys():  # the only column left
         fit[lacking[0]] = (lacking[0], free.popitem()[1])
     return fit
 
@@ -77,7 +77,8 @@ def _fit(layout: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[str, 
 def _shown(fit: Mapping[str, tuple[str, str | None]], lacking: Sequence[str], system: str | None) -> str:
     chosen = [f"{ours}: {_quoted(name)}" for ours, name in [*fit.values(), ("system", system)] if name]
     is_renamed = any(name not in (None, ours) for ours, name in fit.values())
-    how = [f"write `columns: {{{', '.join(chosen)}}}` in the source"] if is_renamed else []
+    verifier = "`verifier: exact_match` or another" if set(fit) == {"prompt", "ground_truth"} else ""
+    how = [f"write `columns: {{{', '.join(chosen)}}}`{verifier and ' and '}{verifier} in the source"] if is_renamed else []
     lacks = [f"{lacking[0]} is missing"] if lacking else []
     return f"`{', '.join(fit)}` ({'; '.join(how + lacks)})"
 

@@ -50,7 +50,7 @@ def trace(
         project, wanted = Project.find(), _wanted(row, as_text, file, contains)
         found = _traced(project, wanted, within or ())
         result = trace_result(project, found)
-        emit("trace", result) if as_json else _print_trace(found, result)
+        emit("trace", result) if as_json else _print_trace(wanted, found, result)
         if not found.found:
             raise typer.Exit(1)
 
@@ -68,7 +68,7 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
         project, wanted = Project.find(), _wanted(row, as_text, file, contains)
         found = _traced(project, wanted, ())
         answer = without(project, found)
-        emit("forget", answer) if as_json else _print_forgetting(found, answer)
+        emit("forget", answer) if as_json else _print_forgetting(wanted, found, answer)
         if not found.found:
             raise typer.Exit(1)
 
@@ -99,8 +99,8 @@ def _traced(project: "Project", wanted: "RowQuery", within: Sequence[str]) -> "T
         return look(project, wanted, within, telling)
 
 
-def _print_trace(found: "Trace", result: "TraceResult") -> None:
-    _print_found(found)
+def _print_trace(wanted: "RowQuery", found: "Trace", result: "TraceResult") -> None:
+    _print_found(wanted, found)
     for one in result.brought_in:
         where = " or ".join(map(_origin_text, one.origins)) or f"{one.source}, generated in this project"
         echo(f"{one.address} imported it from {where}")
@@ -127,10 +127,10 @@ def _print_not_looked_in(found: "Trace") -> None:
         _print_some(("artifact", "why"), list(found.not_looked_in.items()))
 
 
-def _print_found(found: "Trace") -> None:
+def _print_found(wanted: "RowQuery", found: "Trace") -> None:
     if not found.found:
         searched = f"searched {counted(found.looked_in, 'artifact')}" if found.looked_in else "no data artifacts are available here"
-        echo(f"row not found: {searched}")
+        echo(f"row not found: {searched}{'; --text finds a row by its text' if wanted.id else ''}")
     elif len(found.ids) == 1:
         echo(f"row {found.ids[0]}")
     elif found.ids:
@@ -161,10 +161,10 @@ def _way(addresses: Sequence[str]) -> str:
     return " > ".join(words)
 
 
-def _print_forgetting(found: "Trace", answer: "Forgetting") -> None:
+def _print_forgetting(wanted: "RowQuery", found: "Trace", answer: "Forgetting") -> None:
     from pedigree.pipelines.maintain.forget import PARTS
 
-    _print_found(found)
+    _print_found(wanted, found)
     if found.found and not answer.changes:
         echo(_unchanged(found, answer))
     for part in PARTS:

@@ -260,9 +260,11 @@ def follow(project: Project, address: str, log: Path) -> Iterator[str]:
 
 CHATTER = re.compile(
     r"(?:\(\w+ pid=\d+\) )?"
-    r"(?:\[[-\d :,.]+\] \[(?:INFO|DEBUG)\]|(?:INFO|DEBUG)[ :]|\S*site-packages/\S+: \w*Warning: |\s+warnings\.warn\(|.*\d+%\|)"
+    r"(?:\[[-\d :,.]+\] \[(?:INFO|DEBUG)\]|(?:INFO|DEBUG)[ :]|\S*site-packages/\S+: \w*Warning: |\s+warnings\.warn\(|.*\d+%\|"
+    r"|DeepSpeed \S+ built |(?:begin|end) bf16_ ?optimizer$|(?:before|after) (?:initializing group|GatheredParameters)|MA [\d.]+ GB "
+    r"|CPU Virtual Memory: |_load_legacy_checkpoint |Triton is installed, but )"
 )
-"""Lines of libraries: messages below warnings, Python's warnings about code that is not the user's, progress bars."""
+"""Lines of libraries: messages below warnings, Python's warnings about code that is not the user's, progress bars, memory."""
 
 
 def without_chatter(texts: Iterable[str]) -> Iterator[str]:

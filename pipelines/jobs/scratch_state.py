@@ -20,7 +20,7 @@ from pedigree.data.artifacts.run_record import PortableCode, read_attempts
 from pedigree.data.store.untrusted import Address, Line, described
 from pedigree.pipelines.jobs.memory_kills import Before
 from pedigree.pipelines.jobs.processes import Process
-from pedigree.pipelines.quantities import number
+from pedigree.pipelines.quantities import number, transferred
 from pedigree.stages.job.outcome import read_done
 from pedigree.stages.job.spec import JobSpec
 
@@ -193,11 +193,13 @@ class Heartbeat(BaseModel):
 
     @property
     def work(self) -> str:
-        """Format the other work: `hashing 12 of 100 GB`; empty if the job only reports steps."""
+        """Format the other work: `hashing 12.0 GB of 100.0 GB`; empty if the job only reports steps."""
         doing = self.doing or {}
         if "what" not in doing:
             return ""
         done, of = float(doing.get("done") or 0), float(doing.get("of") or 0)
+        if of and doing.get("unit") == "GB":
+            return f"{doing['what']} {transferred(round(done * 1e9), round(of * 1e9))}"
         shown = [number(done) if done == int(done) else f"{done:.1f}", f"of {number(of) if of == int(of) else f'{of:.1f}'}"] if of else []
         return " ".join([str(doing["what"]), *shown, *([str(doing["unit"])] if of and doing.get("unit") else [])])
 

@@ -215,7 +215,8 @@ def find_artifact(project: Project | None, name: str) -> Artifact:
     model = None if named else find_named(named_models(project), name)
     if model is not None and not (project.artifact(model.address) / "record.json").is_file():
         what = name if name == model.address else f"{name} is the model of {model.address}, which"
-        raise ArtifactError(f"{what} is not available: {command('run', model.recipe)} restores or rebuilds it")
+        how = f"{command('run', model.recipe)} restores or rebuilds it, or {command('pull', model.recipe)} downloads it from the remote"
+        raise ArtifactError(f"{what} is not available: {how}")
     if model is not None:
         return open_artifact(project.artifact(model.address))
     matches = [found for found in artifacts if len(name) >= 4 and found.record.id.startswith(name)]

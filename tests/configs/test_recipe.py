@@ -117,6 +117,13 @@ def test_an_unknown_recipe_names_those_there_are(chain):
     assert chain.problem("chian") == "chian.yaml: there is no recipe 'chian'; available: chain; did you mean chain?"
 
 
+def test_a_stage_in_place_of_a_recipe_is_told_how_to_select_it(chain):
+    assert chain.problem("chain/sft") == (
+        "chain/sft: is a stage: name the recipe, chain; run, plan and pull select stages with `--only sft` or `--until sft`"
+    )
+    assert chain.problem("chain+12345678/sft").startswith("chain+12345678/sft: is a stage: name the recipe, chain+12345678;")
+
+
 def test_a_recipe_by_path_is_the_same_recipe(chain):
     assert set(chain.load(str(chain.folder / "chain.yaml")).nodes) == set(chain.load("chain").nodes)
 

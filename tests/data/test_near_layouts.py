@@ -24,7 +24,18 @@ NEAR = [
     ("preference", ("system", "question", "chosen", "rejected"), "{prompt: question, chosen: chosen, rejected: rejected, system: system}`"),
     ("conversation", (" prompt", "no 1", "no 2"), '`columns: {prompt: " prompt"}` in the source; completion is missing'),
     ("prompt", ("problem", "n"), "`prompt` (write `columns: {prompt: problem}` in the source)"),
+    ("prompt", ("question", "reply"), "; near is `prompt` (write `columns: {prompt: question}` in the source)"),
     ("item", ("question", "verifier"), "`columns: {prompt: question, verifier: verifier}`"),
+    (
+        "prompt",
+        ("question", "answer"),
+        "(write `columns: {prompt: question, ground_truth: answer}` and `verifier: ",
+    ),
+    (
+        "item",
+        ("problem", "solution"),
+        "{prompt: problem, ground_truth: solution}` and `verifier: exact_match` or another in the",
+    ),
     ("conversation", ("a", "b"), "conversation rows have `messages` or `prompt, completion` or `instruction, output` (docs/layouts.md)"),
 ]
 

@@ -279,7 +279,7 @@ def test_a_source_that_cannot_give_the_record_says_what_is_missing(tmp_path):
     path = write(tmp_path / "x.jsonl", {"messages": [turn("user", "Say hello")]})
     with pytest.raises(PedigreeError, match="preference rows need two answers, or one with a score or a label"):
         read(path, record="preference")
-    with pytest.raises(PedigreeError, match="item rows need a verifier"):
+    with pytest.raises(PedigreeError, match="item rows need a verifier, which this one lacks: set `verifier` in the source"):
         read(path, record="item")
 
 

@@ -11,6 +11,7 @@ resumed from step-10
 [2026-11-27 04:00:01,123] [WARNING] [engine.py:1] the optimizer skipped a step
 WARNING 11-27 04:00:01 [core.py:58] no memory left for the cache
 step 2/20  loss 3.9
+begin to worry: MA is short of memory
 INFORMATION on a row
 refused: rows: 1 malformed rows of 20:
   rows.jsonl:8: is not JSON
@@ -23,6 +24,16 @@ INFO 11-27 04:00:00 [core.py:58] Initializing a V1 LLM engine
 (EngineCore_0 pid=123) INFO 11-27 04:00:00 [gpu_worker.py:2] Loading weights
 lib/python3.11/site-packages/torch/cuda.py:63: FutureWarning: pynvml is deprecated
   warnings.warn(
+DeepSpeed deepspeed.ops.comm.deepspeed_shm_comm_op built successfully
+begin bf16_optimizer
+MA 0.65 GB         Max_MA 0.65 GB         CA 0.65 GB         Max_CA 1 GB 
+CPU Virtual Memory:  used = 2.8 GB, percent = 11.9%
+before initializing group 0
+after initializing group 0
+end bf16_ optimizer
+before GatheredParameters
+_load_legacy_checkpoint current_rank_sd[BASE_OPTIMIZER_STATE]
+Triton is installed, but doesn't include CPU backend. Disabling Triton.
 \rLoading checkpoint shards:   0%|          | 0/2\rLoading checkpoint shards: 100%|##########| 2/2
 """
 

@@ -222,6 +222,11 @@ def test_a_dropped_copy_is_told_from_both_sides(lab):
     assert [(drop.id, drop.by) for drop in kept.dropped] == [(TWIN, KEPT)]
 
 
+def test_a_text_in_place_of_an_id_is_told_how_to_find_it(project, monkeypatch):
+    code, out = pedigree(project, monkeypatch, "trace", "Aral Sea")
+    assert code == 1 and out.startswith("row not found: ") and out.endswith("; --text finds a row by its text\n")
+
+
 def test_a_text_is_found_in_other_case_and_space_and_no_other_text_is(lab):
     assert trace(lab, RowQuery(text="  how many RIVERS\nflow into the aral sea? ")).ids == (KEPT, TWIN)
     assert trace(lab, RowQuery(text="How many rivers flow into the Aral")).ids == ()

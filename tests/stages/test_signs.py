@@ -112,7 +112,9 @@ def shown(folder: Path) -> str:
 def test_what_is_done_beside_the_steps_is_shown(tmp_path: Path, quick: None) -> None:
     job = a_job(tmp_path)
     job.doing("hashing", 12, 100, "GB")
-    assert shown(tmp_path) == "hashing 12 of 100 GB"
+    assert shown(tmp_path) == "hashing 12.0 GB of 100.0 GB"
+    job.doing("checking inputs", 0, 0.0129, "GB")
+    assert shown(tmp_path) == "checking inputs 0 bytes of 12.9 MB"
     job.progress(10, 10, loss=1.0)
     time.sleep(0.06)  # longer than between two beats
     job.doing("writing the model")

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pedigree.configs.base.problems import PedigreeError
@@ -103,6 +104,7 @@ def test_rows_that_were_not_written(tmp_path: Path) -> None:
 
 
 def test_every_failure_has_its_cause(tmp_path: Path) -> None:
+    io = "I/O error: as the system words it (os error"  # libraries in Rust
     words: dict[str, list[Exception]] = {
         "refused": [
             RuntimeError("CUDA error: no kernel image is available for execution on the device"),
@@ -117,8 +119,8 @@ def test_every_failure_has_its_cause(tmp_path: Path) -> None:
         ],
         "not_finite": [NotFinite("the loss is nan")],
         "out_of_memory": [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate"), torch.OutOfMemoryError("out of memory")],
-        "disk_full": [OSError(28, "No space left on device")],
-        "not_writable": [OSError(30, "Read-only file system"), PermissionError(13, "Permission denied")],
+        "disk_full": [OSError(28, "No space left on device"), *map(SafetensorError, (f"Error: {io} 28)", f"Error: {io} 122)"))],
+        "not_writable": [OSError(30, "Read-only file system"), PermissionError(13, "Permission denied"), SafetensorError(f"{io} 30)")],
         "storage": [OSError(5, "Input/output error"), StoreError("x", True)],
         "collective": [
             RuntimeError("[../gloo/transport/tcp/pair.cc] Connection closed by peer"),
