@@ -27,7 +27,7 @@ ENDPOINT = "api/v1/lineage"
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A redirect would repeat the request without its event, and send the key to another server."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 

@@ -66,7 +66,7 @@ def refuse_what_must_fail(run: RunContext, addresses: Collection[str], cached: C
 
 
 def refuse_contradictions(project: Project, graph: Graph, execution: Execution, addresses: Collection[str]) -> None:
-    """Refuse a recipe of which stages cannot succeed wherever they run; what lies elsewhere, such as rows, may still be missing here.
+    """Refuse a recipe whose stages cannot succeed on any machine. Files that are missing here, such as rows, are no reason.
 
     Raises:
         ConfigError: every such stage, with the remedy.
