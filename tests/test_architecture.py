@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "configs": {"configs"},
     "data": {"configs", "data"},
     "stages": {"configs", "data", *(f"stages.{room}" for room in ROOMS["stages"])},
-    "pipelines": {"configs", "data", "pipelines", "stages.job", "stages.core.statistics"},
+    "pipelines": {"configs", "data", "pipelines", "stages.job", "stages.core.statistics", "stages.verifiers"},
 }
 DOORS = {
     "numba": "data/contamination/compiled.py",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.datasets import Shots
+from pedigree.configs.rows.datasets import PrepareData, Shots
 from pedigree.configs.rows.row_sources import (
     Arithmetic,
     Constraints,
@@ -161,20 +161,21 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
     return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source), record=record)
 
 
-def problem_of_first_rows(source: Files, path: Path, record: RecordType, task: str | None, by_form: bool) -> str | None:
+def problem_of_first_rows(config: PrepareData, source: Files, outside: Outside) -> str | None:
     """Why the first rows of a file already make their stage fail, before any job reads them; None where they do not.
 
-    Rows that a form reads are only looked for, and large JSON files, which are parsed whole, are left to the job.
+    Large JSON files, which are parsed whole, are left to the job, and so are worked examples of a form.
     """
+    path, form = outside.files[source.path], config.the_form
     if path.suffix == ".json" and path.is_file() and path.stat().st_size > row_files.COUNTED_BYTES:
         return None
     try:
-        given = opened(source, record, task, Outside(files={source.path: path}))
+        given = opened(source, config.record, config.task, outside) if form is None else _opened_by(form, source, str(config.task), outside)
         blocks = iter(given.blocks)
         first = next(blocks, None)
         if first is None:
             return f"{given.name}: empty, without any row: add rows, or name another source"
-        if by_form or not isinstance(source.max_bad_rows, int):
+        if not isinstance(source.max_bad_rows, int):
             return None
         parsed = given.parse(first)
         name = given.name if next(blocks, None) is None else f"the first rows of {given.name}"
@@ -292,6 +293,19 @@ def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, 
     made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
     items = row_files.in_blocks(("", item) for item in made.items)
     return OpenSource(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, made.bad)
+
+
+def _opened_by(form: Form, source: Files, task: str, outside: Outside) -> OpenSource:
+    """Open a benchmark as `opened_items` does, but block by block and without worked examples."""
+    alone = form.model_copy(update={"prompt": form.prompt.model_copy(update={"shots": 0})})
+    name, blocks = _blocks(source, outside)
+
+    def parse(block: Block) -> Parsed:
+        rows = _chosen(iter(block()), source.columns)
+        made = forms.make(alone, rows, task=task, source=name, problem=lambda item: row_problem(item, "item", outside.check_verifier))
+        return Parsed(list(made.items), list(made.bad), [], [])
+
+    return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source))
 
 
 def _allowed_of(source: RowSource | RowProgram) -> int | float:

@@ -157,10 +157,11 @@ def _unreadable(project: Project, node: Node) -> Iterator[str]:
         if isinstance(source, Files | RowProgram) and not place_of(project.root, source.path).exists():
             continue
         if isinstance(source, Files):
-            from pedigree.data.sources.sources import problem_of_first_rows  # loads what parses rows
+            from pedigree.data.sources.sources import Outside, problem_of_first_rows  # loads what parses rows
+            from pedigree.stages.verifiers import check
 
-            path = place_of(project.root, source.path)
-            problem = problem_of_first_rows(source, path, config.record, config.task, by_form=config.form is not None)
+            outside = Outside(files={source.path: place_of(project.root, source.path)}, check_verifier=check)
+            problem = problem_of_first_rows(config, source, outside)
         elif isinstance(source, RowProgram):
             problem = _problem_of_program(source, project.root / source.path)
         yield from [problem] if problem else []

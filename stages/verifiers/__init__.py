@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, NamedTuple
 
+from pedigree.configs.base.mistakes import not_one_of
 from pedigree.stages.verifiers import choices, constraints, extraction, ifeval, maths, minerva, numbers, programs, sandbox, short_answers
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
@@ -88,8 +89,10 @@ def names(verifier: Fields) -> set[str]:
 def check(verifier: Any) -> None:
     """Raise VerifierError for an invalid verifier: an unknown name, a missing or unknown argument, a value out of bounds."""
     name = verifier.get("name") if isinstance(verifier, Mapping) else None
-    if not isinstance(name, str) or name not in _VERIFIERS:
+    if not isinstance(name, str):
         raise VerifierError(f"verifier {verifier!r:.80} must have a name: {', '.join(sorted(_VERIFIERS))}")
+    if name not in _VERIFIERS:
+        raise VerifierError(f"verifier {not_one_of(name, sorted(_VERIFIERS))}")
     _VERIFIERS[name].check(verifier)
 
 
@@ -99,7 +102,7 @@ def version(name: str) -> int:
 
 
 def _check_several(verifier: Fields) -> None:
-    exactly(verifier, {"name", "verifiers", *({"score"} & set(verifier))})
+    exactly(verifier, {"name", "verifiers"}, {"score"})
     given = verifier["verifiers"]
     if not isinstance(given, (list, tuple)) or not given:
         raise VerifierError(f"verifier several has no verifiers: {given!r:.80} must be a list of at least one")

@@ -25,7 +25,7 @@ def check(verifier: Mapping[str, Any]) -> None:
         if not isinstance(labels, (list, tuple)) or not all(type(one) is int for one in labels) or set(labels) != {0, 1}:
             raise VerifierError(f"verifier {dict(verifier)!r}: labels must be 0 and 1, at least one of each")
         return
-    exactly(verifier, {"name", "answer", *({"normalise"} & set(verifier))})
+    exactly(verifier, {"name", "answer"}, {"normalise"})
     if type(verifier["answer"]) is not int or verifier["answer"] < 0:
         raise VerifierError(f"verifier {dict(verifier)!r}: the answer must be the place of a choice, 0 or above")
     if verifier.get("normalise", "none") not in NORMALISATIONS:

@@ -25,7 +25,7 @@ WRAPPINGS = (("(", ")"), ("[", "]"), ("{", "}"), ('"', '"'), ("'", "'"), ("*", "
 
 def check(verifier: Mapping[str, Any]) -> None:
     """Raise VerifierError for a missing answer, no patterns, a pattern without exactly one group, or an unknown comparison."""
-    exactly(verifier, {"name", "answer", "patterns", *({"compare"} & set(verifier))})
+    exactly(verifier, {"name", "answer", "patterns"}, {"compare"})
     if not isinstance(verifier["answer"], str) or not plain(verifier["answer"]):
         raise VerifierError(f"verifier {dict(verifier)!r}: the answer must be a text, e.g. 'B'")
     patterns = verifier["patterns"]

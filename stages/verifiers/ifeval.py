@@ -79,7 +79,7 @@ def loosened(text: str) -> list[str]:
 
 def check(verifier: Mapping[str, Any]) -> None:
     """Raise VerifierError for a malformed verifier: an unknown check, or an argument that is missing, unknown or out of bounds."""
-    exactly(verifier, {"name", "instructions", *({"mode", "score"} & set(verifier))})
+    exactly(verifier, {"name", "instructions"}, {"mode", "score"})
     for field, values in (("mode", ("strict", "loose")), ("score", ("all", "share"))):
         if verifier.get(field, values[0]) not in values:
             raise VerifierError(f"verifier {dict(verifier)!r}: {field} must be {values[0]} or {values[1]}")

@@ -37,7 +37,7 @@ ENDED = re.compile(r"^([^`\n]*[^`\s])```+[ \t]*$.*", re.DOTALL | re.MULTILINE)
 def check(verifier: Mapping[str, Any]) -> None:
     """Raise VerifierError if a text is missing, `entry` is not an identifier, or `seconds` is not an integer from 1 to 60."""
     what = {"examples"} if "examples" in verifier else {"before", "tests", "entry"}
-    exactly(verifier, {"name", *what, *({"seconds", "opened"} & set(verifier))})
+    exactly(verifier, {"name", *what}, {"seconds", "opened"})
     if "examples" in verifier:
         _check_examples(verifier)
     else:

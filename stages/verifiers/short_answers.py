@@ -26,7 +26,7 @@ OPTIONS = ("ignore_case", "ignore_punctuation", "ignore_whitespace")
 
 def check_exact(verifier: Mapping[str, Any]) -> None:
     """Raise VerifierError if an answer is no text, or empty in the form that is compared, or an option is not true or false."""
-    exactly(verifier, {"name", "answer", *(set(OPTIONS) & set(verifier))})
+    exactly(verifier, {"name", "answer"}, OPTIONS)
     for option in OPTIONS:
         if not isinstance(verifier.get(option, False), bool):
             raise VerifierError(f"verifier exact_match: {option} is {verifier[option]!r:.80}; it must be true or false")
@@ -80,7 +80,7 @@ def mentions(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 def check_drop(verifier: Mapping[str, Any]) -> None:
     """Raise VerifierError if the answers are not lists of spans, or the score is unknown."""
-    exactly(verifier, {"name", "answers", *({"score"} & set(verifier))})
+    exactly(verifier, {"name", "answers"}, {"score"})
     answers = verifier["answers"]
     if not isinstance(answers, (list, tuple)) or not answers or not all(_texts(spans) for spans in answers):
         raise VerifierError(f"verifier {dict(verifier)!r}: answers must be a list of lists of spans, e.g. [['3'], ['three']]")

@@ -1,6 +1,6 @@
 """Results and errors of verifiers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
@@ -19,7 +19,8 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def exactly(arguments: Mapping[str, Any], names: set[str]) -> None:
-    """Raise VerifierError unless the fields are exactly `names`."""
-    if set(arguments) != names:
-        raise VerifierError(f"{dict(arguments)!r} must have the fields {', '.join(sorted(names))} and no others")
+def exactly(arguments: Mapping[str, Any], names: Collection[str], optional: Collection[str] = ()) -> None:
+    """Raise VerifierError unless the fields are `names` and any of `optional`."""
+    if not set(names) <= set(arguments) <= {*names, *optional}:
+        may = f", may have {', '.join(sorted(optional))}" if optional else ""
+        raise VerifierError(f"{dict(arguments)!r} must have the fields {', '.join(sorted(names))}{may} and no others")

@@ -118,6 +118,18 @@ def rows(files: dict[str, str | bytes], message: str, **fields: Any) -> Case:
     return Case({"chat_raw.sources": [{"type": "files", "path": "rows.jsonl", **fields}]}, f"stage chat_raw: {message}", files)
 
 
+def suite(message: str, question: str = "{{ prompt }}", **metric: Any) -> Case:
+    """A suite with a form of its own over rows with a prompt and a completion; `metric` is how it is scored."""
+    form = {
+        "description": "d", "origin": "o", "split": "dev", "draw": {"max_tokens": 4}, "prompt": {"ask": "{{ question }}"},
+        "rows": {"question": question, "answer": "completion"},
+        "metrics": {"score": {"verifier": "exact_match", **metric}},
+    }  # fmt: skip
+    source = {"type": "files", "path": "rows.jsonl"}
+    mine = {"kind": "prepare_data", "record": "item", "task": "mine", "sources": [source], "form": form}
+    return Case({"mine": mine}, f"rows.jsonl:1, rows.jsonl:2, rows.jsonl:3 and 7 more: {message}", {"rows.jsonl": ROWS})
+
+
 def program(text: str, message: str) -> Case:
     source = {"type": "program", "path": "made.py", "count": 300, "seed": 1}
     return Case({"chat_raw.sources": [source]}, f"stage chat_raw: made.py {message}", {"made.py": text})
@@ -201,6 +213,13 @@ WRONG: dict[str, Case] = {
         columns={"prompt": "question", "completion": "completion"},
     ),
     "bad rows": rows({"rows.jsonl": '{"text": "no turns"}\n'}, "rows: 1 malformed rows of 1, and max_bad_rows 0 allows 0: fix the rows"),
+    "a form's column": suite("'{{ title }}': 'title' is undefined", question="{{ title }}"),
+    "a form's expression": suite("'reply': the row has no such column", fields={"answer": "reply"}),
+    "a form's verifier": suite("verifier 'exact_mach' is not one of arithmetic, ", verifier="exact_mach"),
+    "a form's option": suite(
+        "{'name': 'exact_match', 'answer': 'answer', 'ignore_caps': True} must have the fields answer, name, may have ",
+        options={"ignore_caps": True},
+    ),
     "too few rows": rows({"rows.jsonl": ROWS}, "rows: count 11 > 10 rows: take fewer", count=11),
     "no Python": program("def rows(:\n", "is not Python: "),
     "no function": program("def row():\n  pass\n", "has no function rows: "),
