@@ -21,6 +21,7 @@ from pedigree.pipelines.run.opening import Request
 
 NAMED = 3
 """Maximum number of stages named in a reason."""
+UNFINISHED = "its job is unfinished"
 OUTPUT = re.compile(r"output (\S+) (.+)")
 
 
@@ -159,8 +160,17 @@ def _planned(run: RunContext, node: Node, now: Identities, above: Sequence[str])
         reasons, remote = now.standing(node, beat)
     except RemoteError as error:
         return Plan(node, (f"cannot determine whether it is up to date: {error}",), decided=False)
+    if reasons and not remote and _is_unfinished(run, node, now):
+        reasons = [*reasons, UNFINISHED]
     again = (remote and run.fetch) or node.address in run.require_checkpoint
     return Plan(node, tuple(reasons), remote, decided=bool(reasons) or not again)
+
+
+def _is_unfinished(run: RunContext, node: Node, now: Identities) -> bool:
+    """Whether a job that would make the stage's artifact began; unknown where its key requires hashes of raw files."""
+    with suppress(ArtifactError, InputReplaced, RemoteError):
+        return not node.files and run.project.scratch(now.need(node).key).exists()
+    return False
 
 
 def restorable(run: RunContext, planned: Iterable[Plan], forced: Collection[str] = ()) -> frozenset[str]:

@@ -133,7 +133,10 @@ def test_ctrl_c_ends_the_jobs_and_the_same_command_goes_on(due):
     assert process.returncode == 130 and "Run the same command again to resume" in out and "Traceback" not in err
     assert not due.jobs()
     due.lab.knobs()
+    for command in ("status", "plan"):
+        assert due(command, "lab").count("its job is unfinished") == 1
     due("run", "lab")
+    assert "unfinished" not in due("plan", "lab")
     assert due.lab.runs() == ["clean", "clean"]  # to the same content, so that nothing follows
 
 
