@@ -1,7 +1,7 @@
 """Runs one stage inside its job: `python -m pedigree.stages SCRATCH_FOLDER` (under torchrun for several ranks).
 
-Exit codes: 0 done, 1 failed, 75 preempted by SIGTERM or SIGUSR1 and resumable. SIGUSR2 prints the stack of every thread, to diagnose a
-hung job.
+Exit codes: 0 done, 1 failed, 75 preempted by SIGTERM or SIGUSR1 and resumable. SIGUSR2 prints the stack of the main thread and SIGRTMIN
+that of every thread, to diagnose a hung job.
 """
 
 import faulthandler
@@ -112,7 +112,8 @@ def listen() -> None:
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, stop)
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, all_threads=False)  # of the main thread, which gets the signal and so stands still
+    faulthandler.register(signal.SIGRTMIN, all_threads=True)  # others run on, which may end the process
 
 
 def end(job: Job, **outcome: Any) -> None:

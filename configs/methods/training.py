@@ -266,7 +266,8 @@ class Rlvr(Frozen):
     refuse_dropped: float = added(REFUSED_SHARE, gt=0, le=1)
     """Share of dropped prompts (too long, or without a verifier) at which the stage fails before the first step; 1 accepts any."""
     max_logprob_gap: float = Field(default=0.1, gt=0)
-    """Bound for the consistency check after each weight sync: mean |log-prob(sampler) - log-prob(trainer)| per token."""
+    """Bound for the consistency check after each weight sync: mean |log-prob(sampler) - log-prob(trainer)| per token,
+    less three standard errors."""
     dtype: Dtype = "bf16"
     """Compute dtype of the trainer and the sampler."""
     optimizer: Optimizer

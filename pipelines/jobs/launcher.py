@@ -42,6 +42,8 @@ from pedigree.stages.job.outcome import read_done
 State = Literal["running", "succeeded", "failed", "lost", "unknown"]
 """`lost`: gone without a result. `unknown`: started where this launcher cannot look; only its heartbeat shows whether it is alive."""
 GRACE_S = 30.0
+STACKS = (signal.SIGUSR2, signal.SIGRTMIN)
+"""Make a job print the stack of its main thread, then those of all threads."""
 STACKS_S = 0.5
 LOOK_S = 5.0
 """Seconds between scans for a job's processes."""
@@ -145,10 +147,10 @@ class LocalLauncher:
         process = process_of(handle)
         if process is None or not process.is_local:
             return []
-        if stacks:
+        for number in STACKS if stacks else ():
             for pid in processes_of(Path(handle.scratch)):
-                if catches(pid, signal.SIGUSR2):
-                    send(pid, signal.SIGUSR2)
+                if catches(pid, number):
+                    send(pid, number)
             time.sleep(STACKS_S)
         if works_in(process, Path(handle.scratch)):
             send_to_group(process.pid, signal.SIGTERM)

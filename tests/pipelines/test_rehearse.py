@@ -173,7 +173,7 @@ def test_what_has_no_stand_in_is_named_with_the_place_where_it_belongs(bare, mon
 
 @pytest.mark.parametrize("kind", [".jsonl", ".jsonl.gz", ".json", ".parquet", "/"])
 def test_files_of_the_project_are_cut_and_it_is_said(bare, monkeypatch, kind):
-    """Whatever they are packed in; what nobody can read is left for the stage to say."""
+    """Whatever they are packed in; a damaged file beyond the first rows is left for the stage to say."""
     monkeypatch.setenv("PEDIGREE_CACHE", str(bare / "cache"))
     rows = [{"prompt": f"Question {number}?", "completion": "Yes."} for number in range(100)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -189,15 +189,16 @@ def test_files_of_the_project_are_cut_and_it_is_said(bare, monkeypatch, kind):
         case ".parquet":
             parquet.write_table(Table.from_pylist(rows), bare / path)
         case _:
-            (bare / path / "rows.jsonl").write_text(lines)
-            (bare / path / "damaged.parquet").write_bytes(b"PAR1")
+            for name in ("more.jsonl", "rows.jsonl"):
+                (bare / path / name).write_text(lines)
+            (bare / path / "then.parquet").write_bytes(b"PAR1")
     source = f"{{type: files, path: {path.removesuffix('/')}}}"
     stage = f"rows: {{kind: prepare_data, record: conversation, sources: [{source}]}}"
     (bare / "configs" / "recipes" / "filed.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")
     made = prepare(Project(bare), "filed")
     cut = made.project.root / path
     assert [row for _, row in row_files.read(cut / "rows.jsonl" if kind == "/" else cut)] == rows[:16]
-    assert kind != "/" or (cut / "damaged.parquet").read_bytes() == b"PAR1"
+    assert kind != "/" or (cut / "then.parquet").read_bytes() == b"PAR1"
     (change,) = (change for change in made.changes if change.setting == "sources.0.path")
     assert (change.where, change.reason) == ("filed/rows", "data") and "the first 16 rows of data/" in change.rehearsed
 

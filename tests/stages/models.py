@@ -273,7 +273,8 @@ def _as_it_was() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        faulthandler.unregister(signal.SIGUSR2)
+        for number in (signal.SIGUSR2, signal.SIGRTMIN):
+            faulthandler.unregister(number)
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)

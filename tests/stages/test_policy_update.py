@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import models
@@ -18,6 +19,7 @@ from pedigree.stages.rlvr.run import make_learner
 from pedigree.stages.training.models import load_policy, load_reward_model
 from pedigree.stages.training.policy_update import (
     accumulate_policy_gradient,
+    check_logprob_gap,
     compute_advantages,
     initial_state,
     micro_batches,
@@ -310,6 +312,23 @@ def test_wrong_weights_in_the_sampler_stop_the_run_before_the_policy_moves(polic
         policy_lab.steps(made, answers, 1)
     assert likelihoods(made.trainer.module, answers) == before
     policy_lab.close(made)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "refuses"),
+    [
+        ([0.03] * 99 + [8.0], False),  # mean 0.11: one token, and no evidence of the others
+        ([0.11] * 100, True),
+        ([0.05] * 500 + [0.25] * 500, True),  # mean 0.15, standard error 0.003
+        ([0.0] * 40 + [0.3] * 20, False),  # mean 0.1
+        ([0.0] * 99 + [math.nan], True),
+        ([0.0] * 99 + [math.inf], True),
+    ],
+)
+def test_a_mean_gap_is_refused_only_where_it_is_no_chance(gaps, refuses):
+    sums = {"gap": sum(gaps), "gap_squares": sum(gap**2 for gap in gaps), "tokens": len(gaps)}
+    with pytest.raises(StageError, match="the log-probs of sampler and trainer differ") if refuses else nullcontext():
+        check_logprob_gap(sums, 0, 0.1)
 
 
 def test_a_gradient_that_is_no_number_ends_the_run(policy, answers):
