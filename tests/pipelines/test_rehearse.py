@@ -192,7 +192,7 @@ def test_files_of_the_project_are_cut_and_it_is_said(bare, monkeypatch, kind):
             for name in ("more.jsonl", "rows.jsonl"):
                 (bare / path / name).write_text(lines)
             (bare / path / "then.parquet").write_bytes(b"PAR1")
-    source = f"{{type: files, path: {path.removesuffix('/')}}}"
+    source = f"{{type: files, path: {path.removesuffix('/')}, max_bad_rows: 0.5}}"
     stage = f"rows: {{kind: prepare_data, record: conversation, sources: [{source}]}}"
     (bare / "configs" / "recipes" / "filed.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")
     made = prepare(Project(bare), "filed")
