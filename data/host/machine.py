@@ -18,7 +18,7 @@ INSTRUCTION_SETS = (
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 """Instruction sets that multiply bf16 in hardware, as in vLLM and in torch's capabilities."""
 SLOW_ON_INTEL = "avx512_bf16"
-"""Without AMX, Intel's multiplies bf16 at half the rate of fp32 (benchmarks/results/bf16-products.json)."""
+"""Without AMX, Intel's multiplies bf16 more slowly than fp32: SFT takes 1.5 times as long (benchmarks/results/bf16-products.json)."""
 ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 """Values of either variable that keep oneDNN from using `BF16_UNITS`."""
