@@ -18,7 +18,7 @@ def plan(config: PreferenceTrain) -> TrainingPlan:
 
 KIND = Kind(
     name="preference_train",
-    version=3,
+    version=4,
     config=PreferenceTrain,
     inputs={
         "policy": port("policy"),

@@ -12,7 +12,7 @@ def work(stage: PlannedStage) -> Amounts:
 
 KIND = Kind(
     name="reference_logprobs",
-    version=1,
+    version=2,
     config=ReferenceLogprobs,
     inputs={"policy": port("policy"), "preferences": port("preference", pooled=True)},
     output=gives("logprobs"),

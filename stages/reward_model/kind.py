@@ -12,7 +12,7 @@ def plan(config: RewardModel) -> TrainingPlan:
 
 KIND = Kind(
     name="reward_model",
-    version=4,
+    version=5,
     config=RewardModel,
     inputs={"policy": port("policy"), "preferences": port("preference", pooled=True)},
     output=gives("reward_model"),

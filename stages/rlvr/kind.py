@@ -63,7 +63,7 @@ def work(stage: PlannedStage) -> Amounts:
 
 KIND = Kind(
     name="rlvr",
-    version=3,
+    version=4,
     config=Rlvr,
     inputs={
         "policy": port("policy"),

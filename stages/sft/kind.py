@@ -11,7 +11,7 @@ def plan(config: Sft) -> TrainingPlan:
 
 KIND = Kind(
     name="sft",
-    version=3,
+    version=4,
     config=Sft,
     inputs={"policy": port("policy"), "data": port("conversation", pooled=True)},
     output=gives("policy"),
