@@ -25,7 +25,9 @@ class Facts:
     served: Shape | None = None
     """The largest model that an engine loads."""
     reference: Shape | None = None
-    """Reference model held in memory with the policy."""
+    """Reference model."""
+    reference_is_policy: bool = False
+    """Whether it is the policy before training, which with adapters is the trained model with its adapters switched off."""
     value: Shape | None = None
     """PPO's value model."""
     finer: bool = False
@@ -150,7 +152,7 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
     terms = peak_memory.training(model, numerics, tokens, scores)
     loading = {"weights": peak_memory.loading(model, numerics)}
     host = peak_memory.host(model, numerics)
-    if facts.reference is not None:
+    if facts.reference is not None and not (facts.reference_is_policy and plan.adapters):
         terms["reference"] = SIZES[plan.dtype] * facts.reference.parameters
     if facts.value is not None:
         critic = Trained(scored(facts.value), plan.dtype, scored(facts.value).parameters)

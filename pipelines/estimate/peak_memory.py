@@ -69,7 +69,11 @@ FORMULAS = (
     ),
     Formula("working", "T · e(3F + 2H): gradients of the current layer", "the backward pass of a gated MLP"),
     Formula("logits", "2eVc + 12Vb: c = `logprob_chunk` tokens, b of them in fp32", "`stages/training/logprobs.py`"),
-    Formula("reference", "eΨ, unsharded on each rank", "`stages/training/models.py`, `frozen`"),
+    Formula(
+        "reference",
+        "eΨ, unsharded on each rank; nothing with adapters if it is the policy before training",
+        "`stages/training/reference.py`, `fixed_policy`",
+    ),
     Formula(
         "value_model",
         "PPO's value model in addition to the policy: weights, gradients, optimizer, and buckets, with a scalar head; its "

@@ -120,6 +120,15 @@ def test_activations_of_a_layer_by_hand():
     assert peak_memory.activations(LLAMA, on_gpus(), 2, 1000) == 1000 * (32 * 8192 + 200_840 + head)
 
 
+def test_a_reference_that_is_the_policy_before_training_takes_nothing_with_adapters():
+    def reference(lora: Lora | None, **fields) -> int | None:
+        config = dpo().model_copy(update={"lora": lora})
+        return needs_of(facts(config, LLAMA, reference=LLAMA, **fields), on_gpus(), Placement()).device.get("reference")
+
+    assert reference(None, reference_is_policy=True) == reference(Lora(), reference_is_policy=False) == 2 * PARAMETERS
+    assert reference(Lora(), reference_is_policy=True) is None
+
+
 def test_logits_never_meet_the_whole_batch():
     # chunks of 1024 tokens: 128,256 · (2 · 2 · 1024 + 12 · 1024)
     assert peak_memory.logits(LLAMA, on_gpus(), 2, 16384) == 128_256 * 16 * 1024
