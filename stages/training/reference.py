@@ -14,7 +14,7 @@ from pedigree.stages.core.batches import Document, MicroBatch, Unit
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.adapters import adapted_layers, switched_off
 from pedigree.stages.training.feed import PreparedMicroBatch
-from pedigree.stages.training.models import frozen, load_policy
+from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.trainer import Trainer
 
 FixedPolicy = Callable[..., tuple[Tensor, Tensor]]
@@ -31,7 +31,7 @@ def fixed_policy(start: Artifact, policy: Artifact, trainer: Trainer, numerics: 
     """
     model = trainer.module.model
     if not adapted_layers(model) or start.record.content != policy.record.content:
-        return frozen(load_policy(start, numerics), trainer.device, trainer.dtype)
+        return trainer.fixed(load_policy(start, numerics))
 
     def unadapted(*given: Any, **settings: Any) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), switched_off(model):
