@@ -81,7 +81,7 @@ def is_stored_in_bf16(payload: Path) -> bool:
 
     for path in payload.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            if any(file.get_slice(name).get_dtype() != "BF16" for name in file.keys()):  # noqa: SIM118 (it is no dict)
+            if any(file.get_slice(name).get_dtype() != "BF16" for name in file.keys()):
                 return False
     return True
 
