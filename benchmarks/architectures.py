@@ -335,13 +335,24 @@ the tokens that it samples, in fp32 on a CPU, and ours; an RLVR job measures it 
 Every stage that trains or scores first verifies its model: it packs several documents, shares a prompt, and compares one document longer
 than the model's window with the model's own forward pass. An architecture that is not listed is therefore right or refused, too.
 """
+TAIL = """
+## Mixtures of experts
+
+`sft`, `preference_train` and `rlvr` add the [load-balancing loss](training.md#mixtures-of-experts) of the routers, and show the load of
+experts, where transformers defines this loss for the architecture: gpt_oss, granitemoe, mixtral, olmoe, phimoe, qwen2_moe, qwen3_moe and
+qwen3_next. The tests compare value and gradient with those of transformers.
+
+deepseek_v2, deepseek_v3, glm4_moe and llama4_text train without it, as in transformers and TRL, and refuse `router_aux_loss_coef`.
+DeepSeek-V3 and GLM 4.5 were balanced by a bias per expert, which only selects experts and is updated outside the gradient; here this bias
+stays as it is in the payload.
+"""
 
 
 def page(outcomes: dict[str, dict[str, Cell]]) -> str:
     lines = ["", "| architecture | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for name in sorted(outcomes):
         lines.append(f"| {name} | " + " | ".join(outcomes[name].get(column, {}).get("value", "") for column in COLUMNS) + " |")
-    return HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join(lines) + "\n" + TAIL
 
 
 def recorded() -> dict[str, dict[str, Cell]]:

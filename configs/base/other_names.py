@@ -15,6 +15,7 @@ TARGETS = "`lora: {targets: ...}`"
 RATE = "`optimizer: {learning_rate: ...}`"
 TOKENS = "`sampling: {max_tokens: ...}`"
 ADAPTERS = "`lora: {rank: 16, alpha: 32.0}`"
+ROUTERS = "`router_aux_loss_coef`; the coefficient of the model's config applies by default"
 NO_DROPOUT = "nothing: dropout is off"
 EXACT = "nothing: adapters are trained on the exact weights"
 TRACKED = "nothing: every run writes its curves and a report"
@@ -77,6 +78,8 @@ ELSEWHERE = {
     "load_in_4bit": EXACT,
     "load_in_8bit": EXACT,
     "logging_steps": "nothing: every step is logged",
+    "load_balancing_loss": ROUTERS,
+    "load_balancing_weight": ROUTERS,
     "lora_alpha": "`lora: {alpha: ...}`",
     "lora_dropout": NO_DROPOUT,
     "lora_r": "`lora: {rank: ...}`",
@@ -100,6 +103,7 @@ ELSEWHERE = {
     "micro_batch_size": MICRO,
     "micro_train_batch_size": MICRO,
     "model_name_or_path": MODEL,
+    "moe_aux_loss_coef": ROUTERS,
     "n_samples_per_prompt": "`samples_per_prompt`",
     "neftune_noise_alpha": "nothing: no forward pass adds noise",
     "noisy_embedding_alpha": "nothing: no forward pass adds noise",

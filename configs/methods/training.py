@@ -91,8 +91,10 @@ class Training(Frozen):
 
 
 class HeldOutTraining(Training):
-    """Training that can measure its loss on rows that it holds out."""
+    """Training of a policy on rows, which can measure its loss on rows that it holds out."""
 
+    router_aux_loss_coef: float | None = added(None, ge=0)
+    """Coefficient of the load-balancing loss of a mixture of experts, added to the loss; `null`: that of the model's config; 0: none."""
     holdout: float = added(0.0, ge=0, lt=0.9)
     """Share of rows held out, by hash of (seed, id). Their loss is measured after the last step and is in the record and the curve."""
     measure_every: int | None = added(None, ge=1)
@@ -270,6 +272,9 @@ class Rlvr(Frozen):
     less three standard errors."""
     dtype: Dtype = "bf16"
     """Compute dtype of the trainer and the sampler."""
+    router_aux_loss_coef: float | None = added(None, ge=0)
+    """Coefficient of the load-balancing loss of a mixture of experts, added to the policy's loss; `null`: that of the model's config;
+    0: none."""
     optimizer: Optimizer
     """Optimizer of the policy, with its learning-rate schedule."""
     lora: Lora | None = None
@@ -330,6 +335,7 @@ def shrink_training(cut: Cut) -> None:
         cut.set("refuse_dropped", 1.0, "thresholds")  # a tiny model's tokens are more
     if cut.get("measure_every"):
         cut.set("measure_every", 1, "batches")
+    cut.set("router_aux_loss_coef", None, "weights")  # tiny models have no experts
     cut.learning_rate("optimizer.learning_rate")
     if cut.get("loss.margin_weight"):  # relaxed pairs have no scores where nothing verifies them
         cut.set("loss.margin_weight", 0.0, "thresholds")

@@ -269,3 +269,6 @@ def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:
         unknown = [name for name in lora.targets if name.rpartition(".")[2] not in facts.policy.linear]
         if unknown:
             yield f"lora.targets: the model has no linear layer {unknown[0]!r}; it has {', '.join(facts.policy.linear)}"
+    balanced = getattr(node.config, "router_aux_loss_coef", None)
+    if balanced is not None and not facts.policy.experts:
+        yield f"router_aux_loss_coef is {balanced}, but the model has no experts: remove the field"

@@ -138,6 +138,8 @@ class MicroBatch:
     """Document of each trained token."""
     last_D: Tensor
     """Flat position of each document's last token."""
+    copies_T: Tensor
+    """For each flat position the number of documents that contain its token: several for a shared prompt, 0 for padding. Shape (B * T,)."""
     num_documents: int
     most_trained: int
     """N, or more if another rank has more trained tokens and all must call the head equally often."""
@@ -254,6 +256,7 @@ def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained
         pieces, runs = _row(units, numerics)
         input_ids = torch.from_numpy(np.concatenate([run.ids_T for run in runs]))[None]
         position_ids = torch.from_numpy(np.concatenate([np.arange(run.position, run.position + len(run.ids_T)) for run in runs]))[None]
+        copies = torch.from_numpy(np.repeat([run.copies for run in runs], [len(run.ids_T) for run in runs]))
         if numerics.attention == "varlen":
             spans = spans_of([run.span for run in runs])
     else:
@@ -266,6 +269,7 @@ def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained
         position_ids = torch.arange(width).expand(len(documents), width).clone()
         lengths = torch.tensor([len(doc) for doc in documents])
         attention = (torch.arange(width)[None, :] < lengths[:, None]).long()
+        copies = attention.flatten()
     trained = [np.flatnonzero(piece.doc.trained[1:]) + 1 for piece in pieces]  # the first token has no log-probability
     counts, both = [len(times) for times in trained], list(zip(pieces, trained, strict=True))
     return MicroBatch(
@@ -277,6 +281,7 @@ def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained
         targets_N=_joined([piece.ids_T[times] for piece, times in both]),
         documents_N=torch.from_numpy(np.repeat(np.arange(len(pieces)), counts)),
         last_D=_joined([piece.places(np.array([len(piece.doc) - 1])) for piece in pieces]),
+        copies_T=copies,
         num_documents=len(pieces),
         most_trained=max(most_trained, sum(counts)),
     )
@@ -289,6 +294,8 @@ class _Run:
     ids_T: np.ndarray
     position: int
     span: Span
+    copies: int
+    """Number of documents that contain them."""
 
 
 def _row(units: Sequence[Unit], numerics: Numerics) -> tuple[list[_Piece], list[_Run]]:
@@ -297,16 +304,16 @@ def _row(units: Sequence[Unit], numerics: Numerics) -> tuple[list[_Piece], list[
     runs: list[_Run] = []
     end = 0
 
-    def append(ids_T: np.ndarray, position: int, prefix: int, shared: int) -> int:
+    def append(ids_T: np.ndarray, position: int, prefix: int, shared: int, copies: int = 1) -> int:
         nonlocal end
         start, end = end, end + len(ids_T)
-        runs.append(_Run(ids_T, position, Span(start, len(ids_T), prefix, shared)))
+        runs.append(_Run(ids_T, position, Span(start, len(ids_T), prefix, shared), copies))
         return start
 
     for unit in units:
         shared = shared_prefix(unit) if numerics.shares_prompts else 0
         ids = [_ids(doc) for doc in unit]
-        prefix = append(ids[0][:shared], 0, 0, 0) if shared else 0
+        prefix = append(ids[0][:shared], 0, 0, 0, len(unit)) if shared else 0
         for doc, ids_T in zip(unit, ids, strict=True):
             pieces.append(_Piece(doc, ids_T, prefix, shared, append(ids_T[shared:], shared, prefix, shared)))
     return pieces, runs

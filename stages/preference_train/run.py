@@ -29,6 +29,7 @@ from pedigree.stages.training.held_out import HeldOut
 from pedigree.stages.training.models import load_policy, same_weights
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.reference import Cached, Reference, fixed_policy, online
+from pedigree.stages.training.router_loss import RouterLoss, routers_of
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, StepStats, Trainer
 from pedigree.stages.training.training_rows import Row, fitting, gather, hashed, pairs, report_rows, single_answers, split
@@ -113,6 +114,7 @@ class PreferenceObjective:
 def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     policy, numerics = only(inputs, "policy"), job.numerics
     given = None if config.loss.reference_free else only_or_none(inputs, "reference") or policy
+    routers = routers_of(policy.payload, config.router_aux_loss_coef)
     chat = Chat(policy.payload)
     with job.busy("reading rows"):
         rows = comparisons(config, gather(inputs["preferences"].values()))
@@ -139,6 +141,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         with job.busy("loading the reference"):
             reference = online(fixed_policy(given, policy, trainer, numerics))
     objective = PreferenceObjective(config.loss, trainer.module, reference, config.max_length, trainer.device)
+    router_loss = RouterLoss(trainer, routers)
     held_out, measured = HeldOut(objective.trained(held), config, total), {}
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "first_loss": None, "trained_tokens": 0, "last": None}
@@ -152,7 +155,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             started = time.monotonic()
             batch = batch_of(step)
             check = step == 0 and given is not None and is_reference(given, policy)
-            numbers, stats = train_step(trainer, objective, feed, batch, check)
+            numbers, stats = train_step(trainer, objective, router_loss, feed, batch, check)
             grad_norm = numbers.pop("grad_norm")
 
             trainer.refuse_not_finite(step + 1, numbers["loss"], grad_norm)
@@ -199,7 +202,12 @@ def steps_without_kl(config: PreferenceTrain, examples: Sequence[PreferenceExamp
 
 
 def train_step(
-    trainer: Trainer, objective: PreferenceObjective, feed: Feed, batch: Sequence[PreferenceExample], check: bool
+    trainer: Trainer,
+    objective: PreferenceObjective,
+    router_loss: RouterLoss,
+    feed: Feed,
+    batch: Sequence[PreferenceExample],
+    check: bool,
 ) -> tuple[dict[str, float], StepStats]:
     """One optimizer step; returns means over the global batch, with `loss_at_reference` if `check`."""
     z0: Tensor | float = 0.0
@@ -209,9 +217,10 @@ def train_step(
         z0 = reference_point(objective.sum_of_ratios(feed.micro_batches()), len(units), trainer.summed)
         good = sum(example.label == 1 for example in batch)
         extra, sides = {"desirable": good / len(batch)}, {"chosen": good, "rejected": len(batch) - good}
-    metric_sums = add_gradient(objective, feed.micro_batches(), len(batch), z0, trainer.backward, check)
+    passes = router_loss.over(feed.micro_batches())
+    metric_sums = add_gradient(objective, passes, len(batch), z0, router_loss.backward, check)
     stats = trainer.step()
-    equal = {"grad_norm": stats.grad_norm} | ({"kl": z0} if isinstance(objective.loss, Kto) else {})
+    equal = {"grad_norm": stats.grad_norm, **router_loss.metrics()} | ({"kl": z0} if isinstance(objective.loss, Kto) else {})
     found = trainer.totals(metric_sums.sums(), equal)
     same = {name: found.pop(name) for name in equal}
     return means(found, len(batch), sides) | extra | same, stats
@@ -233,7 +242,7 @@ def add_gradient(
     micro_batches: Iterable[PreparedMicroBatch],
     batch_size: int,
     z0: Tensor | float,
-    backward: Callable[[Tensor], None],
+    backward: Callable[[Tensor, PreparedMicroBatch], None],
     check: bool = False,
 ) -> MetricSums:
     """Accumulate this rank's part of the gradient of the mean over the global batch; return its part of the metric sums."""
@@ -241,7 +250,7 @@ def add_gradient(
     for micro_batch in micro_batches:
         answers = objective.answers(micro_batch, entropy=True)
         loss, sums = objective.measure(answers, micro_batch, z0)
-        backward(loss * micro_batch.weight / batch_size)
+        backward(loss / batch_size, micro_batch)
         if check:
             sums["loss_at_reference"] = objective.measure(answers.at_reference(), micro_batch, 0.0)[0]
         metric_sums.add({"loss": loss, **sums}, micro_batch.weight)

@@ -22,6 +22,7 @@ def shrink(cut: Cut) -> None:
         cut.learning_rate("algorithm.critic.optimizer.learning_rate")
     cut.most("steps", STEPS + warmup, "batches")
     cut.set("refuse_dropped", 1.0, "thresholds")  # a tiny model's tokens are more
+    cut.set("router_aux_loss_coef", None, "weights")  # tiny models have no experts
     cut.learning_rate("optimizer.learning_rate")
     prompts = min(config.prompts_per_step, PROMPTS)
     cut.set("prompts_per_step", even(max(config.algorithm.mini_batches, prompts)), "batches")

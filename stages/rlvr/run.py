@@ -38,6 +38,7 @@ from pedigree.stages.training.models import load_policy, load_value_model
 from pedigree.stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.reference import fixed_policy
+from pedigree.stages.training.router_loss import RouterLoss, routers_of
 from pedigree.stages.training.trainer import Trainer
 from pedigree.stages.training.training_rows import report_drops
 from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
@@ -151,6 +152,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
     return Learner(
         algorithm=algorithm,
         trainer=trainer,
+        router_loss=RouterLoss(trainer, routers_of(policy.payload, config.router_aux_loss_coef)),
         numerics=numerics,
         pad_id=chat.pad_id,
         temperature=config.sampling.temperature,
@@ -165,6 +167,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
 def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
     """Check the inputs before any model is loaded."""
     kernels.refuse(only(inputs, "policy").payload, job.numerics)
+    routers_of(only(inputs, "policy").payload, config.router_aux_loss_coef)
     for port in ("reference", "value"):
         given = only_or_none(inputs, port)
         if given is not None and vocabulary(given) != vocabulary(only(inputs, "policy")):

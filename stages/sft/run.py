@@ -2,7 +2,8 @@
 
 The loss is -log π over the trained tokens (by default the assistant's, including end-of-turn tokens), divided by their count in the
 global batch (`mean`), or by the configured number of sequences (`sum`). The loss of held-out
-rows is always per token. Not implemented: per-token weights, NEFTune.
+rows is always per token. Mixtures of experts add the loss of their routers (`stages/training/router_loss.py`).
+Not implemented: per-token weights, NEFTune.
 
 curve   loss and entropy in nats per trained token; tokens, trained tokens and samples of the step; `packing`, the filled share of the
         forward passes' capacity (packed: of the token budget; padded: of rows times width)
@@ -27,6 +28,7 @@ from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch
 from pedigree.stages.training.held_out import HeldOut
 from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.probe import probe
+from pedigree.stages.training.router_loss import RouterLoss, routers_of
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, Trainer
 from pedigree.stages.training.training_rows import Row, fitting, gather, report_rows, split
@@ -34,6 +36,7 @@ from pedigree.stages.training.training_rows import Row, fitting, gather, report_
 
 def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     base, numerics = only(inputs, "policy"), job.numerics
+    routers = routers_of(base.payload, config.router_aux_loss_coef)
     chat = Chat(base.payload)
     with job.busy("reading rows"):
         given = gather(inputs["data"].values())
@@ -48,6 +51,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
         module = load_policy(base, numerics, config.lora, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
     probe(trainer.module, numerics, trainer.device)
+    router_loss = RouterLoss(trainer, routers)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "tokens": 0}
     held_out, held_tokens = HeldOut(GlobalBatch(held), config, total), sum(doc.num_trained for unit in held for doc in unit)
@@ -64,13 +68,14 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
             num_tokens = sum(doc.num_trained for unit in batch for doc in unit)
             denominator = num_tokens if config.loss_reduction == "mean" else config.global_batch
             capacity, sums = 0.0, MetricSums()
-            for micro_batch in feed.micro_batches():
+            for micro_batch in router_loss.over(feed.micro_batches()):
                 found = loss_and_entropy(trainer, micro_batch)
-                trainer.backward(found["loss"] * micro_batch.weight / denominator)
+                router_loss.backward(found["loss"] / denominator, micro_batch)
                 sums.add(found, micro_batch.weight)
                 capacity += capacity_of(micro_batch.batch, numerics)
             stats = trainer.step()
-            found = trainer.totals({**sums.sums(), "capacity": capacity}, {"grad_norm": stats.grad_norm})
+            routed = router_loss.metrics()
+            found = trainer.totals({**sums.sums(), "capacity": capacity}, {"grad_norm": stats.grad_norm, **routed})
 
             last = found["loss"] / num_tokens
             trainer.refuse_not_finite(step + 1, last, found["grad_norm"])
@@ -90,6 +95,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
                 trained_tokens=num_tokens,
                 packing=length / found["capacity"],
                 tokens_per_second=speed,
+                **{name: found[name] for name in routed},
                 **measured,
             )
             job.progress(step + 1, total, loss=last, tokens_per_second=speed)

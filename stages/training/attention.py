@@ -112,7 +112,10 @@ def _joined(pieces: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
 
 
 UNDERSTOOD = {"spans", "scaling", "sliding_window", "softcap", "s_aux"}
-WITHOUT_EFFECT = {"cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states", "position_ids", "use_cache"}
+WITHOUT_EFFECT = {
+    "cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits", "position_ids",
+    "use_cache",
+}  # fmt: skip
 """Further arguments that transformers passes; dropout is off in training too."""
 
 

@@ -198,10 +198,15 @@ def _body_outputs(model: Any, batch: MicroBatch) -> Any:
     kernel = model.config._attn_implementation
     if (kernel == attention.NAME) != (batch.spans is not None):
         raise ValueError(f"the model was loaded with attention {kernel!r}, but the batch is for another: use the same numerics for both")
-    return body_of(model)[1](
+    routed = getattr(model, "router_logits", None) is not None  # see `stages/training/router_loss.py`
+    seen = body_of(model)[1](
         input_ids=batch.input_ids_BT,
         position_ids=batch.position_ids_BT,
         attention_mask=batch.attention_mask_BT,
         use_cache=False,
         **({"spans": batch.spans} if batch.spans is not None else {}),
+        **({"output_router_logits": True} if routed else {}),
     )
+    if routed:
+        model.router_logits = seen.router_logits
+    return seen

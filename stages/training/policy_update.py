@@ -34,6 +34,7 @@ from pedigree.stages.core.batches import Document, MicroBatch, Unit, document, s
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch
 from pedigree.stages.training.reference import FixedPolicy
+from pedigree.stages.training.router_loss import ROUTER_METRICS, RouterLoss
 from pedigree.stages.training.trainer import MetricSums, Trainer
 
 WHITENING_EPSILON = 1e-8
@@ -66,6 +67,7 @@ class Learner:
 
     algorithm: Algorithm
     trainer: Trainer
+    router_loss: RouterLoss
     numerics: Numerics
     pad_id: int
     temperature: float
@@ -165,6 +167,8 @@ def update_policy(
     if greedy_rewards is not None:  # a prompt without a baseline has no advantages
         rewards_PG = rewards_PG.masked_fill(torch.tensor(greedy_rewards)[:, None].isnan(), math.nan)
     chosen, next_state = choose_answers(algorithm, samples, rewards_PG, state, greedy_rewards)
+    if learner.router_loss.trains:  # every token has a gradient
+        chosen = replace(chosen, skipped=frozenset())
     num_kept = sum(len(group) for group in chosen.groups) - len(chosen.skipped)
     kept_groups = sum(not chosen.skipped.issuperset(group) for group in chosen.groups)
     kept = {"informative_groups": float(chosen.informative), "kept_groups": float(kept_groups), "kept_answers": float(num_kept)}
@@ -499,7 +503,7 @@ def accumulate_gradients(
     """Forward and backward over the micro-batches of a mini-batch; returns each with the sums of its metrics."""
     done: list[tuple[RolloutMicroBatch, TokenSums]] = [(micro_batch, {}) for micro_batch in batch]
     if not policy_frozen:
-        done = [accumulate_policy_gradient(learner, micro_batch, coefficient) for micro_batch, _ in done]
+        done = [accumulate_policy_gradient(learner, micro_batch, coefficient) for micro_batch in learner.router_loss.over(batch)]
     if learner.critic is not None:
         critic = learner.critic
         done = [(one, sums | accumulate_value_gradient(critic, learner.algorithm, one)) for one, sums in done]
@@ -528,7 +532,7 @@ def accumulate_policy_gradient(
         assert micro_batch.reference_logps_N is not None and coefficient is not None
         loss_N = loss_N + coefficient * pg.kl_loss(kl, logps_N, micro_batch.reference_logps_N, log_ratios_N.exp())
     loss = (micro_batch.token_weights_N * loss_N).sum()
-    learner.trainer.backward(loss * micro_batch.weight)
+    learner.router_loss.backward(loss, micro_batch)
     ratios_N = ratios_N.detach()
     sums = {"clip_low": objective.low_N.sum(), "clip_high": objective.high_N.sum(), "ratio_mean": ratios_N.sum()}
     return micro_batch, {"loss": loss.detach(), **sums, RATIO_MAX: ratios_N.max()}
@@ -577,7 +581,7 @@ def _sum_over_ranks(learner: Learner, done: list[tuple[RolloutMicroBatch, TokenS
             largest.append(sums[RATIO_MAX] * micro_batch.weight)
         metric_sums.add({name: value for name, value in sums.items() if name != RATIO_MAX}, micro_batch.weight)
     tokens = sum(len(micro_batch.sampler_logps_N) * micro_batch.weight for micro_batch, _ in done)
-    maxima = {RATIO_MAX: torch.stack(largest).amax()} if largest else {}
+    maxima = ({RATIO_MAX: torch.stack(largest).amax()} if largest else {}) | learner.router_loss.metrics()
     return learner.trainer.totals({**metric_sums.sums(), "tokens": tokens}, maxima)
 
 
@@ -599,7 +603,7 @@ def update_metrics(updates: list[MiniBatchSums], policy_frozen: bool) -> dict[st
     """Means over all updates of one batch of rollouts."""
     tokens = sum(sums["tokens"] for sums in updates)
     per_token = [name for name in ("clip_low", "clip_high", "ratio_mean", "value_clip") if name in updates[0]]
-    per_update = [name for name in ("loss", "grad_norm", "value_loss", "value_grad_norm") if name in updates[0]]
+    per_update = [name for name in ("loss", "grad_norm", "value_loss", "value_grad_norm", *ROUTER_METRICS) if name in updates[0]]
     metrics = {name: sum(sums[name] for sums in updates) / tokens for name in per_token}
     metrics |= {name: sum(sums[name] for sums in updates) / len(updates) for name in per_update}
     return metrics if policy_frozen else metrics | {RATIO_MAX: max(sums[RATIO_MAX] for sums in updates)}

@@ -162,6 +162,10 @@ WRONG: dict[str, Case] = {
         {f"{DPO}.lora": {"targets": ["q_proj", "w1"]}},
         "stages dpo_1, dpo_2: lora.targets: the model has no linear layer 'w1'; it has q_proj",
     ),
+    "experts": Case(
+        {f"{DPO}.router_aux_loss_coef": 0.01},
+        "stages dpo_1, dpo_2: router_aux_loss_coef is 0.01, but the model has no experts: remove the field",
+    ),
     "answer": Case({"scores.sampling": {"max_tokens": 256}}, "stage scores: a prompt and max_tokens 256 exceed the model's context of 256"),
     "rollout": Case(
         {"rlvr.max_prompt_length": 249},

@@ -23,6 +23,7 @@ from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.logprobs import PolicyModule
 from pedigree.stages.training.models import load_policy, load_value_model
 from pedigree.stages.training.policy_update import Learner, TrainingSample, UpdateResult, initial_state, update_policy
+from pedigree.stages.training.router_loss import RouterLoss, routers_of
 from pedigree.stages.training.trainer import Trainer
 
 TEMPERATURE, LONGEST, GROUP = 0.8, 8, 4
@@ -65,7 +66,8 @@ def learner(chosen: Algorithm, policy: Artifact, numerics: Numerics | None = Non
         critic = Trainer(load_value_model(policy, numerics, 0), optimizer=chosen.critic.optimizer, name="critic", **settings)
     reference = load_policy(policy, numerics).eval() if chosen.kl else None
     given = {"reference": reference, "critic": critic, "max_gap": 10.0, **fields}
-    return Learner(chosen, trainer, numerics, pad_id=0, temperature=TEMPERATURE, max_tokens=LONGEST, **given)
+    router_loss = RouterLoss(trainer, routers_of(policy.payload, None))
+    return Learner(chosen, trainer, router_loss, numerics, pad_id=0, temperature=TEMPERATURE, max_tokens=LONGEST, **given)
 
 
 def steps(made: Learner, answers: list[TrainingSample], count: int) -> list[UpdateResult]:

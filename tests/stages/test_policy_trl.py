@@ -21,6 +21,7 @@ from pedigree.stages.training.policy_update import (
     initial_state,
     update_policy,
 )
+from pedigree.stages.training.router_loss import RouterLoss
 
 pytestmark = pytest.mark.slow
 PROMPTS, ANSWERS = [[5, 6, 7], [8, 9, 10, 11, 12]], [[20, 21, 22, 23, 24, 25], [30], [40, 41, 42], [50, 51, 52, 53]]
@@ -64,7 +65,8 @@ def ours(policy):
         def grab(value: torch.Tensor) -> None:
             gradients.extend(torch.autograd.grad(value, parameters))
 
-        watched = replace(made, algorithm=algorithm, trainer=Watched(made.trainer, grab))
+        trainer = Watched(made.trainer, grab)
+        watched = replace(made, algorithm=algorithm, trainer=trainer, router_loss=RouterLoss(trainer, None))
         _, sums = accumulate_policy_gradient(watched, one, algorithm.kl.coefficient if algorithm.kl else None)
         return sums["loss"].item(), torch.cat([gradient.flatten() for gradient in gradients])
 

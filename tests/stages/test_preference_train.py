@@ -95,6 +95,9 @@ def gradient(tmp_path_factory, policy, other):
                 with feed([given], rank, ranks, numerics, chat.pad_id, objective.device) as fed:
                     yield from fed.micro_batches()
 
+            def backward(loss, micro_batch):
+                (loss * micro_batch.weight).backward()
+
             z0 = 0.0
             if name == "kto":
                 given = objective.mismatched(batch)
@@ -104,7 +107,7 @@ def gradient(tmp_path_factory, policy, other):
                 assert reference_point(-everything, len(batch), lambda values: values) == 0
             total = 0.0
             for rank in range(ranks):
-                tally = add_gradient(objective, passes(objective.trained(batch), rank), len(batch), z0, torch.Tensor.backward)
+                tally = add_gradient(objective, passes(objective.trained(batch), rank), len(batch), z0, backward)
                 total += tally.sums()["loss"].item() / len(batch)
             flat = torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
             known[name, cut] = total, z0, flat
