@@ -330,7 +330,7 @@ def shrink_training(cut: Cut) -> None:
         cut.set("refuse_dropped", 1.0, "thresholds")  # a tiny model's tokens are more
     if cut.get("measure_every"):
         cut.set("measure_every", 1, "batches")
-    cut.learning_rate("optimizer.learning_rate")
+    cut.optimizer("optimizer")
     if cut.get("loss.margin_weight"):  # relaxed pairs have no scores where nothing verifies them
         cut.set("loss.margin_weight", 0.0, "thresholds")
 

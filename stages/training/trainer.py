@@ -68,15 +68,18 @@ class MetricSums:
 
 
 def learning_rate(step: int, total_steps: int, optimizer: Optimizer) -> float:
-    """Learning rate of a 0-based step: linear warm-up over `warmup_steps` or ⌈ratio · total⌉ steps, then the schedule, which would reach
-    0 after the last step."""
+    """Learning rate of a 0-based step, as transformers computes it (`optimization.py`): linear warm-up from 0 over w = `warmup_steps` or
+    ⌈ratio · total⌉ steps, η · step/w, then the schedule, which would reach 0 after the last step."""
     given = optimizer.warmup_steps
     warmup = math.ceil(optimizer.warmup_ratio * total_steps) if given is None else given
+    decay = max(1, total_steps - warmup)
     if step < warmup:
-        return optimizer.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, total_steps - warmup)
-    shape = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
-    return optimizer.learning_rate * shape[optimizer.schedule]
+        share = step / warmup
+    elif optimizer.schedule == "linear":
+        share = (total_steps - step) / decay
+    else:
+        share = 1.0 if optimizer.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * ((step - warmup) / decay)))
+    return optimizer.learning_rate * share
 
 
 class Trainer:
@@ -98,12 +101,15 @@ class Trainer:
         `name` is the folder of its state in a checkpoint, unique among the job's models.
 
         Raises:
-            StageError: the numerics are not available: no GPU, or bf16 with ZeRO 0 (where DeepSpeed has no fp32 accumulation).
+            StageError: the numerics are not available: no GPU, or bf16 with ZeRO 0 (where DeepSpeed has no fp32 accumulation); or warm-up
+                leaves nothing to train.
         """
         if numerics.device == "cuda" and not torch.cuda.is_available():
             raise StageError("device is cuda, but torch finds no GPU: use another execution profile")
         if dtype == "bf16" and numerics.zero_stage == 0:
             raise StageError("bf16 with zero_stage 0 has no fp32 gradient accumulation: set zero_stage to 1, 2 or 3")
+        if total_steps == 1 and learning_rate(0, 1, optimizer) == 0:
+            raise StageError("the only update is in warm-up, with learning rate 0: plan more updates, or set warmup_steps: 0")
         backend = "nccl" if numerics.device == "cuda" else "gloo"
         os.environ["DS_ACCELERATOR"] = numerics.device
         alone = "RANK" not in os.environ
