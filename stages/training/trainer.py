@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +41,8 @@ from pedigree.stages.training.logprobs import PolicyModule, RewardModule
 from pedigree.stages.training.recomputation import recompute_layers
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PATIENCE = timedelta(days=7)
+"""Of a rank that waits for another: rank 0 may start, sample, hash or write for hours. A hang ends the job's heartbeats instead."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +126,11 @@ class Trainer:
                 if alone:  # without a port: another starting job could take it between check and use
                     store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
                     torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-            deepspeed.init_distributed(dist_backend=backend, verbose=False)
+            deepspeed.init_distributed(dist_backend=backend, timeout=PATIENCE, verbose=False)
         self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if self.world_size != numerics.world_size:
             raise StageError(f"{self.world_size} ranks are running, but the execution profile specifies {numerics.world_size}")
+        _waiting_group()
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.device = torch.device("cuda", local_rank) if numerics.device == "cuda" else torch.device("cpu")
         if numerics.device == "cpu":
@@ -251,13 +256,14 @@ class Trainer:
         return every.view(self.world_size, -1)
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Rank 0's value, on every rank. The others wait for it as long as it takes, without using the GPU."""
         box = [value]
-        torch.distributed.broadcast_object_list(box, src=0, device=self.device)
+        torch.distributed.broadcast_object_list(box, src=0, group=_waiting_group())
         return box[0]
 
     def barrier(self) -> None:
-        torch.distributed.barrier()
+        """Wait for all ranks, like `broadcast`."""
+        torch.distributed.barrier(_waiting_group())
 
     def save_state(self, folder: Path) -> None:
         """Write trained weights, optimizer and this rank's random state into `folder`; called on all ranks.
@@ -354,6 +360,12 @@ def convert_to_universal(source: Path, target: Path) -> None:
 
     asked = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True, "inject_missing_state": True}
     ds_to_universal.main(argparse.Namespace(input_folder=str(source), output_folder=str(target), **asked))
+
+
+@cache
+def _waiting_group() -> Any:
+    """All ranks on CPUs: a wait within NCCL is a kernel that polls on the GPU, where an engine may be decoding."""
+    return torch.distributed.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def _leave() -> None:

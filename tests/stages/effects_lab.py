@@ -7,9 +7,11 @@ import gc
 import hashlib
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -200,6 +202,28 @@ def collectives(policy: Artifact, **fields: Any) -> dict[str, list[int]]:
         found["step"].append(exchanges(trainer.step))
     trainer.close()
     return found
+
+
+def waits(policy: Artifact, **fields: Any) -> dict[str, Any]:
+    """Rank 0 works longer than the default group allows a collective, and the other waits for its word and its end."""
+    trainer = trainer_of(policy, fields)
+    group = torch.distributed.distributed_c10d._get_default_group()
+    timeout = group._get_backend(torch.device("cpu")).options._timeout
+    torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5), group)
+
+    def work() -> Any:
+        time.sleep(1.5 * (trainer.rank == 0))  # only time ends a collective of the default group
+        return {"rolled": "out"} if trainer.rank == 0 else None
+
+    before = group._get_sequence_number_for_group()
+    heard = [trainer.broadcast(work()), trainer.broadcast(work())]
+    work()
+    trainer.barrier()
+    used = group._get_sequence_number_for_group() - before
+    torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+    (other,) = trainer.sum(float(trainer.rank == 1 and heard == [{"rolled": "out"}] * 2))
+    trainer.close()
+    return {"heard": other, "collectives": used, "timeout_s": timeout.total_seconds()}
 
 
 def exchanges(work: Callable[[], Any]) -> int:

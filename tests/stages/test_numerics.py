@@ -203,6 +203,7 @@ DAILY: Cases = {
     **decays(DECAYS),
     **recomputations(RECOMPUTED),
     **offloadings(2),
+    "waits": ("waits", TWO),
 }
 ALL_DECAYS = [(stage, lora, decayed) for stage in STAGES for lora, decayed in ((False, "matrices"), (True, "matrices"), (False, "all"))]
 ALL_RECOMPUTED = [(stage, lora) for stage in STAGES for lora in (False, True)]
@@ -233,6 +234,13 @@ def test_gradients_are_exchanged_once_a_step_up_to_zero_1_and_after_each_micro_b
         found = measured(f"collectives {stage}")
         assert all(found["step"]) and len(found["backward"]) == 4
         assert all(found["backward"]) if stage >= 2 else not any(found["backward"]), stage
+
+
+def test_no_rank_waits_for_the_first_in_a_group_that_ends_or_spins(measured):
+    """Rollouts, checks of checkpoints and exports may take rank 0 hours: a hang is found by its heartbeat."""
+    found = measured("waits")
+    assert (found["heard"], found["collectives"]) == (1, 0)
+    assert found["timeout_s"] > 24 * 3600  # ranks may also join each other late
 
 
 @pytest.mark.parametrize(("stage", "lora"), nightly_unless(RECOMPUTED, ALL_RECOMPUTED))
