@@ -207,7 +207,7 @@ def collectives(policy: Artifact, **fields: Any) -> dict[str, list[int]]:
 def waits(policy: Artifact, **fields: Any) -> dict[str, Any]:
     """Rank 0 works longer than the default group allows a collective, and the other waits for its word and its end."""
     trainer = trainer_of(policy, fields)
-    group = torch.distributed.distributed_c10d._get_default_group()
+    group: Any = torch.distributed.distributed_c10d._get_default_group()
     timeout = group._get_backend(torch.device("cpu")).options._timeout
     torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5), group)
 
