@@ -41,6 +41,8 @@ from pedigree.stages.training.logprobs import PolicyModule, RewardModule
 from pedigree.stages.training.recomputation import recompute_layers
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+REDUCE_BUCKET = 500_000_000
+"""Elements that ranks reduce at a time, DeepSpeed's default."""
 PATIENCE = timedelta(days=7)
 """Of a rank that waits for another: rank 0 may start, sample, hash or write for hours. A hang ends the job's heartbeats instead."""
 
@@ -157,16 +159,21 @@ class Trainer:
         plain = numerics.zero_stage == 0
         if plain:  # DeepSpeed reports no norm for stage 0
             adamw.register_step_pre_hook(self._clip)
+        largest = max(parameter.numel() for parameter in trained)
         finer = finer_than_bf16(module) if self.dtype == torch.bfloat16 else {}
         with _distributed_environment(), _uncompiled():
-            self.engine, *_ = deepspeed.initialize(model=module, optimizer=adamw, config=self._config(numerics, plain))
+            self.engine, *_ = deepspeed.initialize(model=module, optimizer=adamw, config=self._config(numerics, plain, largest))
         for parameter in module.parameters():  # DeepSpeed derives fp32 master weights from the bf16 ones: restore the lost precision
             if id(parameter) in finer:
                 deepspeed.utils.safe_set_full_fp32_param(parameter, finer[id(parameter)])
         self.module = self.engine
         settle(self.engine.module, trained, numerics, self.device)
 
-    def _config(self, numerics: Numerics, plain: bool) -> dict[str, Any]:
+    def _config(self, numerics: Numerics, plain: bool, largest: int) -> dict[str, Any]:
+        """`largest`: elements of the largest trained weight."""
+        overlaps = numerics.device == "cuda" and numerics.zero_stage >= 2  # at 1, DeepSpeed requires accumulation of its own
+        # ZeRO-2 frees a gradient beyond its bucket while the stream that reduces it may still read it
+        bucket = max(REDUCE_BUCKET, largest) if overlaps and numerics.zero_stage == 2 else REDUCE_BUCKET
         return {
             "train_micro_batch_size_per_gpu": 1,
             "managed_gradient_accumulation": False,
@@ -177,7 +184,8 @@ class Trainer:
             "communication_data_type": "fp32",  # the default, bf16, would round the sum
             "zero_optimization": {
                 "stage": numerics.zero_stage,
-                "overlap_comm": False,
+                "overlap_comm": overlaps,
+                "reduce_bucket_size": bucket,
                 "contiguous_gradients": True,
                 "reduce_scatter": True,
                 **({"offload_optimizer": {"device": "cpu", "pin_memory": numerics.device == "cuda"}} if numerics.offload_optimizer else {}),
