@@ -93,11 +93,12 @@ class Cut:
         if value is not None and value > bound:
             self.set(place, bound, reason)
 
-    def learning_rate(self, place: str) -> None:
-        """Raises a rate at which a few steps would change less than bf16 can hold."""
-        rate = self.get(place)
-        if rate is not None and rate < LEARNING_RATE:
-            self.set(place, LEARNING_RATE, "batches")
+    def optimizer(self, place: str) -> None:
+        """Raises a rate at which a few steps would change less than bf16 can hold, and omits warm-up, whose first step has rate 0."""
+        if self.get(place)["learning_rate"] < LEARNING_RATE:
+            self.set(f"{place}.learning_rate", LEARNING_RATE, "batches")
+        self.most(f"{place}.warmup_ratio", 0.0, "batches")
+        self.most(f"{place}.warmup_steps", 0, "batches")
 
     def leave_out(self, port: str) -> None:
         """Removes an input."""

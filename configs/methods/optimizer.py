@@ -15,8 +15,8 @@ class Optimizer(Frozen):
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Shape after warm-up; `linear` and `cosine` decay to zero."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    """Fraction of all planned updates spent in linear warm-up. Planned updates that are skipped, because an RL step has no gradient signal,
-    still advance the schedule."""
+    """Fraction of all planned updates spent in linear warm-up from 0, as in transformers: the first update has learning rate 0. Planned
+    updates that are skipped, because an RL step has no gradient signal, still advance the schedule."""
     warmup_steps: int | None = Field(default=None, ge=0)
     """Updates in linear warm-up, instead of a fraction."""
     weight_decay: float = Field(default=0.0, ge=0)

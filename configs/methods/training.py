@@ -336,7 +336,7 @@ def shrink_training(cut: Cut) -> None:
     if cut.get("measure_every"):
         cut.set("measure_every", 1, "batches")
     cut.set("router_aux_loss_coef", None, "weights")  # tiny models have no experts
-    cut.learning_rate("optimizer.learning_rate")
+    cut.optimizer("optimizer")
     if cut.get("loss.margin_weight"):  # relaxed pairs have no scores where nothing verifies them
         cut.set("loss.margin_weight", 0.0, "thresholds")
 

@@ -55,8 +55,8 @@ FORMULAS = (
     ),
     Formula(
         "buckets",
-        "ZeRO-2, ZeRO-1 with `offload_optimizer`: 2·B + 4·min(Ψ_t, B), in fp32 4·B; ZeRO-1 in fp32: 4·B; ZeRO-3: "
-        "4·B + 4·min(Ψ_t, B); otherwise none; on a CPU min(Ψ_t, B) instead of B",
+        "ZeRO-2: 4·B + 4·min(Ψ_t, B), in fp32 8·B, and B at least W; ZeRO-1 with `offload_optimizer`: 2·B + 4·min(Ψ_t, B), in fp32 4·B; "
+        "ZeRO-1 in fp32: 4·B; ZeRO-3: 4·B + 4·min(Ψ_t, B); otherwise none; on a CPU min(Ψ_t, B) instead of B, and ZeRO-2 as ZeRO-1",
         "DeepSpeed 0.19, `reduce_bucket_size` B = 5·10⁸ elements",
     ),
     Formula(
@@ -153,13 +153,16 @@ def optimizer(model: Trained, numerics: Numerics) -> int:
 
 
 def buckets(model: Trained, numerics: Numerics) -> int:
-    """Gradient reduction buckets. A GPU allocates whole buckets; on a CPU only the written part takes memory."""
-    filled = min(model.trained, BUCKET)
-    whole = BUCKET if numerics.device == "cuda" else filled
+    """Gradient reduction buckets. A GPU allocates whole buckets, under ZeRO-2 two (one is filled while the other is reduced), in which the
+    largest weight fits; on a CPU only the written part takes memory."""
+    twice = numerics.zero_stage == 2 and numerics.device == "cuda"
+    bucket = max(BUCKET, min(model.shape.largest, model.trained)) if twice else BUCKET
+    filled = min(model.trained, bucket)
+    whole = bucket if numerics.device == "cuda" else filled
     if numerics.zero_stage == 3:
         return 4 * whole + 4 * filled
     if numerics.zero_stage == 2 or numerics.offload_optimizer or (numerics.zero_stage == 1 and model.dtype == "fp32"):
-        return model.size * whole + (4 * filled if model.dtype == "bf16" else 0)
+        return (1 + twice) * model.size * whole + (4 * filled if model.dtype == "bf16" else 0)
     return 0
 
 

@@ -192,15 +192,32 @@ def step_rows(step: int, num_rows: int, global_batch: int, seed: int | None) -> 
 def plan_step(units: Sequence[Unit], rank: int, world_size: int, numerics: Numerics) -> list[MicroBatchPlan]:
     """The forward passes of one rank for one global batch; the number is the same for all ranks.
 
-    Unit i goes to rank i mod world_size. A rank with fewer passes repeats a small unit with weight 0.
+    Units are dealt by length. A rank with fewer passes repeats a small unit with weight 0.
     """
     lengths = [unit_tokens(unit, numerics) for unit in units]
-    by_rank = [_cut([i for i in range(len(units)) if i % world_size == r], lengths, units, numerics) for r in range(world_size)]
+    size = max(1, numerics.micro_batch_sequences // max((len(unit) for unit in units), default=1))
+    most = len(units) if numerics.packing else -(-len(units) // (world_size * size)) * size
+    by_rank = [_cut(mine, lengths, size, numerics) for mine in deal(lengths, world_size, most)]
     passes = max(len(micros) for micros in by_rank)
     shortest = min(range(len(units)), key=lambda i: (lengths[i], i))
     idle = MicroBatchPlan((shortest,), weight=0.0)
     by_rank = [micros + [idle] * (passes - len(micros)) for micros in by_rank]
     return _agreed(by_rank, units)[rank] if numerics.zero_stage == 3 else by_rank[rank]
+
+
+def deal(lengths: Sequence[int], ranks: int, most: int) -> list[list[int]]:
+    """Places of units by rank, each rank's in order: the longest unit first, each to the rank that has the fewest tokens so far and fewer
+    than `most` units. Ranks differ by at most the last unit dealt to the busiest (Graham 1969, doi 10.1137/0117039).
+
+    Tokens stand for cost: attention adds less than a tenth to 4096 tokens of a model with 8B parameters.
+    """
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        rank = min((rank for rank in range(ranks) if len(dealt[rank]) < most), key=lambda rank: tokens[rank])
+        dealt[rank].append(place)
+        tokens[rank] += lengths[place]
+    return [sorted(places) for places in dealt]
 
 
 def _agreed(by_rank: list[list[MicroBatchPlan]], units: Sequence[Unit]) -> list[list[MicroBatchPlan]]:
@@ -210,11 +227,10 @@ def _agreed(by_rank: list[list[MicroBatchPlan]], units: Sequence[Unit]) -> list[
     return [[replace(micro, most_trained=count) for micro, count in zip(micros, most, strict=True)] for micros in by_rank]
 
 
-def _cut(mine: list[int], lengths: list[int], units: Sequence[Unit], numerics: Numerics) -> list[MicroBatchPlan]:
+def _cut(mine: list[int], lengths: list[int], size: int, numerics: Numerics) -> list[MicroBatchPlan]:
+    """A rank's passes: packed into `micro_batch_tokens`, or of `size` units each."""
     if numerics.packing:
         return [MicroBatchPlan(tuple(sorted(bin_))) for bin_ in best_fit(mine, lengths, numerics.micro_batch_tokens)]
-    rows = max((len(unit) for unit in units), default=1)
-    size = max(1, numerics.micro_batch_sequences // rows)
     return [MicroBatchPlan(tuple(mine[start : start + size])) for start in range(0, len(mine), size)]
 
 

@@ -19,11 +19,11 @@ def shrink(cut: Cut) -> None:
     if isinstance(config.algorithm, Ppo):
         warmup = min(config.algorithm.critic.warmup_steps, 1)
         cut.most("algorithm.critic.warmup_steps", 1, "batches")
-        cut.learning_rate("algorithm.critic.optimizer.learning_rate")
+        cut.optimizer("algorithm.critic.optimizer")
     cut.most("steps", STEPS + warmup, "batches")
     cut.set("refuse_dropped", 1.0, "thresholds")  # a tiny model's tokens are more
     cut.set("router_aux_loss_coef", None, "weights")  # tiny models have no experts
-    cut.learning_rate("optimizer.learning_rate")
+    cut.optimizer("optimizer")
     prompts = min(config.prompts_per_step, PROMPTS)
     cut.set("prompts_per_step", even(max(config.algorithm.mini_batches, prompts)), "batches")
     if config.samples_per_prompt > 1:

@@ -65,8 +65,9 @@ class Checkpoints:
         self.job.marks = list(dict.fromkeys([*saved["marks"], *self.job.marks]))
         if changes:
             self.job.marks.append(f"numerics changed at step {saved['step']}: {', '.join(changes.values())}")
-        for trainer in self.trainers:
-            trainer.load_state(self.folder / chosen, resharded=bool(changes.keys() & set(RESHAPING)))
+        with self.job.busy("loading the checkpoint"):
+            for trainer in self.trainers:
+                trainer.load_state(self.folder / chosen, resharded=bool(changes.keys() & set(RESHAPING)))
         self.job.rewind(saved["step"])
         self.job.resumed_from = chosen
         if self.trainer.rank == 0:
@@ -102,8 +103,9 @@ class Checkpoints:
                 shutil.rmtree(left)
             temporary.mkdir(parents=True)
         self.trainer.barrier()
-        for trainer in self.trainers:
-            trainer.save_state(temporary)
+        with self.job.busy("writing the checkpoint"):
+            for trainer in self.trainers:
+                trainer.save_state(temporary)
         self.trainer.barrier()
         if self.trainer.rank == 0:
             if self.mirror is not None and (self.job.folder / "curve.jsonl").exists():  # its next line may be written at any time

@@ -442,7 +442,8 @@ def _with_token_advantages(
 
 
 def _whiten_advantages(learner: Learner, batches: list[list[RolloutMicroBatch]]) -> list[list[RolloutMicroBatch]]:
-    """Whiten advantages to mean 0 and variance 1 over all tokens of all mini-batches and ranks."""
+    """Whiten advantages over the N tokens of all mini-batches and ranks: (A - mean) / √(Σ (A - mean)² / (N - 1) + ε), the unbiased variance
+    of PPO in TRL and open-instruct (`masked_whiten`)."""
     counted = [one for batch in batches for one in batch if one.weight]
     all_N = [one.advantages_N.double() for one in counted if one.advantages_N is not None]
     zero = torch.zeros((), dtype=torch.float64, device=learner.trainer.device)
@@ -451,7 +452,7 @@ def _whiten_advantages(learner: Learner, batches: list[list[RolloutMicroBatch]])
     total, count = learner.trainer.summed(torch.stack([local_sum, local_count]))
     mean = total / count
     local_squares = sum((((advantages_N - mean) ** 2).sum() for advantages_N in all_N), zero)
-    variance = learner.trainer.summed(local_squares[None])[0] / count
+    variance = learner.trainer.summed(local_squares[None])[0] / (count - 1).clamp(min=1)
     scale = 1 / (variance + WHITENING_EPSILON).sqrt()
 
     def whitened(micro_batch: RolloutMicroBatch) -> RolloutMicroBatch:

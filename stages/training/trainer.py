@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,6 +44,10 @@ from pedigree.stages.training.recomputation import recompute_layers
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 FORWARD_SETTINGS = ("train_micro_batch_size_per_gpu", "bf16", "zero_optimization", "steps_per_print")
 """DeepSpeed settings of an engine without optimizer."""
+REDUCE_BUCKET = 500_000_000
+"""Elements that ranks reduce at a time, DeepSpeed's default."""
+PATIENCE = timedelta(days=7)
+"""Of a rank that waits for another: rank 0 may start, sample, hash or write for hours. A hang ends the job's heartbeats instead."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,18 @@ class MetricSums:
 
 
 def learning_rate(step: int, total_steps: int, optimizer: Optimizer) -> float:
-    """Learning rate of a 0-based step: linear warm-up over `warmup_steps` or ⌈ratio · total⌉ steps, then the schedule, which would reach
-    0 after the last step."""
+    """Learning rate of a 0-based step, as transformers computes it (`optimization.py`): linear warm-up from 0 over w = `warmup_steps` or
+    ⌈ratio · total⌉ steps, η · step/w, then the schedule, which would reach 0 after the last step."""
     given = optimizer.warmup_steps
     warmup = math.ceil(optimizer.warmup_ratio * total_steps) if given is None else given
+    decay = max(1, total_steps - warmup)
     if step < warmup:
-        return optimizer.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, total_steps - warmup)
-    shape = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
-    return optimizer.learning_rate * shape[optimizer.schedule]
+        share = step / warmup
+    elif optimizer.schedule == "linear":
+        share = (total_steps - step) / decay
+    else:
+        share = 1.0 if optimizer.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * ((step - warmup) / decay)))
+    return optimizer.learning_rate * share
 
 
 class Trainer:
@@ -101,12 +110,15 @@ class Trainer:
         `name` is the folder of its state in a checkpoint, unique among the job's models.
 
         Raises:
-            StageError: the numerics are not available: no GPU, or bf16 with ZeRO 0 (where DeepSpeed has no fp32 accumulation).
+            StageError: the numerics are not available: no GPU, or bf16 with ZeRO 0 (where DeepSpeed has no fp32 accumulation); or warm-up
+                leaves nothing to train.
         """
         if numerics.device == "cuda" and not torch.cuda.is_available():
             raise StageError("device is cuda, but torch finds no GPU: use another execution profile")
         if dtype == "bf16" and numerics.zero_stage == 0:
             raise StageError("bf16 with zero_stage 0 has no fp32 gradient accumulation: set zero_stage to 1, 2 or 3")
+        if total_steps == 1 and learning_rate(0, 1, optimizer) == 0:
+            raise StageError("the only update is in warm-up, with learning rate 0: plan more updates, or set warmup_steps: 0")
         backend = "nccl" if numerics.device == "cuda" else "gloo"
         os.environ["DS_ACCELERATOR"] = numerics.device
         alone = "RANK" not in os.environ
@@ -119,10 +131,11 @@ class Trainer:
                 if alone:  # without a port: another starting job could take it between check and use
                     store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
                     torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-            deepspeed.init_distributed(dist_backend=backend, verbose=False)
+            deepspeed.init_distributed(dist_backend=backend, timeout=PATIENCE, verbose=False)
         self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if self.world_size != numerics.world_size:
             raise StageError(f"{self.world_size} ranks are running, but the execution profile specifies {numerics.world_size}")
+        _waiting_group()
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.device = torch.device("cuda", local_rank) if numerics.device == "cuda" else torch.device("cpu")
         if numerics.device == "cpu":
@@ -149,8 +162,9 @@ class Trainer:
         plain = numerics.zero_stage == 0
         if plain:  # DeepSpeed reports no norm for stage 0
             adamw.register_step_pre_hook(self._clip)
+        largest = max(parameter.numel() for parameter in trained)
         finer = finer_than_bf16(module) if self.dtype == torch.bfloat16 else {}
-        self.engine = self._engine_of(module, self._config(numerics, plain), adamw)
+        self.engine = self._engine_of(module, self._config(numerics, plain, largest), adamw)
         for parameter in module.parameters():  # DeepSpeed derives fp32 master weights from the bf16 ones: restore the lost precision
             if id(parameter) in finer:
                 deepspeed.utils.safe_set_full_fp32_param(parameter, finer[id(parameter)])
@@ -162,7 +176,7 @@ class Trainer:
         module = frozen(module, torch.device("cpu"), self.dtype)
         if self.numerics.zero_stage < 3:
             return module.to(self.device)
-        config = self._config(self.numerics.model_copy(update={"offload_optimizer": False}), False)
+        config = self._config(self.numerics.model_copy(update={"offload_optimizer": False}), False, 0)
         return self._engine_of(module, {name: config[name] for name in FORWARD_SETTINGS})
 
     def _engine_of(self, module: nn.Module, config: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -176,7 +190,11 @@ class Trainer:
                 deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=self.dtype)
             return deepspeed.initialize(model=module, optimizer=optimizer, config=config)[0]
 
-    def _config(self, numerics: Numerics, plain: bool) -> dict[str, Any]:
+    def _config(self, numerics: Numerics, plain: bool, largest: int) -> dict[str, Any]:
+        """`largest`: elements of the largest trained weight."""
+        overlaps = numerics.device == "cuda" and numerics.zero_stage >= 2  # at 1, DeepSpeed requires accumulation of its own
+        # ZeRO-2 frees a gradient beyond its bucket while the stream that reduces it may still read it
+        bucket = max(REDUCE_BUCKET, largest) if overlaps and numerics.zero_stage == 2 else REDUCE_BUCKET
         return {
             "train_micro_batch_size_per_gpu": 1,
             "managed_gradient_accumulation": False,
@@ -187,7 +205,8 @@ class Trainer:
             "communication_data_type": "fp32",  # the default, bf16, would round the sum
             "zero_optimization": {
                 "stage": numerics.zero_stage,
-                "overlap_comm": False,
+                "overlap_comm": overlaps,
+                "reduce_bucket_size": bucket,
                 "contiguous_gradients": True,
                 "reduce_scatter": True,
                 **({"offload_optimizer": {"device": "cpu", "pin_memory": numerics.device == "cuda"}} if numerics.offload_optimizer else {}),
@@ -266,13 +285,14 @@ class Trainer:
         return every.view(self.world_size, -1)
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Rank 0's value, on every rank. The others wait for it as long as it takes, without using the GPU."""
         box = [value]
-        torch.distributed.broadcast_object_list(box, src=0, device=self.device)
+        torch.distributed.broadcast_object_list(box, src=0, group=_waiting_group())
         return box[0]
 
     def barrier(self) -> None:
-        torch.distributed.barrier()
+        """Wait for all ranks, like `broadcast`."""
+        torch.distributed.barrier(_waiting_group())
 
     def save_state(self, folder: Path) -> None:
         """Write trained weights, optimizer and this rank's random state into `folder`; called on all ranks.
@@ -369,6 +389,12 @@ def convert_to_universal(source: Path, target: Path) -> None:
 
     asked = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True, "inject_missing_state": True}
     ds_to_universal.main(argparse.Namespace(input_folder=str(source), output_folder=str(target), **asked))
+
+
+@cache
+def _waiting_group() -> Any:
+    """All ranks on CPUs: a wait within NCCL is a kernel that polls on the GPU, where an engine may be decoding."""
+    return torch.distributed.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def _leave() -> None:

@@ -104,7 +104,9 @@ def test_what_makes_a_recipe_what_it_is_stays(shipped):
             assert getattr(small.find(stage).config, name) == getattr(real.find(stage).config, name), (stage, name)
     ppo, was = (graph.find("rlvr_ppo").config.model_dump() for graph in (small, real))
     assert ppo["algorithm"] | {"critic": was["algorithm"]["critic"]} == was["algorithm"]
-    assert {change.setting for change in changes if change.where == "tulu3_8b/sft"} == {"global_batch", "optimizer.learning_rate"}
+    assert {change.setting for change in changes if change.where == "tulu3_8b/sft"} == {
+        "global_batch", "optimizer.learning_rate", "optimizer.warmup_ratio"
+    }  # fmt: skip
     base: Any = small.find("base").config
     assert base.source.revision == COMMIT and base.chat_template == "tulu" and base.dtype == "bf16"
 

@@ -86,6 +86,8 @@ def test_states_of_llama_3_1_8b_over_eight_ranks_of_zero_3():
     assert kept == 18 * PARAMETERS // 8
     # a bucket of 5·10⁸ elements in fp32, and a flat copy of it
     assert peak_memory.buckets(model, numerics) == 4_000_000_000
+    # ZeRO-2: two buckets in bf16 of the embedding's 525,336,576 elements, and a copy in fp32 of what is reduced
+    assert peak_memory.buckets(model, on_gpus(zero_stage=2)) == 2 * 2 * 525_336_576 + 4 * 525_336_576
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import gc
 import hashlib
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -63,13 +65,19 @@ def kept_for_backward(weights: Iterator[nn.Parameter]) -> Iterator[Counter[str]]
 
 
 def trainer_of(
-    policy: Artifact, fields: dict[str, Any], lora: bool = False, dtype: Any = "fp32", offload: bool = False, **optimizer: Any
+    policy: Artifact,
+    fields: dict[str, Any],
+    lora: bool = False,
+    dtype: Any = "fp32",
+    offload: bool = False,
+    kind: type[Trainer] = Trainer,
+    **optimizer: Any,
 ) -> Trainer:
     """`offload` is refused on CPUs, where all memory is the host's; DeepSpeed goes the same way there as with a GPU."""
     numerics = Numerics.model_validate({"threads": 1, **fields}).model_copy(update={"offload_optimizer": offload})
     module = load_policy(policy, numerics, Lora(rank=4) if lora else None)
     settings = Optimizer.model_validate({"learning_rate": 1e-3, "schedule": "constant", **optimizer})
-    return Trainer(module, optimizer=settings, total_steps=3, dtype=dtype, numerics=numerics, seed=0)
+    return kind(module, optimizer=settings, total_steps=3, dtype=dtype, numerics=numerics, seed=0)
 
 
 def weights_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -183,6 +191,29 @@ def offloading(policy: Artifact, offload: bool, **fields: Any) -> dict[str, Any]
     return {"losses": losses, "weights": found, "on_host": on_host}
 
 
+class LikeOnGpus(Trainer):
+    """DeepSpeed reduces as with GPUs, in buckets as small as the largest weight allows. A CPU has no streams that could run at once."""
+
+    def _config(self, numerics: Numerics, plain: bool, largest: int) -> dict[str, Any]:
+        found = super()._config(numerics.model_copy(update={"device": "cuda"}), plain, largest)
+        found["zero_optimization"]["reduce_bucket_size"] = largest
+        return found
+
+
+def overlapping(policy: Artifact, like_on_gpus: bool, dtype: Any, **fields: Any) -> dict[str, Any]:
+    """Two steps of two micro-batches, each rank with its own: norms of the gradients and the weights' hash."""
+    trainer = trainer_of(policy, fields, dtype=dtype, kind=LikeOnGpus if like_on_gpus else Trainer)
+    norms = []
+    for step in range(2):
+        for number in range(2):
+            units = [(document([5, 6, 7], [8 + 3 * trainer.rank + 2 * step + number, 9, 2]),)]
+            trainer.backward(-trainer.module(collate(units, trainer.numerics, 0))[0].sum())
+        norms.append(float(trainer.step().grad_norm))
+    found = {"overlaps": trainer.engine.zero_overlap_comm(), "norms": norms, "weights": digest(weights_of(trainer))}
+    trainer.close()
+    return found
+
+
 def footprint(policy: Artifact, dtype: str, documents: int = 16, length: int = 64, **fields: Any) -> dict[str, int]:
     """Bytes of all tensors: between steps, and at most within one, by torch's own account; tokens of a pass."""
     gc.collect()
@@ -226,6 +257,28 @@ def collectives(policy: Artifact, **fields: Any) -> dict[str, list[int]]:
         found["step"].append(exchanges(trainer.step))
     trainer.close()
     return found
+
+
+def waits(policy: Artifact, **fields: Any) -> dict[str, Any]:
+    """Rank 0 works longer than the default group allows a collective, and the other waits for its word and its end."""
+    trainer = trainer_of(policy, fields)
+    group: Any = torch.distributed.distributed_c10d._get_default_group()
+    timeout = group._get_backend(torch.device("cpu")).options._timeout
+    torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5), group)
+
+    def work() -> Any:
+        time.sleep(1.5 * (trainer.rank == 0))  # only time ends a collective of the default group
+        return {"rolled": "out"} if trainer.rank == 0 else None
+
+    before = group._get_sequence_number_for_group()
+    heard = [trainer.broadcast(work()), trainer.broadcast(work())]
+    work()
+    trainer.barrier()
+    used = group._get_sequence_number_for_group() - before
+    torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+    (other,) = trainer.sum(float(trainer.rank == 1 and heard == [{"rolled": "out"}] * 2))
+    trainer.close()
+    return {"heard": other, "collectives": used, "timeout_s": timeout.total_seconds()}
 
 
 def exchanges(work: Callable[[], Any]) -> int:

@@ -168,6 +168,7 @@ def test_a_gpu_that_is_not_there_is_no_cpu(policy):
 
 TWO = {"world_size": 2}
 STAGES = (0, 1, 2, 3)
+OVERLAPPED = [(2, "bf16"), (3, "bf16")]
 Cases = dict[str, tuple[str, dict[str, Any]]]
 DECAYS = [(3, False, "matrices"), (2, True, "matrices"), (1, False, "all")]
 RECOMPUTED = [(2, True), (3, False)]
@@ -197,6 +198,14 @@ def offloadings(*stages: int) -> Cases:
     }
 
 
+def overlappings(*cases: tuple[int, str]) -> Cases:
+    return {
+        f"overlapping {on} {stage} {dtype}": ("overlapping", {**TWO, "zero_stage": stage, "dtype": dtype, "like_on_gpus": on})
+        for stage, dtype in cases
+        for on in (False, True)
+    }
+
+
 DAILY: Cases = {
     **{f"held {stage}": ("held", {**TWO, "zero_stage": stage}) for stage in STAGES},
     **{f"collectives {stage}": ("collectives", {**TWO, "zero_stage": stage}) for stage in STAGES},
@@ -204,6 +213,8 @@ DAILY: Cases = {
     **decays(DECAYS),
     **recomputations(RECOMPUTED),
     **offloadings(2),
+    **overlappings(*OVERLAPPED),
+    "waits": ("waits", TWO),
 }
 ALL_DECAYS = [(stage, lora, decayed) for stage in STAGES for lora, decayed in ((False, "matrices"), (True, "matrices"), (False, "all"))]
 ALL_RECOMPUTED = [(stage, lora) for stage in STAGES for lora in (False, True)]
@@ -254,6 +265,31 @@ def test_gradients_are_exchanged_once_a_step_up_to_zero_1_and_after_each_micro_b
         found = measured(f"collectives {stage}")
         assert all(found["step"]) and len(found["backward"]) == 4
         assert all(found["backward"]) if stage >= 2 else not any(found["backward"]), stage
+
+
+@pytest.mark.parametrize(("stage", "dtype"), OVERLAPPED)
+def test_gradients_reduced_during_the_backward_pass_are_the_same(measured, stage, dtype):
+    after, during = (measured(f"overlapping {on} {stage} {dtype}") for on in (False, True))
+    assert (after.pop("overlaps"), during.pop("overlaps")) == (False, True) and during == after
+
+
+def test_on_gpus_gradients_and_weights_travel_while_others_are_computed_and_no_weight_exceeds_a_bucket(policy):
+    """DeepSpeed's ZeRO-2 frees a gradient larger than its bucket while another stream still reads it: the embeddings of Llama 3.1 8B have
+    525 million elements, its bucket 500 million."""
+    trainer = trainer_of(policy, {})
+    for stage, device, expected in ((1, "cuda", False), (2, "cpu", False), (2, "cuda", True), (3, "cuda", True)):
+        numerics = Numerics(device=device, zero_stage=stage)
+        found = trainer._config(numerics, False, 525_336_576)["zero_optimization"]
+        assert found["overlap_comm"] is expected and found["reduce_bucket_size"] >= 525_336_576 * (stage == 2 and device == "cuda")
+        assert trainer._config(numerics, False, 1000)["zero_optimization"]["reduce_bucket_size"] == 500_000_000
+    trainer.close()
+
+
+def test_no_rank_waits_for_the_first_in_a_group_that_ends_or_spins(measured):
+    """Rollouts, checks of checkpoints and exports may take rank 0 hours: a hang is found by its heartbeat."""
+    found = measured("waits")
+    assert (found["heard"], found["collectives"]) == (1, 0)
+    assert found["timeout_s"] > 24 * 3600  # ranks may also join each other late
 
 
 @pytest.mark.parametrize(("stage", "lora"), nightly_unless(RECOMPUTED, ALL_RECOMPUTED))

@@ -10,12 +10,15 @@ import torch
 from effects_lab import DOCUMENTS, trainer_of, weights_of
 from sweeps import nightly_unless
 from torch import nn
+from transformers import TrainingArguments, get_scheduler
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
+from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
 from pedigree.stages.training.trainer import Trainer, learning_rate, parameter_groups
 
@@ -34,11 +37,35 @@ def test_what_has_fewer_than_two_dimensions_does_not_decay():
     assert undecayed["weight_decay"] == 0.0 and len(undecayed["params"]) == 5
 
 
-def test_warmup_is_counted_in_updates_or_as_a_share_of_them():
-    rates = [learning_rate(step, 10, Optimizer(learning_rate=1.0, schedule="constant", warmup_steps=4)) for step in range(6)]
-    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert rates == [learning_rate(step, 10, Optimizer(learning_rate=1.0, schedule="constant", warmup_ratio=0.31)) for step in range(6)]
-    assert learning_rate(0, 2, Optimizer(learning_rate=1.0, warmup_steps=8)) == 0.125  # a run may end before its warm-up does
+PEERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+"""Our schedules → those of transformers, whose schedules also train in open-instruct and TRL."""
+
+
+@pytest.mark.parametrize("schedule", PEERS)
+@pytest.mark.parametrize(("warmup", "total"), [({}, 7), ({"warmup_steps": 0}, 1), ({"warmup_steps": 1}, 7), ({"warmup_steps": 4}, 9),
+    ({"warmup_steps": 8}, 3), ({"warmup_ratio": 0.1}, 25), ({"warmup_ratio": 0.03}, 3)])  # fmt: skip
+def test_every_step_has_the_learning_rate_of_transformers(schedule, warmup, total):
+    optimizer = Optimizer(learning_rate=3e-4, schedule=schedule, **warmup)
+    peer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=3e-4)
+    ratio, steps = warmup.get("warmup_ratio", 0.0), warmup.get("warmup_steps", 0)
+    counted = TrainingArguments(warmup_steps=ratio or steps).get_warmup_steps(total)
+    scheduler = get_scheduler(PEERS[schedule], peer, num_warmup_steps=counted, num_training_steps=total)
+    for step in range(total):
+        assert learning_rate(step, total, optimizer) == scheduler.get_last_lr()[0], step
+        peer.step()
+        scheduler.step()
+
+
+def test_a_warmup_that_trains_nothing_is_refused(policy):
+    module = load_policy(policy, Numerics(threads=1))
+    with pytest.raises(StageError, match="in warm-up, with learning rate 0: plan more updates, or set warmup_steps: 0"):
+        Trainer(
+            module,
+            optimizer=Optimizer(learning_rate=0.1, warmup_ratio=0.1), total_steps=1, dtype="fp32", numerics=Numerics(threads=1), seed=0,
+        )  # fmt: skip
+
+
+def test_a_warmup_is_written_once():
     with pytest.raises(ValueError, match="both set: remove one"):
         Optimizer(learning_rate=1.0, warmup_ratio=0.1, warmup_steps=4)
 

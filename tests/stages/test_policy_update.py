@@ -237,6 +237,24 @@ def test_rewards_are_what_the_kl_takes_off(policy, answers):
     policy_lab.close(made)
 
 
+def masked_whiten(values_N: torch.Tensor) -> torch.Tensor:
+    """The whitening of TRL's and open-instruct's PPO: `(values - mean) * rsqrt(var + 1e-8)`, var with Bessel's correction."""
+    mean, count = values_N.sum() / len(values_N), len(values_N)
+    variance = ((values_N - mean) ** 2).sum() / count * (count / (count - 1))
+    return (values_N - mean) * torch.rsqrt(variance + 1e-8)
+
+
+def test_a_single_token_is_whitened_to_0(policy, answers):
+    """Its variance would be 0/0."""
+    made = policy_lab.learner(policy_lab.algorithm("reinforce_pp_baseline", kl=None), policy)
+    alone = [replace(answer, ids=answer.ids[:1], logprobs=answer.logprobs[:1]) for answer in answers[:1]]
+    ((one,),) = micro_batches(made, alone, [[[0]]], old_logprobs=False)
+    state = initial_state(made.algorithm)
+    (((found,),), _) = compute_advantages(made, alone, [[one]], torch.ones(1, 1), state, state, None)
+    assert found.advantages_N is not None and found.advantages_N.tolist() == [0.0]
+    policy_lab.close(made)
+
+
 @pytest.mark.parametrize("type", ["reinforce_pp", "ppo"])
 def test_the_advantage_of_a_token_is_made_of_what_comes_after_it(policy, answers, type):
     """One answer after the other, token by token from its end, as the papers write it; then mean 0 and variance 1 over all."""
@@ -262,7 +280,7 @@ def test_the_advantage_of_a_token_is_made_of_what_comes_after_it(policy, answers
         expected += own
         place += length
     exact = torch.tensor(expected, dtype=torch.float64)
-    white = (exact - exact.mean()) / exact.std(correction=0)
+    white = masked_whiten(exact)
     assert found.advantages_N is not None and found.advantages_N.tolist() == pytest.approx(white.tolist(), abs=1e-4)
     if type == "ppo":
         assert found.returns_N is not None and found.returns_N.tolist() == pytest.approx(returns, abs=1e-4)
@@ -276,7 +294,7 @@ def test_groups_without_differences_are_values_like_any_other_where_advantages_a
     centred = (rewards_PG - rewards_PG.mean(1, keepdim=True)).flatten().tolist()
     assert centred[12:] == [0, 0, 0, 0]
     tokens = torch.tensor([value for value, answer in zip(centred, answers, strict=True) for _ in answer.ids], dtype=torch.float64)
-    white = (tokens - tokens.mean()) / tokens.std(correction=0)
+    white = masked_whiten(tokens)
     done = update_policy(made, answers, 4, 0, initial_state(made.algorithm))
     assert done.metrics["advantage_size"] == pytest.approx(white.abs().mean().item(), rel=1e-5)
     assert done.metrics["loss"] == pytest.approx(0, abs=1e-6)  # whitened over the very tokens that the mean is over

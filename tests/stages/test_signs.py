@@ -32,6 +32,7 @@ from pedigree.stages.sample import run as sample
 from pedigree.stages.sampling import rewards
 from pedigree.stages.sampling.sampler import Generation
 from pedigree.stages.training import models
+from pedigree.stages.training.checkpoints import Checkpoints
 
 
 @pytest.fixture
@@ -57,6 +58,22 @@ def test_a_library_that_says_nothing_is_heard_while_it_computes_or_moves_bytes(t
         assert (said(tmp_path)["step"], said(tmp_path)["doing"]["what"]) == (3, "loading the model")
         with (tmp_path / "x").open("wb") as stream:
             beats(tmp_path, 5, lambda: (stream.write(bytes(1 << 20)), stream.seek(0)))
+
+
+def test_a_checkpoint_beats_while_it_is_written_and_while_it_is_loaded_or_converted(tmp_path: Path, quick: None, monkeypatch: Any) -> None:
+    """Large states take minutes, and one process converts them to other ranks."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    job, found = a_job(tmp_path), []
+
+    def slow(*_: Any, **__: Any) -> None:
+        beats(tmp_path, 2, lambda: sum(range(100_000)))
+        found.append(said(tmp_path)["doing"]["what"])
+
+    alone = {"rank": 0, "barrier": lambda _: None, "broadcast": lambda _, value: value, "save_state": slow, "load_state": slow}
+    checkpoints = Checkpoints(job, type("Alone", (), alone)())  # pyright: ignore[reportArgumentType]
+    checkpoints.write(1, {"step": 1})
+    checkpoints._settle()
+    assert checkpoints.resume() == {"step": 1} and found == ["writing the checkpoint", "loading the checkpoint"]
 
 
 def test_a_call_that_hangs_is_not_taken_for_work(tmp_path: Path, quick: None) -> None:

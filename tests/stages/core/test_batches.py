@@ -1,3 +1,4 @@
+import math
 import random
 
 import pytest
@@ -45,6 +46,61 @@ def test_every_unit_counts_once_and_all_ranks_make_equally_many_passes(world, nu
     assert len({len(plan) for plan in plans}) == 1
     counted = sorted(unit for plan in plans for micro in plan if micro.weight for unit in micro.units)
     assert counted == list(range(7))
+
+
+def like_tulu(seed, rows=128):
+    """Log-normal around a median of 400 tokens, cut to 4096."""
+    draw = random.Random(seed)
+    return [min(4096, max(16, round(draw.lognormvariate(math.log(400), 0.8)))) for _ in range(rows)]
+
+
+def tokens_by_rank(units, world, numerics):
+    plans = [plan_step(units, rank, world, numerics) for rank in range(world)]
+    return [sum(unit_tokens(units[i], numerics) for micro in plan if micro.weight for i in micro.units) for plan in plans]
+
+
+@pytest.mark.parametrize("world", [8, 32])
+@pytest.mark.parametrize("padded", [False, True])
+def test_ranks_have_equally_many_tokens_unless_one_row_is_longer_than_a_ranks_share(world, padded):
+    """At 8 ranks, the busiest has at most 1.05 of the mean; by turns, it would have 1.36. At 32, four rows each, one row may be more than
+    the mean."""
+    numerics = Numerics(packing=not padded, micro_batch_tokens=8192)
+    for seed in range(8):
+        lengths = like_tulu(seed)
+        tokens = tokens_by_rank(docs(*lengths), world, numerics)
+        assert sum(tokens) == sum(lengths)
+        assert max(tokens) <= (1.1 if padded else 1.05) * max(sum(lengths) / world, max(lengths)), seed
+
+
+def test_answers_that_share_a_prompt_are_dealt_together_by_what_they_cost_together():
+    """Prompts of 100 tokens: three units of two answers cost 120 each, and a single one of 260 as much as two of them."""
+    pair = tuple(document(range(100), [7] * 10) for _ in range(2))
+    alone = (document(range(100), [7] * 160),)
+    numerics = Numerics(micro_batch_tokens=1024)
+    assert [unit_tokens(unit, numerics) for unit in (pair, alone)] == [120, 260]
+    plans = [plan_step([pair, alone, pair], rank, 2, numerics) for rank in range(2)]
+    assert [[micro.units for micro in plan] for plan in plans] == [[(1,)], [(0, 2)]]
+
+
+@pytest.mark.parametrize("numerics", [Numerics(micro_batch_tokens=4096), Numerics(packing=False, micro_batch_sequences=3)])
+def test_dealing_by_length_costs_no_idle_pass(numerics):
+    """Against units dealt by turns, each rank's packed alone."""
+    idle, by_turns = 0, 0
+    for seed in range(20):
+        units = docs(*like_tulu(seed, 50))
+        plans = [plan_step(units, rank, 8, numerics) for rank in range(8)]
+        turns = [len(plan_step(units[rank::8], 0, 1, numerics)) for rank in range(8)]
+        assert len(plans[0]) <= max(turns)
+        idle += sum(micro.weight == 0 for plan in plans for micro in plan)
+        by_turns += sum(max(turns) - passes for passes in turns)
+    assert idle <= by_turns
+
+
+def test_rows_of_equal_length_are_dealt_by_turns_and_one_rank_keeps_the_order():
+    padded = Numerics(packing=False, micro_batch_sequences=2)
+    plans = [plan_step(docs(*[5] * 6), rank, 2, padded) for rank in range(2)]
+    assert [[micro.units for micro in plan] for plan in plans] == [[(0, 2), (4,)], [(1, 3), (5,)]]
+    assert [micro.units for micro in plan_step(docs(3, 9, 2, 7), 0, 1, padded)] == [(0, 1), (2, 3)]
 
 
 def test_more_ranks_than_units_leaves_idle_passes_without_weight():
