@@ -33,6 +33,8 @@ SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 IRRELEVANT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", *SPECIAL_TOKENS)
 """Keys of config.json in which models of the same architecture may differ."""
 
+VERSION_FILE = "weights_version"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -66,6 +68,24 @@ class Generation:
     logprobs: list[float]
     """Log-probability of each token of `response_ids` under the distribution from which it was sampled."""
     finish_reason: FinishReason
+    version: int = 0
+    """Version of the weights it was sampled with (`write_version`)."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As sent and recorded: without version 0, that of every model that is not in training."""
+        return {name: value for name, value in vars(self).items() if name != "version" or value}
+
+
+def write_version(folder: Path, version: int) -> None:
+    """Record the version of the weights in a folder, for `read_version`: in training, the number of updates that made them."""
+    (folder / VERSION_FILE).write_text(str(version))
+
+
+def read_version(folder: Path) -> int:
+    """Version of the weights in a folder; 0 if none is recorded. Engines read it with the weights, so that it is of what they loaded, not
+    of what they were asked to load."""
+    path = folder / VERSION_FILE
+    return int(path.read_text()) if path.exists() else 0
 
 
 def seed_of(*parts: str | int) -> int:

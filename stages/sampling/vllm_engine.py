@@ -31,6 +31,7 @@ from pedigree.stages.sampling.sampler import (
     Sampler,
     architecture,
     check_lengths,
+    read_version,
 )
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -112,6 +113,7 @@ class Inline(Sampler):
         self._params, self._prompt, self._at_end = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
         self._adapters_of, self._adapters, self._loads = LoRARequest, None, 0
         self._folder = Path(settings["model_folder"])
+        self._version = read_version(self._folder)
         self._context: int = settings["context"]
         self._packs_weights = numerics.device == "cpu"
         dtype: Any = DTYPES[settings["dtype"]]  # vLLM types it as a union of literals
@@ -160,7 +162,7 @@ class Inline(Sampler):
             self._check_cache([len(request.prompt_ids) + sampling.max_tokens for request in requests])
         self._forget()
         asked = ((request.prompt_ids, self._drawn(request, sampling, stop_ids)) for request in requests)
-        self._work(asked, lambda number, output: arrived(number, _generation(output)), beat)
+        self._work(asked, lambda number, output: arrived(number, _generation(output, self._version)), beat)
 
     def _drawn(self, request: Request, sampling: Sampling, stop_ids: Sequence[int]) -> Any:
         return self._params(
@@ -222,7 +224,7 @@ class Inline(Sampler):
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
         if self._packs_weights:
             self._engine.apply_model(_pack_output_head)
-        self._folder = Path(model_folder)
+        self._folder, self._version = Path(model_folder), read_version(model_folder)
         self._forget()
 
     def load_adapters(self, folder: Path) -> None:
@@ -232,6 +234,7 @@ class Inline(Sampler):
         self._adapters = self._adapters_of(f"adapters-{self._loads}", self._loads, str(folder))
         with serving():
             self._engine.add_lora(self._adapters)
+        self._version = read_version(folder)
         self._forget()
 
     def close(self) -> None:
@@ -263,12 +266,13 @@ def _pack_output_head(model: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _generation(output: Any) -> Generation:
+def _generation(output: Any, version: int) -> Generation:
     answer = output.outputs[0]
     if answer.finish_reason not in ("stop", "length"):
         raise EngineLost(f"vLLM ended request {output.request_id} with {answer.finish_reason!r}")
     ids = list(answer.token_ids)
-    return Generation(ids, [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)], answer.finish_reason)
+    logprobs = [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)]
+    return Generation(ids, logprobs, answer.finish_reason, version)
 
 
 def _prompt_logprobs(output: Any) -> list[float]:
@@ -342,7 +346,7 @@ def _obey(engine: Inline, order: dict[str, Any], lines: Iterator[str], tell: Cal
         tell({"beat": finished})
 
     def arrived(number: int, answer: Generation) -> None:
-        tell({"answer": [number, vars(answer)]})
+        tell({"answer": [number, answer.as_json()]})
 
     match order["do"]:
         case "load":

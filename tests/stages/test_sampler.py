@@ -31,6 +31,7 @@ from pedigree.stages.sampling.sampler import (
     check_lengths,
     engine_settings,
     model_context,
+    write_version,
 )
 from pedigree.stages.sampling.vllm_engine import QUEUED, Inline
 
@@ -137,6 +138,20 @@ def test_a_load_changes_the_answers_and_another_load_brings_the_old_ones_back(en
     assert [one.response_ids for one in before] != [one.response_ids for one in engine.generate(CHUNK, GREEDY, STOP)]
     engine.load(models["a"])
     assert exact(engine.generate(CHUNK, GREEDY, STOP)) == exact(before)
+
+
+@pytest.mark.slow
+def test_answers_bear_the_version_of_the_weights_that_were_loaded_and_none_where_the_folder_states_none(engine, models, tmp_path):
+    engine.load(models["a"])
+    untold = engine.generate(CHUNK, GREEDY, STOP)
+    assert {one.version for one in untold} == {0} and set(untold[0].as_json()) == {"response_ids", "logprobs", "finish_reason"}
+    shutil.copytree(models["a"], tmp_path / "updated")
+    write_version(tmp_path / "updated", 7)
+    engine.load(tmp_path / "updated")
+    told = engine.generate(CHUNK, GREEDY, STOP)
+    assert [one.as_json() for one in told] == [{**one.as_json(), "version": 7} for one in untold]
+    engine.load(models["a"])
+    assert engine.generate(CHUNK, GREEDY, STOP) == untold
 
 
 @pytest.mark.slow
