@@ -28,6 +28,7 @@ from pedigree.data.records import records
 from pedigree.stages.core.batches import step_rows
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
+from pedigree.stages.rlvr.handover import awake, release, shares_gpus, sleep_level, start_before_trainer
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.rewarding import reward
 from pedigree.stages.sampling.engines import open_sampler
@@ -75,14 +76,16 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         for step in range(state["step"], config.steps):
             started = time.monotonic()
             batch = [prompts[row] for row in step_rows(step, len(prompts), config.prompts_per_step, config.seed)]
-            rolled = roll_out(sampler, batch, step, config, chat, job) if sampler else None
+            with awake(sampler, trainer, sleep_level(config, step)):
+                rolled = roll_out(sampler, batch, step, config, chat, job) if sampler else None
             rollouts, greedy = cast(tuple[list[Rollout], list[float] | None], trainer.broadcast(rolled))
             refuse_stale({rollout.answer.version for rollout in rollouts}, state["updates"], step)
             if all(math.isnan(rollout.reward) for rollout in rollouts):
                 raise StageError(f"no answer of step {step + 1} could be verified; see the log for the reasons")
             samples = [TrainingSample(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
             done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], greedy)
-            if done.updates and step + 1 < config.steps:
+            dropped = shares_gpus(job.numerics) and sleep_level(config, step) == 2
+            if (done.updates or dropped) and step + 1 < config.steps:
                 load_weights(sampler, trainer, state["updates"] + done.updates, config, chat, job)
 
             numbers = reward_numbers(rollouts) | ({} if greedy is None else {"greedy_reward": mean(present(greedy))}) | done.metrics
@@ -224,8 +227,9 @@ def usable_prompts(
 
 @contextmanager
 def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Sampler | None]:
-    """The sampler on rank 0, None elsewhere."""
+    """The sampler on rank 0, None elsewhere. On GPUs it is ready and asleep."""
     if job.rank != 0:
+        start_before_trainer(None, job)
         yield None
         return
     with open_sampler(
@@ -236,7 +240,9 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Samp
         placement=job.placement,
         inline=job.placement.sampler_process == "inline",
         adapter_rank=config.lora.rank if config.lora else None,
+        sleeps=shares_gpus(job.numerics),
     ) as sampler:
+        start_before_trainer(sampler, job)
         yield sampler
 
 
@@ -250,6 +256,7 @@ def load_weights(sampler: Sampler | None, trainer: Trainer, version: int, config
         trainer.export_adapters(folder, config.lora)
     else:
         trainer.export(folder, chat)
+    release(trainer)
     if sampler:
         write_version(folder, version)
         (sampler.load if config.lora is None else sampler.load_adapters)(folder)

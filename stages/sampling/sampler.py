@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.language.execution import Numerics, Placement
@@ -164,12 +164,44 @@ class Sampler(ABC):
         opened for adapters."""
 
     @abstractmethod
+    def ready(self) -> None:
+        """Wait until the engine has loaded its model and allocated its memory.
+
+        Raises:
+            StageError: vLLM is not installed or cannot serve the model.
+            EngineLost: the engine died or stopped responding.
+        """
+
+    @abstractmethod
+    def sleep(self, level: Literal[1, 2]) -> None:
+        """Free the GPU memory of weights and KV cache until `wake`, for an engine opened with `sleeps`. On a CPU nothing is freed.
+
+        Args:
+            level: 1 keeps the weights in host memory; 2 drops them, and `load` must follow before `wake`.
+        """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Allocate the memory again, with the weights that were kept, or that `load` or `load_adapters` put there in the meantime.
+
+        Raises:
+            StageError: the weights were dropped and none were loaded.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Shut the engine down."""
 
 
 def engine_settings(
-    model_folder: Path, *, dtype: str, context: int, numerics: Numerics, placement: Placement, adapter_rank: int | None = None
+    model_folder: Path,
+    *,
+    dtype: str,
+    context: int,
+    numerics: Numerics,
+    placement: Placement,
+    adapter_rank: int | None = None,
+    sleeps: bool = False,
 ) -> dict[str, Any]:
     """Settings of an engine.
 
@@ -178,6 +210,7 @@ def engine_settings(
         dtype: `bf16` or `fp32`, for weights, activations and KV cache.
         context: maximum tokens of a prompt with its answer; at most the model's context.
         adapter_rank: maximum rank of adapters for `load_adapters`, at most `MAX_SERVED_RANK`; None for an engine without adapters.
+        sleeps: on GPUs, whether `Sampler.sleep` will be called.
     """
     return {
         "model_folder": str(model_folder),
@@ -186,6 +219,7 @@ def engine_settings(
         "numerics": numerics.model_dump(),
         "placement": placement.model_dump(),
         "adapter_rank": adapter_rank,
+        "sleeps": sleeps,
     }
 
 
@@ -284,6 +318,17 @@ class Child(Sampler):
     def load_adapters(self, folder: Path) -> None:
         self._ask({"do": "load_adapters", "folder": str(folder)})
 
+    def sleep(self, level: Literal[1, 2]) -> None:
+        self._ask({"do": "sleep", "level": level})
+
+    def wake(self) -> None:
+        self._ask({"do": "wake"})
+
+    def ready(self) -> None:
+        if not self._ready:
+            self._answer(None)
+            self._ready = True
+
     def abandon(self) -> None:
         """Kill the child immediately."""
         self._process.kill()
@@ -307,9 +352,7 @@ class Child(Sampler):
         arrived: Arrived | None = None,
         sent: Callable[[], None] = lambda: None,
     ) -> Any:
-        if not self._ready:
-            self._answer(beat)
-            self._ready = True
+        self.ready()
         self._send(order)
         sent()
         return self._answer(beat, arrived)
