@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import SHARE_OF_A_BOUND
-from pedigree.configs.language.execution import GPUS, MOST_THREADS, SLOT_BYTES, Machine
+from pedigree.configs.language.execution import ENGINE_OVERHEAD, GPUS, MOST_THREADS, SLOT_BYTES, Machine
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.pipelines.estimate import amounts, estimates, flops, peak_memory
 from pedigree.pipelines.estimate.estimates import Estimates
@@ -91,8 +91,9 @@ for the largest process it started (vLLM), and on GPUs `gpu`, the memory allocat
 ## Formulas
 
 Ψ parameters, Ψ_t trained parameters, R ranks, e bytes of the compute dtype, T tokens of one pass; L layers, H hidden width, A heads, K key
-heads, D head width, F MLP width, V vocabulary, N parameters multiplied per token, s tokens of a document. The peak is the larger of loading
-and the sum of all terms of a step. Terms are summed rather than maximized over phases, so the result is an upper bound by a few percent.
+heads, D head width, F MLP width, V vocabulary, N parameters multiplied per token, s tokens of a document. The peak is the largest of
+loading, the sum of all terms of a step and, in `rlvr` on GPUs, `rollouts`. Terms of a step are summed, although not all exist at the same
+time, so the result is an upper bound by a few percent.
 
 | term | formula | source |
 |---|---|---|"""
@@ -181,7 +182,7 @@ def page() -> str:
     lines = [head]
     lines += [f"| {one.term} | {_cell(one.formula)} | {_cell(one.source)} |" for one in (*peak_memory.FORMULAS, *flops.FORMULAS)]
     runtime = peak_memory.RUNTIME
-    lines.append(ASSUMED.format(cuda=_gib(runtime["cuda"]), cpu=_gib(runtime["cpu"]), overhead=_gib(peak_memory.ENGINE_OVERHEAD)))
+    lines.append(ASSUMED.format(cuda=_gib(runtime["cuda"]), cpu=_gib(runtime["cpu"]), overhead=_gib(ENGINE_OVERHEAD)))
     lines.append(ERROR)
     lines += [f"| {r} | {z} | {d} | {t} | {p:.2f} GB | {m:.2f} GB | {p / m:.2f} |" for r, z, d, t, p, m in MEASURED]
     lines.append(CARRIES_OVER.format(jobs=JOBS, recipe=PUBLISHED, utilization=Machine().utilization, published=_published()))

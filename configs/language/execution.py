@@ -26,6 +26,9 @@ AUTO = "auto"
 """`slots` or `threads` in a profile: derive the value from the machine (`fitted`)."""
 MOST_THREADS = 8
 """Maximum threads per job under `auto`: more hardly speed up training of a small model, and the cores are better used by other jobs."""
+ENGINE_OVERHEAD = 2 << 30
+"""Bytes of vLLM on a GPU besides weights and KV cache: its context, activations of its largest batch and graphs (an assumption, which
+`make gpu-check` measures)."""
 SLOT_BYTES = 2 << 30
 """Memory per slot under `auto`: SFT of a model with 135M parameters takes five GiB, on two slots or more."""
 PARTS = ("numerics", "placement")
@@ -151,7 +154,8 @@ class Placement(Frozen):
     sampler_memory_gb: float = Field(default=1.0, gt=0)
     """KV cache of a vLLM engine on CPU, in GiB; doubled, for the same number of tokens, where bf16 is computed through fp32."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
-    """Fraction of GPU memory that vLLM may use."""
+    """Fraction of each of its GPUs' memory that vLLM may use: for weights, 2 GiB of activations and graphs, and its KV cache, which gets
+    the rest. In `rlvr` it has this memory while it generates; the trainer has it in between."""
     retries: int = Field(default=2, ge=0)
     """Consecutive retries without progress after a transient failure; each resumes from the last checkpoint."""
     heartbeat_timeout_s: float = Field(default=600, gt=0)
@@ -313,6 +317,11 @@ def _share(combined: Mapping[str, Any], threads: int, taken: int) -> int:
 def _count(settings: Mapping[str, Any], name: str, otherwise: int) -> int:
     value = settings.get(name)
     return value if isinstance(value, int) and value > 0 else otherwise
+
+
+def kv_cache_bytes(gpu_bytes: int, placement: Placement, weights: int) -> int:
+    """KV cache of a vLLM engine on each of its GPUs, of `gpu_bytes`, next to so many bytes of weights; at most 0 if there is no room."""
+    return int(gpu_bytes * placement.gpu_memory_utilization) - weights - ENGINE_OVERHEAD
 
 
 def engines_problem(numerics: Numerics, placement: Placement) -> str | None:

@@ -220,8 +220,14 @@ class ReferenceLogprobs(Frozen):
     """Compute dtype; must match the training, so that rounding is the same."""
 
 
-MAX_SERVED_RANK = 512
-"""Maximum adapter rank in vLLM."""
+SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Adapter ranks for which vLLM can reserve memory; adapters of a lower rank fit."""
+MAX_SERVED_RANK = SERVED_RANKS[-1]
+
+
+def served_rank(rank: int) -> int:
+    """The rank for which vLLM reserves memory to serve adapters of this rank, at most `MAX_SERVED_RANK`."""
+    return min(served for served in SERVED_RANKS if served >= rank)
 
 
 class Sampling(Frozen):

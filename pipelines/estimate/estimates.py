@@ -324,6 +324,7 @@ def document_of(estimate: Estimate) -> dict[str, Any]:
         document["memory"] = {
             "per_rank": needs.device,
             "loading": needs.loading,
+            "rollouts": needs.rollouts or None,
             "peak_bytes": needs.peak,
             "bound_bytes": estimate.hardware.bytes_per_rank,
             "ranks": needs.ranks,

@@ -77,11 +77,10 @@ def lacks(trial: Trial) -> list[Shortfall]:
     if bound is not None and needs.device:
         ranks = f" of {needs.ranks} ranks" if needs.ranks > 1 else ""
         each = f"memory{ranks}" if hardware.device == "cpu" else "the GPU of rank 0" if "sampler" in needs.device else "each GPU"
-        loads = sum(needs.loading.values()) > sum(needs.device.values())
-        terms, whole = (needs.loading, "loading the model on ") if loads else (needs.device, "")
+        phase, terms = max(needs.phases.items(), key=lambda phase: sum(phase[1].values()))
         if needed > bound:
             largest = sorted(terms.items(), key=lambda term: -term[1])[:3]
-            found.append(Shortfall(whole + each, needed, bound, tuple(largest)))
+            found.append(Shortfall(f"{phase} on {each}" if phase else each, needed, bound, tuple(largest)))
     engine = needs.engine
     if engine is not None and engine.room is not None and engine.least_cache > engine.room:
         place = "placement.gpu_memory_utilization" if hardware.device == "cuda" else "placement.sampler_memory_gb"

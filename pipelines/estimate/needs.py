@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from pedigree.configs.base.frozen import Dtype
 from pedigree.configs.base.work import Adapters, SamplingPlan, ScoringPlan, TrainingPlan
-from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.execution import ENGINE_OVERHEAD, Numerics, Placement, kv_cache_bytes
+from pedigree.configs.methods.training import served_rank
 from pedigree.data.host.machine import settled
 from pedigree.pipelines.estimate import peak_memory
 from pedigree.pipelines.estimate.peak_memory import GIB, SIZES, Trained
@@ -80,9 +81,13 @@ class Needs:
     """Per rank during computation: the terms of `memory.FORMULAS`. On a CPU, host memory of the rank."""
     loading: dict[str, int] = field(default_factory=dict)
     """Per rank while loading models."""
+    rollouts: dict[str, int] = field(default_factory=dict)
+    """Per rank while a sampler generates on the trainer's GPUs."""
     engine: Engine | None = None
     host: int = 0
     """Host memory per rank if the device is a GPU."""
+    asleep: int = 0
+    """Host memory of one node for the weights of a sleeping engine."""
     ranks: int = 1
     tokens_a_pass: int = 0
     lesser: "Needs | None" = None
@@ -90,7 +95,12 @@ class Needs:
 
     @property
     def peak(self) -> int:
-        return max(peak_memory.total(self.device), peak_memory.total(self.loading))
+        return max(map(peak_memory.total, self.phases.values()))
+
+    @property
+    def phases(self) -> dict[str, dict[str, int]]:
+        """What happens → the terms."""
+        return {"": self.device, "loading the model": self.loading, "generating rollouts": self.rollouts}
 
     @property
     def together(self) -> int:
@@ -104,7 +114,7 @@ class Needs:
 
     def host_of(self, most: int) -> int:
         """Host memory of a node with at most `most` ranks."""
-        own = min(self.ranks, most) * self.host
+        own = min(self.ranks, most) * self.host + self.asleep
         return max(own, self.lesser.host_of(most)) if self.lesser else own
 
 
@@ -155,20 +165,26 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
     if facts.reference is not None and not (facts.reference_is_policy and plan.adapters):
         shards = numerics.world_size if numerics.zero_stage == 3 else 1
         terms["reference"] = SIZES[plan.dtype] * -(-facts.reference.parameters // shards)
+    critic = None
     if facts.value is not None:
         critic = Trained(scored(facts.value), plan.dtype, scored(facts.value).parameters)
         states = (peak_memory.weights, peak_memory.gradients, peak_memory.optimizer, peak_memory.buckets)
         terms["value_model"] = sum(part(critic, numerics) for part in states)  # at rest while the policy computes
         host += peak_memory.host(critic, numerics) if numerics.offload_optimizer else 0
+    rollouts: dict[str, int] = {}
     if engine is not None:
-        taken = _engine_on(engine, numerics)
-        terms["sampler"] = peak_memory.total(taken) if numerics.device == "cpu" else engine.share or peak_memory.total(engine.terms)
-        loading["sampler"] = terms["sampler"]
+        awake = peak_memory.total(_engine_on(engine, numerics))
+        terms["sampler"] = loading["sampler"] = awake if numerics.device == "cpu" else engine.overhead  # asleep
+        if numerics.device == "cuda":
+            rollouts = peak_memory.at_rest(model, numerics) | {name: terms[name] for name in ("reference",) if name in terms}
+            if critic is not None:
+                rollouts["value_model"] = peak_memory.total(peak_memory.at_rest(critic, numerics))
+            rollouts |= {"sampler": awake} | _runtime(numerics)
     if numerics.device == "cpu":
         loading["weights"], host = max(loading["weights"], host), 0
     return Needs(
-        device=terms | _runtime(numerics), loading=loading | _runtime(numerics), engine=engine, host=host, ranks=numerics.world_size,
-        tokens_a_pass=tokens,
+        device=terms | _runtime(numerics), loading=loading | _runtime(numerics), rollouts=rollouts, engine=engine, host=host,
+        asleep=engine.weights * engine.ranks if rollouts and engine else 0, ranks=numerics.world_size, tokens_a_pass=tokens,
     )  # fmt: skip
 
 
@@ -214,12 +230,14 @@ def _engine(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: i
     prompt = min(plan.max_prompt or math.inf, facts.prompt or plan.max_prompt or 1.0)
     if facts.requests:
         chunk = max(1, min(chunk, int(facts.requests)))
-    weights = size * shape.parameters // ranks
+    adapters = facts.training.adapters if facts.training else None
+    weights = size * (shape.parameters // ranks + (shape.adapters(served_rank(adapters.rank)) if adapters else 0))
     cuda = numerics.device == "cuda"
-    overhead = peak_memory.ENGINE_OVERHEAD if cuda else peak_memory.RUNTIME["cpu"]
+    overhead = ENGINE_OVERHEAD if cuda else peak_memory.RUNTIME["cpu"]
     caches = [peak_memory.kv_cache(shape, size, chunk, int(tokens) + plan.answer, ranks) for tokens in (prompt, 1)]
     share = int(gpu_bytes * placement.gpu_memory_utilization) if cuda and gpu_bytes else None
-    room = int(placement.sampler_memory_gb * GIB) if not cuda else max(0, share - weights - overhead) if share is not None else None
+    room = max(0, kv_cache_bytes(gpu_bytes, placement, weights)) if cuda and gpu_bytes else None
+    room = room if cuda else int(placement.sampler_memory_gb * GIB)
     return Engine(ranks, weights, overhead, caches[0], caches[1], share, room, width)
 
 
@@ -233,9 +251,7 @@ def _engine_on(engine: Engine, numerics: Numerics) -> dict[str, int]:
     if numerics.device == "cpu":
         cache = engine.room or 0
         return {"weights": engine.width * engine.weights, "kv_cache": engine.width * cache, "overhead": engine.overhead}
-    if engine.share is None:
-        return engine.terms
-    return {"weights": engine.weights, "overhead": engine.overhead, "kv_cache": max(0, engine.share - engine.weights - engine.overhead)}
+    return engine.terms if engine.room is None else engine.terms | {"kv_cache": engine.room}
 
 
 def _runtime(numerics: Numerics) -> dict[str, int]:

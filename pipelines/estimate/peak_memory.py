@@ -19,8 +19,6 @@ LIVE = 1_000_000_000
 """Maximum elements that ZeRO-3 keeps gathered: `stage3_max_live_parameters`, and `sub_group_size` of its update."""
 RUNTIME = {"cuda": 1 * GIB, "cpu": GIB * 3 // 4}
 """Bytes of a process before any tensor: CUDA context, workspaces, and communicators (an assumption), or libraries on a CPU."""
-ENGINE_OVERHEAD = 2 * GIB
-"""Bytes of vLLM on a GPU besides weights and cache: activations of its largest batch and graphs (an assumption; vLLM profiles its own)."""
 BLOCK = 16
 """Tokens per block of vLLM's KV cache."""
 LOGIT_ROWS = {"cuda": 1024, "cpu": 128}
@@ -82,8 +80,15 @@ FORMULAS = (
     ),
     Formula(
         "sampler",
-        "vLLM reserves `gpu_memory_utilization` of the GPU; it needs eΨ/P + 2 GiB + its KV cache, P = `tensor_parallel`",
-        "vLLM 0.32",
+        "vLLM takes `gpu_memory_utilization` of the GPU: eΨ/P, adapters, 2 GiB, and the rest as KV cache, P = `tensor_parallel`; in "
+        "`rlvr` on GPUs 2 GiB while it sleeps",
+        "vLLM 0.32, `gpu_worker.py`",
+    ),
+    Formula(
+        "rollouts",
+        "in `rlvr` on GPUs: `sampler` with what the trainer keeps between steps: weights without those gathered, optimizer, gradients "
+        "with ZeRO-1 and 3, buckets of 4·B with ZeRO-3, the same of a value model, and the reference",
+        "`stages/rlvr/handover.py`",
     ),
     Formula(
         "KV cache",
@@ -98,8 +103,9 @@ FORMULAS = (
     Formula(
         "host",
         "per rank while loading 4Ψ in fp32, 4Ψ + eΨ if the stored weights are finer than bf16, else nothing: bf16 weights are pages of "
-        "their file, which the ranks share; or 16Ψ_t/R with `offload_optimizer` if larger; the same again for an offloaded value model",
-        "`stages/training/models.py`, `stages/training/trainer.py`",
+        "their file, which the ranks share; or 16Ψ_t/R with `offload_optimizer` if larger; the same again for an offloaded value model; "
+        "+ eΨ per node for the weights of a sleeping sampler",
+        "`stages/training/models.py`, `stages/training/trainer.py`, `stages/rlvr/handover.py`",
     ),
 )
 
@@ -164,6 +170,19 @@ def buckets(model: Trained, numerics: Numerics) -> int:
     if numerics.zero_stage == 2 or numerics.offload_optimizer or (numerics.zero_stage == 1 and model.dtype == "fp32"):
         return (1 + twice) * model.size * whole + (4 * filled if model.dtype == "bf16" else 0)
     return 0
+
+
+def at_rest(model: Trained, numerics: Numerics) -> dict[str, int]:
+    """Terms of one model between two steps on a GPU: gathered weights and gradients that DeepSpeed allocates anew are released."""
+    stage, shared = numerics.zero_stage, -(-model.trained // numerics.world_size)
+    kept = 0 if numerics.offload_optimizer else {1: 4 * model.trained, 3: 4 * shared}.get(stage, 0)
+    sharded = -(-model.parameters // numerics.world_size) if stage == 3 else model.parameters
+    return {
+        "weights": model.size * sharded,
+        "gradients": kept,
+        "optimizer": optimizer(model, numerics),
+        "buckets": 4 * BUCKET if stage == 3 else 0,
+    }
 
 
 def layer_activations(shape: Shape, numerics: Numerics, size: int) -> int:

@@ -51,9 +51,9 @@ class PlannedStage(StageSummary):
     estimate: Annotated[Estimate, Opaque(), PlainSerializer(document_of)]
     """`parameters`, `memory` (if a model is involved, unless `unknown` gives the reason), `amounts` (`rows`, `document_tokens`, `steps`,
     `tokens`: null, or `value` and `how`: `counted`, `estimated`, `at_most`), `time`, `gpus`, `gpu_hours`, `checkpoint_bytes`, `misfit` (the
-    shortfall and `remedies`, or null). `memory`: `per_rank` and `loading` (term → bytes), `peak_bytes`, `bound_bytes`, `ranks`,
-    `host_bytes_per_rank`, `tokens_a_pass`; `engine` of stages with vLLM: `ranks`, `weights`, `overhead`, `kv_cache`, `least_kv_cache`,
-    `share_bytes`, `room_for_kv_cache`. Formulas: [plan.md](plan.md)."""
+    shortfall and `remedies`, or null). `memory`: `per_rank`, `loading` and, of `rlvr` on GPUs, `rollouts` (term → bytes), `peak_bytes`,
+    `bound_bytes`, `ranks`, `host_bytes_per_rank`, `tokens_a_pass`; `engine` of stages with vLLM: `ranks`, `weights`, `overhead`,
+    `kv_cache`, `least_kv_cache`, `share_bytes`, `room_for_kv_cache`. Formulas: [plan.md](plan.md)."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import math
 import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +28,11 @@ from pedigree.data.records import records
 from pedigree.stages.core.batches import step_rows
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
+from pedigree.stages.rlvr.handover import awake, release, shares_gpus, sleep_level, start_before_trainer
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.rewarding import reward
 from pedigree.stages.sampling.engines import open_sampler
-from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, seed_of
+from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, seed_of, write_version
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import load_policy, load_value_model
@@ -72,19 +73,22 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
         state = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
         if state["updates"]:
-            load_weights(sampler, trainer, config, chat, job)
+            load_weights(sampler, trainer, state["updates"], config, chat, job)
 
         for step in range(state["step"], config.steps):
             started = time.monotonic()
             batch = [prompts[row] for row in step_rows(step, len(prompts), config.prompts_per_step, config.seed)]
-            rolled = roll_out(sampler, batch, step, config, chat, job) if sampler else None
+            with awake(sampler, trainer, sleep_level(config, step)):
+                rolled = roll_out(sampler, batch, step, config, chat, job) if sampler else None
             rollouts, greedy = cast(tuple[list[Rollout], list[float] | None], trainer.broadcast(rolled))
+            refuse_stale({rollout.answer.version for rollout in rollouts}, state["updates"], step)
             if all(math.isnan(rollout.reward) for rollout in rollouts):
                 raise StageError(f"no answer of step {step + 1} could be verified; see the log for the reasons")
             samples = [TrainingSample(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
             done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], greedy)
-            if done.updates and step + 1 < config.steps:
-                load_weights(sampler, trainer, config, chat, job)
+            dropped = shares_gpus(job.numerics) and sleep_level(config, step) == 2
+            if (done.updates or dropped) and step + 1 < config.steps:
+                load_weights(sampler, trainer, state["updates"] + done.updates, config, chat, job)
 
             numbers = reward_numbers(rollouts) | ({} if greedy is None else {"greedy_reward": mean(present(greedy))}) | done.metrics
             speed = sum(len(rollout.answer.response_ids) for rollout in rollouts) / (time.monotonic() - started)
@@ -227,8 +231,9 @@ def usable_prompts(
 
 @contextmanager
 def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Sampler | None]:
-    """The sampler on rank 0, None elsewhere."""
+    """The sampler on rank 0, None elsewhere. On GPUs it is ready and asleep."""
     if job.rank != 0:
+        start_before_trainer(None, job)
         yield None
         return
     with open_sampler(
@@ -239,12 +244,15 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Samp
         placement=job.placement,
         inline=job.placement.sampler_process == "inline",
         adapter_rank=config.lora.rank if config.lora else None,
+        sleeps=shares_gpus(job.numerics),
     ) as sampler:
+        start_before_trainer(sampler, job)
         yield sampler
 
 
-def load_weights(sampler: Sampler | None, trainer: Trainer, config: Rlvr, chat: Chat, job: Job) -> None:
-    """Transfer the trained weights, or only the adapters, to the sampler through a folder; called on all ranks."""
+def load_weights(sampler: Sampler | None, trainer: Trainer, version: int, config: Rlvr, chat: Chat, job: Job) -> None:
+    """Transfer the trained weights, or only the adapters, to the sampler through a folder; called on all ranks. Their version is the
+    number of updates that made them."""
     folder = job.folder / "weights"
     if sampler:
         shutil.rmtree(folder, ignore_errors=True)
@@ -252,8 +260,24 @@ def load_weights(sampler: Sampler | None, trainer: Trainer, config: Rlvr, chat: 
         trainer.export_adapters(folder, config.lora)
     else:
         trainer.export(folder, chat)
+    release(trainer)
     if sampler:
+        write_version(folder, version)
         (sampler.load if config.lora is None else sampler.load_adapters)(folder)
+
+
+def refuse_stale(versions: Collection[int], updates: int, step: int) -> None:
+    """Check that all answers were sampled with the trainer's weights. One update may move log-probs by less than rounding does, so their
+    gap alone cannot tell.
+
+    Raises:
+        StageError: they were not.
+    """
+    if stale := sorted(set(versions) - {updates}):
+        raise StageError(
+            f"answers of step {step + 1} were sampled with weights after {stale[0]} updates, but the trainer has made {updates}: the "
+            "sampler did not load the trainer's weights. Run the stage again, and report the error if it returns"
+        )
 
 
 def roll_out(

@@ -63,7 +63,7 @@ class Ask:
 
     def run(self, sampler: Sampler, requests: Sequence[Any], beat: Beat) -> list[Any]:
         """Answers to one chunk, as JSON."""
-        return [vars(answer) for answer in sampler.generate(requests, self.sampling, [self.chat.eos_id], beat)]
+        return [answer.as_json() for answer in sampler.generate(requests, self.sampling, [self.chat.eos_id], beat)]
 
     def stream(self, sampler: Sampler, requests: Sequence[Any], arrived: Arrived, beat: Beat) -> None:
         sampler.stream(requests, self.sampling, [self.chat.eos_id], arrived, beat)
@@ -245,7 +245,7 @@ def _answered(
                 ask.stream(
                     engine,
                     requests,
-                    lambda place, answer, names=names, step=step: report(step({names[place]: vars(answer)})),
+                    lambda place, answer, names=names, step=step: report(step({names[place]: answer.as_json()})),
                     lambda _, step=step: report(step()),
                 )
                 report(step(ended=True))

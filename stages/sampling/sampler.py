@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.language.execution import Numerics, Placement
@@ -32,6 +32,8 @@ SILENT_SHARE = 0.9
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 IRRELEVANT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", *SPECIAL_TOKENS)
 """Keys of config.json in which models of the same architecture may differ."""
+
+VERSION_FILE = "weights_version"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,24 @@ class Generation:
     logprobs: list[float]
     """Log-probability of each token of `response_ids` under the distribution from which it was sampled."""
     finish_reason: FinishReason
+    version: int = 0
+    """Version of the weights it was sampled with (`write_version`)."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As sent and recorded: without version 0, that of every model that is not in training."""
+        return {name: value for name, value in vars(self).items() if name != "version" or value}
+
+
+def write_version(folder: Path, version: int) -> None:
+    """Record the version of the weights in a folder, for `read_version`: in training, the number of updates that made them."""
+    (folder / VERSION_FILE).write_text(str(version))
+
+
+def read_version(folder: Path) -> int:
+    """Version of the weights in a folder; 0 if none is recorded. Engines read it with the weights, so that it is of what they loaded, not
+    of what they were asked to load."""
+    path = folder / VERSION_FILE
+    return int(path.read_text()) if path.exists() else 0
 
 
 def seed_of(*parts: str | int) -> int:
@@ -144,12 +164,44 @@ class Sampler(ABC):
         opened for adapters."""
 
     @abstractmethod
+    def ready(self) -> None:
+        """Wait until the engine has loaded its model and allocated its memory.
+
+        Raises:
+            StageError: vLLM is not installed or cannot serve the model.
+            EngineLost: the engine died or stopped responding.
+        """
+
+    @abstractmethod
+    def sleep(self, level: Literal[1, 2]) -> None:
+        """Free the GPU memory of weights and KV cache until `wake`, for an engine opened with `sleeps`. On a CPU nothing is freed.
+
+        Args:
+            level: 1 keeps the weights in host memory; 2 drops them, and `load` must follow before `wake`.
+        """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Allocate the memory again, with the weights that were kept, or that `load` or `load_adapters` put there in the meantime.
+
+        Raises:
+            StageError: the weights were dropped and none were loaded.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Shut the engine down."""
 
 
 def engine_settings(
-    model_folder: Path, *, dtype: str, context: int, numerics: Numerics, placement: Placement, adapter_rank: int | None = None
+    model_folder: Path,
+    *,
+    dtype: str,
+    context: int,
+    numerics: Numerics,
+    placement: Placement,
+    adapter_rank: int | None = None,
+    sleeps: bool = False,
 ) -> dict[str, Any]:
     """Settings of an engine.
 
@@ -158,6 +210,7 @@ def engine_settings(
         dtype: `bf16` or `fp32`, for weights, activations and KV cache.
         context: maximum tokens of a prompt with its answer; at most the model's context.
         adapter_rank: maximum rank of adapters for `load_adapters`, at most `MAX_SERVED_RANK`; None for an engine without adapters.
+        sleeps: on GPUs, whether `Sampler.sleep` will be called.
     """
     return {
         "model_folder": str(model_folder),
@@ -166,6 +219,7 @@ def engine_settings(
         "numerics": numerics.model_dump(),
         "placement": placement.model_dump(),
         "adapter_rank": adapter_rank,
+        "sleeps": sleeps,
     }
 
 
@@ -264,6 +318,17 @@ class Child(Sampler):
     def load_adapters(self, folder: Path) -> None:
         self._ask({"do": "load_adapters", "folder": str(folder)})
 
+    def sleep(self, level: Literal[1, 2]) -> None:
+        self._ask({"do": "sleep", "level": level})
+
+    def wake(self) -> None:
+        self._ask({"do": "wake"})
+
+    def ready(self) -> None:
+        if not self._ready:
+            self._answer(None)
+            self._ready = True
+
     def abandon(self) -> None:
         """Kill the child immediately."""
         self._process.kill()
@@ -287,9 +352,7 @@ class Child(Sampler):
         arrived: Arrived | None = None,
         sent: Callable[[], None] = lambda: None,
     ) -> Any:
-        if not self._ready:
-            self._answer(beat)
-            self._ready = True
+        self.ready()
         self._send(order)
         sent()
         return self._answer(beat, arrived)

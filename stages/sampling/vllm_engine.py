@@ -4,6 +4,7 @@ own output goes to standard error.
 
 import importlib
 import json
+import math
 import os
 import re
 import signal
@@ -12,12 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from safetensors import safe_open
 
 from pedigree.configs.base.installation import missing
 from pedigree.configs.base.work import MAX_RUNNING, unservable
-from pedigree.configs.language.execution import Numerics, Placement
-from pedigree.configs.methods.training import MAX_SERVED_RANK, Sampling
+from pedigree.configs.language.execution import ENGINE_OVERHEAD, Numerics, Placement, kv_cache_bytes
+from pedigree.configs.methods.training import Sampling, served_rank
 from pedigree.data.host.machine import settled
 from pedigree.data.host.process import die_with, uncollected
 from pedigree.data.store.untrusted import described
@@ -31,9 +34,13 @@ from pedigree.stages.sampling.sampler import (
     Sampler,
     architecture,
     check_lengths,
+    read_version,
 )
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+SIZES = {"bfloat16": 2, "float32": 4}
+EMBEDDINGS = re.compile(r"embed|lm_head")
+"""Names of matrices without adapters."""
 QUEUED = 2 * MAX_RUNNING
 """Requests submitted to the engine: more than it runs, so that it never waits for one."""
 BEAT_EVERY_STEPS = 16
@@ -53,8 +60,8 @@ REMEDIES = {
     r"weight|header|size of tensor|named|vocab|unpack": WEIGHTS,
 }
 """Patterns of refusals of vLLM → what to do."""
-ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_SERVED_RANK)
-"""Adapter ranks for which vLLM can reserve memory; adapters of a lower rank fit."""
+WEIGHTS_TAG = "weights"
+"""vLLM's name for the memory of weights, which wakes before that of the KV cache."""
 
 
 def refuse_shape(config: dict[str, Any], numerics: Numerics) -> None:
@@ -82,6 +89,36 @@ def refusal(error: Exception) -> Exception:
     return StageError(f"vLLM cannot serve the model under this profile: {what[:SAID]}: {remedy}")
 
 
+def weight_bytes(folder: Path, size: int, ranks: int, adapter_rank: int | None) -> int:
+    """Weights of a model, `size` bytes each, on each of an engine's ranks, with what vLLM reserves for adapters: r · (inputs + outputs) of
+    each linear layer, of which ranks share the smaller part."""
+    count = adapters = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="numpy") as tensors:
+            for name in tensors.keys():
+                shape = tensors.get_slice(name).get_shape()
+                count += math.prod(shape)
+                adapters += sum(shape) if len(shape) == 2 and not EMBEDDINGS.search(name) else 0
+    return size * (count // ranks + (adapters * served_rank(adapter_rank) if adapter_rank is not None else 0))
+
+
+def kv_cache_on_gpus(gpu_bytes: int, placement: Placement, weights: int) -> int:
+    """Bytes of the KV cache on each GPU: from the profile's share of it, so that vLLM need not measure what other processes use.
+
+    Raises:
+        StageError: there is no room for it.
+    """
+    found = kv_cache_bytes(gpu_bytes, placement, weights)
+    if found <= 0:
+        gib = 2**30
+        raise StageError(
+            f"gpu_memory_utilization {placement.gpu_memory_utilization} gives vLLM {(weights + ENGINE_OVERHEAD + found) / gib:.1f} of a "
+            f"GPU's {gpu_bytes / gib:.1f} GiB, but weights take {weights / gib:.1f} GiB and activations {ENGINE_OVERHEAD / gib:.1f} GiB, "
+            "which leaves nothing for the KV cache: raise it or numerics.tensor_parallel"
+        )
+    return found
+
+
 @contextmanager
 def serving() -> Iterator[None]:
     """Raise errors of vLLM as `refusal` classifies them."""
@@ -105,6 +142,7 @@ class Inline(Sampler):
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.lora.request import LoRARequest
+        from vllm.platforms import current_platform
         from vllm.sampling_params import RequestOutputKind
 
         from pedigree.stages.sampling import cpu_engine
@@ -112,19 +150,27 @@ class Inline(Sampler):
         self._params, self._prompt, self._at_end = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
         self._adapters_of, self._adapters, self._loads = LoRARequest, None, 0
         self._folder = Path(settings["model_folder"])
+        self._version = read_version(self._folder)
+        self._asleep: int | None = None
         self._context: int = settings["context"]
         self._packs_weights = numerics.device == "cpu"
         dtype: Any = DTYPES[settings["dtype"]]  # vLLM types it as a union of literals
         kv_bytes = int(placement.sampler_memory_gb * 2**30)
         if dtype == "bfloat16" and settled(numerics).bf16_products == "fp32":  # vLLM's only way to multiply in fp32
             dtype, kv_bytes = "float32", 2 * kv_bytes  # for the same number of tokens
-        device: dict[str, Any] = {"gpu_memory_utilization": placement.gpu_memory_utilization}
+        rank = settings["adapter_rank"]
+        refuse_shape(json.loads((self._folder / "config.json").read_text()), numerics)
         if numerics.device == "cpu":
             device = cpu_engine.arguments(dtype, self._context, kv_bytes, numerics.tensor_parallel)
-        if settings["adapter_rank"] is not None:
-            room = min(rank for rank in ADAPTER_RANKS if rank >= settings["adapter_rank"])
-            device |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
-        refuse_shape(json.loads((self._folder / "config.json").read_text()), numerics)
+        else:
+            weights = weight_bytes(self._folder, SIZES[dtype], numerics.tensor_parallel, rank)
+            device = {
+                "gpu_memory_utilization": placement.gpu_memory_utilization,  # vLLM checks that this much is free
+                "kv_cache_memory_bytes": kv_cache_on_gpus(current_platform.get_device_total_memory(), placement, weights),
+                "enable_sleep_mode": settings["sleeps"],
+            }
+        if rank is not None:
+            device |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(rank)}
         with serving():
             self._engine = LLMEngine.from_engine_args(
                 EngineArgs(
@@ -144,6 +190,9 @@ class Inline(Sampler):
                 )
             )
 
+    def ready(self) -> None:
+        """It is: vLLM was built with it."""
+
     def stream(
         self,
         requests: Iterable[Request],
@@ -160,7 +209,7 @@ class Inline(Sampler):
             self._check_cache([len(request.prompt_ids) + sampling.max_tokens for request in requests])
         self._forget()
         asked = ((request.prompt_ids, self._drawn(request, sampling, stop_ids)) for request in requests)
-        self._work(asked, lambda number, output: arrived(number, _generation(output)), beat)
+        self._work(asked, lambda number, output: arrived(number, _generation(output, self._version)), beat)
 
     def _drawn(self, request: Request, sampling: Sampling, stop_ids: Sequence[int]) -> Any:
         return self._params(
@@ -198,6 +247,8 @@ class Inline(Sampler):
 
     def _work(self, asked: Iterable[tuple[list[int], Any]], arrived: Callable[[int, Any], None], beat: Beat | None) -> None:
         """Submit prompts with their parameters, up to `QUEUED` at a time, and call `arrived` with each finished output."""
+        if self._asleep is not None:  # vLLM would wait forever
+            raise StageError("the engine is asleep: wake it before it works")
         coming, begun, ended, steps = enumerate(asked), 0, 0, 0
         while True:
             for number, (prompt, params) in islice(coming, QUEUED - (begun - ended)):
@@ -218,21 +269,42 @@ class Inline(Sampler):
         if wanted != present:
             keys = sorted(key for key in wanted.keys() | present.keys() if wanted.get(key) != present.get(key))
             raise StageError(f"{model_folder} and {self._folder} differ in architecture ({', '.join(keys)}): open a separate engine")
+        self._wake_weights()
         with serving():
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
         if self._packs_weights:
             self._engine.apply_model(_pack_output_head)
-        self._folder = Path(model_folder)
+        self._folder, self._version = Path(model_folder), read_version(model_folder)
         self._forget()
 
     def load_adapters(self, folder: Path) -> None:
+        self._wake_weights()
         self._loads += 1  # a new id: vLLM would reuse the adapters of a known id
         if self._adapters is not None:
             self._engine.remove_lora(self._adapters.lora_int_id)
         self._adapters = self._adapters_of(f"adapters-{self._loads}", self._loads, str(folder))
         with serving():
             self._engine.add_lora(self._adapters)
+        self._version = read_version(folder)
         self._forget()
+
+    def sleep(self, level: Literal[1, 2]) -> None:
+        self._engine.sleep(level)  # vLLM's worker on CPUs ignores it: there, only scheduling pauses
+        self._asleep = level
+
+    def wake(self) -> None:
+        if self._asleep == 2:
+            raise StageError("the engine dropped its weights when it went to sleep: load some before it wakes")
+        with serving():
+            self._engine.wake_up()
+        self._asleep = None
+
+    def _wake_weights(self) -> None:
+        """Allocate memory of weights alone, so that those to be loaded never share the GPU with a KV cache and the trainer's."""
+        if self._asleep is not None:
+            with serving():
+                self._engine.wake_up([WEIGHTS_TAG])
+            self._asleep = 1
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
@@ -263,12 +335,13 @@ def _pack_output_head(model: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _generation(output: Any) -> Generation:
+def _generation(output: Any, version: int) -> Generation:
     answer = output.outputs[0]
     if answer.finish_reason not in ("stop", "length"):
         raise EngineLost(f"vLLM ended request {output.request_id} with {answer.finish_reason!r}")
     ids = list(answer.token_ids)
-    return Generation(ids, [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)], answer.finish_reason)
+    logprobs = [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)]
+    return Generation(ids, logprobs, answer.finish_reason, version)
 
 
 def _prompt_logprobs(output: Any) -> list[float]:
@@ -342,13 +415,17 @@ def _obey(engine: Inline, order: dict[str, Any], lines: Iterator[str], tell: Cal
         tell({"beat": finished})
 
     def arrived(number: int, answer: Generation) -> None:
-        tell({"answer": [number, vars(answer)]})
+        tell({"answer": [number, answer.as_json()]})
 
     match order["do"]:
         case "load":
             engine.load(Path(order["folder"]))
         case "load_adapters":
             engine.load_adapters(Path(order["folder"]))
+        case "sleep":
+            engine.sleep(order["level"])
+        case "wake":
+            engine.wake()
         case "score":
             return engine.score([Continuation(**one) for one in order["continuations"]], beat)
         case _:

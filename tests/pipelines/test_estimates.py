@@ -284,12 +284,45 @@ def test_what_cannot_be_refused_because_nobody_knows_the_gpu():
 
 def test_several_settings_together_where_none_alone_would_do():
     config = rlvr(Ppo(type="ppo"), answers=1, prompts=224)
-    given = trial(config, on_gpus(), reference=LLAMA, value=LLAMA, placement={"gpu_memory_utilization": 0.3, "slots": 8})
+    given = trial(
+        config, on_gpus(micro_batch_tokens=65536), reference=LLAMA, value=LLAMA, placement={"gpu_memory_utilization": 0.3, "slots": 8}
+    )
     found = misfit(given)
     assert found is not None and len(found.lacks) == 2
     (remedy,) = found.remedies
     fields = {name: json.loads(value) for name, value in re.findall(r"set numerics\.(\w+): (\w+)", remedy)}
     assert len(fields) >= 2 and not lacks(replace(given, numerics=on_gpus(**fields)))
+
+
+def test_ppo_at_8b_takes_turns_with_its_sampler_on_eight_gpus_of_80_gb():
+    """By hand, in bytes a rank: between steps a model has 2 Ψ / 8 of weights, 4 Ψ / 8 of gradients, 12 Ψ / 8 of optimizer and a bucket of
+    4 · 5·10⁸; the value model has one column in place of 128,256 · 4,096 of the head."""
+    config, numerics = rlvr(Ppo(type="ppo"), answers=1, prompts=224), on_gpus(tensor_parallel=8, micro_batch_tokens=8192)
+    given = trial(config, numerics, reference=LLAMA, value=LLAMA, placement={"gpu_memory_utilization": 0.25, "slots": 8})
+    needs, share = given.needs, int(0.25 * int(79.6 * GIB))
+    policy = {"weights": 2_007_565_312, "gradients": 4_015_130_624, "optimizer": 12_045_391_872, "buckets": 2_000_000_000}
+    valued = 18 * (PARAMETERS - 128_256 * 4_096 + 4_096) // 8 + 2_000_000_000
+    assert needs.rollouts.pop("value_model") == pytest.approx(valued, abs=10)
+    assert needs.rollouts == policy | {"reference": 2 * PARAMETERS, "sampler": share, "runtime": GIB}
+    # while it trains, vLLM keeps 2 GiB of the GPU, and on the host its weights
+    assert needs.device["sampler"] == needs.loading["sampler"] == 2 * GIB and needs.asleep == 2 * PARAMETERS
+    assert needs.host_of(8) == 8 * 4 * PARAMETERS + 2 * PARAMETERS
+    assert misfit(given) is None
+    crowded = misfit(replace(given, placement=given.placement.model_copy(update={"gpu_memory_utilization": 0.5})))
+    assert crowded is not None and str(crowded).startswith("generating rollouts on the GPU of rank 0 needs ")
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_nothing_between_steps_is_more_than_in_a_step(zero):
+    model, numerics = Trained(LLAMA, "bf16", PARAMETERS), on_gpus(zero_stage=zero)
+    states = peak_memory.training(model, numerics, 1)
+    assert all(bytes_ <= states[name] for name, bytes_ in peak_memory.at_rest(model, numerics).items())
+
+
+def test_a_sampler_has_room_for_adapters_of_the_next_rank_that_it_serves():
+    lora = rlvr().model_copy(update={"lora": Lora(rank=9)})
+    engine, whole = (needs_of(facts(config, LLAMA), on_gpus(), Placement(), H100.gpu_bytes).engine for config in (lora, rlvr()))
+    assert engine is not None and whole is not None and engine.weights - whole.weights == 2 * LLAMA.adapters(16)
 
 
 def test_a_frozen_reference_can_be_a_stage_of_its_own():

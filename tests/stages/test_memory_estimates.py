@@ -70,8 +70,10 @@ def test_a_step_takes_what_the_plan_says(measured, shape, name):
 @pytest.mark.parametrize(("name", "per_parameter"), [("0 fp32", 4 + 8), ("1 bf16", 2 + 4 + 6), ("2 bf16", 2 + 6), ("3 bf16", 1 + 2 + 6)])
 def test_between_steps_there_is_what_the_papers_count(measured, shape, name, per_parameter):
     """Weights, gradients where they stay allocated, and the optimizer's state; two ranks share what their stage shares."""
-    kept = measured(name)["between"] - (4 * peak_memory.BUCKET if name.startswith("3") else 0)
-    assert kept / shape.parameters == pytest.approx(per_parameter, rel=0.03)
+    found, bucket = measured(name), 4 * peak_memory.BUCKET if name.startswith("3") else 0
+    assert (found["between"] - bucket) / shape.parameters == pytest.approx(per_parameter, rel=0.03)
+    model, numerics, _ = planned(name, shape, found["tokens"])
+    assert peak_memory.total(peak_memory.at_rest(model, numerics)) - bucket == pytest.approx(per_parameter * shape.parameters, rel=0.001)
 
 
 SMALL = {

@@ -22,9 +22,19 @@ from pedigree.data.chat.chat import Chat
 from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
-from pedigree.stages.rlvr.run import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
+from pedigree.stages.rlvr.run import (
+    Rollout,
+    refuse,
+    refuse_stale,
+    reward,
+    reward_numbers,
+    roll_out,
+    rollout_sampler,
+    score_of,
+    usable_prompts,
+)
 from pedigree.stages.sampling import engines
-from pedigree.stages.sampling.sampler import Generation
+from pedigree.stages.sampling.sampler import Child, Generation, read_version
 from pedigree.stages.verifiers import verify_each
 
 ONE_THREAD = Numerics(threads=1)
@@ -206,9 +216,10 @@ def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
     """Whatever the sampler answers, and here it always answers the same."""
 
     def answers(requests, *_):
-        return [Generation([5, 2], [-5.0, -5.0], "stop") for _ in requests]
+        return [Generation([5, 2], [-5.0, -5.0], "stop", loaded[-1]) for _ in requests]
 
-    always = SimpleNamespace(generate=answers, load=lambda folder: None)
+    loaded = [0]
+    always = SimpleNamespace(generate=answers, load=lambda folder: loaded.append(read_version(folder)))
     monkeypatch.setattr(rlvr, "open_sampler", lambda *_, **__: nullcontext(always))
     hopeless = [prompt(number, verifier={"name": "arithmetic", "answer": "123456789"}) for number in range(8)]
     given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", hopeless)}}
@@ -217,6 +228,24 @@ def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
     assert "none of 2 steps had a group with unequal rewards (mean reward 0.000)" in done["message"]
     rows = curve(a_job(tmp_path / "job"))
     assert [row["informative_groups"] for row in rows] == [0, 0] and all(row["kept_groups"] == 4 for row in rows)  # the KL has a gradient
+
+
+@pytest.mark.slow
+def test_a_sampler_that_keeps_its_weights_is_refused_at_the_next_step_where_log_probs_cannot_tell(inputs, tmp_path, monkeypatch):
+    """At this learning rate an update moves them by less than the bound of the gap."""
+    monkeypatch.setattr(Child, "load", lambda self, folder: None)
+    fields = FIELDS | {"optimizer": {"learning_rate": 1e-7, "schedule": "constant"}, "max_logprob_gap": 0.1}
+    done = run(tmp_path / "job", "rlvr", fields, inputs, ONE_THREAD)
+    assert (done["ok"], done["cause"]) == (False, "refused")
+    said = "answers of step 2 were sampled with weights after 0 updates, but the trainer has made 2: the sampler did not load"
+    assert said in done["message"] and len(curve(a_job(tmp_path / "job"))) == 1
+
+
+def test_answers_of_an_older_folder_are_refused_also_in_part():
+    refuse_stale({4}, 4, 2)
+    refuse_stale((), 4, 2)
+    with pytest.raises(StageError, match=r"of step 3 were sampled with weights after 2 updates, but the trainer has made 4"):
+        refuse_stale({4, 2}, 4, 2)
 
 
 def rollout(number: float, finish: str = "stop", verifier=WORDS) -> Rollout:

@@ -19,7 +19,10 @@ from transformers import AutoModelForCausalLM
 from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics, Placement
-from pedigree.configs.methods.training import Sampling
+from pedigree.configs.language.kinds import kind_of
+from pedigree.configs.methods.training import Rlvr, Sampling
+from pedigree.pipelines.estimate.needs import Facts, needs_of
+from pedigree.pipelines.estimate.shapes import shape_of_config
 from pedigree.stages.job.failures import EngineLost, StageError
 from pedigree.stages.sampling.engines import WarmEngines, open_engines, open_sampler, side_by_side
 from pedigree.stages.sampling.sampler import (
@@ -31,8 +34,9 @@ from pedigree.stages.sampling.sampler import (
     check_lengths,
     engine_settings,
     model_context,
+    write_version,
 )
-from pedigree.stages.sampling.vllm_engine import QUEUED, Inline
+from pedigree.stages.sampling.vllm_engine import QUEUED, Inline, kv_cache_on_gpus, weight_bytes
 
 PLACEMENT = Placement(sampler_memory_gb=0.25, heartbeat_timeout_s=240)
 STOP = [2]
@@ -140,6 +144,20 @@ def test_a_load_changes_the_answers_and_another_load_brings_the_old_ones_back(en
 
 
 @pytest.mark.slow
+def test_answers_bear_the_version_of_the_weights_that_were_loaded_and_none_where_the_folder_states_none(engine, models, tmp_path):
+    engine.load(models["a"])
+    untold = engine.generate(CHUNK, GREEDY, STOP)
+    assert {one.version for one in untold} == {0} and set(untold[0].as_json()) == {"response_ids", "logprobs", "finish_reason"}
+    shutil.copytree(models["a"], tmp_path / "updated")
+    write_version(tmp_path / "updated", 7)
+    engine.load(tmp_path / "updated")
+    told = engine.generate(CHUNK, GREEDY, STOP)
+    assert [one.as_json() for one in told] == [{**one.as_json(), "version": 7} for one in untold]
+    engine.load(models["a"])
+    assert engine.generate(CHUNK, GREEDY, STOP) == untold
+
+
+@pytest.mark.slow
 def test_a_process_that_was_started_ahead_becomes_a_fresh_engine_whose_bits_are_those_of_any_other_and_its_death_is_an_error(
     engine, models
 ):
@@ -198,15 +216,40 @@ with t.sampler(Path({str(models["a"])!r}), inline=True) as engine:
         engine.load(Path({str(models["deep"])!r}))
     except t.StageError as error:
         found["refused"] = str(error)
+    found["slept"], found["asked of vllm"] = [], []
+    vllm = engine._engine
+    for name in ("sleep", "wake_up", "collective_rpc"):
+        def recorded(*given, name=name, call=getattr(vllm, name), **more):
+            found["asked of vllm"].append([name, *given])
+            return call(*given, **more)
+        setattr(vllm, name, recorded)
+    def refused(call, *given):
+        try:
+            call(*given)
+        except t.StageError as error:
+            found["slept"].append(str(error))
+    for level in (1, 2):
+        engine.sleep(level)
+        refused(engine.generate, t.CHUNK, t.WARM, t.STOP)
+        refused(engine.score, t.CHOICES)
+        if level == 2:
+            refused(engine.wake)
+            engine.load(Path({str(models["a"])!r}))
+            refused(engine.generate, t.CHUNK, t.WARM, t.STOP)
+        engine.wake()
+        found["slept"].append(t.exact(engine.generate(t.CHUNK, t.WARM, t.STOP)) == found["answers"])
 import vllm
 asked = []
 vllm.EngineArgs = lambda **given: asked.append(given)
 vllm.LLMEngine.from_engine_args = lambda args: None
+vllm.platforms.current_platform.get_device_total_memory = lambda: 80 << 30
 placement = t.Placement(sampler_memory_gb=0.25, gpu_memory_utilization=0.3)
-for device in ("cuda", "cpu"):
+for device, sleeps in (("cuda", False), ("cpu", False), ("cuda", True)):
     numerics = t.Numerics(device=device)
-    t.Inline(t.engine_settings(Path({str(models["a"])!r}), dtype="fp32", context=256, numerics=numerics, placement=placement))
-found["asked"] = [[given.get("gpu_memory_utilization"), given.get("kv_cache_memory_bytes")] for given in asked]
+    settings = dict(dtype="fp32", context=256, numerics=numerics, placement=placement, sleeps=sleeps)
+    t.Inline(t.engine_settings(Path({str(models["a"])!r}), **settings))
+names = ("gpu_memory_utilization", "kv_cache_memory_bytes", "enable_sleep_mode")
+found["asked"] = [[given.get(name) for name in names] for given in asked]
 from pedigree.pipelines.estimate import flops
 from pedigree.stages.sampling.cpu_engine import block_size
 from pedigree.stages.sampling.vllm_engine import DTYPES
@@ -253,9 +296,45 @@ def test_another_architecture_is_refused_by_name_of_what_differs(inline):
 
 @pytest.mark.slow
 @pytest.mark.proves("placement.gpu_memory_utilization", on_gpus="what vLLM takes of what it is asked to take")
-def test_on_a_gpu_vllm_is_given_the_share_of_memory_and_on_a_cpu_the_size_of_its_cache(inline):
-    """What it is asked for: what it takes shows on a GPU alone."""
-    assert inline["asked"] == [[0.3, None], [None, 268435456]]
+def test_on_a_gpu_vllm_is_given_the_share_of_memory_and_everywhere_the_size_of_its_cache(inline, models):
+    """What it is asked for: what it takes shows on a GPU alone. Its cache is what the plan has for it: vLLM measures nothing, so that a
+    trainer that allocates beside it cannot change that."""
+    shape = shape_of_config(json.loads((models["a"] / "config.json").read_text()))
+    assert shape is not None
+    room = int(0.3 * (80 << 30)) - 4 * shape.parameters - (2 << 30)
+    config = Rlvr.model_validate(
+        {"algorithm": {"type": "grpo"}, "steps": 1, "prompts_per_step": 1, "samples_per_prompt": 2, "max_prompt_length": 8, "dtype": "fp32",
+         "sampling": {"max_tokens": 8}, "optimizer": {"learning_rate": 1e-6}}
+    )  # fmt: skip
+    plan = kind_of(config)
+    facts = Facts(shape, training=plan.training_plan(config), sampling=plan.sampling_plan(config), served=shape)
+    engine = needs_of(facts, Numerics(device="cuda"), Placement(gpu_memory_utilization=0.3), 80 << 30).engine
+    assert engine is not None and engine.room == room
+    assert inline["asked"] == [[0.3, room, False], [None, 268435456, None], [0.3, room, True]]
+
+
+@pytest.mark.slow
+def test_an_engine_that_sleeps_works_only_once_it_is_awake_with_weights(inline):
+    """On a CPU vLLM frees nothing: what is shown is what it is asked for, in which order, and that scheduling pauses."""
+    asleep, dropped = "the engine is asleep: wake it before it works", "the engine dropped its weights when it went to sleep: load some "
+    assert inline["slept"] == [asleep, asleep, True, asleep, asleep, dropped + "before it wakes", asleep, True]
+    reload = [["wake_up", ["weights"]], ["collective_rpc", "reload_weights"], ["collective_rpc", "apply_model"]]
+    assert inline["asked of vllm"] == [["sleep", 1], ["wake_up"], ["sleep", 2], *reload, ["wake_up"]]
+
+
+def test_weights_of_a_rank_are_counted_with_what_is_reserved_for_adapters(models):
+    shape = shape_of_config(json.loads((models["a"] / "config.json").read_text()))
+    assert shape is not None
+    assert weight_bytes(models["a"], 2, 1, None) == 2 * shape.parameters
+    assert weight_bytes(models["a"], 2, 2, 9) == 2 * (shape.parameters // 2 + shape.adapters(16))  # vLLM has room for 8 or 16
+
+
+def test_a_share_of_a_gpu_that_leaves_nothing_for_the_cache_is_refused_before_weights_are_read():
+    placement = Placement(gpu_memory_utilization=0.25)
+    assert kv_cache_on_gpus(80 << 30, placement, 15 << 30) == 3 << 30
+    said = r"utilization 0\.25 gives vLLM 20\.0 of a GPU's 80\.0 GiB, but weights take 18\.0 GiB and activations 2\.0 GiB, .*: raise it or"
+    with pytest.raises(StageError, match=said):
+        kv_cache_on_gpus(80 << 30, placement, 18 << 30)
 
 
 def test_a_silent_engine_is_an_error_and_no_hang(models):

@@ -1,0 +1,82 @@
+"""GPUs that trainer and sampler share: whose memory it is, and when.
+
+    rank 0:  start vLLM · sleep(1) ─┐                       wake · roll out · sleep(level) ─┐            ┌─ load · wake …
+    all:                            └─ meet · build trainer · …                             └─ update ·  └─ export · release
+
+vLLM sizes its memory and fills it before any rank touches its GPU. It sleeps while the trainer computes; before it wakes, all ranks return
+what torch keeps for later. On a CPU nothing of this is done: both allocate host memory as they need it, and start at the same time.
+"""
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Literal
+
+import torch
+from torch.distributed.rendezvous import rendezvous
+
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.policy_gradient import Ppo
+from pedigree.configs.methods.training import Rlvr
+from pedigree.stages.job.job import Job
+from pedigree.stages.sampling.sampler import Sampler
+from pedigree.stages.training.trainer import Trainer
+
+UNLIMITED = timedelta(days=365)
+"""A rank that dies ends the wait of the others, by torchrun."""
+MEETING = "rlvr/sampler-ready"
+
+
+def shares_gpus(numerics: Numerics) -> bool:
+    """Whether sampler and trainer take turns with GPU memory."""
+    return numerics.device == "cuda"
+
+
+def start_before_trainer(sampler: Sampler | None, job: Job) -> None:
+    """Before any rank touches its GPU: wait until the sampler is ready, and put it to sleep; called on all ranks."""
+    if shares_gpus(job.numerics):
+        if sampler:
+            job.doing("starting vLLM")
+            sampler.ready()
+            sampler.sleep(1)
+        meet_rank_0(job.rank)
+
+
+def meet_rank_0(rank: int) -> None:
+    """Wait until rank 0 calls this too. No process group exists yet, and building one has a limit of minutes: a store does without."""
+    if "RANK" not in os.environ:
+        return
+    store, *_ = next(rendezvous("env://", timeout=UNLIMITED))
+    if rank == 0:
+        store.set(MEETING, "")
+    else:
+        store.wait([MEETING], UNLIMITED)
+
+
+def release(trainer: Trainer) -> None:
+    """On all ranks, before the sampler takes memory: return what torch keeps, and wait until all ranks have."""
+    if shares_gpus(trainer.numerics):
+        gc.collect()
+        torch.cuda.empty_cache()
+        trainer.barrier()
+
+
+@contextmanager
+def awake(sampler: Sampler | None, trainer: Trainer, level: Literal[1, 2]) -> Iterator[None]:
+    """Lend the sampler the memory for a block; called on all ranks. Ranks other than 0 wait for what it makes of it."""
+    release(trainer)
+    shared = sampler if shares_gpus(trainer.numerics) else None
+    if shared:
+        shared.wake()
+    yield
+    if shared:
+        shared.sleep(level)
+
+
+def sleep_level(config: Rlvr, step: int) -> Literal[1, 2]:
+    """How the sampler sleeps through a step's update: 2, without its weights, if new ones follow; 1, with them in host memory, if only
+    adapters or the value model change."""
+    warmup = config.algorithm.critic.warmup_steps if isinstance(config.algorithm, Ppo) else 0
+    return 1 if config.lora is not None or step < warmup else 2
