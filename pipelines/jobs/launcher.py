@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics
@@ -41,7 +41,8 @@ from pedigree.stages.job.outcome import read_done
 
 State = Literal["running", "succeeded", "failed", "lost", "unknown"]
 """`lost`: gone without a result. `unknown`: started where this launcher cannot look; only its heartbeat shows whether it is alive."""
-GRACE_S = 30.0
+HUNG_GRACE_S = 30
+"""Of a job that has made no progress."""
 STACKS = (signal.SIGUSR2, signal.SIGRTMIN)
 """Make a job print the stack of its main thread, then those of all threads."""
 STACKS_S = 0.5
@@ -99,12 +100,13 @@ class LocalLauncher:
         left = kill_all(scratch)  # children that outlived the previous attempt must not write alongside this one
         if left:
             logging.getLogger(__name__).warning("%s; the fence keeps it from writing", described(left))
-        command = _command(scratch, numerics)
+        spec = read_mapping(scratch / SPEC)
+        command = _command(scratch, numerics, _grace_s(spec))
         with (scratch / "log.txt").open("ab") as log, held.for_job() as lock:
             child = subprocess.Popen(
                 command,
                 cwd=self.project.root,
-                env=job_environment(scratch, numerics, self.project.code(read_mapping(scratch / SPEC)["code"]), held.names, fence),
+                env=job_environment(scratch, numerics, self.project.code(spec["code"]), held.names, fence),
                 pass_fds=[lock],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -140,7 +142,8 @@ class LocalLauncher:
         return Status("failed" if done is not None or exit_code is not None else "lost", exit_code, ran_out)
 
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
-        """Ask all processes of the job to stop and wait until none is alive; after `grace_s` seconds (default 30) they are killed.
+        """Ask all processes of the job to stop and wait until none is alive; after `grace_s` seconds, by default its placement's, they are
+        killed.
 
         Return the processes that survived even that. A job elsewhere is left alone. `stacks`: first print each thread's stack to the log.
         """
@@ -154,7 +157,7 @@ class LocalLauncher:
             time.sleep(STACKS_S)
         if works_in(process, Path(handle.scratch)):
             send_to_group(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + (GRACE_S if grace_s is None else grace_s)
+        deadline = time.monotonic() + (_grace_s(read_mapping(Path(handle.scratch) / SPEC)) if grace_s is None else grace_s)
         while self._members(handle, process) and time.monotonic() < deadline:
             if not process.alive:  # orphaned children: nothing else would end them
                 deadline = min(deadline, time.monotonic() + 2.0)
@@ -200,11 +203,19 @@ def process_of(handle: Handle) -> Process | None:
     return Process.parse(handle.told.get("process"))
 
 
-def _command(scratch: Path, numerics: Numerics) -> list[str]:
+def _grace_s(spec: Mapping[str, Any]) -> int:
+    """Seconds from the request to stop until the job is killed; specs of earlier versions lack them."""
+    placement = spec.get("placement")
+    found = placement.get("grace_s") if isinstance(placement, dict) else None
+    return found if isinstance(found, int) else HUNG_GRACE_S
+
+
+def _command(scratch: Path, numerics: Numerics, grace_s: int) -> list[str]:
     stage = ["-m", "pedigree.stages", str(scratch)]
     if numerics.world_size == 1:
         return [sys.executable, *stage]
-    return [sys.executable, "-m", "pedigree.stages.training.ranks", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
+    torchrun = ["-m", "pedigree.stages.training.ranks", "--standalone", f"--shutdown-timeout={grace_s}"]
+    return [sys.executable, *torchrun, f"--nproc-per-node={numerics.world_size}", *stage]
 
 
 PROCESS_GROUP = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
