@@ -84,17 +84,17 @@ class Numerics(Frozen):
     fit on the GPU."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of storing its activations: less memory, about a third more time."""
-    attention: Literal["varlen", "sdpa", "flash_attention_2", "eager"] = "varlen"
-    """`varlen`: variable-length attention over packed documents, with shared prompts computed once, and `sdpa` for padded rows; the other
-    values are the implementations in transformers."""
+    attention: Literal["varlen", "sdpa", "eager"] = "varlen"
+    """`varlen`: variable-length attention over packed documents (on GPUs, torch's flash attention), with shared prompts computed once, and
+    `sdpa` for padded rows; the other values are the implementations in transformers."""
     kernels: Literal["torch", "compiled", "liger"] = "torch"
     """Kernels for norms, rotary embeddings, gated MLPs and the operations between them: plain `torch`; `compiled`, fused by torch.compile
     together with the log-softmax; or `liger`, Triton kernels on GPUs."""
     threads: int = Field(default=2, ge=1)
     """OpenMP threads per rank on CPU, and processes of stages that read rows (`prepare_data`, `decontaminate`, `find_rephrased`). `auto`:
-    the available physical cores, at most 8 and at most the profile's `slots` if those are a number, divided among ranks or `engines`. On
-    GPUs: the stage's share of the cores by `slots`, divided among ranks or `engines`; checkpoints resume under any number of threads, except
-    with `offload_optimizer`."""
+    the available physical cores, at most 8 and at most the profile's `slots` if those are a number, divided among ranks or `engines`; on
+    GPUs, without these limits, the stage's share of the cores by `slots`, divided likewise. On GPUs, checkpoints resume under any number of
+    threads, except with `offload_optimizer`."""
     bf16_products: Literal["auto", "units", "fp32"] = "auto"
     """How a CPU multiplies bf16 matrices. `units`: with its bf16 instructions (AMX, AVX-512 BF16, Arm BF16). `fp32`: operands widened, sums
     in fp32, results rounded to bf16, which is many times faster on a CPU without such instructions; vLLM then computes in fp32 with the

@@ -361,8 +361,9 @@ def resumable(scratch: Path) -> bool:
 
 def numerics_changes(before: Numerics, now: Numerics) -> list[str]:
     """Numerics that changed, except `bf16_products`: only the job can resolve `auto`, from the checkpoint rather than the last spec."""
-    pairs = ((name, old, new) for (name, old), (_, new) in zip(before, now, strict=True))
-    return [f"{name} {old} -> {new}" for name, old, new in pairs if old != new and name != "bf16_products"]
+    old, new = before.deciding(), now.deciding()
+    names = [name for name in new if old.get(name) != new[name] and name != "bf16_products"]
+    return [f"{name} {old.get(name)} -> {new[name]}" for name in names]
 
 
 def _shrink(node: Node, scratch: Path, message: str) -> str:

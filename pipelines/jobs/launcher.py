@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal
 
@@ -233,11 +235,31 @@ These settings keep blocks in the process, in huge pages where the kernel allows
 """
 
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""torch's names for the settings of its allocator on GPUs, the second for earlier versions. By default, each pass of another shape leaves
+holes that no other one fills; expandable segments have none.
+"""
+
+
+def _compiler() -> dict[str, str]:
+    """Variables by which flashinfer and DeepSpeed, which compile at run time, find the ninja of this environment, and the lock's compiler
+    if no other is set. Without them, vLLM chooses other kernels."""
+    path = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
+    if any(name in os.environ for name in ("CUDA_HOME", "CUDA_PATH")):
+        return path
+    with suppress(PackageNotFoundError):
+        for file in distribution("nvidia-cuda-nvcc").files or ():
+            if file.match("bin/nvcc"):
+                return path | {"CUDA_HOME": str(distribution("nvidia-cuda-nvcc").locate_file(file.parent.parent))}
+    return path
+
+
 def device_settings(numerics: Numerics) -> dict[str, str]:
     """Environment variables for a computing process, by device and threads."""
     threads = {"OMP_NUM_THREADS": str(numerics.threads), "MKL_NUM_THREADS": str(numerics.threads)}
     if numerics.device == "cuda":
-        return threads | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | (DETERMINISTIC if numerics.deterministic else {})
+        given = {} if any(name in os.environ for name in ALLOCATOR) else {ALLOCATOR[0]: "expandable_segments:True"}
+        return threads | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | given | _compiler() | (DETERMINISTIC if numerics.deterministic else {})
     return threads | {
         "DS_ACCELERATOR": "cpu",
         # Long spinning costs several times the work on shared cores. Without spinning, threads sleep between any

@@ -81,7 +81,7 @@ def chunk_keys(chunk: Sequence[tuple[str, Unit]], weights: str, config: Referenc
         "weights": weights,
         "documents": [[content_key(doc) for doc in unit] for _, unit in chunk],
         "dtype": config.dtype,
-        "numerics": job.numerics.model_dump(),
+        "numerics": job.numerics.deciding(),
     }
     return keys_of(decides, len(chunk))
 

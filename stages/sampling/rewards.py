@@ -116,7 +116,7 @@ def rewards_in_parts(
     def parts() -> Iterator[Part]:
         rest = iter(answers)
         while part := list(islice(rest, PART)):
-            decides = {"weights": model.record.content, "answers": part, "dtype": dtype, "numerics": job.numerics.model_dump()}
+            decides = {"weights": model.record.content, "answers": part, "dtype": dtype, "numerics": job.numerics.deciding()}
             yield Part(keys_of(decides, len(part)), part)
 
     with closing(in_parts(partial(FrozenRewardModel, model.payload, dtype), parts(), job, progress)) as scored:

@@ -197,4 +197,4 @@ class Checkpoints:
         return changes
 
     def _guard(self) -> dict[str, Any]:
-        return {"key": self.job.key, **self.job.numerics.model_dump(mode="json")}
+        return {"key": self.job.key, **self.job.numerics.deciding()}

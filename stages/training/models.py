@@ -64,7 +64,7 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
         model = auto.from_pretrained(
             payload, dtype=torch.float32, attn_implementation=kernel, local_files_only=True, trust_remote_code=False, **changes
         )
-    except (ValueError, ImportError, KeyError) as error:  # the model does not support this attention, or it is not installed
+    except (ValueError, ImportError, KeyError) as error:  # the model does not support this attention
         raise StageError(
             f"transformers cannot load the model with attention {kernel} ({type(error).__name__}: {error}): set another `attention` in the "
             "execution profile; every model supports `eager` with `packing: false`"

@@ -102,6 +102,29 @@ def test_deterministic_gpu_jobs_are_told_so(tmp_path: Path) -> None:
         assert environment.get("VLLM_BATCH_INVARIANT") == environment.get("FLASH_ATTENTION_DETERMINISTIC") == told
 
 
+def test_gpu_jobs_find_the_compiler_of_the_lock_and_leave_no_holes_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The wheel's files are in `nvidia/cu13`, next to torch's."""
+    ours = {"CUDA_HOME": None, "CUDA_PATH": None, "PYTORCH_ALLOC_CONF": None, "PYTORCH_CUDA_ALLOC_CONF": None}
+    for name in ours:
+        monkeypatch.delenv(name, raising=False)
+
+    def told(device: str = "cuda") -> dict[str, str | None]:
+        environment = job_environment(tmp_path, Numerics.model_validate({"device": device}), tmp_path, [])
+        assert device == "cpu" or environment["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+        return {name: environment.get(name) for name in ours}
+
+    assert told() == ours | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} and told("cpu") == ours
+    installed = tmp_path / "nvidia_cuda_nvcc-13.0.88.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cuda-nvcc\nVersion: 13.0.88\n")
+    (installed / "RECORD").write_text("nvidia/cu13/bin/nvcc.profile,,\nnvidia/cu13/bin/nvcc,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert told()["CUDA_HOME"] == str(tmp_path / "nvidia" / "cu13") and told("cpu") == ours
+    monkeypatch.setenv("CUDA_PATH", "/usr/local/cuda")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    assert told() == ours | {"CUDA_PATH": "/usr/local/cuda", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+
+
 def test_a_job_on_a_cpu_takes_its_memory_from_the_kernel_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Page faults of blocks that are taken and given back again: 16384 of 4 KiB each for every one of 64 MiB, were they fresh."""
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=3")  # what was asked for stays
