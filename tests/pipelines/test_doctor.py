@@ -54,11 +54,12 @@ def test_packages_are_compared_with_the_lock(project):
     assert found.value.startswith("2 of 3 differ from cpu.txt: PyYAML 6.0.3 instead of 1.0, no-such-package missing instead of 2.0")
 
 
-@pytest.mark.parametrize(("driver", "right"), [("570.86.15", False), ("580.65.06", True)])
+@pytest.mark.parametrize(("driver", "right"), [("470.82.01", False), ("570.86.15", False), ("580.65.06", True)])
 def test_a_driver_too_old_for_the_cuda_of_the_lock_is_a_finding(project, driver, right):
     smi = project.root / "bin" / "nvidia-smi"
     smi.parent.mkdir()
-    smi.write_text(f"#!/bin/sh\necho NVIDIA H100 80GB HBM3, 81559 MiB, 8.0, {driver}\n")
+    older = 'case "$1" in *compute_cap*) exit 2;; esac\n' if driver.startswith("4") else ""
+    smi.write_text(f"#!/bin/sh\n{older}echo NVIDIA H100 80GB HBM3, 81559 MiB, 9.0, {driver}\n")
     smi.chmod(0o755)
     found = finding(project, "GPUs")
     assert found.ok == right and driver in found.value
