@@ -87,6 +87,7 @@ def test_log_probabilities_have_the_same_bits_in_another_process(tmp_path: Path,
         for number in range(4)
     ]
     inputs = {"policy": {"p": policy}, "preferences": {"d": dataset(tmp_path / "data", "preference", rows)}}
+
     def made(name: str, **placement: int) -> bytes:
         job = a_job(tmp_path / name, Numerics(threads=1), **placement)
         reference_logprobs.run(config_of("reference_logprobs", max_length=96, dtype="fp32"), inputs, job)
