@@ -38,7 +38,7 @@ from pedigree.stages.training.recomputation import recompute_layers
 
 PEAK_TFLOPS = {"H200": 989.0, "H100 NVL": 835.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0}
 """Dense bf16 without sparsity, as the vendor states it; the first name found in the device's decides."""
-PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "peft", "liger_kernel", "flash_attn")
+PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "peft", "liger_kernel")
 
 
 Kernels = Literal["torch", "compiled", "liger"]

@@ -80,6 +80,9 @@ memory: two jobs on four cores each have 20 % more throughput than one on eight,
 recipe wait for the previous one, up to eight cores a single job on all of them finishes sooner; with sixteen, two jobs on eight each have
 34 % more throughput. The measurement is of two cores; the numbers for more are calculated.
 
+**GPU nodes.** With `threads: auto`, as in `gpu` and `gpu8`, a stage has the share of the node's cores that its slots are of all slots, and
+its ranks or engines divide it: on 104 cores, each of eight ranks has 13 threads, and so has a data stage on one of eight slots.
+
 **Disk.** The size of the artifacts. A job moves its output into place, and DVC copies it into its cache (`.dvc/cache`), which takes the
 same again: on ext4 an output of 5 MB takes 10 MB. Only file systems with reflinks (Btrfs, XFS) share the blocks. Without reflinks, twice
 the stated disk must be free, plus checkpoints; a `cached` stage already has half of that.

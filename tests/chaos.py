@@ -427,11 +427,11 @@ def resume(run: Run, tally: Tally, until: str | None) -> Run:
 
 
 def chaos_project(folder: Path) -> Path:
-    """A project whose profile `chaos` is `cpu` with a checkpoint every other second and no pauses for long."""
+    """A project whose profile `chaos` is `cpu` with a checkpoint every other step and no pauses for long."""
     project = fresh_project(folder)
     cpu = (project / "configs/execution/cpu.yaml").read_text()
     assert PROFILE in cpu
-    (project / "configs/execution/chaos.yaml").write_text(cpu.replace(PROFILE, f"{PROFILE}, checkpoint_every_s: 2, retries: 100"))
+    (project / "configs/execution/chaos.yaml").write_text(cpu.replace(PROFILE, f"{PROFILE}, checkpoint_every_steps: 2, retries: 100"))
     recipe = project / "configs/recipes" / f"{RECIPE}.yaml"
     commit = "git add -A && git -c user.name=t -c user.email=t@t commit -qm"
     text = recipe.read_text()

@@ -63,7 +63,7 @@ ELSEWHERE = {
     "eval_strategy": HELD_OUT,
     "evaluation_strategy": HELD_OUT,
     "finetuning_type": ADAPTERS,
-    "flash_attention": "the profile's `numerics: {attention: flash_attention_2}`",
+    "flash_attention": "the profile's `numerics: {attention: varlen}`",
     "fp16": "`dtype: bf16` or `dtype: fp32`",
     "generate_max_len": TOKENS,
     "gradient_accumulation_steps": "nothing: it follows from `global_batch` and the profile's micro-batches",

@@ -33,7 +33,8 @@ SLOT_BYTES = 2 << 30
 """Memory per slot under `auto`: SFT of a model with 135M parameters takes five GiB, on two slots or more."""
 PARTS = ("numerics", "placement")
 DIVIDE_THREADS = ("threads", "world_size", "engines", "tensor_parallel")
-"""A block of a profile that sets one of these resolves `threads: auto` itself."""
+DIVIDE_CORES = ("threads", "world_size", "engines", "slots")
+"""A block of a profile that sets one of these resolves `threads: auto` itself; the second is for GPUs."""
 
 
 class Gpu(NamedTuple):
@@ -86,15 +87,17 @@ class Numerics(Frozen):
     fit on the GPU."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of storing its activations: less memory, about a third more time."""
-    attention: Literal["varlen", "sdpa", "flash_attention_2", "eager"] = "varlen"
-    """`varlen`: variable-length attention over packed documents, with shared prompts computed once, and `sdpa` for padded rows; the other
-    values are the implementations in transformers."""
+    attention: Literal["varlen", "sdpa", "eager"] = "varlen"
+    """`varlen`: variable-length attention over packed documents (on GPUs, torch's flash attention), with shared prompts computed once, and
+    `sdpa` for padded rows; the other values are the implementations in transformers."""
     kernels: Literal["torch", "compiled", "liger"] = "torch"
     """Kernels for norms, rotary embeddings, gated MLPs and the operations between them: plain `torch`; `compiled`, fused by torch.compile
     together with the log-softmax; or `liger`, Triton kernels on GPUs."""
     threads: int = Field(default=2, ge=1)
     """OpenMP threads per rank on CPU, and processes of stages that read rows (`prepare_data`, `decontaminate`, `find_rephrased`). `auto`:
-    the available physical cores, at most 8 and at most the profile's `slots` if those are a number, divided among ranks or `engines`."""
+    the available physical cores, at most 8 and at most the profile's `slots` if those are a number, divided among ranks or `engines`; on
+    GPUs, without these limits, the stage's share of the cores by `slots`, divided likewise. On GPUs, checkpoints resume under any number of
+    threads, except with `offload_optimizer`."""
     bf16_products: Literal["auto", "units", "fp32"] = "auto"
     """How a CPU multiplies bf16 matrices. `units`: with its bf16 instructions (AMX, AVX-512 BF16, Arm BF16). `fp32`: operands widened, sums
     in fp32, results rounded to bf16, which is many times faster on a CPU without such instructions; vLLM then computes in fp32 with the
@@ -123,6 +126,11 @@ class Numerics(Frozen):
             raise ValueError("offload_optimizer requires ZeRO, but zero_stage is 0: set zero_stage to 1, 2 or 3")
         return self
 
+    def deciding(self) -> dict[str, Any]:
+        """The settings that may change a bit. On GPUs, threads do not, except where the optimizer runs on the host."""
+        idle = {"threads"} if self.device == "cuda" and not self.offload_optimizer else None
+        return self.model_dump(mode="json", exclude=idle)
+
     @property
     def shares_prompts(self) -> bool:
         """Whether answers to the same prompt share its forward pass."""
@@ -150,7 +158,8 @@ class Placement(Frozen):
     """RLVR: run vLLM in its `own` child process, or `inline` in the trainer's."""
     engines: int = Field(default=1, ge=1)
     """Parallel vLLM engines of `sample`, `evaluate` and policies that judge or write, each with its own `tensor_parallel` GPUs or `threads`
-    cores; `slots` must cover all of them. Each chunk goes to an idle engine; its bits are the same on any."""
+    cores; `slots` must cover all of them. Reward models and `reference_logprobs` have a process with a copy of the model on each of these
+    GPUs. Each chunk goes to an idle engine or process; its bits are the same on any."""
     sampler_memory_gb: float = Field(default=1.0, gt=0)
     """KV cache of a vLLM engine on CPU, in GiB; doubled, for the same number of tokens, where bf16 is computed through fp32."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
@@ -162,8 +171,12 @@ class Placement(Frozen):
     """Kill a job that has made no progress for this long."""
     timeout_s: float | None = Field(default=None, gt=0)
     """Kill a job that runs longer than this; it counts as failed."""
+    grace_s: int = Field(default=30, ge=1)
+    """Seconds from the request to stop until a job is killed: enough for a training step and a checkpoint. A job that has made no progress
+    for `heartbeat_timeout_s` gets at most 30."""
     checkpoint_every_s: float = Field(default=300, gt=0)
-    """Checkpoint after the first step that ends at least this long after the last checkpoint."""
+    """Checkpoint after the first step that ends at least this long after the last checkpoint, or 32 times as long as training paused for
+    that one, if this is more: pauses take at most 3 % of the time."""
     checkpoint_every_steps: int | None = Field(default=None, ge=1)
     """Additionally checkpoint every N steps."""
     keep_checkpoints: int = Field(default=2, ge=1)
@@ -288,8 +301,10 @@ def fitted(profile: Any, cores: int, memory: int | None) -> Any:
         own = _settings(block)
         combined = {**below, **own}
         parts = {part: dict(block[part]) for part in PARTS if isinstance(block.get(part), dict)} if isinstance(block, dict) else {}
-        if combined.get("threads") == AUTO and not own.keys().isdisjoint(DIVIDE_THREADS):
-            parts.setdefault("numerics", {})["threads"] = _share(combined, threads, taken)
+        on_gpus = combined.get("device") == "cuda"
+        if combined.get("threads") == AUTO and not own.keys().isdisjoint(DIVIDE_CORES if on_gpus else DIVIDE_THREADS):
+            share = _share_of_node(combined, cores, slots) if on_gpus else _share(combined, threads, taken)
+            parts.setdefault("numerics", {})["threads"] = share
         if parts.get("placement", {}).get("slots") == AUTO:
             parts["placement"]["slots"] = taken
         return {**block, **parts} if parts else block
@@ -312,6 +327,11 @@ def _share(combined: Mapping[str, Any], threads: int, taken: int) -> int:
     engines = _count(combined, "engines", 1)
     ranks = max(_count(combined, "world_size", 1), engines * _count(combined, "tensor_parallel", 1))
     return max(1, (min(threads, _count(combined, "slots", taken)) if engines > 1 else threads) // ranks)
+
+
+def _share_of_node(combined: Mapping[str, Any], cores: int, slots: int) -> int:
+    """Threads per rank or engine of a stage on GPUs, whose cores are those of its slots."""
+    return max(1, cores * _count(combined, "slots", 1) // slots // max(_count(combined, "world_size", 1), _count(combined, "engines", 1)))
 
 
 def _count(settings: Mapping[str, Any], name: str, otherwise: int) -> int:

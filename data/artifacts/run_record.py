@@ -110,12 +110,17 @@ class Hardware(Frozen):
     machine: Line | None = None
     kernel: Line | None = None
     cpu: Line | None = None
+    cpu_model: Line | None = None
+    """Family, model and stepping of an x86 processor: cloud providers give processors of different kinds one name."""
     instruction_sets: tuple[Word, ...] | None = Field(default=None, strict=False)
     """Those that affect matrix multiplication (`data.host.machine.INSTRUCTION_SETS`)."""
     cores: Count | None = None
     """Physical cores available to the job."""
     memory_gib: float | None = Field(default=None, ge=0)
     gpus: tuple[Line, ...] | None = Field(default=None, strict=False)
+    """Name, memory, compute capability and driver of each GPU."""
+    kernel_settings: dict[Word, Line] | None = None
+    """Environment variables that limit the kernels of libraries (`data.artifacts.provenance.KERNEL_SETTINGS`)."""
 
 
 class RunConditions(Frozen):

@@ -48,6 +48,12 @@ def instruction_sets(root: Path = ROOT) -> tuple[str, ...]:
     return tuple(known for known in INSTRUCTION_SETS if known in flags)
 
 
+def cpu_model(root: Path = ROOT) -> str | None:
+    """Family, model and stepping of an x86 processor; None for others, whose names are specific."""
+    fields = [(name, _cpuinfo(root, f"cpu {name}" if name == "family" else name)) for name in ("family", "model", "stepping")]
+    return ", ".join(f"{name} {value}" for name, value in fields) if all(value for _, value in fields) else None
+
+
 def has_gpu(root: Path = ROOT) -> bool:
     """Whether the kernel offers a GPU: NVIDIA's, AMD's, or that of WSL."""
     return any((root / "dev").glob("nvidia[0-9]*")) or any((root / "dev" / name).exists() for name in ("kfd", "dxg"))

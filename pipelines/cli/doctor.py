@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,8 @@ DEMO = "demo"
 LIBRARIES = ("torch", "transformers", "deepspeed", "vllm", "datasets", "great_expectations", "dvc", "prefect")
 LOCKS = CODE_ROOT / "pedigree" / "requirements"
 REBUILD = "run `make clean`, then `make setup`"
+CUDA, LEAST_DRIVER = "13.0", 580
+"""Of requirements/gpu.txt, and the driver that NVIDIA's release notes require for it."""
 FEW_GB = 20
 """Minimum free disk, in GB; the demo's models and checkpoints need about half of it."""
 
@@ -76,7 +78,7 @@ def examine(project: Project) -> list[Diagnosis]:
         lambda: [_library(name) for name in LIBRARIES if name != "torch"],
         lambda: [_engine(bool(found))],
         lambda: [_asset(name) for name in ASSETS],
-        lambda: [Diagnosis("GPUs", True, "; ".join(found) or "none: stages run on the CPU")],
+        lambda: [_gpus(found)],
         lambda: [Diagnosis("determinism", True, ON_GPUS if found else ON_CPUS), _cpu()],
         lambda: _demo(project),
         lambda: [_disk(project.root), _remote(project.root)],
@@ -134,6 +136,15 @@ def _torch(gpu: bool) -> Diagnosis:
     if gpu and not built:
         return Diagnosis("torch", False, f"{value}; this machine has a GPU", REBUILD if is_clone() else "install torch with CUDA")
     return Diagnosis("torch", True, value)
+
+
+def _gpus(found: Sequence[str]) -> Diagnosis:
+    """Check that the driver is new enough for the CUDA of the lock."""
+    drivers = [int(major[1]) for line in found if (major := re.search(r", (\d+)[.\d]*$", line))]
+    if not drivers or min(drivers) >= LEAST_DRIVER:
+        return Diagnosis("GPUs", True, "; ".join(found) or "none: stages run on the CPU")
+    remedy = f"the lock's CUDA {CUDA} needs driver {LEAST_DRIVER} or later: update the driver"
+    return Diagnosis("GPUs", False, "; ".join(found), remedy)
 
 
 def _library(name: str) -> Diagnosis:

@@ -79,7 +79,7 @@ class Setting:
 
     numerics: Numerics
     engines: int
-    """Engines that run in parallel; 1 if none is started."""
+    """Engines, or copies of a frozen model, that run in parallel; 1 if none is started."""
     hardware: Hardware
 
 
@@ -203,7 +203,7 @@ class Estimates:
                 bandwidth=hardware.bandwidth * hardware.bandwidth_utilization,
             )
         if plan is None or facts.training:
-            ranks = numerics.world_size if facts.training else 1
+            ranks = numerics.world_size if facts.training else setting.engines * numerics.tensor_parallel
             seconds += flops.seconds(size, ranks, hardware.peak, hardware.utilization)
         return seconds
 

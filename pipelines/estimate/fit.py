@@ -161,11 +161,24 @@ def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
         return
     for ranks in (2, 4, 8):
         fits_heads = served.heads % ranks == 0
-        needed = ranks * (1 if trial.facts.training else trial.placement.engines)
+        engines = 1 if trial.facts.training else min(trial.placement.engines, max(1, trial.hardware.gpus_per_node // ranks))
+        needed, fewer = ranks * engines, engines < trial.placement.engines and not trial.facts.training
         if trial.numerics.tensor_parallel < ranks <= trial.hardware.gpus_per_node and fits_heads:
             for words, changed in _numerics(trial, tensor_parallel=ranks):
-                slots = "" if trial.placement.slots >= needed else f" and placement.slots: {needed}"
-                yield words + slots, changed
+                words += f" and placement.engines: {engines}" if fewer else ""
+                words += "" if trial.placement.slots >= needed else f" and placement.slots: {needed}"
+                yield words, replace(changed, placement=_placed(trial.placement, engines=engines)) if fewer else changed
+
+
+def _fewer_engines(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    """Half, a quarter, ... of the engines or copies of a model, whichever is the first that fits."""
+    engines = 0 if trial.facts.training else trial.placement.engines // 2
+    while engines:
+        changed = replace(trial, placement=_placed(trial.placement, engines=engines))
+        if not lacks(changed):
+            yield f"set placement.engines: {engines}", changed
+            return
+        engines //= 2
 
 
 def _engine_memory(trial: Trial) -> Iterator[tuple[str, Trial]]:
@@ -208,7 +221,8 @@ def _placed(placement: Placement, **fields: Any) -> Placement:
 
 
 CHANGES: Sequence[Change] = (
-    _zero, _checkpointing, _smaller_passes, _tensor_parallel, _engine_memory, _smaller_chunks, _cached_reference, _offload, _adapters,
+    _zero, _checkpointing, _smaller_passes, _tensor_parallel, _engine_memory, _smaller_chunks, _fewer_engines, _cached_reference, _offload,
+    _adapters,
 )  # fmt: skip
 """Changes to try, cheapest first; the last ones cost time or change the training result."""
 ADAPTING = (_smaller_passes, _engine_memory, _smaller_chunks)

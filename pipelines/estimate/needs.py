@@ -128,7 +128,7 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
     engine = _engine(facts, numerics, placement, gpu_bytes)
     if facts.training is not None:
         return _training(facts, facts.training, engine, numerics)
-    scoring = _scoring(facts, facts.scoring, numerics) if facts.scoring else None
+    scoring = _scoring(facts, facts.scoring, numerics, placement) if facts.scoring else None
     if engine is not None:
         sampling = Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
         return _one_after_the_other(scoring, sampling, numerics) if scoring else sampling
@@ -139,17 +139,18 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
     return Needs()
 
 
-def _scoring(facts: Facts, plan: ScoringPlan, numerics: Numerics) -> Needs:
+def _scoring(facts: Facts, plan: ScoringPlan, numerics: Numerics, placement: Placement) -> Needs:
     tokens = tokens_of_a_frozen_pass(facts, plan, numerics)
     terms = peak_memory.inference(facts.policy, numerics, SIZES[plan.dtype], tokens, scores=plan.scalar_head)
     read = peak_memory.read(facts.policy.parameters, plan.dtype, facts.finer)
     on_cpu = numerics.device == "cpu"
     loading = {"weights": read} | _runtime(numerics) if on_cpu else {}
-    return Needs(device=terms | _runtime(numerics), loading=loading, host=0 if on_cpu else read, tokens_a_pass=tokens)
+    copies, host = placement.engines * numerics.tensor_parallel, 0 if on_cpu else read
+    return Needs(device=terms | _runtime(numerics), loading=loading, host=host, ranks=copies, tokens_a_pass=tokens)
 
 
 def _one_after_the_other(scoring: Needs, rating: Needs, numerics: Numerics) -> Needs:
-    """Needs of scoring models in one process, followed by the engines of a language model."""
+    """Needs of scoring models, followed by the engines of a language model."""
     on_cpu = numerics.device == "cpu"
     lesser, larger = sorted((rating, scoring), key=lambda needs: needs.together if on_cpu else needs.peak)
     return replace(larger, engine=rating.engine, tokens_a_pass=scoring.tokens_a_pass, lesser=lesser)

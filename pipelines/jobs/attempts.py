@@ -20,7 +20,7 @@ from pedigree.data.store.fence import OVERTAKEN, Fence, Superseded
 from pedigree.data.store.hashing import Beat, Hashed, silent
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.events import StageProgressed, StageStarted, StageWaiting
-from pedigree.pipelines.jobs.launcher import LocalLauncher, Status
+from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, LocalLauncher, Status
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
 from pedigree.pipelines.jobs.processes import described
 from pedigree.pipelines.jobs.scratch_state import (
@@ -256,7 +256,9 @@ def _wait(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: Held
                 run.watch(StageProgressed(node.address, beat.step, beat.total, reported(beat.numbers), beat.work))
             late = watch.overdue()
             if late:
-                left = jobs.cancel(handle, stacks=late[0] == "heartbeat")
+                hung = late[0] != "timeout"  # what still computes may write a checkpoint
+                grace_s = min(HUNG_GRACE_S, watch.placement.grace_s) if hung else None
+                left = jobs.cancel(handle, grace_s=grace_s, stacks=late[0] == "heartbeat")
                 return None if late[0] == "lingers" else (late[0], late[1] + _survivors(left))
             if time.monotonic() - checked > heartbeat.BEAT_S:
                 hold.check()
@@ -359,8 +361,9 @@ def resumable(scratch: Path) -> bool:
 
 def numerics_changes(before: Numerics, now: Numerics) -> list[str]:
     """Numerics that changed, except `bf16_products`: only the job can resolve `auto`, from the checkpoint rather than the last spec."""
-    pairs = ((name, old, new) for (name, old), (_, new) in zip(before, now, strict=True))
-    return [f"{name} {old} -> {new}" for name, old, new in pairs if old != new and name != "bf16_products"]
+    old, new = before.deciding(), now.deciding()
+    names = [name for name in new if old.get(name) != new[name] and name != "bf16_products"]
+    return [f"{name} {old.get(name)} -> {new[name]}" for name in names]
 
 
 def _shrink(node: Node, scratch: Path, message: str) -> str:

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics
@@ -41,7 +43,8 @@ from pedigree.stages.job.outcome import read_done
 
 State = Literal["running", "succeeded", "failed", "lost", "unknown"]
 """`lost`: gone without a result. `unknown`: started where this launcher cannot look; only its heartbeat shows whether it is alive."""
-GRACE_S = 30.0
+HUNG_GRACE_S = 30
+"""Of a job that has made no progress."""
 STACKS = (signal.SIGUSR2, signal.SIGRTMIN)
 """Make a job print the stack of its main thread, then those of all threads."""
 STACKS_S = 0.5
@@ -99,12 +102,13 @@ class LocalLauncher:
         left = kill_all(scratch)  # children that outlived the previous attempt must not write alongside this one
         if left:
             logging.getLogger(__name__).warning("%s; the fence keeps it from writing", described(left))
-        command = _command(scratch, numerics)
+        spec = read_mapping(scratch / SPEC)
+        command = _command(scratch, numerics, _grace_s(spec))
         with (scratch / "log.txt").open("ab") as log, held.for_job() as lock:
             child = subprocess.Popen(
                 command,
                 cwd=self.project.root,
-                env=job_environment(scratch, numerics, self.project.code(read_mapping(scratch / SPEC)["code"]), held.names, fence),
+                env=job_environment(scratch, numerics, self.project.code(spec["code"]), held.names, fence),
                 pass_fds=[lock],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -140,7 +144,8 @@ class LocalLauncher:
         return Status("failed" if done is not None or exit_code is not None else "lost", exit_code, ran_out)
 
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
-        """Ask all processes of the job to stop and wait until none is alive; after `grace_s` seconds (default 30) they are killed.
+        """Ask all processes of the job to stop and wait until none is alive; after `grace_s` seconds, by default its placement's, they are
+        killed.
 
         Return the processes that survived even that. A job elsewhere is left alone. `stacks`: first print each thread's stack to the log.
         """
@@ -154,7 +159,7 @@ class LocalLauncher:
             time.sleep(STACKS_S)
         if works_in(process, Path(handle.scratch)):
             send_to_group(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + (GRACE_S if grace_s is None else grace_s)
+        deadline = time.monotonic() + (_grace_s(read_mapping(Path(handle.scratch) / SPEC)) if grace_s is None else grace_s)
         while self._members(handle, process) and time.monotonic() < deadline:
             if not process.alive:  # orphaned children: nothing else would end them
                 deadline = min(deadline, time.monotonic() + 2.0)
@@ -200,11 +205,19 @@ def process_of(handle: Handle) -> Process | None:
     return Process.parse(handle.told.get("process"))
 
 
-def _command(scratch: Path, numerics: Numerics) -> list[str]:
+def _grace_s(spec: Mapping[str, Any]) -> int:
+    """Seconds from the request to stop until the job is killed; specs of earlier versions lack them."""
+    placement = spec.get("placement")
+    found = placement.get("grace_s") if isinstance(placement, dict) else None
+    return found if isinstance(found, int) else HUNG_GRACE_S
+
+
+def _command(scratch: Path, numerics: Numerics, grace_s: int) -> list[str]:
     stage = ["-m", "pedigree.stages", str(scratch)]
     if numerics.world_size == 1:
         return [sys.executable, *stage]
-    return [sys.executable, "-m", "pedigree.stages.training.ranks", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
+    torchrun = ["-m", "pedigree.stages.training.ranks", "--standalone", f"--shutdown-timeout={grace_s}"]
+    return [sys.executable, *torchrun, f"--nproc-per-node={numerics.world_size}", *stage]
 
 
 PROCESS_GROUP = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -222,11 +235,31 @@ These settings keep blocks in the process, in huge pages where the kernel allows
 """
 
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""torch's names for the settings of its allocator on GPUs, the second for earlier versions. By default, each pass of another shape leaves
+holes that no other one fills; expandable segments have none.
+"""
+
+
+def _compiler() -> dict[str, str]:
+    """Variables by which flashinfer and DeepSpeed, which compile at run time, find the ninja of this environment, and the lock's compiler
+    if no other is set. Without them, vLLM chooses other kernels."""
+    path = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
+    if any(name in os.environ for name in ("CUDA_HOME", "CUDA_PATH")):
+        return path
+    with suppress(PackageNotFoundError):
+        for file in distribution("nvidia-cuda-nvcc").files or ():
+            if file.match("bin/nvcc"):
+                return path | {"CUDA_HOME": str(distribution("nvidia-cuda-nvcc").locate_file(file.parent.parent))}
+    return path
+
+
 def device_settings(numerics: Numerics) -> dict[str, str]:
     """Environment variables for a computing process, by device and threads."""
     threads = {"OMP_NUM_THREADS": str(numerics.threads), "MKL_NUM_THREADS": str(numerics.threads)}
     if numerics.device == "cuda":
-        return threads | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | (DETERMINISTIC if numerics.deterministic else {})
+        given = {} if any(name in os.environ for name in ALLOCATOR) else {ALLOCATOR[0]: "expandable_segments:True"}
+        return threads | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | given | _compiler() | (DETERMINISTIC if numerics.deterministic else {})
     return threads | {
         "DS_ACCELERATOR": "cpu",
         # Long spinning costs several times the work on shared cores. Without spinning, threads sleep between any

@@ -165,7 +165,7 @@ def _gpus(node: Node, run: Run) -> int:
     counts = run.numerics.get("world_size"), run.numerics.get("tensor_parallel"), run.placement.get("engines")
     ranks, of_engine, engines = (found if isinstance(found, int) else 1 for found in counts)
     kind = node.declaration
-    if kind.sampling_plan(node.config) is None:
+    if (kind.sampling_plan(node.config) or kind.scoring_plan(node.config)) is None:
         return ranks
     return max(ranks, of_engine * (engines if kind.opens_engines(node.config) else 1))
 

@@ -195,7 +195,9 @@ def profile(members: Mapping[str, RebuiltStage], *, here: bool = False) -> dict[
                 raise UsageProblem(f"the run of {member.address} has {name} {count!r}; it must be from 1 to {MOST_PROCESSES}")
         placement = {**member.run.placement, "slots": min(asked[address], slots)}
         numerics = {**(FORMERLY if here else {}), **member.run.numerics}  # recorded code may not know newer settings
-        if numerics.get("bf16_products") == "units" and member.run.hardware.cpu != hardware.get("cpu"):
+        ran = member.run.hardware
+        same = ran.cpu == hardware.get("cpu") and ran.instruction_sets in (None, tuple(hardware.get("instruction_sets", ())))
+        if numerics.get("bf16_products") == "units" and not same:
             numerics["bf16_products"] = "auto"  # emulating bf16 units on another CPU would be prohibitively slow
         stages[member.name] = {"numerics": numerics, "placement": placement}
     return {"slots": slots, "stages": stages}

@@ -23,6 +23,8 @@ Verdict = Literal["identical", "restored", "within tolerance", "drifted", "diffe
 CLOCKED = ("per_second", "seconds")
 """Suffixes of curve columns that measure time, which are not compared."""
 WEIGHTS_TIMEOUT_S = 1800.0
+UNNAMED = {"cpu_model": "the processor's model", "instruction_sets": "its instruction sets", "kernel_settings": "settings of kernels"}
+"""Parts of the hardware that older records lack, in words."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def judge(
     Returns:
         verdict, one line of detail, measures, changed conditions.
     """
-    other = tuple(conditions(run, read_run(made.path / "run.json")))
+    now = read_run(made.path / "run.json")
+    other = tuple(conditions(run, now))
     if made.record.content == record.content:
         return "identical", f"despite {'; '.join(other)}" if other else "", {}, other
     before = set(record.edges)
@@ -78,6 +81,9 @@ def judge(
     ]
     exact = record.kind in KINDS and KINDS[record.kind].engine == "none"
     verdict: Verdict = "drifted" if inputs or (other and not exact) else "different"
+    lacks = [words for name, words in UNNAMED.items() if getattr(run.hardware, name) is None and getattr(now.hardware, name) is not None]
+    if lacks and not other and not exact:
+        details.append(f"the record does not name {', '.join(lacks[:-1])}{' and ' * (len(lacks) > 1)}{lacks[-1]}, which decide bits")
     if measures.get("scores"):
         worst = max(measures["scores"], key=lambda row: abs(row["difference"]))
         details.append(f"largest score difference {score_text(worst)}")
@@ -101,11 +107,17 @@ def conditions(before: Run, now: Run) -> list[str]:
     then, today = _named(before), _named(now)
     names = sorted(name for name in then.keys() | today.keys() if then.get(name) != today.get(name))
     found = [f"numerics {name} {then.get(name)} -> {today.get(name)}" for name in names]
-    for name in ("machine", "cpu", "instruction_sets", "gpus"):
-        old, new = getattr(before.hardware, name), getattr(now.hardware, name)
-        if old != new and not (name == "instruction_sets" and old is None):  # older records lack it
-            old, new = (list(value) if isinstance(value, tuple) else value for value in (old, new))
-            found.append(f"{name} {old} -> {new}")
+    old, new = before.hardware, now.hardware
+    for name in ("machine", "cpu", "cpu_model", "gpus"):
+        if getattr(old, name) != getattr(new, name) and not (name in UNNAMED and getattr(old, name) is None):
+            there, here = (list(value) if isinstance(value, tuple) else value for value in (getattr(old, name), getattr(new, name)))
+            found.append(f"{name} {there} -> {here}")
+    if old.instruction_sets is not None and new.instruction_sets is not None:
+        pairs = (("there", old.instruction_sets, new.instruction_sets), ("here", new.instruction_sets, old.instruction_sets))
+        only = [f"{', '.join(name for name in own if name not in other)} only {where}" for where, own, other in pairs if {*own} - {*other}]
+        found += [f"instruction_sets: {'; '.join(only)}"] if only else []
+    if old.kernel_settings is not None:
+        found += _changes("", old.kernel_settings, new.kernel_settings or {})
     found += environment_differences(before.environment, now.environment, locks=False)
     old, new = before.fingerprint.files, now.fingerprint.files
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
@@ -119,12 +131,13 @@ def _named(run: Run) -> dict[str, Any]:
 
 def environment_differences(before: Environment, now: Environment, *, locks: bool = True) -> list[str]:
     """Differences in Python, libraries, and lock files (by hash)."""
-    pairs: list[tuple[str, str | None, str | None]] = [("python", before.python, now.python)]
-    for part in ("libraries", "locks") if locks else ("libraries",):
-        old, new = getattr(before, part), getattr(now, part)
-        word = "lock " if part == "locks" else ""
-        pairs += [(f"{word}{name}", old.get(name), new.get(name)) for name in sorted(old.keys() | new.keys())]
-    return [f"{name} {_short(old)} -> {_short(new)}" for name, old, new in pairs if old != new]
+    found = _changes("", {"python": before.python}, {"python": now.python}) + _changes("", before.libraries, now.libraries)
+    return found + (_changes("lock ", before.locks, now.locks) if locks else [])
+
+
+def _changes(word: str, old: Mapping[str, str | None], new: Mapping[str, str | None]) -> list[str]:
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return [f"{word}{name} {_short(old.get(name))} -> {_short(new.get(name))}" for name in names]
 
 
 def measure(record: Record, made: Artifact, original: Original | None) -> dict[str, Any]:

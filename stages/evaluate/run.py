@@ -102,7 +102,7 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     def beat() -> None:
         job.doing("tokenizing", next(tokenized), total, "items")
 
-    with WarmEngines(job.numerics, job.placement.engines) as ahead, Scoring(job.numerics.threads) as scoring:
+    with WarmEngines(job.numerics, job.placement.engines) as ahead, Scoring(job.numerics.threads * job.placement.engines) as scoring:
         chats = {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
         asks = {
             (label, suite.label): build_requests(config, suite, policy, chats[label], job.folder, beat)

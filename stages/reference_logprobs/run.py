@@ -7,21 +7,24 @@ in chunks; finished chunks are on disk and survive a crash.
 """
 
 import math
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import ReferenceLogprobs
+from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import SingleAnswers
 from pedigree.data.records import records
 from pedigree.stages.core.batches import Unit, share_prompts
 from pedigree.stages.job.failures import NotFinite
 from pedigree.stages.job.job import Inputs, Job, only
-from pedigree.stages.sampling.answer_log import AnswerLog, keys_of
+from pedigree.stages.sampling.answer_log import keys_of
+from pedigree.stages.sampling.frozen_copies import FrozenModel, Part, in_parts
 from pedigree.stages.training.feed import GlobalBatch, feed
 from pedigree.stages.training.logprobs import PolicyModule
 from pedigree.stages.training.models import frozen, load_policy
@@ -49,23 +52,15 @@ def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
     report_rows(answers, len(kept), 0, every, config, job, "answers")
     grouped = by_row(kept, units, job.numerics)
     chunks = [grouped[start : start + CHUNK_ROWS] for start in range(0, len(grouped), CHUNK_ROWS)]
-
-    @cache
-    def module() -> PolicyModule:
-        with job.busy("loading the model"):
-            return ready(load_policy(policy, job.numerics), config, job)
-
+    parts = (Part(chunk_keys(chunk, policy.record.content, config, job), [unit for _, unit in chunk]) for chunk in chunks)
     rows: dict[str, dict[str, Any]] = {}
-    with AnswerLog(job) as log:
-        for number, chunk in enumerate(chunks):
-            job.progress(number, len(chunks))
-            keys = chunk_keys(chunk, policy.record.content, config, job)
-            found = log.together(keys, lambda chunk=chunk: score(module(), [unit for _, unit in chunk], job, chat.pad_id))
-            for (source, unit), logps in zip(chunk, found, strict=True):
+    found = in_parts(partial(FrozenPolicy, policy, config, chat.pad_id), parts, job, lambda done: job.progress(done, len(grouped)))
+    with closing(found):
+        for chunk, scored in zip(chunks, found, strict=True):
+            for (source, unit), logps in zip(chunk, scored, strict=True):
                 for doc, logp in zip(unit, logps, strict=True):
                     key = content_key(doc)
                     rows.setdefault(key, {"id": key, "source": source, "logp": logp, "length": doc.num_trained})
-    job.progress(len(chunks), len(chunks))
     records.save(job.out, "logprobs", list(rows.values()))
     tokens = sum(row["length"] for row in rows.values())
     return {"rows": len(rows), "tokens": tokens, "mean_logp": sum(row["logp"] for row in rows.values()) / tokens}
@@ -86,27 +81,35 @@ def chunk_keys(chunk: Sequence[tuple[str, Unit]], weights: str, config: Referenc
         "weights": weights,
         "documents": [[content_key(doc) for doc in unit] for _, unit in chunk],
         "dtype": config.dtype,
-        "numerics": job.numerics.model_dump(),
+        "numerics": job.numerics.deciding(),
     }
     return keys_of(decides, len(chunk))
 
 
-def ready(module: PolicyModule, config: ReferenceLogprobs, job: Job) -> PolicyModule:
-    device = torch.device(job.numerics.device)
-    module = frozen(module, device, TORCH_DTYPES[config.dtype])
-    probe(module, job.numerics, device)
-    return module
+class FrozenPolicy(FrozenModel):
+    """The policy, loaded at the first units."""
 
+    def __init__(self, policy: Artifact, config: ReferenceLogprobs, pad_id: int, job: Job) -> None:
+        super().__init__(job)
+        self._policy, self._config, self._pad_id = policy, config, pad_id
 
-def score(module: PolicyModule, units: Sequence[Unit], job: Job, pad_id: int) -> list[list[float]]:
-    """log π₀ of each answer of each unit."""
-    device, order, sums = torch.device(job.numerics.device), list[int](), list[torch.Tensor]()
-    with feed([GlobalBatch(units)], 0, 1, job.numerics, pad_id, device) as fed:
-        for micro_batch in fed.micro_batches():
-            order += micro_batch.units
-            sums.append(document_logps(module, micro_batch.batch))
-    logps = iter(torch.cat(sums).tolist())
-    found = {place: [next(logps) for _ in units[place]] for place in order}
-    if not all(math.isfinite(logp) for answers in found.values() for logp in answers):
-        raise NotFinite("a log-probability of the policy is NaN or infinite: its weights are damaged, or bf16 is too narrow: try fp32")
-    return [found[place] for place in range(len(units))]
+    @cached_property
+    def _module(self) -> PolicyModule:
+        with self._job.busy("loading the model"):
+            module = frozen(load_policy(self._policy, self._job.numerics), self._device, TORCH_DTYPES[self._config.dtype])
+            probe(module, self._job.numerics, self._device)
+        return module
+
+    def score(self, rows: Sequence[Unit], progress: Callable[[int], None]) -> list[list[float]]:
+        """log π₀ of each answer of each unit."""
+        module, order, sums = self._module, list[int](), list[torch.Tensor]()
+        with feed([GlobalBatch(rows)], 0, 1, self._job.numerics, self._pad_id, self._device) as fed:
+            for micro_batch in fed.micro_batches():
+                order += micro_batch.units
+                sums.append(document_logps(module, micro_batch.batch))
+                progress(len(order))
+        logps = iter(torch.cat(sums).tolist())
+        found = {place: [next(logps) for _ in rows[place]] for place in order}
+        if not all(math.isfinite(logp) for answers in found.values() for logp in answers):
+            raise NotFinite("a log-probability of the policy is NaN or infinite: its weights are damaged, or bf16 is too narrow: try fp32")
+        return [found[place] for place in range(len(rows))]

@@ -266,7 +266,7 @@ def request_keys(ask: Ask | Score, chunk_size: ChunkSize, dtype: str, context: i
         **ask.settings(),
         "dtype": dtype,
         "context": context,
-        "numerics": job.numerics.model_dump(),
+        "numerics": job.numerics.deciding(),
     }
     if chunk_size == "continuous":
         common = digest(decides)

@@ -1,11 +1,10 @@
 """Score answers with a reward model, at the last token of the rendered conversation."""
 
-import gc
 import json
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,8 @@ from pedigree.stages.core.batches import Unit, document
 from pedigree.stages.core.ensembles import Member
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
-from pedigree.stages.sampling.answer_log import AnswerLog, keys_of
+from pedigree.stages.sampling.answer_log import keys_of
+from pedigree.stages.sampling.frozen_copies import FrozenModel, Part, in_parts
 from pedigree.stages.sampling.sampler import model_context
 from pedigree.stages.training.feed import GlobalBatch, feed
 from pedigree.stages.training.models import frozen, load_reward_model
@@ -39,13 +39,13 @@ class RawReward(NamedTuple):
     """Why there is no value; empty if there is one."""
 
 
-class FrozenRewardModel:
+class FrozenRewardModel(FrozenModel):
     """A reward model for inference, loaded at the first answer that it can read."""
 
     def __init__(self, payload: Path, dtype: Dtype, job: Job) -> None:
-        self._payload, self._job = payload, job
+        super().__init__(job)
+        self._payload = payload
         self._dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
-        self._device = torch.device(job.numerics.device)
         self._chat, self._longest, self._whole = Chat(payload), model_context(payload), reads_closed(payload)
 
     @cached_property
@@ -82,6 +82,10 @@ class FrozenRewardModel:
                 progress(done)
         return rewards, problems
 
+    def score(self, rows: Sequence[dict[str, Any]], progress: Callable[[int], None]) -> list[RawReward]:
+        raw, problems = self.rewards(rows, progress)
+        return [RawReward(one, problems.get(place, "")) for place, one in enumerate(raw)]
+
     def _documents(self, answers: Sequence[dict[str, Any]], problems: dict[int, str]) -> Iterator[tuple[int, Unit]]:
         """(index, tokens) of the answers that the model can read; reasons for the others go to `problems`."""
         for place, row in enumerate(answers):
@@ -100,18 +104,6 @@ class FrozenRewardModel:
             else:
                 yield place, (unit,)
 
-    def close(self) -> None:
-        """Free the device memory: later engines reserve a share of the total, and fail to start if it is not free."""
-        self.__dict__.pop("_module", None)
-        gc.collect()  # for modules with reference cycles
-        give_back(self._device)
-
-
-def give_back(device: torch.device) -> None:
-    """Release unused memory from torch's cache to the device."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
 
 def rewards_in_parts(
     model: Artifact, answers: Iterable[dict[str, Any]], dtype: Dtype, job: Job, progress: Callable[[int], None]
@@ -120,18 +112,16 @@ def rewards_in_parts(
 
     A part's rewards depend on weights, answers, dtype and numerics.
     """
-    rest, done = iter(answers), 0
-    with AnswerLog(job) as log, closing(FrozenRewardModel(model.payload, dtype, job)) as reader:
+
+    def parts() -> Iterator[Part]:
+        rest = iter(answers)
         while part := list(islice(rest, PART)):
+            decides = {"weights": model.record.content, "answers": part, "dtype": dtype, "numerics": job.numerics.deciding()}
+            yield Part(keys_of(decides, len(part)), part)
 
-            def made(part: list[dict[str, Any]] = part, done: int = done) -> list[RawReward]:
-                raw, problems = reader.rewards(part, lambda finished: progress(done + finished))
-                return [RawReward(one, problems.get(place, "")) for place, one in enumerate(raw)]
-
-            decides = {"weights": model.record.content, "answers": part, "dtype": dtype, "numerics": job.numerics.model_dump()}
-            yield [RawReward(*one) for one in log.together(keys_of(decides, len(part)), made)]
-            done += len(part)
-            progress(done)
+    with closing(in_parts(partial(FrozenRewardModel, model.payload, dtype), parts(), job, progress)) as scored:
+        for part in scored:
+            yield [RawReward(*one) for one in part]
 
 
 def ask_all(

@@ -26,6 +26,13 @@ from pedigree.stages.training.trainer import Trainer
 
 RESHAPING = ("world_size", "zero_stage")
 """Numerics that determine how the optimizer state is split into files."""
+COST_SHARE = 0.03
+"""Maximum share of the time of a run that training pauses for periodic checkpoints."""
+
+
+def period_s(cost_s: float, minimum_s: float) -> float:
+    """Seconds of training between two checkpoints: the least x ≥ `minimum_s` with cost / (cost + x) ≤ `COST_SHARE`."""
+    return max(minimum_s, cost_s * (1 - COST_SHARE) / COST_SHARE)
 
 
 class Checkpoints:
@@ -36,6 +43,7 @@ class Checkpoints:
         self.folder = job.checkpoints
         self.mirror = open_mirror(job)
         self.last_write = time.monotonic()
+        self.period_s = period_s(0, job.placement.checkpoint_every_s)
         self.stop_asked = False
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[None] | None = None
@@ -81,7 +89,7 @@ class Checkpoints:
             Preempted: the job received a stop signal, and has written a checkpoint.
         """
         placement = self.job.placement
-        due = time.monotonic() - self.last_write >= placement.checkpoint_every_s
+        due = time.monotonic() - self.last_write >= self.period_s
         due = due or (placement.checkpoint_every_steps is not None and step % placement.checkpoint_every_steps == 0)
         stopping, due_anywhere = self.trainer.sum(float(self.stop_asked), float(due))
         if stopping or due_anywhere:
@@ -114,8 +122,11 @@ class Checkpoints:
             self._sealing = self._sealer.submit(self._seal, temporary, final, described)
         cost = self.job.checkpoint_cost
         self.last_write = time.monotonic()
+        spent = self.last_write - began
+        self.period_s = period_s(spent, self.job.placement.checkpoint_every_s)
         cost["written"] += 1
-        cost["seconds"] += self.last_write - began
+        cost["seconds"] += spent
+        cost["period_s"] = self.period_s
 
     def _seal(self, temporary: Path, final: Path, described: dict[str, Any]) -> None:
         write_json(temporary / "state.json", described)
@@ -188,4 +199,4 @@ class Checkpoints:
         return changes
 
     def _guard(self) -> dict[str, Any]:
-        return {"key": self.job.key, **self.job.numerics.model_dump(mode="json")}
+        return {"key": self.job.key, **self.job.numerics.deciding()}

@@ -65,7 +65,7 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
         model = auto.from_pretrained(payload, dtype=torch.bfloat16 if is_stored_in_bf16(payload) else torch.float32, **given)
         if any(buffer.dtype == torch.bfloat16 for buffer in model.buffers()):  # Gemma's scale of embeddings would be rounded
             model = auto.from_pretrained(payload, dtype=torch.float32, **given)
-    except (ValueError, ImportError, KeyError) as error:  # the model does not support this attention, or it is not installed
+    except (ValueError, ImportError, KeyError) as error:  # the model does not support this attention
         raise StageError(
             f"transformers cannot load the model with attention {kernel} ({type(error).__name__}: {error}): set another `attention` in the "
             "execution profile; every model supports `eager` with `packing: false`"

@@ -108,6 +108,25 @@ def test_ranks_and_engines_share_the_threads_of_the_machine(changes, cores, memo
     assert (numerics.threads, placement.slots) == (threads, taken) and engines_problem(numerics, placement) is None
 
 
+def test_on_gpus_a_stage_has_the_cores_of_its_share_of_the_node(root):
+    """Of 104 cores: eight ranks or engines with 13 each, or a data stage on one of eight slots with 13."""
+    node, one = (
+        Execution.model_validate(fitted(read_document(root / "configs" / "execution" / f"{name}.yaml").value, cores, memory=None))
+        for name, cores in (("gpu8", 104), ("gpu", 24))
+    )
+    for kind, stage in (("sft", "sft"), ("rlvr", "rlvr_1"), ("evaluate", "scores"), ("judge", "rated"), ("prepare_data", "rows")):
+        (numerics, placement), threads = node.of(kind, stage), one.of(kind, stage)[0].threads
+        at_work = max(numerics.world_size, placement.engines)
+        assert numerics.threads * at_work == 13 * placement.slots and threads == 24, stage
+
+
+def test_threads_decide_nothing_on_gpus_but_where_the_host_computes_the_update():
+    on_gpu = Numerics(device="cuda", threads=2)
+    assert on_gpu.deciding() == Numerics(device="cuda", threads=13).deciding()
+    for other in ({"device": "cpu"}, {"device": "cuda", "offload_optimizer": True}):
+        assert Numerics(threads=2, **other).deciding() != Numerics(threads=13, **other).deciding()
+
+
 def test_a_kind_without_ranks_of_its_own_keeps_the_threads_of_the_profile():
     given = {"slots": "auto", "numerics": {"threads": "auto"}, "kinds": {"sft": {"numerics": {"world_size": 2}}, "pair": {"placement": {}}}}
     profile = Execution.model_validate(fitted(given, cores=8, memory=None))

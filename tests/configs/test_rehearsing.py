@@ -244,7 +244,9 @@ stages:
 
 
 def profile_of_two_cores(name: str) -> Execution:
-    return Execution.model_validate(fitted(yaml.safe_load((PROFILES / f"{name}.yaml").read_text()), cores=2, memory=None))
+    """Two for each slot."""
+    cores = 16 if name == "gpu8" else 2
+    return Execution.model_validate(fitted(yaml.safe_load((PROFILES / f"{name}.yaml").read_text()), cores=cores, memory=None))
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "gpu8"])

@@ -123,6 +123,23 @@ def test_processors_of_different_models_have_different_names(tmp_path, cpuinfo, 
 def test_a_record_of_the_machine_names_its_instruction_sets_and_can_be_read():
     found = Hardware.model_validate_json(json.dumps(provenance.hardware()))
     assert found.instruction_sets == machine.instruction_sets() and found.cores == machine.cores()
+    assert found.cpu_model == machine.cpu_model() and found.kernel_settings is not None
+
+
+def test_settings_that_limit_kernels_are_recorded_unless_they_are_no_settings(monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("MKL_CBWR", "AVX2\n/home/someone")
+    assert provenance.hardware.__wrapped__()["kernel_settings"] == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+def test_processors_of_one_name_have_different_models(tmp_path):
+    cpuinfo = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
+    for model in (1, 17):
+        assert (
+            machine.cpu_model(write(tmp_path / str(model), {"proc/cpuinfo": cpuinfo.format(model)}))
+            == f"family 25, model {model}, stepping 1"
+        )
+    assert machine.cpu_model(write(tmp_path / "arm", {"proc/cpuinfo": "CPU implementer\t: 0x41"})) is None
 
 
 def test_this_machine_has_cores_and_memory():

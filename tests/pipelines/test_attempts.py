@@ -90,11 +90,12 @@ def test_files_of_a_wrong_time_kill_no_job(lab: Lab) -> None:
 # --- what does not end, and what ends too often ------------------------------------------------------------------------
 
 
+@pytest.mark.proves("placement.grace_s")
 def test_a_process_that_the_kernel_holds_does_not_hang_ctrl_c(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.processes = True
     lab.knobs(raw={"seconds": 60})
     monkeypatch.setattr(processes, "PATIENCE_S", 0.5)
-    monkeypatch.setattr("pedigree.pipelines.jobs.launcher.GRACE_S", 0.5)
+    lab.edit("configs/execution/lab.yaml", "retries: 1,", "retries: 1, grace_s: 1,")
     run = lab.run()
     real, asked = os.kill, []
 

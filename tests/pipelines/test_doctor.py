@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from projects import pin_threads
@@ -51,6 +52,19 @@ def test_packages_are_compared_with_the_lock(project):
     found = finding(project, "packages")
     assert not found.ok
     assert found.value.startswith("2 of 3 differ from cpu.txt: PyYAML 6.0.3 instead of 1.0, no-such-package missing instead of 2.0")
+
+
+@pytest.mark.parametrize(("driver", "right"), [("470.82.01", False), ("570.86.15", False), ("580.65.06", True)])
+def test_a_driver_too_old_for_the_cuda_of_the_lock_is_a_finding(project, driver, right):
+    smi = project.root / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    older = 'case "$1" in *compute_cap*) exit 2;; esac\n' if driver.startswith("4") else ""
+    smi.write_text(f"#!/bin/sh\n{older}echo NVIDIA H100 80GB HBM3, 81559 MiB, 9.0, {driver}\n")
+    smi.chmod(0o755)
+    found = finding(project, "GPUs")
+    assert found.ok == right and driver in found.value
+    assert found.remedy == ("" if right else "the lock's CUDA 13.0 needs driver 580 or later: update the driver")
+    assert f"cuda-toolkit=={doctor.CUDA}." in (Path(__file__).parents[2] / "requirements" / "gpu.txt").read_text()
 
 
 def test_a_missing_lock_is_a_finding_and_not_the_end(project):

@@ -441,25 +441,28 @@ BOTH = Judge.model_validate(JUDGED | {"reward_weight": 1})
 SMALL = KNOWN["HuggingFaceTB/SmolLM2-135M"]
 
 
-def test_a_reward_model_is_read_by_one_process_however_many_engines_rate_after_it():
-    # 4 Ψ = 32.1 GB of the host
-    hardware = replace(H100, host_bytes=32 * GIB)
+def test_a_reward_model_is_read_by_as_many_processes_as_engines_rate_after_it():
+    # each reads 4 Ψ = 32.1 GB of the host
     for engines in (1, 8):
+        hardware = replace(H100, host_bytes=engines * 32 * GIB)
         given = trial(BOTH, on_gpus(), hardware, judge=SMALL, placement={"engines": engines, "slots": engines})
         assert misfit(given) is None and given.needs.gpus == engines
-        (lack,) = lacks(replace(given, hardware=replace(hardware, host_bytes=16 * GIB)))
-        assert (lack.resource, lack.needed) == ("host memory of a node", 4 * PARAMETERS)
-    # with 17 GB for each engine it is the reward model that a GPU must hold, and still there are eight GPUs
+        short = replace(given, hardware=replace(hardware, host_bytes=engines * 16 * GIB))
+        (lack,) = lacks(short)
+        assert (lack.resource, lack.needed) == ("host memory of a node", engines * 4 * PARAMETERS)
+        found = misfit(short)
+        assert found is not None and found.remedies == (() if engines == 1 else ("set placement.engines: 4",))
+    # with 17 GB for each engine it is the reward model that a GPU must hold
     least = trial(BOTH, on_gpus(), hardware, judge=SMALL, placement={"engines": 8, "slots": 8, "gpu_memory_utilization": 0.2}).needs
-    assert (least.ranks, least.gpus, least.peak) == (1, 8, needs_of(facts(Judge(reward_weight=1), LLAMA), on_gpus(), Placement()).peak)
+    assert (least.ranks, least.gpus, least.peak) == (8, 8, needs_of(facts(Judge(reward_weight=1), LLAMA), on_gpus(), Placement()).peak)
 
 
 @pytest.mark.parametrize(("reward_model", "judge"), [(LLAMA, SMALL), (SMALL, LLAMA)])
-def test_a_machine_must_hold_the_process_that_scores_or_all_engines_that_rate(reward_model, judge):
+def test_a_machine_must_hold_all_processes_that_score_or_all_engines_that_rate(reward_model, judge):
     placement = {"engines": 3, "slots": 6}
-    scoring = needs_of(facts(Judge(reward_weight=1), reward_model), Numerics(), Placement())
+    scoring = needs_of(facts(Judge(reward_weight=1), reward_model), Numerics(), Placement.model_validate(placement))
     rating = needs_of(facts(Judge.model_validate(JUDGED), reward_model, judge=judge), Numerics(), Placement.model_validate(placement))
-    assert (scoring.ranks, rating.ranks, rating.together) == (1, 3, 3 * rating.peak)
+    assert (scoring.ranks, rating.ranks, rating.together) == (3, 3, 3 * rating.peak)
     exactly = max(scoring.together, rating.together)
     cpu = Hardware("cpu", gpus_per_node=1, host_bytes=exactly)
     given = trial(BOTH, Numerics(), cpu, shape=reward_model, judge=judge, placement=placement)
@@ -473,7 +476,7 @@ def test_the_profile_for_eight_gpus_without_its_line_for_the_judge_of_70b_is_tol
     bare = execution.model_copy(update={"stages": {name: found for name, found in execution.stages.items() if name != "rated"}})
     node = next(node for node in graph.nodes.values() if node.name == "rated")
     found = Estimates(project, graph, bare).of(node).misfit
-    assert found is not None and "set numerics.tensor_parallel: 4 and placement.slots: 4" in found.remedies
+    assert found is not None and "set numerics.tensor_parallel: 4 and placement.engines: 2" in found.remedies
 
 
 def test_offloading_is_refused_where_there_is_nothing_to_offload_to():

@@ -13,7 +13,7 @@ from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.pipelines.jobs.context import StageFailed
-from pedigree.pipelines.jobs.launcher import LocalLauncher, job_environment
+from pedigree.pipelines.jobs.launcher import LocalLauncher, _command, job_environment
 from pedigree.pipelines.jobs.processes import Process, processes_of
 from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.run.runs import run_graph
@@ -43,10 +43,19 @@ def test_launcher_ends_a_group_that_ignores_sigterm(lab: Lab, tmp_path: Path) ->
     assert launcher.poll(handle).state == "failed"  # there is no such code
 
 
+def test_torchrun_gives_its_ranks_the_grace_of_the_profile(tmp_path: Path) -> None:
+    """By its own 30 seconds, it would kill ranks while they write a checkpoint of 100 GB."""
+    from torch.distributed.run import config_from_args, parse_args
+
+    command = _command(tmp_path, Numerics(world_size=2), 600)
+    given = parse_args(command[command.index("pedigree.stages.training.ranks") + 1 :])
+    assert config_from_args(given)[0].shutdown_timeout == 600
+
+
 def test_a_job_that_is_dying_runs_until_it_is_known_how_it_died(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first thread is gone and others are not: to `/proc` a zombie already, and no exit code yet."""
     code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[60]).start(); ctypes.CDLL(None).pthread_exit(None)"
-    monkeypatch.setattr("pedigree.pipelines.jobs.launcher._command", lambda scratch, numerics: [sys.executable, "-c", code])
+    monkeypatch.setattr("pedigree.pipelines.jobs.launcher._command", lambda scratch, numerics, grace_s: [sys.executable, "-c", code])
     scratch = lab.root / ".pedigree" / "scratch" / "x"
     scratch.mkdir(parents=True)
     (scratch / "spec.json").write_text('{"code": "none"}')
@@ -91,6 +100,29 @@ def test_deterministic_gpu_jobs_are_told_so(tmp_path: Path) -> None:
         numerics = Numerics.model_validate({"device": device, "deterministic": deterministic})
         environment = job_environment(tmp_path, numerics, tmp_path, [])
         assert environment.get("VLLM_BATCH_INVARIANT") == environment.get("FLASH_ATTENTION_DETERMINISTIC") == told
+
+
+def test_gpu_jobs_find_the_compiler_of_the_lock_and_leave_no_holes_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The wheel's files are in `nvidia/cu13`, next to torch's."""
+    ours = {"CUDA_HOME": None, "CUDA_PATH": None, "PYTORCH_ALLOC_CONF": None, "PYTORCH_CUDA_ALLOC_CONF": None}
+    for name in ours:
+        monkeypatch.delenv(name, raising=False)
+
+    def told(device: str = "cuda") -> dict[str, str | None]:
+        environment = job_environment(tmp_path, Numerics.model_validate({"device": device}), tmp_path, [])
+        assert device == "cpu" or environment["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+        return {name: environment.get(name) for name in ours}
+
+    assert told() == ours | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} and told("cpu") == ours
+    installed = tmp_path / "nvidia_cuda_nvcc-13.0.88.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cuda-nvcc\nVersion: 13.0.88\n")
+    (installed / "RECORD").write_text("nvidia/cu13/bin/nvcc.profile,,\nnvidia/cu13/bin/nvcc,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert told()["CUDA_HOME"] == str(tmp_path / "nvidia" / "cu13") and told("cpu") == ours
+    monkeypatch.setenv("CUDA_PATH", "/usr/local/cuda")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    assert told() == ours | {"CUDA_PATH": "/usr/local/cuda", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
 
 
 def test_a_job_on_a_cpu_takes_its_memory_from_the_kernel_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

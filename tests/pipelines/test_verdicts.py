@@ -86,6 +86,34 @@ def test_other_conditions_are_named():
     ]  # fmt: skip
 
 
+HERE = {"cpu": "AMD EPYC", "cpu_model": "family 25, model 17, stepping 1", "instruction_sets": ["avx2", "avx512f", "avx512_bf16"]}
+
+
+def drift(folder: Path, there: dict, here: dict) -> tuple[str, str]:
+    """Verdict and sentence of two trainings with other bytes, on one machine and on another."""
+    before, now = ({**RUN, "hardware": {"kernel_settings": {}} | hardware} for hardware in (there, here))
+    return judge(record("sft", "x"), Run.model_validate(before), made(folder, record("sft", "y"), now), None, None)[:2]
+
+
+def test_a_difference_is_explained_by_what_decides_bits_in_machines_of_one_name(tmp_path):
+    older = {"cpu": "AMD EPYC", "cpu_model": "family 25, model 1, stepping 1", "instruction_sets": ["avx2"]}
+    assert drift(tmp_path / "a", older, HERE) == (
+        "drifted",
+        "rows.jsonl differs; cpu_model family 25, model 1, stepping 1 -> family 25, model 17, stepping 1; "
+        "instruction_sets: avx512f, avx512_bf16 only here",
+    )
+    limited = HERE | {"kernel_settings": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}
+    assert drift(tmp_path / "b", HERE, limited) == ("drifted", "rows.jsonl differs; ONEDNN_MAX_CPU_ISA none -> AVX2")
+
+
+def test_what_an_older_record_does_not_name_of_its_machine_is_said_and_excuses_nothing(tmp_path):
+    lacks = "the record does not name the processor's model, its instruction sets and settings of kernels, which decide bits"
+    assert drift(tmp_path / "a", HERE, HERE) == ("different", "rows.jsonl differs")
+    now = made(tmp_path / "b", record("sft", "y"), {**RUN, "hardware": HERE | {"kernel_settings": {}}})
+    run = Run.model_validate({**RUN, "hardware": {"cpu": "AMD EPYC"}})
+    assert judge(record("sft", "x"), run, now, None, None)[:2] == ("different", f"rows.jsonl differs; {lacks}")
+
+
 @pytest.mark.parametrize(("now", "named"), [("units", []), ("auto", []), ("fp32", ["numerics bf16_products units -> fp32"])])
 def test_older_records_were_made_with_torchs_own_products_of_bf16(now, named):
     assert conditions(TOLD, Run.model_validate({**RUN, "numerics": {"threads": 1, "bf16_products": now}})) == named
@@ -184,6 +212,16 @@ def test_recorded_numerics_become_the_profile_and_fit_this_machine(tiny, monkeyp
     written = profile(members)
     assert written["slots"] == 1
     assert all(stage["numerics"]["threads"] == 2 and stage["placement"]["slots"] == 1 for stage in written["stages"].values())
+
+
+def test_products_of_bf16_are_not_imitated_on_a_machine_of_the_same_name_without_their_units(tiny, monkeypatch):
+    monkeypatch.setattr(provenance, "hardware", lambda: {"cores": 2, "cpu": "that", "instruction_sets": ["avx2"]})
+    made = {
+        "numerics": {"device": "cpu", "bf16_products": "units"},
+        "hardware": Hardware(cpu="that", instruction_sets=("avx2", "amx_bf16")),
+    }
+    members = {address: replace(member, run=member.run.model_copy(update=made)) for address, member in tiny[0].items()}
+    assert {stage["numerics"]["bf16_products"] for stage in profile(members)["stages"].values()} == {"auto"}
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def attending(monkeypatch) -> Counter[str]:
     return found
 
 
-@pytest.mark.proves("numerics.attention", on_gpus="flash_attention_2, which has no CPU build and is refused below")
+@pytest.mark.proves("numerics.attention")
 def test_the_attention_that_is_asked_for_is_the_one_that_runs_and_varlen_shares_prompts(tmp_path, policy, preferences, passes, attending):
     tokens = {}
     for name in ("varlen", "sdpa", "eager"):
@@ -111,9 +111,10 @@ def test_the_attention_that_is_asked_for_is_the_one_that_runs_and_varlen_shares_
     assert tokens["varlen"] < 0.8 * tokens["sdpa"] and tokens["sdpa"] == tokens["eager"]
 
 
-def test_attention_that_is_not_installed_is_refused_by_name(policy):
-    with pytest.raises(StageError, match=r"with attention flash_attention_2 .*: set another `attention` in the execution profile"):
-        load_policy(policy, Numerics(attention="flash_attention_2"))
+def test_attention_that_a_model_lacks_is_refused_by_name(policy, monkeypatch):
+    monkeypatch.setattr(modeling_llama.LlamaPreTrainedModel, "_supports_sdpa", False)
+    with pytest.raises(StageError, match=r"with attention sdpa .*: set another `attention` in the execution profile"):
+        load_policy(policy, Numerics(attention="sdpa"))
 
 
 @pytest.mark.proves("numerics.logprob_chunk")

@@ -19,7 +19,7 @@ from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.judge import run as judge
-from pedigree.stages.sampling import rewards
+from pedigree.stages.sampling import frozen_copies, rewards
 from pedigree.stages.select_rows import run as select_rows
 
 ONE_THREAD = Numerics(threads=1)
@@ -200,7 +200,7 @@ def test_no_reward_model_is_in_memory_when_the_next_model_is_asked(
         returned.append((device, [one() is None for one in loaded]))
 
     monkeypatch.setattr(rewards, "load_reward_model", noted)
-    monkeypatch.setattr(rewards, "give_back", given_back)
+    monkeypatch.setattr(frozen_copies, "give_back", given_back)
     monkeypatch.setattr(rewards, "PART", 4)
 
     def missing(label: str, reasons: dict[int, str]) -> None:
@@ -222,7 +222,7 @@ def test_what_torch_keeps_of_a_gpu_is_given_back(monkeypatch: pytest.MonkeyPatch
     called = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append(1))
     for name in ("cpu", "cuda"):
-        rewards.give_back(torch.device(name))
+        frozen_copies.give_back(torch.device(name))
     assert called == [1]
 
 

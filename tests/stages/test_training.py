@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import models
 import pytest
@@ -17,6 +18,7 @@ from waiting import deadline, until
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.assets import extensions_folder
 from pedigree.stages.job.job import checkpoint_names
+from pedigree.stages.training import checkpoints
 from pedigree.stages.training.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
@@ -273,12 +275,23 @@ def test_what_a_killed_job_leaves_behind_holds_up_nobody(tmp_path, policy, conve
 
 
 @pytest.mark.proves("placement.checkpoint_every_s")
-@pytest.mark.parametrize(("seconds", "written"), [(1e-6, 7), (1e6, 0)])
-def test_a_checkpoint_is_due_when_the_last_one_is_old_enough(tmp_path, policy, conversations, seconds, written):
-    """After each step but the last of eight, or after none."""
-    args = ("sft", {**SFT, "epochs": 2}, inputs(policy, conversations), Numerics(threads=1))
-    done = models.run(tmp_path, *args, checkpoint_every_s=seconds)
-    assert done["ok"] and done["metrics"]["steps"] == 8 and done["checkpoints"]["written"] == written
+def test_checkpoints_are_as_rare_as_their_measured_cost_demands(tmp_path, policy, monkeypatch):
+    """Steps of 100 s, and saves that take 60 s: the first is due after 300 s, the others after 60 · 0.97 / 0.03 = 1940 s, 20 steps."""
+    now = [0.0]
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    trainer = trainer_of(policy, {})
+    job = models.a_job(tmp_path, trainer.numerics, checkpoint_every_s=300, keep_checkpoints=9)
+    written, save = Checkpoints(job, trainer), trainer.save_state
+    monkeypatch.setattr(trainer, "save_state", lambda folder: (save(folder), now.__setitem__(0, now[0] + 60)))
+    for step in range(1, 50):
+        now[0] += 100
+        written.after_step(step, {})
+    written._settle()
+    trainer.close()
+    assert sorted(path.name for path in job.checkpoints.iterdir()) == ["step-000003", "step-000023", "step-000043"]
+    assert job.checkpoint_cost["seconds"] == 180 and job.checkpoint_cost["period_s"] == pytest.approx(1940)
+    assert 180 / now[0] < checkpoints.COST_SHARE + 0.01
+    assert checkpoints.period_s(1.0, 300) == 300
 
 
 @pytest.mark.proves("placement.keep_checkpoints")
