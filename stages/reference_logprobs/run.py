@@ -53,7 +53,7 @@ def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
     @cache
     def module() -> PolicyModule:
         with job.busy("loading the model"):
-            return ready(load_policy(policy, job.numerics), config, job)
+            return ready(load_policy(policy, job.numerics, head=config.head), config, job)
 
     rows: dict[str, dict[str, Any]] = {}
     with AnswerLog(job) as log:
@@ -86,6 +86,7 @@ def chunk_keys(chunk: Sequence[tuple[str, Unit]], weights: str, config: Referenc
         "weights": weights,
         "documents": [[content_key(doc) for doc in unit] for _, unit in chunk],
         "dtype": config.dtype,
+        "head": config.head,
         "numerics": job.numerics.model_dump(),
     }
     return keys_of(decides, len(chunk))

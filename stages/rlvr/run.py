@@ -133,14 +133,14 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
     warmup = algorithm.critic.warmup_steps if isinstance(algorithm, Ppo) else 0
     total = (config.steps - warmup) * algorithm.updates
     with job.busy("loading the model"):
-        module = load_policy(policy, numerics, config.lora, config.seed)
+        module = load_policy(policy, numerics, config.lora, config.seed, config.head)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, **settings)
     probe(trainer.module, numerics, trainer.device)
     reference = critic = None
     if algorithm.kl is not None:
         start = only_or_none(inputs, "reference") or policy
         with job.busy("loading the reference"):
-            reference = frozen(load_policy(start, numerics), trainer.device, TORCH_DTYPES[config.dtype])
+            reference = frozen(load_policy(start, numerics, head=config.head), trainer.device, TORCH_DTYPES[config.dtype])
     if isinstance(algorithm, Ppo):
         with job.busy("loading the value model"):
             module = load_value_model(only_or_none(inputs, "value") or policy, numerics, chat.pad_id)
@@ -235,6 +235,7 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Samp
         placement=job.placement,
         inline=job.placement.sampler_process == "inline",
         adapter_rank=config.lora.rank if config.lora else None,
+        head=config.head,
     ) as sampler:
         yield sampler
 

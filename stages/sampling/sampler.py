@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.frozen import HeadPrecision, digest
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.host.pipes import readable
@@ -149,7 +149,14 @@ class Sampler(ABC):
 
 
 def engine_settings(
-    model_folder: Path, *, dtype: str, context: int, numerics: Numerics, placement: Placement, adapter_rank: int | None = None
+    model_folder: Path,
+    *,
+    dtype: str,
+    context: int,
+    numerics: Numerics,
+    placement: Placement,
+    adapter_rank: int | None = None,
+    head: HeadPrecision = "model",
 ) -> dict[str, Any]:
     """Settings of an engine.
 
@@ -158,6 +165,7 @@ def engine_settings(
         dtype: `bf16` or `fp32`, for weights, activations and KV cache.
         context: maximum tokens of a prompt with its answer; at most the model's context.
         adapter_rank: maximum rank of adapters for `load_adapters`, at most `MAX_SERVED_RANK`; None for an engine without adapters.
+        head: `fp32` for products of the output head in fp32.
     """
     return {
         "model_folder": str(model_folder),
@@ -166,6 +174,7 @@ def engine_settings(
         "numerics": numerics.model_dump(),
         "placement": placement.model_dump(),
         "adapter_rank": adapter_rank,
+        "head": head,
     }
 
 
