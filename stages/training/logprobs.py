@@ -4,11 +4,12 @@ Invariants, each with a test:
 - packed documents do not attend to each other: attention `varlen` computes each one separately (`stages/training/attention.py`); for other
   attention, transformers isolates them by restarting `position_ids`, but only without an attention mask and without a KV cache
   (`use_cache=False`); `stages/training/probe.py` verifies it for each model before training;
-- log-softmax is computed in fp32: in bf16 it is off by 1e-2 per token, more than a typical DPO margin;
+- log-softmax is computed in fp32, and with head `fp32` the logits too: in bf16 they are off by 2e-2 per token, more than many DPO margins;
 - logits are divided by the sampling temperature first;
 - logits come from the model's own forward, which may scale or cap them or change hidden states before its head: it runs with
   the hidden states of trained positions in place of its body;
-- logits exist only for trained positions, `chunk` tokens at a time, so that no tensor has the size of the batch times the vocabulary.
+- logits exist only for trained positions, `chunk` tokens at a time, so that no tensor has the size of the batch times the vocabulary;
+- a pass calls the output head once, for all chunks, and sums its gradient over them in fp32.
 """
 
 import copy
