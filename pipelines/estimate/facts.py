@@ -45,6 +45,7 @@ def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts, due: 
         sampling=sampling,
         served=largest.get(sampling.port) if sampling else None,
         reference=held.get("reference"),
+        reference_is_policy=_sources(node, "reference") <= _sources(node, "policy"),
         value=held.get("value"),
         finer=above is not None and _dtype(above) == "fp32",
         document=amounts.document.value if amounts.document and amounts.document.how != "at most" else None,
@@ -53,6 +54,10 @@ def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts, due: 
         dtype=_dtype(node),
         imported=isinstance(config, SourceModel),
     )
+
+
+def _sources(node: Node, port: str) -> set[str]:
+    return {edge.source for edge in node.edges if edge.port == port}
 
 
 def _dtype(node: Node) -> Dtype:

@@ -25,7 +25,9 @@ class Facts:
     served: Shape | None = None
     """The largest model that an engine loads."""
     reference: Shape | None = None
-    """Reference model held in memory with the policy."""
+    """Reference model."""
+    reference_is_policy: bool = False
+    """Whether it is the policy before training, which with adapters is the trained model with its adapters switched off."""
     value: Shape | None = None
     """PPO's value model."""
     finer: bool = False
@@ -130,7 +132,7 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
 def _scoring(facts: Facts, plan: ScoringPlan, numerics: Numerics) -> Needs:
     tokens = tokens_of_a_frozen_pass(facts, plan, numerics)
     terms = peak_memory.inference(facts.policy, numerics, SIZES[plan.dtype], tokens, plan.scalar_head, plan.head)
-    read = 4 * facts.policy.parameters  # in fp32, on the host
+    read = peak_memory.read(facts.policy.parameters, plan.dtype, facts.finer)
     on_cpu = numerics.device == "cpu"
     loading = {"weights": read} | _runtime(numerics) if on_cpu else {}
     return Needs(device=terms | _runtime(numerics), loading=loading, host=0 if on_cpu else read, tokens_a_pass=tokens)
@@ -150,8 +152,9 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
     terms = peak_memory.training(model, numerics, tokens, scores, plan.head)
     loading = {"weights": peak_memory.loading(model, numerics)}
     host = peak_memory.host(model, numerics)
-    if facts.reference is not None:
-        terms["reference"] = SIZES[plan.dtype] * facts.reference.parameters
+    if facts.reference is not None and not (facts.reference_is_policy and plan.adapters):
+        shards = numerics.world_size if numerics.zero_stage == 3 else 1
+        terms["reference"] = SIZES[plan.dtype] * -(-facts.reference.parameters // shards)
     if facts.value is not None:
         critic = Trained(scored(facts.value), plan.dtype, scored(facts.value).parameters)
         states = (peak_memory.weights, peak_memory.gradients, peak_memory.optimizer, peak_memory.buckets)

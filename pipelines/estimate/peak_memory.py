@@ -75,7 +75,11 @@ FORMULAS = (
         "its fp32 copy",
         "`stages/training/logprobs.py`",
     ),
-    Formula("reference", "eΨ, unsharded on each rank", "`stages/training/models.py`, `frozen`"),
+    Formula(
+        "reference",
+        "eΨ, eΨ/R with ZeRO-3; nothing with adapters if it is the policy before training",
+        "`stages/training/reference.py`, `fixed_policy`",
+    ),
     Formula(
         "value_model",
         "PPO's value model in addition to the policy: weights, gradients, optimizer, and buckets, with a scalar head; its "
@@ -94,13 +98,13 @@ FORMULAS = (
     ),
     Formula(
         "loading",
-        "eΨ on the device, 2eΨ with ZeRO-1 in bf16 without `offload_optimizer`: the model is loaded whole before sharding",
-        "DeepSpeed 0.19, `_configure_distributed_model`",
+        "eΨ on the device, 2eΨ with ZeRO-1 in bf16 without `offload_optimizer`; with ZeRO-3 eΨ/R and the largest parameter",
+        "DeepSpeed 0.19, `_configure_distributed_model`; `stages/training/trainer.py`, `_engine_of`",
     ),
     Formula(
         "host",
-        "4Ψ per rank while loading, + eΨ if the stored weights are finer than bf16; or 16Ψ_t/R with `offload_optimizer` "
-        "if larger; the same again for an offloaded value model",
+        "per rank while loading 4Ψ in fp32, 4Ψ + eΨ if the stored weights are finer than bf16, else nothing: bf16 weights are pages of "
+        "their file, which the ranks share; or 16Ψ_t/R with `offload_optimizer` if larger; the same again for an offloaded value model",
         "`stages/training/models.py`, `stages/training/trainer.py`",
     ),
 )
@@ -245,16 +249,24 @@ def inference(
 
 
 def loading(model: Trained, numerics: Numerics) -> int:
-    """Device memory while loading: the whole model, plus a flat copy for ZeRO-1 in bf16."""
+    """Device memory while loading: the whole model, plus a flat copy for ZeRO-1 in bf16; for ZeRO-3 one parameter after another."""
+    if numerics.zero_stage == 3:
+        return model.size * (-(-model.parameters // numerics.world_size) + min(model.shape.largest, model.parameters))
     flat = 2 if model.dtype == "bf16" and numerics.zero_stage == 1 and not numerics.offload_optimizer else 1
     return flat * model.size * model.parameters
 
 
 def host(model: Trained, numerics: Numerics) -> int:
-    """Host memory per rank: the fp32 weights while loading, or the state offloaded by `offload_optimizer`."""
-    arriving = 4 * model.parameters + (model.size * model.parameters if model.finer and model.dtype == "bf16" else 0)
+    """Host memory per rank: weights in fp32 while loading, or the state offloaded by `offload_optimizer`."""
+    arriving = read(model.parameters, model.dtype, model.finer)
+    arriving += model.size * model.parameters if model.finer and model.dtype == "bf16" else 0
     offloaded = 16 * -(-model.trained // numerics.world_size) if numerics.offload_optimizer else 0
     return max(arriving, offloaded)
+
+
+def read(parameters: int, dtype: Dtype, finer: bool) -> int:
+    """Host memory of weights as they are read: bf16 ones are pages of their file, until they are computed in fp32."""
+    return 4 * parameters if finer or dtype == "fp32" else 0
 
 
 def total(terms: Mapping[str, int]) -> int:

@@ -268,7 +268,8 @@ def _bring_inputs(run: RunContext, node: Node, need: StageInputs) -> None:
         StageFailed: this run makes nothing, or a raw input is nowhere.
     """
     if not run.make:
-        raise StageFailed(node.address, "not_finished", "neither the cache nor the remote has all of its files; `pedigree run` makes it")
+        what = "neither the cache nor the remote has it as recipe, inputs and stage version now describe it; `pedigree run` makes it"
+        raise StageFailed(node.address, "not_finished", what)
     for edge in node.edges:
         if not (run.project.artifact(edge.source) / "record.json").exists():
             ensure(run, run.graph.nodes[edge.source], needed=True)

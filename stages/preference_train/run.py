@@ -26,11 +26,11 @@ from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.feed import Feed, GlobalBatch, PreparedMicroBatch
 from pedigree.stages.training.held_out import HeldOut
-from pedigree.stages.training.models import frozen, load_policy, same_weights
+from pedigree.stages.training.models import load_policy, same_weights
 from pedigree.stages.training.probe import probe
-from pedigree.stages.training.reference import Cached, Reference, online
+from pedigree.stages.training.reference import Cached, Reference, fixed_policy, online
 from pedigree.stages.training.token_cache import units_of
-from pedigree.stages.training.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
+from pedigree.stages.training.trainer import MetricSums, StepStats, Trainer
 from pedigree.stages.training.training_rows import Row, fitting, gather, hashed, pairs, report_rows, single_answers, split
 
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05}
@@ -137,7 +137,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     reference = cached
     if given and not cached:
         with job.busy("loading the reference"):
-            reference = online(frozen(load_policy(given, numerics, head=config.head), trainer.device, TORCH_DTYPES[config.dtype]))
+            reference = online(fixed_policy(given, policy, trainer, numerics))
     objective = PreferenceObjective(config.loss, trainer.module, reference, config.max_length, trainer.device)
     held_out, measured = HeldOut(objective.trained(held), config, total), {}
     checkpoints = Checkpoints(job, trainer)

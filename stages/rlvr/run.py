@@ -34,10 +34,11 @@ from pedigree.stages.sampling.engines import open_sampler
 from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, seed_of
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
-from pedigree.stages.training.models import frozen, load_policy, load_value_model
+from pedigree.stages.training.models import load_policy, load_value_model
 from pedigree.stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
 from pedigree.stages.training.probe import probe
-from pedigree.stages.training.trainer import TORCH_DTYPES, Trainer
+from pedigree.stages.training.reference import fixed_policy
+from pedigree.stages.training.trainer import Trainer
 from pedigree.stages.training.training_rows import report_drops
 from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
 
@@ -140,7 +141,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
     if algorithm.kl is not None:
         start = only_or_none(inputs, "reference") or policy
         with job.busy("loading the reference"):
-            reference = frozen(load_policy(start, numerics, head=config.head), trainer.device, TORCH_DTYPES[config.dtype])
+            reference = fixed_policy(start, policy, trainer, numerics)
     if isinstance(algorithm, Ppo):
         with job.busy("loading the value model"):
             module = load_value_model(only_or_none(inputs, "value") or policy, numerics, chat.pad_id)

@@ -8,6 +8,7 @@ to W wherever |Δ| is below 2^-9 |W|, which is nearly everywhere in the first st
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ def targets(model: Any, lora: Lora) -> list[str]:
 def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Layers with an adapter, by name."""
     return {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
+
+
+@contextmanager
+def switched_off(model: nn.Module) -> Iterator[None]:
+    """Compute without adapters in a `with` block."""
+    layers: list[Any] = list(adapted_layers(model).values())
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def is_named(name: str, wanted: str) -> bool:

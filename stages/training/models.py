@@ -21,7 +21,7 @@ from pedigree.stages.training.products import through_fp32
 def load_policy(
     artifact: Artifact, numerics: Numerics, lora: Lora | None = None, seed: int = 0, head: HeadPrecision = "model"
 ) -> PolicyModule:
-    """Load a policy in fp32, ready for a `Trainer`; with adapters, only those are trained."""
+    """Load a policy, ready for a `Trainer`; with adapters, only those are trained."""
     from transformers import AutoModelForCausalLM
 
     model = _load(AutoModelForCausalLM, artifact.payload, numerics)
@@ -63,10 +63,11 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
     attention.register()
     through_fp32(settled(numerics).bf16_products == "fp32")
     kernel = numerics.attention if numerics.packing or numerics.attention != attention.NAME else "sdpa"
+    given = {"attn_implementation": kernel, "local_files_only": True, "trust_remote_code": False, **changes}
     try:
-        model = auto.from_pretrained(
-            payload, dtype=torch.float32, attn_implementation=kernel, local_files_only=True, trust_remote_code=False, **changes
-        )
+        model = auto.from_pretrained(payload, dtype=torch.bfloat16 if is_stored_in_bf16(payload) else torch.float32, **given)
+        if any(buffer.dtype == torch.bfloat16 for buffer in model.buffers()):  # Gemma's scale of embeddings would be rounded
+            model = auto.from_pretrained(payload, dtype=torch.float32, **given)
     except (ValueError, ImportError, KeyError) as error:  # the model does not support this attention, or it is not installed
         raise StageError(
             f"transformers cannot load the model with attention {kernel} ({type(error).__name__}: {error}): set another `attention` in the "
@@ -74,6 +75,18 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
         ) from error
     model.get_input_embeddings().padding_idx = None  # else its row has no gradient; models imported before 0.2 may pad with BOS
     return model
+
+
+def is_stored_in_bf16(payload: Path) -> bool:
+    """Whether all weights of a folder are bf16. Loaded as such they are pages of the file, which all ranks of a machine share; in fp32
+    each rank would hold the whole model."""
+    from safetensors import safe_open
+
+    for path in payload.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            if any(file.get_slice(name).get_dtype() != "BF16" for name in file.keys()):
+                return False
+    return True
 
 
 def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:

@@ -33,7 +33,7 @@ from pedigree.stages.core import policy_losses as pg
 from pedigree.stages.core.batches import Document, MicroBatch, Unit, document, share_prompts
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch
-from pedigree.stages.training.logprobs import PolicyModule
+from pedigree.stages.training.reference import FixedPolicy
 from pedigree.stages.training.trainer import MetricSums, Trainer
 
 WHITENING_EPSILON = 1e-8
@@ -73,8 +73,8 @@ class Learner:
     max_tokens: int
     """Maximum answer length."""
     seed: int = 0
-    reference: PolicyModule | None = None
-    """The frozen reference policy of the KL."""
+    reference: FixedPolicy | None = None
+    """The fixed reference policy of the KL."""
     critic: Trainer | None = None
     """PPO's value model."""
     max_gap: float = math.inf

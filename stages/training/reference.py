@@ -1,4 +1,4 @@
-"""The reference of preference training: a frozen policy in memory, or log-probabilities computed by an earlier stage."""
+"""The reference of RL and preference training: a fixed policy, or log-probabilities computed by an earlier stage."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,15 +7,37 @@ import torch
 from torch import Tensor
 
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.records import records
 from pedigree.stages.core.batches import Document, MicroBatch, Unit
 from pedigree.stages.job.failures import StageError
+from pedigree.stages.training.adapters import adapted_layers, switched_off
 from pedigree.stages.training.feed import PreparedMicroBatch
-from pedigree.stages.training.logprobs import PolicyModule
+from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.trainer import Trainer
 
+FixedPolicy = Callable[..., tuple[Tensor, Tensor]]
+"""As `PolicyModule`: a micro-batch → (log-probabilities, entropies)."""
 Reference = Callable[[PreparedMicroBatch], Tensor]
 """A micro-batch → Σ_t log π₀(y_t) of each document, shape (D,), without gradient."""
+
+
+def fixed_policy(start: Artifact, policy: Artifact, trainer: Trainer, numerics: Numerics) -> FixedPolicy:
+    """The policy `start`, which training does not change, for use without gradient.
+
+    If adapters of `policy` are trained and `start` is that policy, it is the trained model with its adapters switched off: no second
+    model is loaded (at 8B in bf16, 16 GB on each rank).
+    """
+    model = trainer.module.model
+    if not adapted_layers(model) or start.record.content != policy.record.content:
+        return trainer.fixed(load_policy(start, numerics, head=trainer.module.head))
+
+    def unadapted(*given: Any, **settings: Any) -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), switched_off(model):
+            return trainer.module(*given, **settings)
+
+    return unadapted
 
 
 def content_key(doc: Document) -> str:
@@ -23,14 +45,14 @@ def content_key(doc: Document) -> str:
     return digest([doc.ids.tolist(), doc.prompt_length])
 
 
-def online(module: PolicyModule) -> Reference:
-    """A frozen policy, run on the same micro-batches as training, so that rounding cancels in the first step."""
+def online(module: FixedPolicy) -> Reference:
+    """A fixed policy, run on the same micro-batches as training, so that rounding cancels in the first step."""
 
     return lambda micro_batch: document_logps(module, micro_batch.batch)
 
 
 @torch.no_grad()
-def document_logps(module: PolicyModule, batch: MicroBatch) -> Tensor:
+def document_logps(module: FixedPolicy, batch: MicroBatch) -> Tensor:
     """Σ_t log π of each document's trained tokens, shape (D,)."""
     logps_N, _ = module(batch)
     return batch.sum_by_document(logps_N)

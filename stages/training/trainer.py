@@ -36,9 +36,12 @@ from pedigree.stages.training.adapters import adapter_weights, plain_weights, wr
 from pedigree.stages.training.feed import Feed, GlobalBatch, feed
 from pedigree.stages.training.kernels import settle
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule
+from pedigree.stages.training.models import frozen
 from pedigree.stages.training.recomputation import recompute_layers
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+FORWARD_SETTINGS = ("train_micro_batch_size_per_gpu", "bf16", "zero_optimization", "steps_per_print")
+"""DeepSpeed settings of an engine without optimizer."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,31 @@ class Trainer:
         if plain:  # DeepSpeed reports no norm for stage 0
             adamw.register_step_pre_hook(self._clip)
         finer = finer_than_bf16(module) if self.dtype == torch.bfloat16 else {}
-        with _distributed_environment(), _uncompiled():
-            self.engine, *_ = deepspeed.initialize(model=module, optimizer=adamw, config=self._config(numerics, plain))
+        self.engine = self._engine_of(module, self._config(numerics, plain), adamw)
         for parameter in module.parameters():  # DeepSpeed derives fp32 master weights from the bf16 ones: restore the lost precision
             if id(parameter) in finer:
                 deepspeed.utils.safe_set_full_fp32_param(parameter, finer[id(parameter)])
         self.module = self.engine
         settle(self.engine.module, trained, numerics, self.device)
+
+    def fixed(self, module: PolicyModule) -> Any:
+        """A model for use without gradient beside the trained one, in the same dtype; under ZeRO-3 divided over the ranks, too."""
+        module = frozen(module, torch.device("cpu"), self.dtype)
+        if self.numerics.zero_stage < 3:
+            return module.to(self.device)
+        config = self._config(self.numerics.model_copy(update={"offload_optimizer": False}), False)
+        return self._engine_of(module, {name: config[name] for name in FORWARD_SETTINGS})
+
+    def _engine_of(self, module: nn.Module, config: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """DeepSpeed's engine for a module on the host, whose parameters get our dtype; for ZeRO-3, they move to the device one by one, and
+        each rank keeps its share."""
+        deepspeed = _deepspeed()
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(self.dtype)
+        with _distributed_environment(), _uncompiled():
+            if self.numerics.zero_stage == 3:
+                deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=self.dtype)
+            return deepspeed.initialize(model=module, optimizer=optimizer, config=config)[0]
 
     def _config(self, numerics: Numerics, plain: bool) -> dict[str, Any]:
         return {
@@ -338,7 +359,7 @@ def parameter_groups(trained: Iterable[nn.Parameter], optimizer: Optimizer) -> l
 @torch.no_grad()
 def finer_than_bf16(module: nn.Module) -> dict[int, Tensor]:
     """id of each trained parameter that bf16 would round → its fp32 values."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.dtype == torch.float32]
     return {id(parameter): parameter.detach() for parameter in trained if not torch.equal(parameter, parameter.bfloat16().float())}
 
 

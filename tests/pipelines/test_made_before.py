@@ -1,4 +1,4 @@
-"""What an earlier version made stays restorable and reproducible, and current unless a verifier that scored it has another version.
+"""What an earlier version made stays restorable and reproducible, and current unless its stage or a verifier has another version.
 
 `made_at_41edb6e.tar.xz` holds what git and the DVC remote kept of a project whose recipe `small`, 14 stages of nine kinds, ran with
 the code of commit 41edb6e on a CPU with AVX-512 and without bf16 units.
@@ -37,7 +37,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = folder / "project"
     for command in ("init -q", "add -A", "-c user.name=t -c user.email=t@t commit -qm made"):
         subprocess.run(["git", *command.split()], cwd=root, check=True)
-    assert f"{STAGES} of {STAGES} stages are available locally" in typed(root, "pull", "small")
+    call(root, "dvc", "pull", "-q", "artifacts/small/dvc.yaml")
     return root
 
 
@@ -53,13 +53,20 @@ def verdicts(project: Path) -> dict[str, str]:
     return {stage["address"].partition("/")[2]: stage["verdict"] for stage in json.loads(newest.read_text())["stages"]}
 
 
-def test_only_what_a_verifier_of_another_version_decided_is_due_and_every_hash_and_record_holds(project):
+def test_only_what_another_version_decided_is_due_and_every_hash_and_record_holds(project):
     shown = typed(project, "plan", "small")
     due = {line.split()[0]: line for line in shown.splitlines() if line.split()[2:4] == ["will", "run"] or line.split()[2:3] == ["depends"]}
-    assert due.keys() == {"judged", "scores", "best"} and f"3 of {STAGES} stages to run" in shown
-    assert all("deciding code changed: verifier arithmetic (version 1 -> version" in due[name] for name in ("judged", "scores"))
+    assert due.keys() == {"sft", "answers", "judged", "dpo", "scores", "best"} and f"6 of {STAGES} stages to run" in shown
+    assert all("parameters changed: version 3 -> " in due[name] for name in ("sft", "dpo"))
     assert status(SimpleNamespace(root=project)) == CLEAN  # pyright: ignore[reportArgumentType]
     assert f"all as recorded: {STAGES} artifacts" in typed(project, "verify")
+
+
+def test_a_pull_brings_what_this_version_would_make(project):
+    """`dvc pull` brings the rest, as the fixture does."""
+    shown = typed(project, "pull", "small")
+    assert "sft                neither the cache nor the remote has it as recipe, inputs and stage version now describe it" in shown
+    assert f"8 of {STAGES} stages are available locally" in shown
 
 
 def test_todays_code_makes_the_same_rows(project, tmp_path):
@@ -78,11 +85,11 @@ def test_the_recorded_code_still_makes_the_same_rows(project):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_todays_code_makes_the_same_models_on_the_same_cpu(project):
+def test_the_recorded_code_makes_the_same_models_on_the_same_cpu(project):
     """On another one sums are rounded otherwise, and the rows alone are the same."""
     record = json.loads((project / "artifacts/small/best/run.json").read_text())
     same = record["hardware"]["cpu"] == hardware()["cpu"]
-    call(project, "pedigree", "reproduce", "small/best", "--here", check=same)
+    call(project, "pedigree", "reproduce", "small/best", check=same)
     found = verdicts(project)
     identical = {stage for stage, verdict in found.items() if verdict == "identical"}
     assert DATA | {"base", "sft", "dpo", "scores", "best"} <= found.keys()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.training import Lora
 from pedigree.data.artifacts.artifacts import Artifact, open_artifact
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.models import frozen, load_policy
 from pedigree.stages.training.trainer import Trainer
 
 DOCUMENTS = [(document([5, 6, 7], [8 + number, 9, 2]),) for number in range(4)]
@@ -136,6 +137,31 @@ def held(policy: Artifact, **fields: Any) -> dict[str, int]:
     found |= {"moments": elements(moments), "weights": elements(whole) + elements(parts) + elements(gathered)}
     trainer.close()
     return found
+
+
+def arriving(policy: Artifact, **fields: Any) -> dict[str, Any]:
+    """A policy and its reference: what DeepSpeed is given whole, what this rank holds of the reference after use, and its results."""
+    import deepspeed
+
+    numerics = Numerics.model_validate({"threads": 1, **fields})
+    whole: list[int] = []
+    start = deepspeed.initialize
+
+    def initialize(model: nn.Module, **given: Any) -> Any:
+        whole.append(elements(parameter for parameter in model.parameters() if not hasattr(parameter, "ds_tensor")))
+        return start(model=model, **given)
+
+    with mock.patch.object(deepspeed, "initialize", initialize):
+        trainer = trainer_of(policy, fields, dtype="bf16")
+        reference = trainer.fixed(load_policy(policy, numerics))
+    batch = collate(DOCUMENTS, numerics, 0)
+    with torch.no_grad():
+        found, expected = (module(batch)[0] for module in (reference, frozen(load_policy(policy, numerics), trainer.device, trainer.dtype)))
+    parameters = list(getattr(reference, "module", reference).parameters())
+    held = elements(getattr(parameter, "ds_tensor", parameter) for parameter in parameters)
+    every = elements(load_policy(policy, numerics).parameters())
+    trainer.close()
+    return {"whole": [count / every for count in whole], "held": held / every, "equal": torch.equal(found, expected)}
 
 
 def elements(tensors: Iterable[Tensor]) -> int:

@@ -14,9 +14,12 @@ from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.postconditions import unmet
+from pedigree.stages.rlvr.run import make_learner
 from pedigree.stages.sft import run as sft
+from pedigree.stages.training import models as loading
 from pedigree.stages.training.adapters import merged, targets
-from pedigree.stages.training.models import load_policy, load_reward_model
+from pedigree.stages.training.models import frozen, load_policy, load_reward_model
+from pedigree.stages.training.reference import fixed_policy
 from pedigree.stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -95,6 +98,37 @@ def test_the_export_is_the_function_that_was_trained_and_the_base_stays(tmp_path
     before, after = weights(policy.payload), weights(tmp_path / "payload")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith("proj.weight")}
+
+
+@pytest.mark.parametrize(("zero_stage", "dtype"), nightly_unless([(0, "fp32"), (3, "bf16")], [(0, "fp32"), (2, "bf16"), (3, "bf16")]))
+def test_with_adapters_switched_off_it_is_the_policy_before_training_bit_for_bit(policy, zero_stage, dtype):
+    batch, numerics = collate(DOCS, Numerics(), 0), Numerics(threads=1, zero_stage=zero_stage)
+    plain = trainer_of(load_policy(policy, Numerics(), LORA), dtype, zero_stage=zero_stage)
+    expected = [take_steps(plain, logps, 1) for _ in range(3)]
+    copied = frozen(load_policy(policy, Numerics()), plain.device, plain.dtype)
+    plain.close()
+    trainer = trainer_of(load_policy(policy, Numerics(), LORA), dtype, zero_stage=zero_stage)
+    reference = fixed_policy(policy, policy, trainer, numerics)
+    for after, norms in expected:
+        assert torch.equal(reference(batch)[0], copied(batch)[0])
+        trained, found = take_steps(trainer, logps, 1)
+        assert torch.equal(trained, after) and found == norms  # training goes on as without a look at the reference
+    assert (reference(batch)[0] - expected[-1][0]).abs().max() > 0.1
+    trainer.close()
+
+
+@pytest.mark.parametrize(("start", "lora", "loaded"), [(None, True, 1), ("same", True, 1), ("other", True, 2), (None, False, 2)])
+def test_a_second_model_is_loaded_only_where_it_is_another(tmp_path, policy, conversations, monkeypatch, start, lora, loaded):
+    reads = []
+    monkeypatch.setattr(loading, "_load", lambda *given, load=loading._load, **changes: reads.append(given) or load(*given, **changes))
+    fields = {"algorithm": {"type": "grpo", "kl": {"coefficient": 0.1}}, "steps": 1, "prompts_per_step": 1, "samples_per_prompt": 2}
+    fields |= {"sampling": {"max_tokens": 8}, "max_prompt_length": 8, "optimizer": {"learning_rate": 1e-3}, "dtype": "fp32"}
+    config = models.config_of("rlvr", **fields, **({"lora": SFT["lora"]} if lora else {}))
+    given = {"same": policy, "other": models.tiny_policy(tmp_path / "other", seed=5)}
+    inputs = {"policy": {"p": policy}} | ({"reference": {"r": given[start]}} if start else {})
+    learner = make_learner(config, inputs, Chat(policy.payload), models.a_job(tmp_path / "job", Numerics(threads=1)))
+    learner.trainer.close()
+    assert len(reads) == loaded
 
 
 def test_a_reward_model_trains_its_head_beside_the_adapters(tmp_path, policy):

@@ -211,6 +211,7 @@ DAILY: Cases = {
     **{f"held {stage}": ("held", {**TWO, "zero_stage": stage}) for stage in STAGES},
     **{f"collectives {stage}": ("collectives", {**TWO, "zero_stage": stage}) for stage in STAGES},
     "head gathers": ("head_gathers", {**TWO, "zero_stage": 3, "logprob_chunk": 8}),
+    **{f"arriving {stage}": ("arriving", {**TWO, "zero_stage": stage}) for stage in (2, 3)},
     **decays(DECAYS),
     **recomputations(RECOMPUTED),
     **offloadings(2),
@@ -237,6 +238,26 @@ def test_each_zero_stage_parts_one_thing_more(measured):
         for part, first in (("moments", 1), ("gradients", 2), ("weights", 3)):
             share = measured(f"held {stage}")[part] / whole[part]
             assert share == pytest.approx(0.5 if stage >= first else 1.0, rel=2e-3), (stage, part)
+
+
+def test_under_zero_3_no_rank_ever_has_a_whole_policy_or_reference_on_its_device(measured):
+    """Parameters arrive one by one; of a reference, too, each of two ranks holds half, and it computes the same bits."""
+    assert measured("arriving 2") == {"whole": [1.0], "held": 1.0, "equal": True}
+    found = measured("arriving 3")
+    assert found["whole"] == [0.0, 0.0] and found["equal"] and found["held"] == pytest.approx(0.5, rel=2e-3)
+
+
+def test_bf16_weights_are_pages_of_their_file_which_ranks_share(tmp_path, policy):
+    trainer = Trainer(load_policy(policy, Numerics()), optimizer=Optimizer(learning_rate=1e-3), total_steps=1, dtype="bf16",
+                      numerics=Numerics(threads=1), seed=0)  # fmt: skip
+    trainer.export(tmp_path / "payload", Chat(policy.payload))
+    trainer.close()
+    module = load_policy(models.publish(tmp_path, "sft", "policy"), Numerics())
+    mapped = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    pages = [range(int(start, 16), int(end, 16)) for start, end in mapped]
+    weights = list(module.parameters())
+    assert all(weight.dtype == torch.bfloat16 and any(weight.data_ptr() in part for part in pages) for weight in weights)
+    assert {buffer.dtype for buffer in module.buffers()} == {torch.float32}
 
 
 def test_gradients_are_exchanged_once_a_step_up_to_zero_1_and_after_each_micro_batch_above(measured):
