@@ -203,10 +203,11 @@ asked = []
 vllm.EngineArgs = lambda **given: asked.append(given)
 vllm.LLMEngine.from_engine_args = lambda args: None
 placement = t.Placement(sampler_memory_gb=0.25, gpu_memory_utilization=0.3)
-for device in ("cuda", "cpu"):
-    numerics = t.Numerics(device=device)
-    t.Inline(t.engine_settings(Path({str(models["a"])!r}), dtype="fp32", context=256, numerics=numerics, placement=placement))
+for device, head in (("cuda", "fp32"), ("cpu", "model")):
+    given = {{"numerics": t.Numerics(device=device), "placement": placement, "head": head}}
+    t.Inline(t.engine_settings(Path({str(models["a"])!r}), dtype="fp32", context=256, **given))
 found["asked"] = [[given.get("gpu_memory_utilization"), given.get("kv_cache_memory_bytes")] for given in asked]
+found["heads"] = [given["hf_overrides"] for given in asked]
 from pedigree.pipelines.estimate import flops
 from pedigree.stages.sampling.cpu_engine import block_size
 from pedigree.stages.sampling.vllm_engine import DTYPES
@@ -256,6 +257,12 @@ def test_another_architecture_is_refused_by_name_of_what_differs(inline):
 def test_on_a_gpu_vllm_is_given_the_share_of_memory_and_on_a_cpu_the_size_of_its_cache(inline):
     """What it is asked for: what it takes shows on a GPU alone."""
     assert inline["asked"] == [[0.3, None], [None, 268435456]]
+
+
+@pytest.mark.slow
+def test_an_engine_computes_its_head_in_the_precision_that_is_asked_for(inline):
+    """The name is vLLM's; what it does with it shows in the gap to a trainer with the same head."""
+    assert inline["heads"] == [{"head_dtype": "float32"}, {}]
 
 
 def test_a_silent_engine_is_an_error_and_no_hang(models):
