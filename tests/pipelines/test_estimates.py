@@ -292,7 +292,7 @@ def test_what_cannot_be_refused_because_nobody_knows_the_gpu():
 
 def test_several_settings_together_where_none_alone_would_do():
     config = rlvr(Ppo(type="ppo"), answers=1, prompts=224)
-    given = trial(config, on_gpus(), reference=LLAMA, value=LLAMA, placement={"gpu_memory_utilization": 0.3, "slots": 8})
+    given = trial(config, on_gpus(), reference=LLAMA, value=LLAMA, placement={"gpu_memory_utilization": 0.25, "slots": 8})
     found = misfit(given)
     assert found is not None and len(found.lacks) == 2
     (remedy,) = found.remedies
