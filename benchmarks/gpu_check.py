@@ -182,6 +182,28 @@ def packing(setting: Setting) -> dict[str, Any]:
     return numbers
 
 
+def fp32_head(setting: Setting) -> dict[str, Any]:
+    """Log-probs through an fp32 head are those of exact products of its bf16 operands; seconds forward and backward beside a bf16 head."""
+    units = made_units([(1, 4096 if setting.on_gpu else 96, 1)], setting.shape.vocabulary)
+    numerics, numbers = numerics_of("varlen"), {}
+    policy = made_policy(setting.shape, setting.device, torch.bfloat16, "varlen")
+    batch = collate(units, numerics, 0).to(setting.device)
+    with torch.no_grad():
+        hidden_NH = policy.model.model(
+            input_ids=batch.input_ids_BT, position_ids=batch.position_ids_BT, spans=batch.spans, use_cache=False
+        ).last_hidden_state[0, batch.places_N]
+        logits_NV = hidden_NH.double() @ policy.model.lm_head.weight.double().t()
+        truth = logits_NV.log_softmax(-1).gather(-1, batch.targets_N[:, None])[:, 0]
+        del logits_NV
+    for head in ("model", "fp32"):
+        policy.head = head
+        numbers[f"{head}_mean_error"] = float((log_probs(policy, units, numerics, setting.device) - truth.cpu()).abs().mean())
+        numbers[f"{head}_seconds"] = timed(lambda: policy(batch)[0].sum().backward(), setting, 5)
+    if not numbers["fp32_mean_error"] <= 1e-4:
+        raise Failed(f"log-probs through an fp32 head are {numbers['fp32_mean_error']:.3g} from exact ones on average: expected 1e-4")
+    return {**numbers, "ratio": numbers["fp32_seconds"] / numbers["model_seconds"]}
+
+
 def chunked_loss(setting: Setting) -> dict[str, Any]:
     """The loss over chunks of the vocabulary projection has the gradient of the whole one, and far less memory."""
     tokens, chunk = (16384, 1024) if setting.on_gpu else (96, 16)
@@ -589,6 +611,7 @@ CHECKS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     check.__name__: check
     for check in (
         packing,
+        fp32_head,
         chunked_loss,
         variable_length_attention,
         kinds_of_attention,

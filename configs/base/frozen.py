@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 Dtype = Literal["bf16", "fp32"]
+HeadPrecision = Literal["fp32", "model"]
 
 
 class Frozen(BaseModel):

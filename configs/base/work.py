@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal, Protocol
 
-from pedigree.configs.base.frozen import Dtype
+from pedigree.configs.base.frozen import Dtype, HeadPrecision
 
 How = Literal["counted", "estimated", "at most"]
 WEAKEST: tuple[How, ...] = ("at most", "estimated", "counted")
@@ -98,6 +98,8 @@ class TrainingPlan:
     """Whether its config has a field `lora`."""
     scalar_head: bool = False
     """Whether a head with one output replaces the vocabulary head."""
+    head: HeadPrecision = "model"
+    """Products of the vocabulary head."""
     reference: bool = False
     """Whether a frozen model is held next to the policy: the one at the port `reference`, else the initial policy."""
     without_reference: str = ""
@@ -126,6 +128,8 @@ class ScoringPlan:
     """Upper bound of a text's tokens, where the config has one."""
     scalar_head: bool = False
     """Whether the model has a head with one output in place of the vocabulary head."""
+    head: HeadPrecision = "model"
+    """Products of the vocabulary head."""
 
 
 @dataclass(frozen=True)

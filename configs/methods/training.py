@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
+from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, HeadPrecision, Many, added
 from pedigree.configs.base.shrink import Cut, even
 from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, TrainingPlan, at_ports
 from pedigree.configs.methods.optimizer import Optimizer
@@ -168,6 +168,10 @@ class PreferenceTrain(HeldOutTraining):
     """Pairs from a ranked list of preferences: best and worst, each with the next, or all."""
     loss: PreferenceLoss
     """Preference loss."""
+    head: HeadPrecision = "fp32"
+    """Products of the output head where `dtype` is bf16. `fp32`: of the bf16 operands, summed and kept in fp32, logit_v = Σ_h x_h W_vh
+    (MiniMax-M1, arXiv 2506.13585, §3.2; ScaleRL, arXiv 2510.13786, §3.2; TRL's `cast_lm_head_to_fp32`). `model`: rounded to bf16, which
+    moves a log-prob by 0.02 nats on average."""
 
     @model_validator(mode="after")
     def _check_kto(self) -> Self:
@@ -199,11 +203,13 @@ def reference_problem(config: PreferenceTrain, arrived: Arrived) -> str | None:
                 "kto estimates its KL on mismatched prompts and answers, which `reference_logprobs` does not cover: use a policy as the "
                 "reference"
             )
-        if given.config.dtype != config.dtype:
-            return (
-                f"`reference` has dtype {given.config.dtype} but the training {config.dtype}, so rounding would look like preference: use "
-                "the same dtype for both"
-            )
+        for name in ("dtype", "head"):
+            theirs, ours = getattr(given.config, name), getattr(config, name)
+            if theirs != ours:
+                return (
+                    f"`reference` has {name} {theirs} but the training {ours}, so rounding would look like preference: use the same {name} "
+                    "for both"
+                )
     return None
 
 
@@ -218,6 +224,8 @@ class ReferenceLogprobs(Frozen):
     """Share of dropped answers at which the stage fails; 1 accepts any."""
     dtype: Dtype = "bf16"
     """Compute dtype; must match the training, so that rounding is the same."""
+    head: HeadPrecision = "fp32"
+    """Products of the output head, as in `preference_train`; must match the training."""
 
 
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -281,6 +289,10 @@ class Rlvr(Frozen):
     router_aux_loss_coef: float | None = added(None, ge=0)
     """Coefficient of the load-balancing loss of a mixture of experts, added to the policy's loss; `null`: that of the model's config;
     0: none."""
+    head: HeadPrecision = "fp32"
+    """Products of the output head where `dtype` is bf16. `fp32`: of the bf16 operands, summed and kept in fp32, logit_v = Σ_h x_h W_vh
+    (MiniMax-M1, arXiv 2506.13585, §3.2; ScaleRL, arXiv 2510.13786, §3.2; TRL's `cast_lm_head_to_fp32`). `model`: rounded to bf16, which
+    moves a log-prob by 0.02 nats on average. Trainer, reference and sampler compute it alike."""
     optimizer: Optimizer
     """Optimizer of the policy, with its learning-rate schedule."""
     lora: Lora | None = None

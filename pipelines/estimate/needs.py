@@ -141,7 +141,7 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
 
 def _scoring(facts: Facts, plan: ScoringPlan, numerics: Numerics, placement: Placement) -> Needs:
     tokens = tokens_of_a_frozen_pass(facts, plan, numerics)
-    terms = peak_memory.inference(facts.policy, numerics, SIZES[plan.dtype], tokens, scores=plan.scalar_head)
+    terms = peak_memory.inference(facts.policy, numerics, SIZES[plan.dtype], tokens, plan.scalar_head, plan.head)
     read = peak_memory.read(facts.policy.parameters, plan.dtype, facts.finer)
     on_cpu = numerics.device == "cpu"
     loading = {"weights": read} | _runtime(numerics) if on_cpu else {}
@@ -160,7 +160,7 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
     scores, tokens = plan.scalar_head, tokens_of_a_pass(facts, plan, numerics)
     shape = scored(facts.policy) if scores else facts.policy
     model = Trained(shape, plan.dtype, trained_parameters(shape, plan.adapters, scores), facts.finer)
-    terms = peak_memory.training(model, numerics, tokens, scores)
+    terms = peak_memory.training(model, numerics, tokens, scores, plan.head)
     loading = {"weights": peak_memory.loading(model, numerics)}
     host = peak_memory.host(model, numerics)
     if facts.reference is not None and not (facts.reference_is_policy and plan.adapters):

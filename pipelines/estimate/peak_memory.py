@@ -7,7 +7,7 @@ as in `shapes`. DeepSpeed's behavior beyond the paper (fp32 gradients, buckets, 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pedigree.configs.base.frozen import Dtype
+from pedigree.configs.base.frozen import Dtype, HeadPrecision
 from pedigree.configs.language.execution import Numerics
 from pedigree.pipelines.estimate.shapes import Shape
 
@@ -66,7 +66,13 @@ FORMULAS = (
         "no dropout, and attention that does not store scores",
     ),
     Formula("working", "T · e(3F + 2H): gradients of the current layer", "the backward pass of a gated MLP"),
-    Formula("logits", "2eVc + 12Vb: c = `logprob_chunk` tokens, b of them in fp32", "`stages/training/logprobs.py`"),
+    Formula(
+        "logits",
+        "2hVc + 12Vb, h = e, or 4 with `head: fp32`: c = `logprob_chunk` tokens, b of them in fp32; trained: + (4 + h - e)VH, the "
+        "head's gradient of a chunk and its sum over chunks in fp32 (none with one chunk and h = e); frozen on a CPU with h > e: + 4VH, "
+        "its fp32 copy",
+        "`stages/training/logprobs.py`",
+    ),
     Formula(
         "reference",
         "eΨ, eΨ/R with ZeRO-3; nothing with adapters if it is the policy before training",
@@ -218,11 +224,17 @@ def working(shape: Shape, size: int, tokens: int) -> int:
     return tokens * size * (3 * shape.width + 2 * shape.hidden)
 
 
-def logits(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int:
-    """A chunk of logits with its gradient, and a block of it in fp32 with the log-softmax intermediates."""
+def logits(shape: Shape, numerics: Numerics, size: int, tokens: int, head: HeadPrecision = "model", trained: bool = False) -> int:
+    """A chunk of logits with its gradient, a block of it in fp32 with the log-softmax intermediates, and the head's gradient beyond the
+    incoming one that `gradients` counts, or its fp32 copy."""
+    wide = 4 if head == "fp32" else size
     chunk = min(numerics.logprob_chunk, tokens)
     block = min(chunk, LOGIT_ROWS[numerics.device])
-    return shape.vocabulary * (2 * size * chunk + 12 * block)
+    if trained:
+        copies = 4 + wide - size if chunk < tokens or wide > size else 0
+    else:
+        copies = 4 if wide > size and numerics.device == "cpu" else 0
+    return shape.vocabulary * (2 * wide * chunk + 12 * block + copies * shape.hidden)
 
 
 def kv_bytes_per_token(shape: Shape, size: int, tensor_parallel: int = 1) -> int:
@@ -236,7 +248,7 @@ def kv_cache(shape: Shape, size: int, requests: int, context: int, tensor_parall
     return blocks * BLOCK * kv_bytes_per_token(shape, size, tensor_parallel)
 
 
-def training(model: Trained, numerics: Numerics, tokens: int, scores: bool = False) -> dict[str, int]:
+def training(model: Trained, numerics: Numerics, tokens: int, scores: bool = False, head: HeadPrecision = "model") -> dict[str, int]:
     """All terms of one model during a training step; `scores`: it has a scalar head instead of the vocabulary head."""
     found = {
         "weights": weights(model, numerics),
@@ -246,13 +258,16 @@ def training(model: Trained, numerics: Numerics, tokens: int, scores: bool = Fal
         "activations": activations(model.shape, numerics, model.size, tokens),
         "working": working(model.shape, model.size, tokens),
     }
-    return found if scores else found | {"logits": logits(model.shape, numerics, model.size, tokens)}
+    whole = model.trained == model.parameters
+    return found if scores else found | {"logits": logits(model.shape, numerics, model.size, tokens, head, whole)}
 
 
-def inference(shape: Shape, numerics: Numerics, size: int, tokens: int, scores: bool = False) -> dict[str, int]:
+def inference(
+    shape: Shape, numerics: Numerics, size: int, tokens: int, scores: bool = False, head: HeadPrecision = "model"
+) -> dict[str, int]:
     """Forward passes of a frozen model in torch."""
     found = {"weights": size * shape.parameters, "working": working(shape, size, tokens)}
-    return found if scores else found | {"logits": logits(shape, numerics, size, tokens)}
+    return found if scores else found | {"logits": logits(shape, numerics, size, tokens, head)}
 
 
 def loading(model: Trained, numerics: Numerics) -> int:

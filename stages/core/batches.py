@@ -117,8 +117,6 @@ class MicroBatchPlan:
     units: tuple[int, ...]
     weight: float = 1.0
     """0 for a repeated pass that only keeps ranks in step: collectives must match, but its gradient must not count."""
-    most_trained: int = 0
-    """Under ZeRO-3: trained tokens of the largest concurrent pass on any rank."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,6 @@ class MicroBatch:
     copies_T: Tensor
     """For each flat position the number of documents that contain its token: several for a shared prompt, 0 for padding. Shape (B * T,)."""
     num_documents: int
-    most_trained: int
-    """N, or more if another rank has more trained tokens and all must call the head equally often."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
         """Apply a function to every tensor."""
@@ -201,8 +197,7 @@ def plan_step(units: Sequence[Unit], rank: int, world_size: int, numerics: Numer
     passes = max(len(micros) for micros in by_rank)
     shortest = min(range(len(units)), key=lambda i: (lengths[i], i))
     idle = MicroBatchPlan((shortest,), weight=0.0)
-    by_rank = [micros + [idle] * (passes - len(micros)) for micros in by_rank]
-    return _agreed(by_rank, units)[rank] if numerics.zero_stage == 3 else by_rank[rank]
+    return by_rank[rank] + [idle] * (passes - len(by_rank[rank]))
 
 
 def deal(lengths: Sequence[int], ranks: int, most: int) -> list[list[int]]:
@@ -218,13 +213,6 @@ def deal(lengths: Sequence[int], ranks: int, most: int) -> list[list[int]]:
         dealt[rank].append(place)
         tokens[rank] += lengths[place]
     return [sorted(places) for places in dealt]
-
-
-def _agreed(by_rank: list[list[MicroBatchPlan]], units: Sequence[Unit]) -> list[list[MicroBatchPlan]]:
-    """Add to each pass the trained tokens of the largest concurrent pass on any rank, without communication."""
-    trained = [sum(doc.num_trained for doc in unit) for unit in units]
-    most = [max(sum(trained[i] for i in micro.units) for micro in at_once) for at_once in zip(*by_rank, strict=True)]
-    return [[replace(micro, most_trained=count) for micro, count in zip(micros, most, strict=True)] for micros in by_rank]
 
 
 def _cut(mine: list[int], lengths: list[int], size: int, numerics: Numerics) -> list[MicroBatchPlan]:
@@ -265,8 +253,8 @@ class _Piece:
         return times + np.where(times < self.shared, self.prefix, self.start - self.shared)
 
 
-def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained: int = 0) -> MicroBatch:
-    """Build the tensors of one forward pass; documents keep their order. `most_trained`: see `MicroBatchPlan`."""
+def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int) -> MicroBatch:
+    """Build the tensors of one forward pass; documents keep their order."""
     spans = attention = None
     if numerics.packing:
         pieces, runs = _row(units, numerics)
@@ -299,7 +287,6 @@ def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained
         last_D=_joined([piece.places(np.array([len(piece.doc) - 1])) for piece in pieces]),
         copies_T=copies,
         num_documents=len(pieces),
-        most_trained=max(most_trained, sum(counts)),
     )
 
 

@@ -12,8 +12,8 @@ CACHED = "use a `reference_logprobs` stage as the input `reference` in the recip
 def plan(config: PreferenceTrain) -> TrainingPlan:
     referenced = not config.loss.reference_free
     if isinstance(config.loss, Kto):  # a pair becomes one or two answers; their reference cannot be cached (`reference_problem`)
-        return training_plan(config, "answers", answers=2, reference=referenced, examples=2)
-    return training_plan(config, "pairs", answers=2, reference=referenced, without_reference=CACHED)
+        return training_plan(config, "answers", answers=2, reference=referenced, examples=2, head=config.head)
+    return training_plan(config, "pairs", answers=2, reference=referenced, without_reference=CACHED, head=config.head)
 
 
 KIND = Kind(

@@ -133,7 +133,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     total = total_steps(len(examples), config.global_batch, config.epochs, config.max_steps)
     of_kto = {"steps_without_kl": steps_without_kl(config, examples, total)} if isinstance(config.loss, Kto) else {}
     with job.busy("loading the model"):
-        module = load_policy(policy, numerics, config.lora, config.seed)
+        module = load_policy(policy, numerics, config.lora, config.seed, config.head)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
     probe(trainer.module, numerics, trainer.device)
     reference = cached
@@ -320,5 +320,5 @@ def check_first_loss(loss: float, expected: float, config: PreferenceTrain) -> N
     if abs(loss - expected) > tolerance:
         raise StageError(
             f"the first loss is {loss:.4f}, but must be {expected:.4f} within {tolerance:.2g}, because policy and reference are the same "
-            "model; their log-probabilities are computed differently (cached ones need the same dtype)"
+            "model; their log-probabilities are computed differently (cached ones need the same dtype and head)"
         )

@@ -19,6 +19,6 @@ KIND = Kind(
     engine="torch",
     decided_by=lambda config: RENDERING,
     work=work,
-    scoring_plan=lambda config: ScoringPlan("policy", config.dtype, config.max_length),
+    scoring_plan=lambda config: ScoringPlan("policy", config.dtype, config.max_length, head=config.head),
     family="judging",
 )

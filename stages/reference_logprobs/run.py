@@ -81,6 +81,7 @@ def chunk_keys(chunk: Sequence[tuple[str, Unit]], weights: str, config: Referenc
         "weights": weights,
         "documents": [[content_key(doc) for doc in unit] for _, unit in chunk],
         "dtype": config.dtype,
+        "head": config.head,
         "numerics": job.numerics.deciding(),
     }
     return keys_of(decides, len(chunk))
@@ -96,7 +97,8 @@ class FrozenPolicy(FrozenModel):
     @cached_property
     def _module(self) -> PolicyModule:
         with self._job.busy("loading the model"):
-            module = frozen(load_policy(self._policy, self._job.numerics), self._device, TORCH_DTYPES[self._config.dtype])
+            module = load_policy(self._policy, self._job.numerics, head=self._config.head)
+            module = frozen(module, self._device, TORCH_DTYPES[self._config.dtype])
             probe(module, self._job.numerics, self._device)
         return module
 

@@ -139,7 +139,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
     warmup = algorithm.critic.warmup_steps if isinstance(algorithm, Ppo) else 0
     total = (config.steps - warmup) * algorithm.updates
     with job.busy("loading the model"):
-        module = load_policy(policy, numerics, config.lora, config.seed)
+        module = load_policy(policy, numerics, config.lora, config.seed, config.head)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, **settings)
     probe(trainer.module, numerics, trainer.device)
     reference = critic = None
@@ -245,6 +245,7 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Samp
         inline=job.placement.sampler_process == "inline",
         adapter_rank=config.lora.rank if config.lora else None,
         sleeps=shares_gpus(job.numerics),
+        head=config.head,
     ) as sampler:
         start_before_trainer(sampler, job)
         yield sampler

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pedigree.configs.base.frozen import digest
+from pedigree.configs.base.frozen import HeadPrecision, digest
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.host.pipes import readable
@@ -202,6 +202,7 @@ def engine_settings(
     placement: Placement,
     adapter_rank: int | None = None,
     sleeps: bool = False,
+    head: HeadPrecision = "model",
 ) -> dict[str, Any]:
     """Settings of an engine.
 
@@ -211,6 +212,7 @@ def engine_settings(
         context: maximum tokens of a prompt with its answer; at most the model's context.
         adapter_rank: maximum rank of adapters for `load_adapters`, at most `MAX_SERVED_RANK`; None for an engine without adapters.
         sleeps: on GPUs, whether `Sampler.sleep` will be called.
+        head: `fp32` for products of the output head in fp32.
     """
     return {
         "model_folder": str(model_folder),
@@ -220,6 +222,7 @@ def engine_settings(
         "placement": placement.model_dump(),
         "adapter_rank": adapter_rank,
         "sleeps": sleeps,
+        "head": head,
     }
 
 

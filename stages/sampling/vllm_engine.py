@@ -184,6 +184,7 @@ class Inline(Sampler):
                     logprobs_mode="processed_logprobs",
                     enable_prefix_caching=True,
                     seed=0,
+                    hf_overrides={"head_dtype": "float32"} if settings["head"] == "fp32" else {},
                     disable_log_stats=True,
                     use_tqdm_on_load=False,
                     **device,

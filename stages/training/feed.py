@@ -119,5 +119,5 @@ def feed(
 
 
 def prepare_micro_batch(batch: GlobalBatch, planned: MicroBatchPlan, numerics: Numerics, pad_id: int) -> PreparedMicroBatch:
-    tensors = collate([batch.units[index] for index in planned.units], numerics, pad_id, planned.most_trained)
+    tensors = collate([batch.units[index] for index in planned.units], numerics, pad_id)
     return PreparedMicroBatch(planned.units, planned.weight, tensors, batch.extras(planned.units))

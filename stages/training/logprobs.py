@@ -4,22 +4,24 @@ Invariants, each with a test:
 - packed documents do not attend to each other: attention `varlen` computes each one separately (`stages/training/attention.py`); for other
   attention, transformers isolates them by restarting `position_ids`, but only without an attention mask and without a KV cache
   (`use_cache=False`); `stages/training/probe.py` verifies it for each model before training;
-- log-softmax is computed in fp32: in bf16 it is off by 1e-2 per token, more than a typical DPO margin;
+- log-softmax is computed in fp32, and with head `fp32` the logits too: in bf16 they are off by 2e-2 per token, more than many DPO margins;
 - logits are divided by the sampling temperature first;
 - logits come from the model's own forward, which may scale or cap them or change hidden states before its head: it runs with
   the hidden states of trained positions in place of its body;
-- logits exist only for trained positions, `chunk` tokens at a time, so that no tensor has the size of the batch times the vocabulary.
+- logits exist only for trained positions, `chunk` tokens at a time, so that no tensor has the size of the batch times the vocabulary;
+- a pass calls the output head once, for all chunks, and sums its gradient over them in fp32.
 """
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from pedigree.configs.base.frozen import HeadPrecision
 from pedigree.stages.core.batches import MicroBatch
 from pedigree.stages.training import attention
 
@@ -61,11 +63,13 @@ class PolicyModule(nn.Module):
 
     model: Any
 
-    def __init__(self, model: Any, chunk: int) -> None:
+    def __init__(self, model: Any, chunk: int, head: HeadPrecision = "model") -> None:
         super().__init__()
         self.model = model
-        self.chunk = chunk
+        self.chunk, self.head = chunk, head
         self.rows = RowKernels(rows_forward, rows_backward)
+        output = head_of(model)[1]
+        output.forward = MethodType(_head_or_work, output)
 
     def forward(self, batch: MicroBatch, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(log π(y_t), entropy of π(· | y_<t)) for each trained token, both fp32 of shape (N,).
@@ -74,20 +78,127 @@ class PolicyModule(nn.Module):
         """
         seen = _body_outputs(self.model, batch)
         hidden_NH = seen.last_hidden_state.flatten(0, 1)[batch.places_N]
-        pieces = max(1, -(-batch.most_trained // self.chunk))  # under ZeRO-3 each call of the head is a collective
-        logps, entropies = [], []
-        for hidden, targets in zip(hidden_NH.tensor_split(pieces), batch.targets_N.tensor_split(pieces), strict=True):
-            if pieces > 1 and torch.is_grad_enabled():
-                logp, spread = checkpoint(self._token_logps, type(seen), hidden, targets, temperature, entropy, use_reentrant=False)
-            else:
-                logp, spread = self._token_logps(type(seen), hidden, targets, temperature, entropy)
-            logps.append(logp)
-            entropies.append(spread)
-        return torch.cat(logps), torch.cat(entropies)
+        head = _Head(head_of(self.model)[1], self.head == "fp32")
 
-    def _token_logps(self, kind: type, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
-        logits_NV = _own_logits(self.model, kind(last_hidden_state=hidden_NH[None]))
-        return _TokenLogps.apply(logits_NV, targets_N, temperature, entropy, self.rows)  # pyright: ignore[reportReturnType]
+        def token_logps(hidden_nH: Tensor, targets_n: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+            logits_nV = _own_logits(self.model, type(seen)(last_hidden_state=hidden_nH[None]), head)
+            return _TokenLogps.apply(logits_nV, targets_n, temperature, entropy, self.rows)  # pyright: ignore[reportReturnType]
+
+        def work(hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
+            graph = torch.is_grad_enabled() and hidden_NH.requires_grad
+            return _Chunks.apply(hidden_NH, batch.targets_N, *head.weights, head, token_logps, self.chunk, entropy, graph)  # pyright: ignore
+
+        return head_of(self.model)[1](hidden_NH, work=work)
+
+
+def _head_or_work(head: nn.Linear, input: Tensor, work: Callable[[Tensor], Any] | None = None) -> Any:
+    """Forward of an output head that can run a whole pass over chunks. ZeRO-3 gathers a module's weights for its forward pass and again
+    for its backward pass, and prefetches them only if each pass calls the same modules: chunk by chunk it would gather the head up to
+    twice per chunk, and a number of chunks that changes would end all prefetching."""
+    return nn.Linear.forward(head, input) if work is None else work(input)
+
+
+class _Head(nn.Module):
+    """Stand-in for a model's output head in one pass. Sums the gradients of its weights over chunks in fp32; autograd would in bf16."""
+
+    def __init__(self, own: nn.Linear, wide: bool) -> None:
+        super().__init__()
+        self._own, self.wide = (own,), wide
+        self.sums: list[Tensor | None] = [None, None]
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor | None]:
+        return self._own[0].weight, self._own[0].bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return _HeadProduct.apply(hidden, *self.weights, self)  # pyright: ignore[reportReturnType]
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """left · right; with `wide`, of the same operands in fp32. GPUs add products of bf16 in fp32 and can return that sum; a gradient of
+        logits is rounded to bf16 there, as it is with a bf16 head."""
+        if not self.wide:
+            return left @ right
+        if right.is_cuda and right.dtype == torch.bfloat16:
+            return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
+        return left.float() @ right.float()
+
+    def add(self, place: int, gradient: Tensor) -> None:
+        total = self.sums[place]
+        self.sums[place] = gradient.float() if total is None else total.add_(gradient)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_own"][0], name)
+
+
+class _HeadProduct(torch.autograd.Function):
+    """x Wᵀ + b; the gradients of W and b go to the sums of `head`."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, head: _Head) -> Tensor:
+        ctx.save_for_backward(hidden)
+        ctx.head = head
+        if not head.wide:
+            return nn.functional.linear(hidden, weight, bias)
+        logits = head.product(hidden.flatten(0, -2), weight.t()).view(*hidden.shape[:-1], -1)
+        return logits if bias is None else logits + bias
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        (hidden,), (grad,), head = ctx.saved_tensors, grad_outputs, ctx.head
+        (weight, bias), grad_NV = head.weights, grad.flatten(0, -2)
+        if weight.requires_grad:
+            head.add(0, head.product(grad_NV.t(), hidden.flatten(0, -2)))
+        if bias is not None and bias.requires_grad:
+            head.add(1, grad_NV.sum(0, dtype=torch.float32))
+        return head.product(grad_NV, weight).to(hidden.dtype).view_as(hidden), None, None, None
+
+
+class _Chunks(torch.autograd.Function):
+    """Log-probabilities and entropies of hidden states, a chunk at a time. The backward pass recomputes all chunks but the last."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        targets_N: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        head: _Head,
+        token_logps: Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]],
+        chunk: int,
+        entropy: bool,
+        graph: bool,
+    ) -> tuple[Tensor, Tensor]:
+        pieces = max(1, -(-len(targets_N) // chunk))
+        ctx.save_for_backward(hidden_NH, targets_N)
+        ctx.head, ctx.token_logps, ctx.pieces, ctx.last = head, token_logps, pieces, None
+        found = []
+        for place, (hidden, targets) in enumerate(zip(hidden_NH.tensor_split(pieces), targets_N.tensor_split(pieces), strict=True)):
+            last = graph and place == pieces - 1
+            hidden = hidden.detach().requires_grad_(last)
+            with torch.set_grad_enabled(last):
+                found.append(token_logps(hidden, targets, entropy))
+            if last:
+                ctx.last = hidden, found[-1][0]
+        logps_N, entropies_N = (torch.cat([values.detach() for values in each]) for each in zip(*found, strict=True))
+        ctx.mark_non_differentiable(entropies_N)
+        return logps_N, entropies_N
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_NH, targets_N = ctx.saved_tensors
+        parts = [tensor.tensor_split(ctx.pieces) for tensor in (hidden_NH, targets_N, grad_outputs[0])]
+        gradients = []
+        for hidden, targets, weights in reversed(list(zip(*parts, strict=True))):
+            if ctx.last is None:
+                hidden = hidden.detach().requires_grad_()
+                with torch.enable_grad():
+                    logps, _ = ctx.token_logps(hidden, targets, False)
+            else:
+                (hidden, logps), ctx.last = ctx.last, None
+            gradients += torch.autograd.grad(logps, hidden, weights)
+        sums = [total if total is None else total.to(weight.dtype) for total, weight in zip(ctx.head.sums, ctx.head.weights, strict=True)]
+        return torch.cat(gradients[::-1]), None, *sums, None, None, None, None, None
 
 
 class _TokenLogps(torch.autograd.Function):
@@ -168,6 +279,12 @@ def body_of(model: Any) -> tuple[str, Any]:
     return next((name, part) for name, part in model.named_children() if part is body)
 
 
+def head_of(model: Any) -> tuple[str, Any]:
+    """Name and module of a causal language model's output head."""
+    head = model.get_output_embeddings()
+    return next((name, part) for name, part in model.named_children() if part is head)
+
+
 class _Given(nn.Module):
     """Stand-in for a model's body that returns precomputed outputs."""
 
@@ -182,11 +299,11 @@ class _Given(nn.Module):
         return self if name == "decoder" else getattr(self.__dict__["_body"][0], name)  # OPT calls `decoder` directly
 
 
-def _own_logits(model: Any, seen: Any) -> Tensor:
-    """Run the model's own forward on hidden states of shape (1, N, H); returns logits of shape (N, V)."""
-    name, body = body_of(model)
+def _own_logits(model: Any, seen: Any, head: _Head) -> Tensor:
+    """Run the model's own forward on hidden states of shape (1, N, H), with this head; returns logits of shape (N, V)."""
+    (body_name, body), (head_name, _) = body_of(model), head_of(model)
     twin = copy.copy(model)  # shares all modules, and through them the parameters
-    twin._modules = model._modules | {name: _Given(body, seen)}
+    twin._modules = model._modules | {body_name: _Given(body, seen), head_name: head}
     return type(model).forward(twin, use_cache=False).logits[0]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from pedigree.configs.base.frozen import HeadPrecision
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Lora
 from pedigree.data.artifacts.artifacts import Artifact, sha256_file
@@ -17,14 +18,16 @@ from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueM
 from pedigree.stages.training.products import through_fp32
 
 
-def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None, seed: int = 0) -> PolicyModule:
+def load_policy(
+    artifact: Artifact, numerics: Numerics, lora: Lora | None = None, seed: int = 0, head: HeadPrecision = "model"
+) -> PolicyModule:
     """Load a policy, ready for a `Trainer`; with adapters, only those are trained."""
     from transformers import AutoModelForCausalLM
 
     model = _load(AutoModelForCausalLM, artifact.payload, numerics)
     if lora is not None:
         add_adapters(model, lora, seed)
-    return fuse(PolicyModule(model, numerics.logprob_chunk), numerics)
+    return fuse(PolicyModule(model, numerics.logprob_chunk, head), numerics)
 
 
 def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = None, seed: int = 0, **changes: Any) -> RewardModule:

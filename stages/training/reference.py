@@ -31,7 +31,7 @@ def fixed_policy(start: Artifact, policy: Artifact, trainer: Trainer, numerics: 
     """
     model = trainer.module.model
     if not adapted_layers(model) or start.record.content != policy.record.content:
-        return trainer.fixed(load_policy(start, numerics))
+        return trainer.fixed(load_policy(start, numerics, head=trainer.module.head))
 
     def unadapted(*given: Any, **settings: Any) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), switched_off(model):

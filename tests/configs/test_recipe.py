@@ -435,6 +435,7 @@ def test_a_loss_that_is_none_says_what_to_write(recipes, loss, message):
 PREFERENCE = """\
   cached: {kind: reference_logprobs, in: {policy: sft, preferences: [pairs]}, max_length: 32}
   rounded: {kind: reference_logprobs, in: {policy: sft, preferences: [pairs]}, max_length: 32, dtype: fp32}
+  bf16_head: {kind: reference_logprobs, in: {policy: sft, preferences: [pairs]}, max_length: 32, head: model}
   dpo:
     kind: preference_train
     in: {policy: sft, preferences: [pairs], reference: REFERENCE}
@@ -451,6 +452,7 @@ PREFERENCE = """\
         ("base", "simpo", "stage dpo: the loss simpo uses no reference: remove the input `reference`"),
         ("cached", "orpo", "stage dpo: the loss orpo uses no reference: remove the input `reference`"),
         ("rounded", "dpo", "stage dpo: `reference` has dtype fp32 but the training bf16, so rounding would look like"),
+        ("bf16_head", "dpo", "stage dpo: `reference` has head model but the training fp32, so rounding would look like"),
         ("cached", "kto", "stage dpo: kto estimates its KL on mismatched prompts and answers"),
         ("pairs", "dpo", "input 'reference' is pairs of type preference; it must be logprobs or policy"),
     ],

@@ -137,6 +137,16 @@ def test_logits_never_meet_the_whole_batch():
     assert peak_memory.logits(LLAMA, on_gpus(logprob_chunk=256), 2, 16384) == 128_256 * 16 * 256
 
 
+def test_an_fp32_head_keeps_wide_logits_and_sums_its_gradient_in_fp32():
+    # logits and their gradient 2 · 4 · 1024; weights of 4096: a sum and a chunk's gradient of 4 bytes each, of which 2 are counted already
+    assert peak_memory.logits(LLAMA, on_gpus(), 2, 16384, "fp32", True) == 128_256 * (20 * 1024 + 6 * 4096)
+    assert peak_memory.logits(LLAMA, on_gpus(), 2, 16384, "model", True) == 128_256 * (16 * 1024 + 4 * 4096)
+    assert peak_memory.logits(LLAMA, on_gpus(), 2, 1024, "model", True) == 128_256 * 16 * 1024  # one chunk: nothing to sum
+    # frozen, a GPU needs no copy of the weights; blocks of a CPU are of 128 rows
+    assert peak_memory.logits(LLAMA, on_gpus(), 2, 16384, "fp32") == 128_256 * 20 * 1024
+    assert peak_memory.logits(LLAMA, Numerics(), 2, 16384, "fp32") == 128_256 * (8 * 1024 + 12 * 128 + 4 * 4096)
+
+
 def test_the_cache_of_a_chunk_of_requests():
     # 2 · 32 layers · 8 key heads · 128 · 2 bytes = 131,072 per token; 64 requests of 1000 tokens in blocks of 16, and one block
     assert peak_memory.kv_bytes_per_token(LLAMA, 2) == 131_072

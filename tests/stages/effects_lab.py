@@ -281,6 +281,31 @@ def waits(policy: Artifact, **fields: Any) -> dict[str, Any]:
     return {"heard": other, "collectives": used, "timeout_s": timeout.total_seconds()}
 
 
+def head_gathers(policy: Artifact, **fields: Any) -> dict[str, list[Any]]:
+    """Passes over answers of varying lengths: how often each gathers the output head, and whether DeepSpeed knew its modules in advance."""
+    trainer = trainer_of(policy, fields)
+    model, coordinator = trainer.engine.module.model, trainer.engine.optimizer.parameter_offload.get_param_coordinator()
+    head, gathered = model.get_output_embeddings().weight, Counter[int]()
+    for parameter in model.parameters():
+
+        def gather(parameters: list[nn.Parameter], own: Callable[..., Any] = parameter.all_gather_coalesced, **settings: Any) -> Any:
+            gathered.update(map(id, parameters))
+            return own(parameters, **settings)
+
+        parameter.all_gather_coalesced = gather
+    found: dict[str, list[Any]] = {"head": [], "complete": []}
+    for number in range(12):
+        batch = collate([(document([5, 6, 7], [8 + number] * (20 + 9 * (number % 5))),)], trainer.numerics, 0)
+        gathered.clear()
+        loss = -trainer.module(batch)[0].sum()
+        trainer.backward(loss)
+        found["complete"].append(coordinator.is_complete_trace())
+        found["head"].append(gathered[id(head)])
+        trainer.step()
+    trainer.close()
+    return found
+
+
 def exchanges(work: Callable[[], Any]) -> int:
     """Collectives of torch that a call makes in any thread."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:

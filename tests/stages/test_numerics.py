@@ -24,6 +24,7 @@ from pedigree.stages.job.failures import StageError
 from pedigree.stages.preference_train import run as preference_train
 from pedigree.stages.sft import run as sft
 from pedigree.stages.training import attention
+from pedigree.stages.training.logprobs import _Head
 from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.trainer import Trainer
 
@@ -118,16 +119,25 @@ def test_attention_that_a_model_lacks_is_refused_by_name(policy, monkeypatch):
 
 
 @pytest.mark.proves("numerics.logprob_chunk")
-def test_no_more_logits_exist_at_once_than_a_chunk(policy):
-    """12 trained tokens by 5: three calls of the head with four each, and again in the backward pass."""
+def test_no_more_logits_exist_at_once_than_a_chunk(monkeypatch, policy):
+    """12 trained tokens by 5: three products of the head with four each; the backward pass repeats all but the last."""
     trainer = trainer_of(policy, {"logprob_chunk": 5})
     rows: list[int] = []
-    trainer.engine.module.model.lm_head.register_forward_pre_hook(lambda head, given: rows.append(given[0].shape[-2]))
+    own = _Head.product
+
+    def product(head, left, right):
+        rows.append(len(left))
+        return own(head, left, right)
+
+    monkeypatch.setattr(_Head, "product", product)
+    trainer.engine.module.head = "fp32"
     loss = -trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum()
     assert rows == [4, 4, 4]
     trainer.backward(loss)
     trainer.close()
-    assert rows == [4] * 6
+    vocabulary = trainer.engine.module.model.config.vocab_size
+    gradients = [vocabulary, 4]  # of the weights, of the hidden states
+    assert rows[3:] == [*gradients, 4, *gradients, 4, *gradients]
 
 
 @pytest.mark.proves("numerics.threads")
@@ -210,6 +220,7 @@ def overlappings(*cases: tuple[int, str]) -> Cases:
 DAILY: Cases = {
     **{f"held {stage}": ("held", {**TWO, "zero_stage": stage}) for stage in STAGES},
     **{f"collectives {stage}": ("collectives", {**TWO, "zero_stage": stage}) for stage in STAGES},
+    "head gathers": ("head_gathers", {**TWO, "zero_stage": 3, "logprob_chunk": 8}),
     **{f"arriving {stage}": ("arriving", {**TWO, "zero_stage": stage}) for stage in (2, 3)},
     **decays(DECAYS),
     **recomputations(RECOMPUTED),
@@ -291,6 +302,13 @@ def test_no_rank_waits_for_the_first_in_a_group_that_ends_or_spins(measured):
     found = measured("waits")
     assert (found["heard"], found["collectives"]) == (1, 0)
     assert found["timeout_s"] > 24 * 3600  # ranks may also join each other late
+
+
+def test_zero_3_gathers_the_head_once_a_pass_and_knows_the_modules_of_passes_of_any_length(measured):
+    """DeepSpeed records the modules of the first pass, and prefetches by that record as long as it holds."""
+    found = measured("head gathers")
+    assert found["complete"] == [False] + 11 * [True]
+    assert found["head"][1:] == 11 * [1]
 
 
 @pytest.mark.parametrize(("stage", "lora"), nightly_unless(RECOMPUTED, ALL_RECOMPUTED))

@@ -244,12 +244,12 @@ vllm.EngineArgs = lambda **given: asked.append(given)
 vllm.LLMEngine.from_engine_args = lambda args: None
 vllm.platforms.current_platform.get_device_total_memory = lambda: 80 << 30
 placement = t.Placement(sampler_memory_gb=0.25, gpu_memory_utilization=0.3)
-for device, sleeps in (("cuda", False), ("cpu", False), ("cuda", True)):
-    numerics = t.Numerics(device=device)
-    settings = dict(dtype="fp32", context=256, numerics=numerics, placement=placement, sleeps=sleeps)
-    t.Inline(t.engine_settings(Path({str(models["a"])!r}), **settings))
+for device, sleeps, head in (("cuda", False, "fp32"), ("cpu", False, "model"), ("cuda", True, "model")):
+    given = dict(numerics=t.Numerics(device=device), placement=placement, sleeps=sleeps, head=head)
+    t.Inline(t.engine_settings(Path({str(models["a"])!r}), dtype="fp32", context=256, **given))
 names = ("gpu_memory_utilization", "kv_cache_memory_bytes", "enable_sleep_mode")
 found["asked"] = [[given.get(name) for name in names] for given in asked]
+found["heads"] = [given["hf_overrides"] for given in asked]
 from pedigree.pipelines.estimate import flops
 from pedigree.stages.sampling.cpu_engine import block_size
 from pedigree.stages.sampling.vllm_engine import DTYPES
@@ -335,6 +335,12 @@ def test_a_share_of_a_gpu_that_leaves_nothing_for_the_cache_is_refused_before_we
     said = r"utilization 0\.25 gives vLLM 20\.0 of a GPU's 80\.0 GiB, but weights take 18\.0 GiB and activations 2\.0 GiB, .*: raise it or"
     with pytest.raises(StageError, match=said):
         kv_cache_on_gpus(80 << 30, placement, 18 << 30)
+
+
+@pytest.mark.slow
+def test_an_engine_computes_its_head_in_the_precision_that_is_asked_for(inline):
+    """The name is vLLM's; what it does with it shows in the gap to a trainer with the same head."""
+    assert inline["heads"] == [{"head_dtype": "float32"}, {}]
 
 
 def test_a_silent_engine_is_an_error_and_no_hang(models):

@@ -156,7 +156,7 @@ def test_the_configured_batch_is_the_batch(sft_curve, cut):
 
 
 def test_ranks_with_unequal_answers_make_equally_many_collectives_under_zero_3(quiet):
-    """The head is called once per piece of logits: 40 tokens are 5 pieces, 3 are one."""
+    """Logits of 40 tokens are 5 chunks, those of 3 are one; the head is called once for either."""
     losses = [[row["loss"] for row in rows_of(quiet("sft", UNEQUAL, ranks)[0])] for ranks in ({"logprob_chunk": 8}, CALLED_IN_PIECES)]
     assert losses[1] == pytest.approx(losses[0], rel=2e-4)
 

@@ -190,7 +190,7 @@ def test_every_place_holds_what_its_document_says(numerics, seed):
     ids, positions = batch.input_ids_BT.flatten().tolist(), batch.position_ids_BT.flatten().tolist()
     documents = [doc for unit in units for doc in unit]
     expected = [(d, t) for d, doc in enumerate(documents) for t in range(1, len(doc)) if doc.trained[t]]
-    assert batch.num_documents == len(documents) and batch.most_trained == len(expected)
+    assert batch.num_documents == len(documents) and len(batch.targets_N) == len(expected)
     found = zip(batch.documents_N.tolist(), batch.places_N.tolist(), batch.targets_N.tolist(), strict=True)
     for (d, t), (owner, place, target) in zip(expected, found, strict=True):
         assert (owner, target) == (d, documents[d].ids[t])
@@ -209,15 +209,3 @@ def test_what_prompts_have_in_common_ends_at_the_first_difference(length):
         assert shared_prefix(unit) == place
     unit = tuple(Document.of((*same, end), (False,) * (length + 1)) for end in (99, 98))
     assert shared_prefix(unit) == length
-
-
-def test_under_zero_3_every_rank_knows_how_many_tokens_the_largest_trains():
-    """Best fit into 10: ranks get units 0 and 2, 1 and 3; their passes train 8, 3 and 6, 4 tokens."""
-    numerics = Numerics(zero_stage=3, micro_batch_tokens=10)
-    units = docs(9, 7, 4, 5)
-    plans = [plan_step(units, rank, 2, numerics) for rank in range(2)]
-    assert [[micro.units for micro in plan] for plan in plans] == [[(0,), (2,)], [(1,), (3,)]]
-    assert [[micro.most_trained for micro in plan] for plan in plans] == [[8, 4], [8, 4]]
-    assert {micro.most_trained for micro in plan_step(units, 0, 2, Numerics(micro_batch_tokens=10))} == {0}
-    made = collate([units[2]], numerics, 0, most_trained=4)
-    assert len(made.targets_N) == 3 and made.most_trained == 4
