@@ -23,6 +23,7 @@ from pedigree.stages.training.probe import _made_up, _probed_length, cases, prob
 
 __all__ = ["llama"]  # a fixture
 CPU = torch.device("cpu")
+attention.register()
 ATTEND = attention.attend
 BY_NAME = {architecture.name: architecture for architecture in ALL}
 
