@@ -332,8 +332,9 @@ adapters on all linear layers, and the merged model must give the same. *vLLM* i
 the tokens that it samples, in fp32 on a CPU, and ours; an RLVR job measures it again in its first step and fails if it exceeds
 `max_logprob_gap`.
 
-Every stage that trains or scores first verifies its model: it packs several documents, shares a prompt, and compares one document longer
-than the model's window with the model's own forward pass. An architecture that is not listed is therefore right or refused, too.
+Every stage that trains or scores first verifies its model: it packs several documents, shares a prompt, and compares every layer for
+these and for one document longer than the model's window with the model's own forward pass in fp32. An architecture that is not listed is
+therefore right or refused, too.
 """
 TAIL = """
 ## Mixtures of experts

@@ -29,7 +29,18 @@ from pedigree.data.host.process import leave, uncollected
 from pedigree.data.store.durable import sync_tree
 from pedigree.data.store.storage import StoreError
 from pedigree.data.store.untrusted import described
-from pedigree.stages.job.failures import BUGS, EngineLost, NotFinite, Preempted, StageError, is_full, lasting, storage_cause
+from pedigree.stages.job.failures import (
+    BUGS,
+    EngineLost,
+    NotFinite,
+    Preempted,
+    StageError,
+    is_collective,
+    is_full,
+    is_memory,
+    lasting,
+    storage_cause,
+)
 from pedigree.stages.job.inputs import check_untouched, open_inputs
 from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.job.outcome import LONGEST_MESSAGE
@@ -206,7 +217,7 @@ def cause_of(error: BaseException, folder: Path) -> str:
         return "refused"
     if isinstance(error, BUGS):
         return "bug"
-    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
+    if is_memory(error):
         return "out_of_memory"
     if "pytorchstreamwriter" in text and is_full(folder):
         return "disk_full"  # torch reports only that a write failed
@@ -214,7 +225,7 @@ def cause_of(error: BaseException, folder: Path) -> str:
         return storage_cause(error)
     if number := re.search(r"\(os error (\d+)\)", text):  # libraries in Rust, such as safetensors
         return storage_cause(OSError(int(number[1]), text))
-    if "gloo" in text or "nccl" in text or type(error).__name__.startswith("Dist"):
+    if is_collective(error):
         return "collective"
     if isinstance(error, EngineLost):
         return "lost_engine"

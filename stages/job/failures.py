@@ -50,6 +50,18 @@ def lasting(error: BaseException) -> str | None:
     return next((remedy for pattern, remedy in LASTING.items() if re.search(pattern, text)), None)
 
 
+def is_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the host or a GPU."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
+def is_collective(error: BaseException) -> bool:
+    """Whether an exchange between ranks failed, which only means that another rank has."""
+    text = str(error).lower()
+    return "gloo" in text or "nccl" in text or type(error).__name__.startswith("Dist")
+
+
 class NotFinite(StageError):
     """The loss is NaN or infinite; the same data and weights would give it again."""
 

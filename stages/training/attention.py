@@ -21,13 +21,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.stages.core.spans import Spans, calls
 from pedigree.stages.training.cpu_attention import by_flash
 
 NAME = "varlen"
+FLASH_WIDEST, FLASH_MULTIPLE = 256, 8
+"""Widths of heads that flash attention on GPUs computes (`mha_varlen_fwd` of FlashAttention 2)."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,29 @@ class Rule:
 
 def attend(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, rule: Rule) -> Tensor:
     """Attention within spans and to their prefixes, shape (T, H, D)."""
-    if query_THD.is_cuda and query_THD.dtype in (torch.bfloat16, torch.float16) and rule.is_plain:
-        return _on_gpu(query_THD, key_TKD, value_TKD, spans, rule)
-    if query_THD.device.type == "cpu" and rule.is_plain and value_TKD.shape[-1] == query_THD.shape[-1]:
-        return by_flash(query_THD, key_TKD, value_TKD, spans.table_S4, rule.scale, rule.window)
-    return _call_by_call(query_THD, key_TKD, value_TKD, spans, rule)
+    given = query_THD, key_TKD, value_TKD
+    width = flash_width(query_THD.shape[-1], value_TKD.shape[-1], query_THD.device.type, query_THD.dtype) if rule.is_plain else None
+    if width is None:
+        return _call_by_call(*given, spans, rule)
+    query, key, value = (tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1])) for tensor in given)
+    if query.is_cuda:
+        found = _on_gpu(query, key, value, spans, rule)
+    else:
+        found = by_flash(query, key, value, spans.table_S4, rule.scale, rule.window)
+    return found if width == value_TKD.shape[-1] else found[..., : value_TKD.shape[-1]]
+
+
+def flash_width(query: int, value: int, device: str, dtype: torch.dtype) -> int | None:
+    """Width to which flash attention gets heads of these widths, padded with zeros; None if it cannot compute them.
+
+    Zeros in queries and keys add nothing to their scores, and the columns of the result that zeros in values give are cut off. Latent
+    attention has queries wider than values (DeepSeek V3: 192 and 128).
+    """
+    width = max(query, value)
+    if device == "cpu":
+        return width
+    padded = -(-width // FLASH_MULTIPLE) * FLASH_MULTIPLE
+    return padded if device == "cuda" and dtype in (torch.bfloat16, torch.float16) and padded <= FLASH_WIDEST else None
 
 
 def _on_gpu(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, rule: Rule) -> Tensor:

@@ -9,11 +9,15 @@ from effects_lab import trainer_of
 from safetensors.torch import load_file
 from sweeps import nightly_unless
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Optimizer
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.training.models import load_policy
+from pedigree.stages.training import attention
+from pedigree.stages.training.in_fp32 import in_fp32
+from pedigree.stages.training.models import frozen, load_policy
+from pedigree.stages.training.probe import probe
 from pedigree.stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -98,3 +102,18 @@ def test_dropout_is_off_while_training(tmp_path):
     trainer.close()
     assert not module.training and torch.equal(*found)
     assert torch.allclose(found[0], load_policy(policy, numerics).eval()(batch)[0], atol=1e-6)
+
+
+def test_weights_that_are_partitioned_are_probed_in_fp32_while_gathered(policy, monkeypatch):
+    trainer = trainer_of(policy, {"zero_stage": 3}, dtype="bf16")
+    probe(trainer.module, trainer.numerics, trainer.device)
+    plain = frozen(frozen(load_policy(policy, trainer.numerics), trainer.device, torch.bfloat16), trainer.device, torch.float32)
+    batch = collate([(document([5, 6, 7], [8, 9, 2]),)], trainer.numerics, 0)
+    with in_fp32(trainer.module):
+        found, _ = trainer.module(batch)
+    assert torch.equal(found, plain(batch)[0])
+    true = attention.attend
+    monkeypatch.setattr(attention, "attend", lambda *given: true(*given).flip(1))
+    with pytest.raises(PedigreeError, match=r"self_attn differs by"):
+        probe(trainer.module, trainer.numerics, trainer.device)
+    trainer.close()

@@ -13,7 +13,7 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.stages.core import spans as row_spans
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.core.spans import Span, spans_of
-from pedigree.stages.training.attention import register, varlen_attention
+from pedigree.stages.training.attention import Rule, _call_by_call, attend, flash_width, register, varlen_attention
 from pedigree.stages.training.cpu_attention import planned
 from pedigree.stages.training.kernels import fusable_rows_backward
 from pedigree.stages.training.logprobs import PolicyModule, RowKernels, ScoreHead, _TokenLogps, rows_backward, rows_forward
@@ -278,3 +278,37 @@ def test_the_score_head_computes_in_fp32_on_bf16_weights():
     hidden = torch.randn(3, 512).to(torch.bfloat16)
     exact = hidden.double() @ head.weight.double().T
     assert head(hidden).dtype == torch.float32 and torch.allclose(head(hidden).double(), exact, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("widths", "device", "dtype", "expected"),
+    [
+        ((128, 128), "cuda", torch.bfloat16, 128),
+        ((192, 128), "cuda", torch.bfloat16, 192),  # DeepSeek V3
+        ((100, 96), "cuda", torch.float16, 104),
+        ((256, 256), "cuda", torch.bfloat16, 256),
+        ((320, 256), "cuda", torch.bfloat16, None),
+        ((64, 512), "cuda", torch.bfloat16, None),
+        ((128, 128), "cuda", torch.float32, None),
+        ((320, 100), "cpu", torch.float32, 320),
+    ],
+)
+def test_heads_that_flash_attention_cannot_compute_are_padded_or_go_another_way(widths, device, dtype, expected):
+    assert flash_width(*widths, device, dtype) == expected
+
+
+@pytest.mark.parametrize("widths", [(24, 16), (16, 24), (16, 16)])
+@pytest.mark.parametrize("window", [None, 3])
+def test_padded_heads_give_the_attention_and_gradients_of_their_own_widths(widths, window):
+    spans = spans_of([Span(0, 4), Span(4, 3, 0, 4), Span(7, 5, 0, 4), Span(12, 6)])
+    made = torch.Generator().manual_seed(0)
+    shapes = (4, widths[0]), (2, widths[0]), (2, widths[1])
+    results = []
+    for attention_of in (attend, _call_by_call):
+        made.manual_seed(0)
+        given = [torch.randn(18, *shape, generator=made).requires_grad_() for shape in shapes]
+        found = attention_of(*given, spans, Rule(0.3, window))
+        assert found.shape == (18, 4, widths[1])
+        results.append([found, *torch.autograd.grad(found.square().sum(), given)])
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
