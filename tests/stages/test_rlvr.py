@@ -16,13 +16,14 @@ from tiny_models import make
 from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.configs.methods.training import Reward
+from pedigree.configs.methods.rewards import Reward
 from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.chat.chat import Chat
 from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
-from pedigree.stages.rlvr.run import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
+from pedigree.stages.rlvr.rewarding import Rewards, reward
+from pedigree.stages.rlvr.run import Rollout, refuse, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
 from pedigree.stages.sampling import engines
 from pedigree.stages.sampling.sampler import Generation
 from pedigree.stages.verifiers import verify_each
@@ -220,7 +221,7 @@ def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
 
 
 def rollout(number: float, finish: str = "stop", verifier=WORDS) -> Rollout:
-    return Rollout(prompt(1, verifier), [3], Generation([4, 2], [-1.0, -1.0], finish), "x", number, number)
+    return Rollout(prompt(1, verifier), [3], Generation([4, 2], [-1.0, -1.0], finish), "x", number, number, {})
 
 
 def test_a_missing_reward_is_no_zero():
@@ -242,7 +243,7 @@ def test_each_answer_that_is_verified_is_a_sign_of_work(tmp_path, monkeypatch):
         seed=0, samples_per_prompt=3, steps=1, sampling=None, reward=Reward(), algorithm=SimpleNamespace(advantage="group")
     )
     chat = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
-    given: Any = (sampler, [(prompt(1), [1]), (prompt(2), [1])], 0, config, chat, job)
+    given: Any = (sampler, Rewards(Reward(), 8, {}), [(prompt(1), [1]), (prompt(2), [1])], 0, config, chat, job)
     rollouts, greedy = roll_out(*given)
     assert told == [("verifying", number) for number in range(6)] and len(rollouts) == 6 and greedy is None
 
