@@ -1,5 +1,6 @@
 """Config of rewards: the verifier's score, functions of the project, and terms that shape them."""
 
+from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -20,7 +21,8 @@ class Term(Frozen):
     weight: float = 1.0
     """Factor in the sum, possibly negative; with 0 the term is only measured."""
     name: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
-    """Its column `reward_NAME` in the curve; by default the type, or the function's name."""
+    """Its column `reward_NAME` in the curve; by default its type; for a program the name of its function, or of its file if the function
+    is called `reward`."""
 
     @property
     def called(self) -> str:
@@ -54,7 +56,7 @@ class RewardProgram(Term):
 
     @property
     def called(self) -> str:
-        return self.name or self.function.lower().lstrip("_")
+        return self.name or (PurePosixPath(self.path).stem if self.function == "reward" else self.function)
 
     @model_validator(mode="after")
     def _check_arguments(self) -> "RewardProgram":

@@ -91,12 +91,12 @@ def test_the_reward_is_the_weighted_sum_within_its_bounds():
 
 def test_a_term_left_out_by_a_function_counts_nothing_and_an_unknown_one_everything():
     given = Reward.model_validate({"right": 0, "terms": [{"type": "program", "path": "mine.py", "weight": 2}, {"type": "repetition"}]})
-    assert reward(math.nan, "stop", given, {"reward": None, "repetition": -0.5}) == -0.5
-    assert reward(math.nan, "stop", given, {"reward": 1.0, "repetition": -0.5}) == 1.5
-    assert math.isnan(reward(math.nan, "stop", given, {"reward": math.nan, "repetition": -0.5}))
-    assert math.isnan(reward(math.nan, "stop", given, {"reward": None, "repetition": None}))
+    assert reward(math.nan, "stop", given, {"mine": None, "repetition": -0.5}) == -0.5
+    assert reward(math.nan, "stop", given, {"mine": 1.0, "repetition": -0.5}) == 1.5
+    assert math.isnan(reward(math.nan, "stop", given, {"mine": math.nan, "repetition": -0.5}))
+    assert math.isnan(reward(math.nan, "stop", given, {"mine": None, "repetition": None}))
     measured = Reward.model_validate({"terms": [{"type": "program", "path": "mine.py", "weight": 0}]})
-    assert reward(1.0, "stop", measured, {"reward": math.nan}) == 1.0
+    assert reward(1.0, "stop", measured, {"mine": math.nan}) == 1.0
 
 
 RLVR = {
@@ -110,7 +110,7 @@ PROGRAM = {"type": "program", "path": "rewards/mine.py"}
     ("given", "more", "told"),
     [
         ({"right": 0}, {}, "right is 0 and no term has a weight"),
-        ({"terms": [PROGRAM, PROGRAM]}, {}, "two terms called reward: give one of them another `name`"),
+        ({"terms": [PROGRAM, PROGRAM]}, {}, "two terms called mine: give one of them another `name`"),
         ({"clip": [1.0, -1.0]}, {}, r"clip is \[1.0, -1.0\], but must be two bounds"),
         ({"terms": [{"type": "overlong", "buffer": 9}]}, {}, "buffer of overlong is 9, more than max_tokens 8"),
         ({"terms": [{"type": "length"}]}, {"algorithm": {"type": "remax"}}, "length compares the answers to a prompt, but remax"),
