@@ -15,7 +15,7 @@ from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, 
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
 from pedigree.configs.methods.preference import Kto, PreferenceLoss
-from pedigree.configs.methods.rewards import Reward, reward_problem
+from pedigree.configs.methods.reward_terms import Reward, reward_problem
 
 
 class Lora(Frozen):

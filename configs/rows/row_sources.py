@@ -10,7 +10,7 @@ from pedigree.configs.base.licenses import UNKNOWN, Licence
 from pedigree.configs.base.mistakes import not_one_of
 from pedigree.configs.base.packaged import ASSETS, EMBEDDER
 from pedigree.configs.base.paths import SourcePath
-from pedigree.configs.base.programs import FunctionName, PythonFile, keyword_arguments
+from pedigree.configs.base.python_files import FunctionName, PythonFile, keyword_arguments
 from pedigree.configs.base.stores import ObjectUrl
 from pedigree.configs.rows.mixing import Drawn
 

@@ -23,7 +23,7 @@ from pedigree.configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_rep
 from pedigree.configs.judging.language_model import asks_endpoint
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
-from pedigree.configs.methods.rewards import RewardProgram
+from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
 from pedigree.configs.rehearsal.shrinking import FILE_ROWS, rehearsed, rehearsed_profile

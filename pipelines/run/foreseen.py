@@ -6,8 +6,8 @@ from math import inf
 from pathlib import Path
 
 from pedigree.configs.base.paths import place_of, written_of
-from pedigree.configs.base.programs import problem_of_program
 from pedigree.configs.base.project import Project
+from pedigree.configs.base.python_files import problem_of_program
 from pedigree.configs.base.work import only, unservable
 from pedigree.configs.judging.measuring import Evaluate, Select
 from pedigree.configs.judging.pairing import Pair, Relaxed

@@ -4,7 +4,7 @@ from pedigree.configs.base.kind import RENDERING, REWARDING, Kind, gives, port
 from pedigree.configs.base.shrink import TOKENS, Cut, even
 from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, TrainingPlan, at_ports
 from pedigree.configs.methods.policy_gradient import Ppo
-from pedigree.configs.methods.rewards import Overlong
+from pedigree.configs.methods.reward_terms import Overlong
 from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 STEPS, PROMPTS, SAMPLES = 2, 4, 8

@@ -1,4 +1,4 @@
-"""The rewards of answers: by verifiers, by functions of the project, by length and form. See `configs.methods.rewards` for the formulas."""
+"""The rewards of answers: by verifiers, by functions of the project, by length and form. `configs.methods.reward_terms` has the formulas."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import regex
 
-from pedigree.configs.methods.rewards import Cosine, Format, Length, Overlong, Repetition, Reward, RewardProgram, Term
+from pedigree.configs.methods.reward_terms import Cosine, Format, Length, Overlong, RepeatedNgrams, Reward, RewardProgram, Term
 from pedigree.configs.methods.training import Rlvr
 from pedigree.stages.job.job import Job
 from pedigree.stages.verifiers.reward_programs import Answered, RewardFunction, Value
@@ -79,7 +79,7 @@ def open_rewards(config: Rlvr, prompts: Sequence[Mapping[str, Any]], job: Job) -
 
 
 def reward(score: float, finish_reason: str, given: Reward, terms: Mapping[str, float | None] | None = None) -> float:
-    """R of `configs.methods.rewards.Reward`; NaN if a part of it is unknown, or if there is none."""
+    """R of `configs.methods.reward_terms.Reward`; NaN if a part of it is unknown, or if there is none."""
     if given.truncated is not None and finish_reason == "length":
         return given.truncated
     parts = [given.right * score] if given.right else []
@@ -120,7 +120,7 @@ def cosine(term: Cosine, group: Sequence[Answered], max_tokens: int) -> list[Val
     return [_by_score(value, answer) for answer in group]
 
 
-def repetition(term: Repetition, group: Sequence[Answered], max_tokens: int) -> list[Value]:
+def repetition(term: RepeatedNgrams, group: Sequence[Answered], max_tokens: int) -> list[Value]:
     def value(ids: Sequence[int]) -> float:
         ngrams = [*zip(*(ids[start:] for start in range(term.ngram)), strict=False)]
         return len({*ngrams}) / len(ngrams) - 1 if ngrams else 0.0
@@ -147,6 +147,6 @@ TERMS: dict[type[Term], Callable[[Any, Sequence[Answered], int], list[Value]]] =
     Overlong: overlong,
     Length: length,
     Cosine: cosine,
-    Repetition: repetition,
+    RepeatedNgrams: repetition,
     Format: matches,
 }

@@ -14,7 +14,7 @@ from threading import local
 from typing import Any, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.methods.rewards import COLUMNS, VERL_ARGUMENTS, RewardProgram
+from pedigree.configs.methods.reward_terms import COLUMNS, VERL_ARGUMENTS, RewardProgram
 from pedigree.stages.verifiers import sandbox
 
 BEAT_SECONDS = 1.0
@@ -137,7 +137,9 @@ class RewardFunction:
                     found.append(_rewards(next(process.runner.lines, None), calls))
                     process.runner.wait.begin()
             except (PedigreeError, BrokenPipeError) as error:
-                why = f"the function {error if isinstance(error, sandbox.ProgramFailed) else 'ended'} (seconds: {self.term.seconds:g})"
+                why: Value = (
+                    f"the function {error if isinstance(error, sandbox.ProgramFailed) else 'ended'} (seconds: {self.term.seconds:g})"
+                )
                 lost = batches[len(found) :] if self._own.process.concurrent else batches[len(found) : len(found) + 1]
                 found += [[why for _ in range(_size(calls))] for calls in lost]
                 self._drop()

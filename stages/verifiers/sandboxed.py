@@ -337,7 +337,7 @@ def give_rewards(order, requests, write):
     concurrent = inspect.iscoroutinefunction(function)
     write(json.dumps({"taken": taken, "concurrent": concurrent}))
     for line in requests:
-        batches = [[Call(function, **call) for call in calls] for calls in json.loads(line)]
+        batches = [[RewardCall(function, **call) for call in calls] for calls in json.loads(line)]
         made = asyncio.run(together(batches, asyncio.gather)) if concurrent else map(in_turn, batches)
         for rewards in made:
             write(json.dumps({"rewards": rewards}))
@@ -359,7 +359,7 @@ def passed(signature, names):
     return taken
 
 
-class Call:
+class RewardCall:
     """One call of a reward function, for several answers, or for a single one if `size` is null."""
 
     def __init__(self, function, arguments, size):

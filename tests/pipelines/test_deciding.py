@@ -9,7 +9,7 @@ from running_lab import Lab, outcomes
 
 from pedigree.configs.language.graph import Edge, Node
 from pedigree.configs.language.kinds import KINDS
-from pedigree.configs.methods.rewards import Reward, RewardProgram
+from pedigree.configs.methods.reward_terms import Reward, RewardProgram
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.records import records

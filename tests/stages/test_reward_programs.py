@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.methods.rewards import RewardProgram
+from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.stages.verifiers import sandbox
 from pedigree.stages.verifiers.reward_programs import Answered, RewardFunction
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pedigree.configs.methods.rewards import Reward
+from pedigree.configs.methods.reward_terms import Reward
 from pedigree.configs.methods.training import Rlvr
 from pedigree.stages.rlvr.rewarding import Rewards, reward
 from pedigree.stages.verifiers.reward_programs import Answered

@@ -16,7 +16,7 @@ from tiny_models import make
 from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.configs.methods.rewards import Reward
+from pedigree.configs.methods.reward_terms import Reward
 from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.chat.chat import Chat
 from pedigree.pipelines.jobs.processes import processes_of

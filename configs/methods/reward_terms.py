@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Frozen, Many, added
-from pedigree.configs.base.programs import FunctionName, PythonFile, keyword_arguments
+from pedigree.configs.base.python_files import FunctionName, PythonFile, keyword_arguments
 
 COLUMNS = ("prompts", "completions", "completion_ids", "id", "source", "verifier", "verifier_score", "finish_reason", "template_arguments")
 """Keyword arguments of a reward function in TRL's form, before those of the rows' verifiers."""
@@ -26,7 +26,7 @@ class Term(Frozen):
 
     @property
     def called(self) -> str:
-        return self.name or type(self).__name__.lower()
+        return self.name or vars(self)["type"]
 
 
 class RewardProgram(Term):
@@ -104,7 +104,7 @@ class Cosine(Term):
     """Reward of an answer as long as `max_tokens`; `null`: that of the formula."""
 
 
-class Repetition(Term):
+class RepeatedNgrams(Term):
     """Repetition penalty: the share of n-grams of tokens that occur before in the answer."""
 
     formula: ClassVar[str] = "-(1 - different n-grams / n-grams); 0 for fewer than n tokens"
@@ -136,7 +136,7 @@ class Format(Term):
         return value
 
 
-RewardTerm = Annotated[RewardProgram | Overlong | Length | Cosine | Repetition | Format, Field(discriminator="type")]
+RewardTerm = Annotated[RewardProgram | Overlong | Length | Cosine | RepeatedNgrams | Format, Field(discriminator="type")]
 
 
 class Reward(Frozen):
