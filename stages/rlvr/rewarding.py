@@ -1,4 +1,4 @@
-"""The rewards of answers: by verifiers, by functions of the project, by length and form. `configs.methods.reward_terms` has the formulas."""
+"""The rewards of answers: by verifiers, by functions of the project, by length and form. `configs.methods.reward_terms` has formulas."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -137,11 +137,10 @@ class RewardFunction:
                     found.append(_rewards(next(process.runner.lines, None), calls))
                     process.runner.wait.begin()
             except (PedigreeError, BrokenPipeError) as error:
-                why: Value = (
-                    f"the function {error if isinstance(error, sandbox.ProgramFailed) else 'ended'} (seconds: {self.term.seconds:g})"
-                )
+                why = str(error) if isinstance(error, sandbox.ProgramFailed) else "ended"
+                cause = f"the function {why} (seconds: {self.term.seconds:g})"
                 lost = batches[len(found) :] if self._own.process.concurrent else batches[len(found) : len(found) + 1]
-                found += [[why for _ in range(_size(calls))] for calls in lost]
+                found += [_unknown(calls, cause) for calls in lost]
                 self._drop()
         return found
 
@@ -187,6 +186,10 @@ def _verl(answer: Answered) -> dict[str, Any]:
 
 def _size(calls: Sequence[_Call]) -> int:
     return sum(call.size or 1 for call in calls)
+
+
+def _unknown(calls: Sequence[_Call], cause: str) -> list[Value]:
+    return [cause] * _size(calls)
 
 
 def _rewards(line: bytes | None, calls: Sequence[_Call]) -> list[Value]:

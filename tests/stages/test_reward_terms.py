@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pedigree.configs.base.shrink import TOKENS, Cut, StandIns
+from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.methods.reward_terms import Reward
 from pedigree.configs.methods.training import Rlvr
 from pedigree.stages.rlvr.rewarding import Rewards, reward
@@ -127,3 +129,12 @@ def test_a_reward_that_cannot_be_is_refused_with_the_recipe(given, more, told):
 
 def test_a_recipe_without_terms_keeps_its_identity():
     assert Rlvr.model_validate(RLVR).model_dump()["reward"] == {"right": 1.0, "truncated": None}
+
+
+def test_a_rehearsal_cuts_the_buffer_with_the_answers():
+    terms = [{"type": "format", "pattern": "x"}, {"type": "overlong", "buffer": 4096}]
+    config = Rlvr.model_validate(RLVR | {"sampling": {"max_tokens": 20480}, "reward": {"terms": terms}})
+    cut = Cut("r/rlvr", config, {}, StandIns())
+    KINDS["rlvr"].shrink(cut)
+    rehearsed = Rlvr.model_validate(cut.written)
+    assert rehearsed.sampling.max_tokens == TOKENS and rehearsed.reward.terms[1].model_dump()["buffer"] == TOKENS
