@@ -130,9 +130,9 @@ class Read(Written, Drawn):
     columns: dict[str, str] = Field(default_factory=dict)
     """Column of the layouts (docs/layouts.md) → the dataset's column, or a dotted path such as `reward_model.ground_truth`. If given, only
     these columns are read; otherwise all columns, under their own names."""
-    verifier: Literal["gsm", "gsm8k", "math", "strict_math", "exact_match", "python"] | None = None
-    """Verifier that compares answers with the rows' `ground_truth`, or for `python` runs them with it; by default each row's column
-    `dataset` selects it."""
+    verifier: Literal["gsm", "gsm8k", "math", "strict_math", "exact_match", "python", "facts"] | None = None
+    """Verifier that compares answers with the rows' `ground_truth`, or for `python` runs them with it; `facts` keeps it for a reward
+    function of the project. By default each row's column `dataset` selects the verifier."""
     attributes: dict[str, float] = Field(default_factory=dict)
     """For rows with one `response` each: rating column → weight. The weighted sum is the response's score, and consecutive responses to the
     same prompt are compared."""
