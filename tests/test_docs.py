@@ -36,6 +36,7 @@ from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import Reproduce, recipe_names
+from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rehearsal.families import ModelFamily
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.overlap_criteria import Decontaminate
@@ -308,7 +309,8 @@ def test_what_stands_in_a_block_of_yaml_may_stand_in_a_recipe(name, number):
     ("name", "number"), [one for one in BLOCKS if re.match("description:(?s:.*)^stages:", blocks(one[0], "yaml")[one[1]], re.MULTILINE)]
 )
 def test_whole_recipes_load(name, number, tmp_path):
-    shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
+    for extended in ("demo.yaml", "tiny.yaml"):
+        shutil.copy(ROOT / "configs" / "recipes" / extended, tmp_path / extended)
     (tmp_path / "whole.yaml").write_text(blocks(name, "yaml")[number])
     assert load_recipe(tmp_path, "whole").own
 
@@ -428,6 +430,18 @@ def test_the_program_of_the_manual_makes_the_rows_that_its_source_asks_for():
     assert len(rows) == source.count and all(set(row) <= set(LAYOUT_COLUMNS) for row in rows)
 
 
+def test_the_reward_of_the_manual_is_a_file_of_its_stage_and_rewards_answers(tmp_path):
+    shutil.copy(ROOT / "configs" / "recipes" / "tiny.yaml", tmp_path / "tiny.yaml")
+    (tmp_path / "mine.yaml").write_text(example("docs/own-reward.md", "type: program"))
+    node = load_recipe(tmp_path, "mine").find("rlvr")
+    assert isinstance(node.config, Rlvr) and node.files == ("rewards/mine.py",) and not node.config.reward.verifies
+    assert [term.called for term in node.config.reward.terms] == ["mine", "overlong"]
+    namespace: dict[str, Any] = {}
+    exec(example("docs/own-reward.md", "def reward", "python"), namespace)
+    texts = [[{"role": "assistant", "content": text}] for text in (r"\boxed{12}", r"\boxed{1}", "12")]
+    assert namespace["reward"](texts, ["12"] * 3) == [1.1, 0.1, 0.0]
+
+
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):
     shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
     block = example("docs/rewards.md", "kind: overoptimization")
@@ -514,4 +528,5 @@ def test_the_recipe_of_all_methods_has_all_methods():
     for kind, configs in generate.methods().items():
         used = set().union(*(types_in(node.config.model_dump(mode="json")) for node in graph.nodes.values() if node.kind == kind))
         listed = {typing.get_args(config.model_fields["type"].annotation)[0] for config in configs if "type" in config.model_fields}
+        listed -= {"program"}  # a file of the user's project
         assert listed <= used, f"{kind}: configs/recipes/methods.yaml lacks {sorted(listed - used)}"

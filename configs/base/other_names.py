@@ -22,6 +22,7 @@ TRACKED = "nothing: every run writes its curves and a report"
 SAVED = "the profile's `placement: {checkpoint_every_steps: ...}`"
 TO_HUB = "nothing: `pedigree export` writes the folder that docs/hub.md uploads"
 BEST = "a stage `kind: select`, which takes the best of several models by its scores"
+REWARDS = "`reward: {terms: [{type: program, path: ..., function: ..., weight: ...}]}`, or the verifiers of the prompts"
 ELSEWHERE = {
     "actor_learning_rate": RATE,
     "actor_rollout_ref": "the fields of a stage `kind: rlvr`: `algorithm`, `optimizer`, `sampling` and others",
@@ -44,6 +45,7 @@ ELSEWHERE = {
     "clip_ratio_high": CLIP,
     "clip_ratio_low": CLIP,
     "completion_only_loss": "`train_on: last_turn`",
+    "custom_reward_function": REWARDS,
     "cutoff_len": LENGTH,
     "dataset": DATASETS,
     "dataset_mixer_list": DATASETS,
@@ -115,6 +117,7 @@ ELSEWHERE = {
     "num_unique_prompts_rollout": "`prompts_per_step`",
     "optim": "`optimizer`, which is AdamW",
     "output_dir": "nothing: results are in artifacts/RECIPE/STAGE, and `pedigree export` copies a model",
+    "overlong_buffer": "`reward: {terms: [{type: overlong, buffer: ...}]}`",
     "packing": "the profile's `numerics: {packing: ...}`",
     "peft_config": ADAPTERS,
     "per_device_eval_batch_size": HELD_OUT,
@@ -129,10 +132,12 @@ ELSEWHERE = {
     "quantization_config": EXACT,
     "r": "`lora: {rank: ...}`",
     "reduce_loss": "`loss_reduction`",
+    "remote_rm_url": REWARDS,
     "report_to": TRACKED,
     "response_length": TOKENS,
     "resume_from_checkpoint": "nothing: the same command resumes from the last checkpoint",
-    "reward_funcs": "the verifiers of the prompts, or a stage `kind: judge`",
+    "reward_funcs": REWARDS,
+    "reward_weights": REWARDS,
     "rollout_batch_size": "`prompts_per_step`",
     "run_name": TRACKED,
     "sample_packing": "the profile's `numerics: {packing: ...}`",

@@ -15,6 +15,7 @@ from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, 
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
 from pedigree.configs.methods.preference import Kto, PreferenceLoss
+from pedigree.configs.methods.reward_terms import Reward, reward_problem
 
 
 class Lora(Frozen):
@@ -249,18 +250,6 @@ class Sampling(Frozen):
     """Maximum answer length in tokens."""
 
 
-class Reward(Frozen):
-    """Reward of an answer, given its verifier's score."""
-
-    formula: ClassVar[str] = "R = right · score; R = truncated for a truncated answer, if set"
-    source: ClassVar[str] = "Lambert et al. 2024, arXiv 2411.15124 (Tülu 3), §6.2: right 10; open-instruct, non_stop_penalty: truncated −10"
-
-    right: float = Field(default=1.0, gt=0)
-    """Reward for a score of 1. It scales rewards relative to a KL penalty, and has no effect on normalized advantages."""
-    truncated: float | None = None
-    """Reward of an answer truncated by `max_tokens`, regardless of its score; `null`: according to its score."""
-
-
 class Rlvr(Frozen):
     """Reinforcement learning from verifiable rewards: rollouts, rewards and updates in one job."""
 
@@ -276,7 +265,7 @@ class Rlvr(Frozen):
     sampling: Sampling
     """Sampling parameters of rollouts."""
     reward: Reward = Reward()
-    """Mapping from verifier scores to rewards."""
+    """Rewards of answers: by verifiers, by functions of the project, by terms such as length."""
     max_prompt_length: int = Field(ge=1)
     """Maximum prompt length in tokens; longer prompts are dropped and counted."""
     refuse_dropped: float = added(REFUSED_SHARE, gt=0, le=1)
@@ -309,6 +298,13 @@ class Rlvr(Frozen):
             raise ValueError(
                 f"sampling.top_p is {self.sampling.top_p}, but must be 1: otherwise rollouts do not follow the trained distribution"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_reward(self) -> "Rlvr":
+        greedy = self.algorithm.advantage == "greedy"
+        if problem := reward_problem(self.reward, self.sampling.max_tokens, self.samples_per_prompt, greedy):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

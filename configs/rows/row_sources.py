@@ -1,16 +1,16 @@
 """Where rows come from: files, hubs, object stores, programs, generators, other stages."""
 
-import keyword
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, field_validator, model_validator
 
-from pedigree.configs.base.frozen import Frozen, Many, added, canonical_json, named_once
+from pedigree.configs.base.frozen import Frozen, Many, added, named_once
 from pedigree.configs.base.hub_names import Repository, Revision
 from pedigree.configs.base.licenses import UNKNOWN, Licence
 from pedigree.configs.base.mistakes import not_one_of
 from pedigree.configs.base.packaged import ASSETS, EMBEDDER
-from pedigree.configs.base.paths import RelativePath, SourcePath
+from pedigree.configs.base.paths import SourcePath
+from pedigree.configs.base.python_files import FunctionName, PythonFile, keyword_arguments
 from pedigree.configs.base.stores import ObjectUrl
 from pedigree.configs.rows.mixing import Drawn
 
@@ -130,9 +130,9 @@ class Read(Written, Drawn):
     columns: dict[str, str] = Field(default_factory=dict)
     """Column of the layouts (docs/layouts.md) → the dataset's column, or a dotted path such as `reward_model.ground_truth`. If given, only
     these columns are read; otherwise all columns, under their own names."""
-    verifier: Literal["gsm", "gsm8k", "math", "strict_math", "exact_match", "python"] | None = None
-    """Verifier that compares answers with the rows' `ground_truth`, or for `python` runs them with it; by default each row's column
-    `dataset` selects it."""
+    verifier: Literal["gsm", "gsm8k", "math", "strict_math", "exact_match", "python", "facts"] | None = None
+    """Verifier that compares answers with the rows' `ground_truth`, or for `python` runs them with it; `facts` keeps it for a reward
+    function of the project. By default each row's column `dataset` selects the verifier."""
     attributes: dict[str, float] = Field(default_factory=dict)
     """For rows with one `response` each: rating column → weight. The weighted sum is the response's score, and consecutive responses to the
     same prompt are compared."""
@@ -246,9 +246,9 @@ class RowProgram(Written):
     """
 
     type: Literal["program"]
-    path: RelativePath
+    path: PythonFile
     """A `.py` file, relative to the project root."""
-    function: str = "rows"
+    function: FunctionName = "rows"
     """Name of the function to call, with keyword arguments `count`, `seed` and the `arguments`. It returns an iterable of mappings,
     preferably a generator."""
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -258,33 +258,10 @@ class RowProgram(Written):
     seed: int = Field(ge=0)
     """Passed to the function."""
 
-    @field_validator("path")
-    @classmethod
-    def _check_path(cls, value: str) -> str:
-        if not value.endswith(".py"):
-            raise ValueError(f"{value!r} is not a Python file: name a file that ends in .py, or read rows with `type: files`")
-        return value
-
-    @field_validator("function")
-    @classmethod
-    def _check_function(cls, value: str) -> str:
-        if not value.isidentifier() or keyword.iskeyword(value):
-            raise ValueError(f"{value!r} is not a function name")
-        return value
-
     @field_validator("arguments")
     @classmethod
     def _check_arguments(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name, given in value.items():
-            if not name.isidentifier() or keyword.iskeyword(name) or name in ("count", "seed"):
-                raise ValueError(
-                    f"{name!r} is not a valid argument name: use an identifier other than count and seed, which are passed anyway"
-                )
-            try:
-                canonical_json(given)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{name}: {given!r} is not a JSON value ({error}): write it as a string or a number") from error
-        return value
+        return keyword_arguments(value, ("count", "seed"))
 
 
 class Leaks(Frozen):

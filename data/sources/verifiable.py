@@ -57,6 +57,9 @@ def named(name: str, truth: Any) -> dict[str, Any]:
     """The verifier of this name, with a ground truth. Raises ValueError if it does not fit."""
     if name == "python":
         return _program(truth)
+    if name == "facts":
+        found = _decoded(truth)
+        return {**found, "name": name} if isinstance(found, dict) else {"name": name, "answer": truth}
     if name == "exact_match" and isinstance(truth, list):
         return {"name": name, "answer": [_answer(name, one) for one in truth]}
     truth = _single(truth, "ground_truth")

@@ -100,7 +100,8 @@ def _reads(config: Any) -> Iterator[str]:
         if kind == "hub":
             yield f"{config.get('repo')} from the Hugging Face hub at {config.get('revision')}"
         elif kind == "program":
-            yield f"the output of {config.get('function')} in {config.get('path')}, run in a sandbox"
+            where = "WITHOUT A SANDBOX, with your permissions" if config.get("trusted") else "in a sandbox"
+            yield f"the output of {config.get('function')} in {config.get('path')}, run {where}"
         elif "url" in config:
             yield f"{config['url']} with your credentials, if its sha256 is {str(config.get('sha256'))[:12]}"
         for inner in config.values():

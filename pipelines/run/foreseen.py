@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pedigree.configs.base.paths import place_of, written_of
 from pedigree.configs.base.project import Project
+from pedigree.configs.base.python_files import problem_of_program
 from pedigree.configs.base.work import only, unservable
 from pedigree.configs.judging.measuring import Evaluate, Select
 from pedigree.configs.judging.pairing import Pair, Relaxed
@@ -150,31 +151,20 @@ def _problem_of_export(folder: Path) -> str | None:
 
 def _unreadable(project: Project, node: Node) -> Iterator[str]:
     """Project files whose first rows cannot be used, and programs without their function."""
-    if not isinstance(config := node.config, PrepareData):
-        return
-    for source in config.sources:
-        problem = None
-        if isinstance(source, Files | RowProgram) and not place_of(project.root, source.path).exists():
+    sources = node.config.sources if isinstance(node.config, PrepareData) else ()
+    programs = node.config.reward.programs if isinstance(node.config, Rlvr) else [one for one in sources if isinstance(one, RowProgram)]
+    for source in (*programs, *(one for one in sources if isinstance(one, Files))):
+        if not (place := place_of(project.root, source.path)).exists():
             continue
         if isinstance(source, Files):
             from pedigree.data.sources.sources import Outside, problem_of_first_rows  # loads what parses rows
             from pedigree.stages.verifiers import check
 
-            outside = Outside(files={source.path: place_of(project.root, source.path)}, check_verifier=check)
-            problem = problem_of_first_rows(config, source, outside)
-        elif isinstance(source, RowProgram):
-            problem = _problem_of_program(source, project.root / source.path)
+            assert isinstance(node.config, PrepareData)
+            problem = problem_of_first_rows(node.config, source, Outside(files={source.path: place}, check_verifier=check))
+        else:
+            problem = problem_of_program(source.path, place, source.function)
         yield from [problem] if problem else []
-
-
-def _problem_of_program(source: RowProgram, file: Path) -> str | None:
-    try:
-        text = file.read_bytes()
-        code = compile(text, source.path, "exec", dont_inherit=True)
-    except (OSError, SyntaxError, ValueError) as error:
-        return f"{source.path} is not Python: {error}"
-    lacks = source.function not in code.co_names and b"import *" not in text
-    return f"{source.path} has no function {source.function}: define it, or set `function`" if lacks else None
 
 
 def _too_few(stage: Planned) -> Iterator[str]:

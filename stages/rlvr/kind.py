@@ -4,6 +4,7 @@ from pedigree.configs.base.kind import RENDERING, REWARDING, Kind, gives, port
 from pedigree.configs.base.shrink import TOKENS, Cut, even
 from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, TrainingPlan, at_ports
 from pedigree.configs.methods.policy_gradient import Ppo
+from pedigree.configs.methods.reward_terms import Overlong
 from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
@@ -29,6 +30,14 @@ def shrink(cut: Cut) -> None:
     if config.samples_per_prompt > 1:
         cut.set("samples_per_prompt", even(min(config.samples_per_prompt, SAMPLES)), "samples")
     cut.most("sampling.max_tokens", TOKENS, "lengths")
+    for number, term in enumerate(config.reward.terms):
+        if isinstance(term, Overlong):
+            cut.most(f"reward.terms.{number}.buffer", cut.get("sampling.max_tokens"), "lengths")
+
+
+def decided_by(config: Rlvr) -> tuple[str, ...]:
+    functions = ("stages/verifiers/reward_programs.py", "stages/verifiers/sandboxed.py") if config.reward.programs else ()
+    return (*RENDERING, *REWARDING, "stages/core/advantages.py", "stages/rlvr/rewarding.py", *functions)
 
 
 def sampling_plan(config: Rlvr) -> SamplingPlan:
@@ -76,7 +85,7 @@ KIND = Kind(
     engine="deepspeed+vllm",
     trains_on=frozenset({"prompts"}),
     verified=frozenset({"prompts"}),
-    decided_by=lambda config: (*RENDERING, *REWARDING, "stages/core/advantages.py", "stages/rlvr/rewarding.py"),
+    decided_by=decided_by,
     problem=rlvr_problem,
     work=work,
     training_plan=training_plan,

@@ -5,8 +5,7 @@ algorithms are in `configs/methods/policy_gradient.py`, the update in `stages/tr
 Rank 0 owns the sampler and broadcasts the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
 rollouts with seeds from (seed, step, prompt id, index): the step number is the only data position.
 
-Not implemented: resampling groups without a learning signal; length shaping beyond `reward.truncated`. A reward that cannot
-be computed is missing, never 0.
+Not implemented: resampling groups without a learning signal. A reward that cannot be computed is missing, never 0.
 """
 
 import json
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from pedigree.configs.base.frozen import finite
 from pedigree.configs.methods.policy_gradient import Ppo
 from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
@@ -30,7 +30,7 @@ from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.handover import awake, release, shares_gpus, sleep_level, start_before_trainer
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
-from pedigree.stages.rlvr.rewarding import reward
+from pedigree.stages.rlvr.rewarding import Rewards, open_rewards
 from pedigree.stages.sampling.engines import open_sampler
 from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, seed_of, write_version
 from pedigree.stages.training import kernels
@@ -43,6 +43,7 @@ from pedigree.stages.training.router_loss import RouterLoss, routers_of
 from pedigree.stages.training.trainer import Trainer
 from pedigree.stages.training.training_rows import report_drops
 from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
+from pedigree.stages.verifiers.reward_programs import Answered
 
 BEGINNING = {"step": 0, "updates": 0, "informative": 0, "trained_tokens": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
 SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
@@ -58,6 +59,9 @@ class Rollout:
     text: str
     score: float
     reward: float
+    terms: dict[str, float | None]
+    """As in `rewarding.Rewarded`."""
+    cause: str = ""
 
 
 def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -67,7 +71,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("reading rows"):
         pool = records.load(only(inputs, "prompts"))
     prompts, dropped = usable_prompts(pool, chat, config, job)
-    with rollout_sampler(policy.payload, config, job) as sampler:
+    with open_rewards(config, [row for row, _ in prompts], job) as rewards, rollout_sampler(policy.payload, config, job) as sampler:
         learner = make_learner(config, inputs, chat, job)
         trainer = learner.trainer
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
@@ -79,11 +83,12 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             started = time.monotonic()
             batch = [prompts[row] for row in step_rows(step, len(prompts), config.prompts_per_step, config.seed)]
             with awake(sampler, trainer, sleep_level(config, step)):
-                rolled = roll_out(sampler, batch, step, config, chat, job) if sampler else None
+                rolled = roll_out(sampler, rewards, batch, step, config, chat, job) if sampler and rewards else None
             rollouts, greedy = cast(tuple[list[Rollout], list[float] | None], trainer.broadcast(rolled))
             refuse_stale({rollout.answer.version for rollout in rollouts}, state["updates"], step)
             if all(math.isnan(rollout.reward) for rollout in rollouts):
-                raise StageError(f"no answer of step {step + 1} could be verified; see the log for the reasons")
+                cause = next((rollout.cause for rollout in rollouts if rollout.cause), "see the log for the reasons")
+                raise StageError(f"no answer of step {step + 1} has a reward: {cause}")
             samples = [TrainingSample(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
             done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], greedy)
             dropped = shares_gpus(job.numerics) and sleep_level(config, step) == 2
@@ -211,10 +216,11 @@ def usable_prompts(
     for number, row in enumerate(rows):
         job.doing("tokenizing", number, len(rows), "prompts")
         ids = chat.prompt(row["messages"], row.get("template_arguments"))
-        if row["verifier"] is not None and len(ids) <= config.max_prompt_length:
+        unverified = row["verifier"] is None and config.reward.verifies
+        if not unverified and len(ids) <= config.max_prompt_length:
             kept.append((row, ids))
             continue
-        reason = "no verifier" if row["verifier"] is None else "longer than max_prompt_length"
+        reason = "no verifier" if unverified else "longer than max_prompt_length"
         drops.append({"id": row["id"], "source": row["source"], "reason": reason, "length": len(ids)})
     counts = dict(Counter(drop["reason"] for drop in drops))
     if job.rank == 0:
@@ -282,41 +288,49 @@ def refuse_stale(versions: Collection[int], updates: int, step: int) -> None:
 
 
 def roll_out(
-    sampler: Sampler, batch: list[tuple[dict[str, Any], list[int]]], step: int, config: Rlvr, chat: Chat, job: Job
+    sampler: Sampler, rewards: Rewards, batch: list[tuple[dict[str, Any], list[int]]], step: int, config: Rlvr, chat: Chat, job: Job
 ) -> tuple[list[Rollout], list[float] | None]:
     """(answers with rewards, grouped by prompt; rewards of greedy answers if the algorithm uses them as baseline)."""
 
-    def answer(drawn: list[tuple[dict[str, Any], list[int], int]], sampling: Sampling) -> list[Rollout]:
+    def answer(drawn: list[tuple[dict[str, Any], list[int], int]], samples: int, sampling: Sampling) -> list[Rollout]:
         requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in drawn]
         found: list[Generation] = []
         for start in range(0, len(requests), ROLLOUT_CHUNK):
             chunk = requests[start : start + ROLLOUT_CHUNK]
             found += sampler.generate(chunk, sampling, [chat.eos_id], lambda _: job.progress(step, config.steps))
         texts = [chat.decode(one.response_ids) for one in found]
-        rollouts: list[Rollout] = []
+        scores: list[float] = []
 
         def beat() -> None:
-            job.doing("verifying", len(rollouts))  # a verifier may take minutes; each has a time limit
+            job.doing("verifying", len(scores))  # a verifier may take minutes; each has a time limit
 
-        verdicts = verify_each(((prompt["verifier"], text) for (prompt, *_), text in zip(drawn, texts, strict=True)), beat)
-        for (prompt, ids, _), one, text, verdict in zip(drawn, found, texts, verdicts, strict=True):
+        asked = (prompt["verifier"] if config.reward.verifies else None for prompt, *_ in drawn)
+        for (prompt, *_), verdict in zip(drawn, verify_each(zip(asked, texts, strict=True), beat), strict=True):
             beat()
-            score = score_of(prompt, verdict)
-            rollouts.append(Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward)))
-        return rollouts
+            scores.append(score_of(prompt, verdict))
+        answered = [
+            Answered(prompt, text, one.response_ids, one.finish_reason, None if math.isnan(score) else score)
+            for (prompt, *_), one, text, score in zip(drawn, found, texts, scores, strict=True)
+        ]
+        return [
+            Rollout(prompt, ids, one, text, score, *rewarded)
+            for (prompt, ids, _), one, text, score, rewarded in zip(drawn, found, texts, scores, rewards.of(answered, samples), strict=True)
+        ]
 
-    rollouts = answer([(prompt, ids, index) for prompt, ids in batch for index in range(config.samples_per_prompt)], config.sampling)
+    samples = config.samples_per_prompt
+    rollouts = answer([(prompt, ids, index) for prompt, ids in batch for index in range(samples)], samples, config.sampling)
     if config.algorithm.advantage != "greedy":
         return rollouts, None
-    greedy = answer([(prompt, ids, 0) for prompt, ids in batch], config.sampling.model_copy(update={"temperature": 0.0}))
+    greedy = answer([(prompt, ids, 0) for prompt, ids in batch], 1, config.sampling.model_copy(update={"temperature": 0.0}))
     return rollouts, [rollout.reward for rollout in greedy]
 
 
 def score_of(prompt: dict[str, Any], verdict: Verdict | VerifierError | None) -> float:
-    """The verifier's score; NaN if the verifier cannot run, which says nothing about the answer."""
+    """The verifier's score; NaN if the verifier cannot run, which says nothing about the answer, or was not asked."""
     if isinstance(verdict, Verdict):
         return verdict.score
-    print(f"no score for an answer to {prompt['id']}: {verdict}", flush=True)
+    if verdict is not None:
+        print(f"no score for an answer to {prompt['id']}: {verdict}", flush=True)
     return math.nan
 
 
@@ -327,15 +341,18 @@ def tokens_of(rollouts: list[Rollout], config: Rlvr, job: Job) -> int:
 
 
 def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
-    """Metrics of one step's rollouts: rewards, lengths, truncation."""
-    by_verifier: dict[str, list[float]] = defaultdict(list)
+    """Metrics of one step's rollouts: rewards and their parts, lengths, truncation."""
+    parts: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if not math.isnan(rollout.score):
-            by_verifier[rollout.prompt["verifier"]["name"]].append(rollout.score)
+            parts[f"score_{rollout.prompt['verifier']['name']}"].append(rollout.score)
+        for name, value in rollout.terms.items():
+            if value is not None and not math.isnan(value):
+                parts[f"reward_{name}"].append(value)
     rewards = [rollout.reward for rollout in rollouts]
     return {
         "reward": mean(present(rewards)),
-        **{f"score_{name}": mean(own) for name, own in sorted(by_verifier.items())},
+        **{name: mean(values) for name, values in sorted(parts.items())},
         "missing_rewards": float(len(rewards) - len(present(rewards))),
         "response_length": mean([float(len(rollout.answer.response_ids)) for rollout in rollouts]),
         "truncated": mean([float(rollout.answer.finish_reason == "length") for rollout in rollouts]),
@@ -356,7 +373,9 @@ def show(rollouts: list[Rollout], step: int, config: Rlvr) -> list[dict[str, Any
     shown = []
     for start in range(0, min(len(rollouts), SHOWN_PROMPTS * config.samples_per_prompt), config.samples_per_prompt):
         group = rollouts[start : start + config.samples_per_prompt][:SHOWN_ANSWERS]
-        rewards = [None if math.isnan(rollout.reward) else rollout.reward for rollout in group]
         texts, prompt = [rollout.text for rollout in group], group[0].prompt
-        shown.append({"step": step + 1, "id": prompt["id"], "messages": prompt["messages"], "answers": texts, "rewards": rewards})
+        rewards = finite([rollout.reward for rollout in group])
+        row = {"step": step + 1, "id": prompt["id"], "messages": prompt["messages"], "answers": texts, "rewards": rewards}
+        terms = {name: finite([rollout.terms[name] for rollout in group]) for name in group[0].terms}
+        shown.append(row | ({"terms": terms} if terms else {}))
     return shown

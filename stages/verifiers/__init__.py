@@ -10,6 +10,7 @@
 `mentions`, `drop` {answers}              short answers of PopQA and DROP, see `short_answers`
 `python` {before, tests, entry | examples}   a program that passes tests in a sandbox, see `programs`
 `choice`, `mc2` {answer | labels}         the likelihood of given choices, see `choices`
+`facts` {...}                             no score: values for reward functions of the project, see `facts`
 `several` {verifiers [, score]}           all of them; with `score: share` the mean of their scores
 """
 
@@ -20,7 +21,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pedigree.configs.base.mistakes import not_one_of
-from pedigree.stages.verifiers import choices, constraints, extraction, ifeval, maths, minerva, numbers, programs, sandbox, short_answers
+from pedigree.stages.verifiers import (
+    choices,
+    constraints,
+    extraction,
+    facts,
+    ifeval,
+    maths,
+    minerva,
+    numbers,
+    programs,
+    sandbox,
+    short_answers,
+)
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 __all__ = ["Verdict", "VerifierError", "check", "names", "verify", "verify_each", "version"]
@@ -110,7 +123,7 @@ def _check_several(verifier: Fields) -> None:
         raise VerifierError(f"verifier several: score {verifier['score']!r:.80} must be all or share")
     for one in given:
         check(one)
-        if one["name"] in ("several", "choice", "mc2"):
+        if one["name"] in ("several", "choice", "mc2", "facts"):
             raise VerifierError(f"verifier several cannot contain {one['name']}: list verifiers of texts")
 
 
@@ -137,6 +150,7 @@ _VERIFIERS = {
     "mentions": _Verifier(short_answers.check_mentions, short_answers.mentions),
     "drop": _Verifier(short_answers.check_drop, short_answers.drop),
     "python": _Verifier(programs.check, programs.verify, version=4),
+    "facts": _Verifier(facts.check, facts.refuse),
     "several": _Verifier(_check_several, _several),
     "choice": _Verifier(choices.check, choices.refuse),
     "mc2": _Verifier(choices.check, choices.refuse),

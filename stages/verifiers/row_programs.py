@@ -43,7 +43,11 @@ def rows_of(source: RowProgram, file: Path, silent: float, told: Callable[[int],
             or a sandbox failed to start.
     """
     name = file.name
-    call = {**source.model_dump(mode="json", include={"function", "count", "seed", "arguments"}), "name": name, "program": _text(file)}
+    call = {
+        **source.model_dump(mode="json", include={"function", "count", "seed", "arguments"}),
+        "name": name,
+        "program": sandbox.text_of(file),
+    }
     made, wait = 0, sandbox.Wait(silent)
     try:
         with sandbox.rows(call, wait) as first, sandbox.rows(call, wait) as second:
@@ -70,13 +74,6 @@ def rows_of(source: RowProgram, file: Path, silent: float, told: Callable[[int],
         raise PedigreeError(
             f"{source.path}: {source.function} output {made} rows, but count is {source.count}: lower count, or output more"
         )
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PedigreeError(f"{file.name} is not UTF-8: {error}") from error
 
 
 def _agreed(source: RowProgram, made: int, one: bytes | None, other: bytes | None) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Run untrusted Python programs, each in its own bubblewrap sandbox: either tested by a process that they cannot reach, or to generate
-rows.
+rows or to reward answers.
 
 The sandbox has no network and sees only this machine's programs and libraries (`/usr`, `/bin`, `/lib`), the interpreter and numpy, which
 some tests import, all read-only; the only writable place is a small `/tmp` in memory. Memory per process, CPU time, files, processes,
@@ -9,8 +9,8 @@ No process that holds the pipe of the verdict is accessible to the program, and 
 
 A program that exceeds a limit is wrong. If the sandbox fails to start, nothing is known about the program, which is an error.
 
-A program that generates rows has a sandbox without numpy, and a time limit only per row. String hashes are the same in all of its runs, so
-that sets have a fixed order.
+A program that generates rows has a sandbox without numpy, and a time limit only per row; one that rewards answers, only per batch. String
+hashes are the same in all of their runs, so that sets have a fixed order.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.data.host.pipes import readable
+from pedigree.data.host.pipes import readable, writable
 
 RUNNER = Path(__file__).with_name("sandboxed.py")
 RUNNER_INSIDE, PYTHON = Path("/runner.py"), Path("/python")
@@ -40,6 +40,8 @@ ENVIRONMENT = {
 }  # fmt: skip
 ISOLATED, REPEATABLE = ("-I", "-S", "-B"), ("-P", "-s", "-S", "-B")
 """Flags of the interpreter; `-I` would ignore PYTHONHASHSEED."""
+MODES = {"tests": (ISOLATED, ("numpy",)), "rows": (REPEATABLE, ()), "rewards": (REPEATABLE, ("numpy",))}
+"""What a sandbox runs → flags, and the packages available to it."""
 LIMITS = {
     "RLIMIT_AS": 2**30,
     "RLIMIT_FSIZE": 16 * 2**20,
@@ -65,8 +67,6 @@ SAID_BYTES = 64 * 2**10
 FIRST_USER = 200_000
 """First user id for sandboxes. Root gives each sandbox a random user, because process limits count per user and root has none."""
 USERS = 1_000_000_000
-IMPORTED = {ISOLATED: ("numpy",), REPEATABLE: ()}
-"""Packages available to each kind of program."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 REMEDY = "install bubblewrap (`apt-get install bubblewrap`)"
 
@@ -108,6 +108,18 @@ def require(what: str = "programs written by models", instead: str = "remove sui
         raise PedigreeError(f"the sandbox fails on a correct program ({outcome.reason}); {REMEDY}, or {instead}")
 
 
+def text_of(file: Path) -> str:
+    """The text of a program.
+
+    Raises:
+        PedigreeError: it is not UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PedigreeError(f"{file.name} is not UTF-8: {error}") from error
+
+
 def run(before: str, program: str, tests: str, entry: str, seconds: int, examples: Sequence[Mapping[str, str]] = ()) -> Outcome:
     """Run tests against a function of a program, in a sandbox; or the program itself on examples.
 
@@ -137,7 +149,7 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int, example
     with next(files) as asked, next(files) as output, next(files) as complaints:
         asked.write(json.dumps(order).encode())
         asked.seek(0)
-        process = _start(ISOLATED, "tests", stdin=asked, stdout=output, stderr=complaints)
+        process = _start("tests", stdin=asked, stdout=output, stderr=complaints)
         try:
             late = _late(process, output, seconds)
         finally:
@@ -218,19 +230,54 @@ def rows(call: Mapping[str, Any], wait: Wait) -> Iterator[Iterator[bytes]]:
         ProgramFailed: a line missed the deadline.
         PedigreeError: the sandbox failed to start.
     """
-    order = {**call, "user": _user(), "word": "", "limits": LIMITS}
-    with open(os.memfd_create("complaints"), "rb+") as complaints, open(os.memfd_create("order"), "rb+") as asked:
-        asked.write(json.dumps(order).encode())
-        asked.seek(0)
-        process = _start(REPEATABLE, "rows", stdin=asked, stdout=subprocess.PIPE, stderr=complaints)
-        try:
-            assert process.stdout is not None
-            lines = _lines(process.stdout.fileno(), wait)
-            if next(lines, None) is None:
-                raise _not_up(complaints)
-            yield lines
-        finally:
-            _end(process)
+    runner = Runner("rows", call, wait)
+    try:
+        yield runner.lines
+    finally:
+        runner.end()
+
+
+class Runner:
+    """A process that calls a function of a program: in a sandbox or, if the program is trusted, outside."""
+
+    def __init__(self, mode: str, call: Mapping[str, Any], wait: Wait, *, confined: bool = True) -> None:
+        """Start it. Raises as `rows`, and if a line is not accepted within the deadline."""
+        self.wait = wait
+        with open(os.memfd_create("complaints"), "rb+") as complaints:
+            if confined:
+                self.process = _start(mode, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints)
+            else:
+                command, variables = [sys.executable, "-P", "-B", str(RUNNER), mode], {**os.environ, "PYTHONHASHSEED": "0"}
+                self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, process_group=0)
+            assert self.process.stdin is not None and self.process.stdout is not None
+            self._requests = self.process.stdin.fileno()
+            os.set_blocking(self._requests, False)
+            self.lines = _lines(self.process.stdout.fileno(), wait)
+            try:
+                self.tell({**call, "user": _user(), "word": "", "limits": LIMITS if confined else None})
+                if next(self.lines, None) is None:
+                    raise _not_up(complaints)
+            except BrokenPipeError as error:
+                raise _not_up(complaints) from error
+            except BaseException:
+                self.end()
+                raise
+
+    def tell(self, message: Any) -> None:
+        """Send a line.
+
+        Raises:
+            ProgramFailed: it was not read before the deadline.
+            BrokenPipeError: the process has ended.
+        """
+        line = json.dumps(message).encode() + b"\n"
+        while line:
+            if not writable(self._requests, self.wait.left()):
+                raise ProgramFailed(f"read nothing for {self.wait.seconds:g} s")
+            line = line[os.write(self._requests, line) :]
+
+    def end(self) -> None:
+        _end(self.process)
 
 
 def _lines(pipe: int, wait: Wait) -> Iterator[bytes]:
@@ -243,8 +290,8 @@ def _lines(pipe: int, wait: Wait) -> Iterator[bytes]:
         *whole, pending = (pending + read).split(b"\n")
         yield from whole
         if len(pending) > LONGEST_LINE:
-            raise ProgramFailed(f"output a row of more than {LONGEST_LINE} bytes")
-    raise ProgramFailed(f"output no complete row for {wait.seconds:g} s")
+            raise ProgramFailed(f"output a line of more than {LONGEST_LINE} bytes")
+    raise ProgramFailed(f"output no complete line for {wait.seconds:g} s")
 
 
 def _user() -> int | None:
@@ -261,10 +308,10 @@ def _text(stream: BinaryIO) -> str:
     return stream.read(SAID_BYTES).decode(errors="replace")
 
 
-def _start(flags: tuple[str, ...], mode: str, stdin: BinaryIO | int, stdout: BinaryIO | int, stderr: BinaryIO) -> "subprocess.Popen[bytes]":
+def _start(mode: str, stdin: BinaryIO | int, stdout: BinaryIO | int, stderr: BinaryIO) -> "subprocess.Popen[bytes]":
     """Start a sandbox. The runner is passed through a file descriptor, so that no mount reveals the project's path."""
     with RUNNER.open("rb") as runner:
-        before, after = _command(flags)
+        before, after = _command(mode)
         given = ("--perms", "0444", "--ro-bind-data", str(runner.fileno()), str(RUNNER_INSIDE))
         command = [*before, *given, *after, str(RUNNER_INSIDE), mode]
         return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=[runner.fileno()], process_group=0)
@@ -284,10 +331,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 @cache
-def _command(flags: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _command(mode: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The bubblewrap command up to the runner's arguments, in two parts between which the runner itself is passed."""
     python, prefix = Path(os.path.realpath(sys.executable)), Path(os.path.realpath(sys.base_prefix))
-    libraries = {}
+    libraries, (flags, packages) = {}, MODES[mode]
     command = [program() or "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     command += ["--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
     if os.geteuid() == 0:
@@ -305,7 +352,7 @@ def _command(flags: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not prefix.is_relative_to("/usr"):  # possibly in a home directory that only its owner may enter
         command += ["--ro-bind", str(prefix), str(PYTHON)]
         python, libraries = PYTHON / python.relative_to(prefix), {"LD_LIBRARY_PATH": str(PYTHON / "lib")}
-    for name in IMPORTED[flags]:
+    for name in packages:
         for folder in _folders(name):
             command += ["--perms", "0755", "--dir", "/packages", "--ro-bind", str(folder), f"/packages/{folder.name}"]
     after = ["--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chmod", "1777", "/tmp"]

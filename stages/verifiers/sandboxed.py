@@ -1,8 +1,9 @@
-"""Runner inside the sandbox: runs the tests in one process and the tested program in another, or runs a program that generates rows.
-Imports nothing from the project.
+"""Runner inside the sandbox: runs the tests in one process and the tested program in another, or calls a function that generates rows or
+rewards answers. Imports nothing from the project.
 
 The first process reads a JSON object from its standard input, writes `started`, runs the tests and writes its verdict, each line prefixed
-with the object's secret word; or it calls the function that generates rows, and writes a line per row and a final one. The tests call the
+with the object's secret word; or it calls the function that generates rows, and writes a line per row and a final one; or it reads further
+lines with answers, and writes a line with the rewards of each batch. The tests call the
 program's function through a pipe and get values back, never objects, so nothing that a program does to its interpreter (exits, patched
 builtins, objects that equal everything) can make a test pass. No process can inspect the first one.
 """
@@ -15,16 +16,19 @@ import fractions
 import itertools
 import json
 import linecache
+import math
 import os
 import resource
 import select
+import signal
 import subprocess
 import sys
 import traceback
+import types
 from typing import Any
 
 PACKAGES = "/packages"
-SET_DUMPABLE = 4
+SET_DEATH_SIGNAL, SET_DUMPABLE = 1, 4
 """`prctl(2)`; 0 keeps processes of the same user out of `/proc/PID/mem` and `/proc/PID/fd`."""
 LONGEST_VALUE = 16 * 2**20
 """Maximum bytes of a call's result."""
@@ -250,14 +254,8 @@ def run_script(limits, file):
 
 def make_rows(order, write):
     """Call a program's function and write its rows, at most `count`."""
-    name, source = order["name"], order["program"]
-    linecache.cache[name] = (len(source), None, source.splitlines(True), name)  # for tracebacks
-    namespace: dict[str, Any] = {"__name__": "rows"}
     try:
-        exec(compile(source, name, "exec"), namespace)
-        if not callable(namespace.get(order["function"])):
-            raise NameError(f"{name} has no function {order['function']!r}")
-        made = namespace[order["function"]](count=order["count"], seed=order["seed"], **order["arguments"])
+        made = function_of(order)(count=order["count"], seed=order["seed"], **order["arguments"])
         for row in itertools.islice(made, order["count"]):
             write(line_of(row))
     except BaseException as error:  # also SystemExit: reported to the caller
@@ -265,6 +263,23 @@ def make_rows(order, write):
     else:
         write(json.dumps({"end": True}))
     os._exit(0)
+
+
+def function_of(order):
+    """Run a file as a module and return its function.
+
+    Raises:
+        NameError: it has no such function.
+    """
+    name, source = order["name"], order["program"]
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)  # for tracebacks
+    module: Any = types.ModuleType(name.partition(".")[0])
+    sys.modules[module.__name__] = module  # dataclasses look for it there
+    exec(compile(source, name, "exec"), module.__dict__)
+    function = getattr(module, order["function"], None)
+    if not callable(function):
+        raise NameError(f"{name} has no function {order['function']!r}")
+    return function
 
 
 def line_of(row):
@@ -293,10 +308,103 @@ def excerpt(row):
 
 
 def last_words(error):
-    """The last lines of a traceback, without the runner's own frame."""
-    inner = error.__traceback__ and error.__traceback__.tb_next
+    """The last lines of a traceback, without the runner's own frames."""
+    inner = error.__traceback__
+    while inner is not None and inner.tb_frame.f_code.co_filename == __file__:
+        inner = inner.tb_next
     lines = "".join(traceback.format_exception(type(error), error, inner)).splitlines()
     return "\n".join(lines[-LAST_LINES:])
+
+
+# --- rewards -----------------------------------------------------------------------------------------------------------
+
+
+def give_rewards(order, requests, write):
+    """Load a reward function, then answer lines of batches with a line of rewards for each batch; one that is `async` has the batches of
+    a line together.
+
+    A reward is a finite number, None where the function leaves an answer out, or a text: why it is unknown.
+    """
+    import asyncio  # slow to load, and the tests of a program do not need it
+    import inspect
+
+    try:
+        function = function_of(order)
+        taken = passed(inspect.signature(function), order["passed"])
+    except BaseException as error:  # also SystemExit: reported to the caller
+        write(json.dumps({"raised": last_words(error)}))
+        os._exit(0)
+    concurrent = inspect.iscoroutinefunction(function)
+    write(json.dumps({"taken": taken, "concurrent": concurrent}))
+    for line in requests:
+        batches = [[RewardCall(function, **call) for call in calls] for calls in json.loads(line)]
+        made = asyncio.run(together(batches, asyncio.gather)) if concurrent else map(in_turn, batches)
+        for rewards in made:
+            write(json.dumps({"rewards": rewards}))
+    os._exit(0)
+
+
+def passed(signature, names):
+    """Those of the names that a function of this signature takes as keyword arguments.
+
+    Raises:
+        TypeError: it requires others.
+    """
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    taken = [name for name in names if takes_all or name in signature.parameters]
+    try:
+        signature.bind(**dict.fromkeys(taken))
+    except TypeError as error:
+        raise TypeError(f"{error}; its arguments may be {', '.join(names)}") from None
+    return taken
+
+
+class RewardCall:
+    """One call of a reward function, for several answers, or for a single one if `size` is null."""
+
+    def __init__(self, function, arguments, size):
+        self.function, self.arguments, self.size = function, arguments, size
+
+    def rewards(self):
+        try:
+            return self.checked(self.function(**self.arguments))
+        except BaseException as error:  # also SystemExit: it ends the call, not the process
+            return self.unknown(error)
+
+    async def rewards_later(self):
+        try:
+            return self.checked(await self.function(**self.arguments))
+        except BaseException as error:
+            return self.unknown(error)
+
+    def checked(self, made):
+        values = [made.get("score") if isinstance(made, dict) else made] if self.size is None else list(made)
+        if len(values) != (self.size or 1):
+            return [f"returned {len(values)} rewards for {self.size} answers"] * self.size
+        return [number_of(value) for value in values]
+
+    def unknown(self, error):
+        return [last_words(error)] * (self.size or 1)
+
+
+def in_turn(calls):
+    return [reward for call in calls for reward in call.rewards()]
+
+
+async def together(batches, gather):
+    made = await gather(*(call.rewards_later() for calls in batches for call in calls))
+    found = iter(made)
+    return [[reward for _ in calls for reward in next(found)] for calls in batches]
+
+
+def number_of(value):
+    if value is None:
+        return None
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except BaseException:
+        number = math.nan
+    return number if math.isfinite(number) else f"returned {excerpt(value)}, and a reward is a finite number"
 
 
 # --- limits ------------------------------------------------------------------------------------------------------------
@@ -366,6 +474,16 @@ def limit(limits):
         resource.setrlimit(getattr(resource, name), (value, value + (name == "RLIMIT_CPU")))
 
 
+def confine(order):
+    if order["user"] is not None:  # root has no process limit
+        os.setgroups([])
+        os.setgid(order["user"])
+        os.setuid(order["user"])
+    ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
+    refuse_calls()
+    limit(order["limits"])
+
+
 def main():
     mode = sys.argv[1]
     if mode != "rows":
@@ -374,18 +492,17 @@ def main():
         serve(json.loads(sys.argv[2]))
     if mode == "script":
         return run_script(json.loads(sys.argv[2]), int(sys.argv[3]))
-    order = json.load(sys.stdin.buffer)
-    if order["user"] is not None:  # root has no process limit
-        os.setgroups([])
-        os.setgid(order["user"])
-        os.setuid(order["user"])
-    ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
-    refuse_calls()
-    limit(order["limits"])
-    pipe = os.fdopen(os.dup(1), "w")
+    pipe, requests = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0), "rb")
+    order = json.loads(requests.readline())
     nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
+    confined = order["limits"] is not None  # a trusted file is run outside any sandbox, and its output is logged
+    for stream in (0, 1, 2) if confined else (0,):
         os.dup2(nothing, stream)
+    if confined:
+        confine(order)
+    else:
+        os.dup2(2, 1)
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
     def write(text):
         pipe.write(f"{order['word']}{text}\n")
@@ -397,6 +514,8 @@ def main():
     tell({"started": True})
     if mode == "rows":
         make_rows(order, write)
+    if mode == "rewards":
+        give_rewards(order, requests, write)
     test(order, tell)
 
 

@@ -186,3 +186,18 @@ def test_ground_truths_of_parquet_may_be_numbers(kind, tmp_path):
 def test_a_recipe_names_the_verifier_itself(name, truth, verifier):
     assert layouts.example_of({"prompt": "x", "ground_truth": truth, "dataset": "other"}, name).verifier == verifier
     check(verifier)
+
+
+@pytest.mark.parametrize(
+    ("truth", "expected"),
+    [
+        ("12", {"answer": "12"}),
+        (7, {"answer": 7}),
+        (["a", "b"], {"answer": ["a", "b"]}),
+        ({"solution": "12", "level": 3}, {"solution": "12", "level": 3}),
+        ('{"solution": "12", "level": 3}', {"solution": "12", "level": 3}),
+    ],
+)
+def test_facts_keep_the_ground_truth_as_it_is(truth, expected):
+    row = {"prompt": "q", "ground_truth": truth}
+    assert layouts.example_of(row, "facts").verifier == {"name": "facts", **expected}

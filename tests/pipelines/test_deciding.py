@@ -9,6 +9,7 @@ from running_lab import Lab, outcomes
 
 from pedigree.configs.language.graph import Edge, Node
 from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.methods.reward_terms import Reward, RewardProgram
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.records import records
@@ -75,7 +76,9 @@ def test_all_code_that_kinds_declare_is_listed():
         "record": "prompt", "sources": [{"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 3, "seed": 1}],
         "filters": [{"type": "exact_duplicates"}],
     })  # fmt: skip
-    declared = {part for kind in KINDS.values() for part in kind.decided_by(config if kind.name == "prepare_data" else None)}
+    rewarded = KINDS["rlvr"].config.model_construct(reward=Reward(terms=(RewardProgram(type="program", path="mine.py"),)))
+    configs = {"prepare_data": config, "rlvr": rewarded}
+    declared = {part for kind in KINDS.values() for part in kind.decided_by(configs.get(kind.name))}
     assert declared == {name for name in hashes() if not name.startswith(VERIFIER)}
 
 
@@ -84,7 +87,7 @@ def test_all_code_that_kinds_declare_is_listed():
     [
         ("stages/verifiers/numbers.py", "import re\n", "import re\n\nANSWER = 42\n", {"arithmetic", "gsm", "gsm8k", "extracted"}),
         ("stages/verifiers/algebra.py", "return bool(", "return not bool(", ALGEBRA),  # runs in a process
-        ("stages/verifiers/sandboxed.py", "import ", "import abc\nimport ", {"python"}),
+        ("stages/verifiers/sandboxed.py", "import ", "import abc\nimport ", {"python", "stages/verifiers/sandboxed.py"}),
         ("stages/verifiers/__init__.py", "numbers.gsm8k)", "numbers.gsm)", {"gsm8k"}),
         ("data/sources/golds.py", "import json\n", "import json\n\nANSWER = 42\n", ALGEBRA),
         ("stages/verifiers/numbers.py", "import re\n", "import re\n\n# a remark\n", set()),
@@ -95,7 +98,7 @@ def test_all_code_that_kinds_declare_is_listed():
 def test_an_edit_counts_for_the_verifiers_that_it_reaches_and_no_others(root, name, old, new, expected):
     before = hashes(root)
     edit(root, name, old, new)
-    assert changed(before, root) == {f"{VERIFIER}{one}" for one in expected}
+    assert {one.removeprefix(VERIFIER) for one in changed(before, root)} == expected
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,11 @@ def program(text: str, message: str) -> Case:
     return Case({"chat_raw.sources": [source]}, f"stage chat_raw: made.py {message}", {"made.py": text})
 
 
+def reward(text: str, message: str) -> Case:
+    terms = [{"type": "program", "path": "mine.py"}]
+    return Case({"rlvr.reward": {"terms": terms}}, f"stage rlvr: mine.py {message}", {"mine.py": text})
+
+
 def model(message: str, ranks: int = 1, **sizes: int) -> Case:
     source = {"layers": 3, "hidden": 192, "heads": 4, "kv_heads": 2, "ffn": 512, "vocabulary": 512, "context": 256, "type": "random_llama"}
     return Case({"base.source": source | sizes}, f"stages sample_0, sample_1, sample_2, rlvr, scores, unseen: {message}", {}, ranks)
@@ -227,6 +232,7 @@ WRONG: dict[str, Case] = {
     "too few rows": rows({"rows.jsonl": ROWS}, "rows: count 11 > 10 rows: take fewer", count=11),
     "no Python": program("def rows(:\n", "is not Python: "),
     "no function": program("def row():\n  pass\n", "has no function rows: "),
+    "no reward function": reward("def score():\n  pass\n", "has no function reward: "),
     "heads of 16": model("the model's head size is 16, but vLLM on a CPU serves 32, 64", heads=12),
     "heads": model("tensor_parallel 4 does not divide the model's 6 attention heads: ", 4, heads=6),
     "columns": model("tensor_parallel 4 does not divide the model's 510 columns of its MLP: ", 4, ffn=510),

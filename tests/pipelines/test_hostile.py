@@ -24,7 +24,7 @@ from pedigree.pipelines.cli.main import main
 from pedigree.pipelines.ledger.cache import remove
 from pedigree.pipelines.publish.report import write_report
 from pedigree.pipelines.reproduce.reproduction import ReproductionRequest, read_subject, reproduce
-from pedigree.pipelines.reproduce.trust import review
+from pedigree.pipelines.reproduce.trust import _reads, review
 
 CODE = Path(__file__).parents[2]
 HUGE = "shared-values-that-fill-the-memory"
@@ -188,6 +188,13 @@ def test_a_stranger_s_model_is_shown_and_asked_about_once_and_a_no_runs_nothing(
     shown = review(list(subject.members.values()), here=False, show_patch=True)
     assert "| +\\u001b[8mhidden" in shown and not OBEYED.search(shown)
     assert not (root / ".pedigree").exists()
+
+
+def test_a_stranger_s_reward_function_is_shown_with_where_it_runs() -> None:
+    term = {"type": "program", "path": "rewards/mine.py", "function": "reward"}
+    for trusted, where in ((False, "run in a sandbox"), (True, "run WITHOUT A SANDBOX, with your permissions")):
+        (line,) = _reads({"reward": {"terms": [term | {"trusted": trusted}]}})
+        assert line == f"the output of reward in rewards/mine.py, {where}"
 
 
 def test_script_and_wrong_types_in_evidence_reach_no_page(tmp_path: Path) -> None:

@@ -203,6 +203,18 @@ def test_files_of_the_project_are_cut_and_it_is_said(bare, monkeypatch, kind):
     assert (change.where, change.reason) == ("filed/rows", "data") and "the first 16 rows of data/" in change.rehearsed
 
 
+def test_a_reward_function_is_taken_as_it_is(bare, monkeypatch):
+    monkeypatch.setenv("PEDIGREE_CACHE", str(bare / "cache"))
+    shutil.copy(Path(__file__).parents[2] / "configs" / "recipes" / "tiny.yaml", bare / "configs" / "recipes" / "tiny.yaml")
+    stage = "rlvr: {reward: {terms: [{type: program, path: mine.py}, {type: overlong, buffer: 8}]}}"
+    (bare / "configs" / "recipes" / "mine.yaml").write_text(f"extends: tiny\nexecution: cpu\nstages:\n  {stage}\n")
+    with pytest.raises(ConfigError, match=r"stage rlvr: mine.py does not exist: add it"):
+        prepare(Project(bare), "mine")
+    (bare / "mine.py").write_text("def reward(completions):\n    return [1.0] * len(completions)\n")
+    made = prepare(Project(bare), "mine")
+    assert (made.project.root / "mine.py").read_bytes() == (bare / "mine.py").read_bytes()
+
+
 def test_a_file_of_few_rows_is_taken_as_it_is_and_one_that_lacks_is_named(bare, monkeypatch):
     monkeypatch.setenv("PEDIGREE_CACHE", str(bare / "cache"))
     stage = "rows: {kind: prepare_data, record: conversation, sources: [{type: files, path: few.json}]}"

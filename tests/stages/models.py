@@ -18,7 +18,7 @@ from waiting import deadline
 
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.kinds import KINDS
-from pedigree.data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
+from pedigree.data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, sha256_file, write_json
 from pedigree.data.artifacts.provenance import code_files, code_sha256
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Documents, schema, tokenized
@@ -28,7 +28,7 @@ from pedigree.data.records import records
 from pedigree.pipelines.jobs.processes import MARK, kill_all
 from pedigree.stages.__main__ import main as run_stage
 from pedigree.stages.job.job import Job
-from pedigree.stages.job.spec import GivenInput, JobSpec
+from pedigree.stages.job.spec import GivenFile, GivenInput, JobSpec
 from pedigree.stages.training.token_cache import Units
 
 TESTS = Path(__file__).parents[1]
@@ -128,9 +128,10 @@ def write_spec(
     inputs: Given,
     numerics: Numerics,
     asked: dict[str, Any] | None = None,
+    files: dict[str, Path] | None = None,
     **placement: Any,
 ) -> None:
-    """What a job in `folder` is to do."""
+    """What a job in `folder` is to do; `files` are those of the project that the config names."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = JobSpec(
         address=f"test/{kind}",
@@ -139,7 +140,7 @@ def write_spec(
         config=config_of(kind, **config).model_dump(mode="json"),
         version=KINDS[kind].version,
         inputs={port: {label: GivenInput.of(artifact, folder) for label, artifact in given.items()} for port, given in inputs.items()},
-        source_files={},
+        source_files={name: GivenFile(path=str(place), sha256=sha256_file(place)) for name, place in (files or {}).items()},
         code=code_sha256(code_files()),
         numerics=numerics,
         placement=Placement(**placement),

@@ -16,26 +16,17 @@ from tiny_models import make
 from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.configs.methods.training import Reward
+from pedigree.configs.methods.reward_terms import Reward
 from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.chat.chat import Chat
 from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
-from pedigree.stages.rlvr.run import (
-    Rollout,
-    refuse,
-    refuse_stale,
-    reward,
-    reward_numbers,
-    roll_out,
-    rollout_sampler,
-    score_of,
-    usable_prompts,
-)
+from pedigree.stages.rlvr.rewarding import Rewards, reward
+from pedigree.stages.rlvr.run import Rollout, refuse, refuse_stale, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
 from pedigree.stages.sampling import engines
 from pedigree.stages.sampling.sampler import Child, Generation, read_version
-from pedigree.stages.verifiers import verify_each
+from pedigree.stages.verifiers import sandbox, verify_each
 
 ONE_THREAD = Numerics(threads=1)
 FIELDS = {
@@ -136,9 +127,9 @@ def kill_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs
     told.unlink(missing_ok=True)
 
 
-def goes_on(folder: Path, fields: dict, inputs, undisturbed: Path) -> None:
+def goes_on(folder: Path, fields: dict, inputs, undisturbed: Path, files: dict[str, Path] | None = None) -> None:
     """To the end of a job that nobody interrupted."""
-    done = run(folder, "rlvr", fields, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    done = run(folder, "rlvr", fields, inputs, ONE_THREAD, files=files, checkpoint_every_steps=1)
     assert done["ok"], done
     assert done["resumed_from"] == "step-000002"
     assert weights(folder) == weights(undisturbed)
@@ -151,6 +142,32 @@ def goes_on(folder: Path, fields: dict, inputs, undisturbed: Path) -> None:
 def test_a_killed_run_resumes_to_the_same_weights(whole, inputs, tmp_path):
     killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
     goes_on(tmp_path / "job", FIELDS, inputs, whole[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
+def test_a_killed_run_with_a_reward_function_of_the_project_resumes_to_the_same_weights(inputs, tmp_path):
+    """Prompts need no verifier; the function rewards by prompt, and one answer of each never."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "def reward(completions, completion_ids, id, letter):\n"
+        "    shares = [c[0]['content'].count(letter) / len(ids) for c, ids in zip(completions, completion_ids)]\n"
+        "    return [*shares[:-1], float('nan')]\n"
+    )
+    program = {"type": "program", "path": "rewards/mine.py", "arguments": {"letter": "a"}}
+    fields = FIELDS | {"reward": {"right": 0, "terms": [program, {"type": "overlong", "buffer": 6, "weight": 0.5}]}}
+    given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", [prompt(number, None) for number in range(10)])}}
+    files = {"rewards/mine.py": mine}
+    done = run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
+    assert done["ok"], done
+    rows = curve(a_job(tmp_path / "whole"))
+    assert [row["missing_rewards"] for row in rows] == [4, 4, 2, 4]  # two prompts are left for the third step
+    assert all(row["reward_mine"] > 0 and row["reward_overlong"] < 0 and row["updates"] > 0 for row in rows)
+    for row in read_rows(tmp_path / "whole" / "out" / "evidence" / "rollouts.jsonl"):
+        sums = [a + 0.5 * b for a, b in zip(row["terms"]["mine"][:3], row["terms"]["overlong"], strict=False)]
+        assert row["rewards"] == [*map(pytest.approx, sums), None] and row["terms"]["mine"][3] is None
+    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files, checkpoint_every_steps=1)
+    goes_on(tmp_path / "job", fields, given, tmp_path / "whole", files)
 
 
 @pytest.mark.slow
@@ -249,7 +266,7 @@ def test_answers_of_an_older_folder_are_refused_also_in_part():
 
 
 def rollout(number: float, finish: str = "stop", verifier=WORDS) -> Rollout:
-    return Rollout(prompt(1, verifier), [3], Generation([4, 2], [-1.0, -1.0], finish), "x", number, number)
+    return Rollout(prompt(1, verifier), [3], Generation([4, 2], [-1.0, -1.0], finish), "x", number, number, {})
 
 
 def test_a_missing_reward_is_no_zero():
@@ -271,7 +288,7 @@ def test_each_answer_that_is_verified_is_a_sign_of_work(tmp_path, monkeypatch):
         seed=0, samples_per_prompt=3, steps=1, sampling=None, reward=Reward(), algorithm=SimpleNamespace(advantage="group")
     )
     chat = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
-    given: Any = (sampler, [(prompt(1), [1]), (prompt(2), [1])], 0, config, chat, job)
+    given: Any = (sampler, Rewards(Reward(), 8, {}), [(prompt(1), [1]), (prompt(2), [1])], 0, config, chat, job)
     rollouts, greedy = roll_out(*given)
     assert told == [("verifying", number) for number in range(6)] and len(rollouts) == 6 and greedy is None
 

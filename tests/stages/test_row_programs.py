@@ -126,7 +126,7 @@ def test_sets_of_texts_have_one_order_in_all_runs(tmp_path: Path) -> None:
 
 
 def test_a_program_that_hangs_or_dies_is_ended_and_says_how_far_it_came(tmp_path: Path) -> None:
-    with pytest.raises(PedigreeError, match=r"puzzles\.py: rows output no complete row for 3 s after 1 rows of 5 .*heartbeat_timeout_s"):
+    with pytest.raises(PedigreeError, match=r"puzzles\.py: rows output no complete line for 3 s after 1 rows of 5 .*heartbeat_timeout_s"):
         made(tmp_path, "def rows(count, seed):\n    yield {'prompt': 'a'}\n    while True:\n        pass\n", silent=3)
     with pytest.raises(PedigreeError, match=r"rows ended after 2 rows of 5"):
         made(tmp_path, "import os\ndef rows(count, seed):\n    yield {'prompt': 'a'}\n    yield {'prompt': 'b'}\n    os._exit(0)\n")
@@ -153,7 +153,7 @@ def rows(count, seed):
 
 
 def test_bytes_without_an_end_are_no_row(tmp_path: Path) -> None:
-    with pytest.raises(PedigreeError, match=r"rows output no complete row for 3 s after 1 rows of 5"):
+    with pytest.raises(PedigreeError, match=r"rows output no complete line for 3 s after 1 rows of 5"):
         made(tmp_path, DRIPS, silent=3)
 
 
@@ -163,7 +163,7 @@ def test_both_runs_have_one_time_for_a_row(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(
         sandbox, "rows", lambda call, *more: rows({**call, "program": call["program"].replace("SECONDS", str(late.pop(0)))}, *more)
     )
-    with pytest.raises(PedigreeError, match=r"rows output no complete row for 6 s after 1 rows of 5"):
+    with pytest.raises(PedigreeError, match=r"rows output no complete line for 6 s after 1 rows of 5"):
         made(tmp_path, SLOW_THE_SECOND_TIME, silent=6)
     assert not late
 

@@ -26,6 +26,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "mentions": {"answers": ["a"]},
     "drop": {"answers": [["a"]], "score": "f1"},
     "python": {"before": "", "tests": "f()", "entry": "f", "seconds": 1, "opened": True},
+    "facts": {"answer": "4", "level": 3},
     "choice": {"answer": 0, "normalise": "tokens"},
     "mc2": {"labels": [0, 1]},
 }
@@ -76,6 +77,11 @@ def test_a_script_without_a_main_guard_can_score_answers():
     assert done.stdout == "1.0\n", done.stderr
 
 
+def test_facts_score_no_answer():
+    with pytest.raises(VerifierError, match=r"facts score no answer: set `reward: \{right: 0"):
+        verify({"name": "facts", "answer": "4"}, "4")
+
+
 def test_several_verifiers_name_those_that_fail():
     assert verify({"name": "several", "verifiers": [NUMBER, TEXT]}, "4").reason == "exact_match: 4 is none of = 4"
 
@@ -87,6 +93,7 @@ def test_several_verifiers_name_those_that_fail():
         ([{"name": "gsm"}], "must have the fields answer, name"),
         ([{"name": "several", "verifiers": [NUMBER]}], "cannot contain several"),
         ([{"name": "choice", "answer": 0}], "cannot contain choice"),
+        ([{"name": "facts", "answer": 0}], "cannot contain facts"),
     ],
 )
 def test_malformed_parts_of_several_are_refused(verifiers, problem):

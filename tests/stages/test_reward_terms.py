@@ -1,0 +1,140 @@
+"""Terms of a reward: numbers by hand, TRL's functions of the same formulas, and what becomes of unknown parts."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pedigree.configs.base.shrink import TOKENS, Cut, StandIns
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.methods.reward_terms import Reward
+from pedigree.configs.methods.training import Rlvr
+from pedigree.stages.rlvr.rewarding import Rewards, reward
+from pedigree.stages.verifiers.reward_programs import Answered
+
+pytestmark = pytest.mark.unit
+
+
+def answered(tokens: int | list[int], text: str = "x", score: float | None = 1.0, finish: str = "stop", prompt: str = "p") -> Answered:
+    row = {"id": prompt, "source": "s", "messages": [{"role": "user", "content": "?"}], "verifier": {"name": "gsm", "answer": "1"}}
+    return Answered(row, text, [1] * tokens if isinstance(tokens, int) else tokens, finish, score)
+
+
+def term_of(term: dict[str, Any], answers: list[Answered], max_tokens: int = 100) -> list[Any]:
+    given = Reward.model_validate({"right": 0, "terms": [term]})
+    return [one.terms[given.terms[0].called] for one in Rewards(given, max_tokens, {}).of(answers, len(answers))]
+
+
+def trl() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("trl.rewards")
+
+
+LENGTHS = [1, 79, 80, 81, 90, 99, 100]
+
+
+def test_overlong_answers_lose_up_to_one_within_the_buffer():
+    found = term_of({"type": "overlong", "buffer": 20}, [answered(tokens) for tokens in LENGTHS])
+    assert found == [0, 0, 0, -0.05, -0.5, -0.95, -1]
+    assert found == trl().get_soft_overlong_punishment(100, 20)(completion_ids=[[1] * tokens for tokens in LENGTHS])
+
+
+def test_repeated_ngrams_cost_their_share():
+    ids = [[1, 2, 3, 4], [5, 5, 5, 5, 5], [1, 2, 1, 2, 1], [7], []]
+    found = term_of({"type": "repetition", "ngram": 2}, [answered(one) for one in ids])
+    assert found == [0, pytest.approx(-0.75), pytest.approx(-0.5), 0, 0]  # (1 2) and (2 1) twice each: 2 of 4
+    assert found == pytest.approx(trl().get_repetition_penalty_reward(2, -1.0)(completion_ids=ids))
+
+
+def test_the_cosine_of_the_length_favors_short_right_and_long_wrong_answers():
+    term = {"type": "cosine", "right_short": 1.0, "right_long": 0.5, "wrong_short": -1.0, "wrong_long": -0.5, "exceeded": None}
+    right, wrong = (term_of(term, [answered(tokens, score=score) for tokens in (0, 50, 100)]) for score in (1.0, 0.0))
+    assert right == pytest.approx([1.0, 0.75, 0.5]) and wrong == pytest.approx([-1.0, -0.75, -0.5])
+    pytest.importorskip("math_verify")
+    texts = [[{"content": rf"\boxed{{{answer}}}"}] for answer in (3, 3, 3, 4, 4, 4)]
+    ids = [[1] * tokens for tokens in (0, 50, 100) * 2]
+    assert right + wrong == pytest.approx(trl().get_cosine_scaled_reward(max_len=100)(texts, [r"\boxed{3}"] * 6, ids))
+    assert term_of({"type": "cosine"}, [answered(0), answered(100), answered(0, score=0.0)]) == [2, -10, -10]
+
+
+def test_the_shortest_right_answers_gain_a_half_and_wrong_ones_never():
+    answers = [answered(10), answered(20), answered(30), answered(10, score=0.0), answered(30, score=0.0)]
+    assert term_of({"type": "length"}, answers) == [0.5, 0, -0.5, 0, -0.5]
+    assert term_of({"type": "length"}, [answered(7), answered(7, score=0.0)]) == [0, 0]
+
+
+def test_a_format_matches_from_the_beginning_as_in_trl():
+    texts = ["<think>\na\n</think>\nb", "<think>\na\nb", "x <think>a</think>", "<think>a<think>b</think>"]
+    pattern = r"^<think>(?!.*<think>)(.*?)</think>.*$"
+    found = term_of({"type": "format", "pattern": pattern}, [answered(1, text) for text in texts])
+    assert found == [1, 0, 0, 0] == trl().think_format_reward([[{"content": text}] for text in texts])
+
+
+def test_a_pattern_that_takes_forever_makes_the_reward_unknown(monkeypatch):
+    monkeypatch.setattr("pedigree.stages.rlvr.rewarding.SEARCH_SECONDS", 0.05)
+    given = Reward.model_validate({"right": 1, "terms": [{"type": "format", "pattern": "(a|aa)+$", "weight": 0.5}]})
+    slow, quick = Rewards(given, 8, {}).of([answered(1, "a" * 60 + "b"), answered(1, "aa")], 2)
+    assert math.isnan(slow.reward) and "took more than 0.05 s on an answer of 61 characters" in slow.cause
+    assert quick.reward == 1.5
+
+
+def test_the_reward_is_the_weighted_sum_within_its_bounds():
+    terms = [{"type": "overlong", "buffer": 20, "weight": 2.0}, {"type": "format", "pattern": "x", "weight": 0.25, "name": "starts"}]
+    given = Reward.model_validate({"right": 3.0, "terms": terms, "clip": [-1.5, 3.1]})
+    answers = [answered(90), answered(100, score=0.0), answered(1), answered(1, score=None)]
+    found = Rewards(given, 100, {}).of(answers, 4)
+    assert [one.reward for one in found[:3]] == [3.0 - 1.0 + 0.25, -1.5, 3.1]  # -2 + 0.25 and 3.25 are cut
+    assert found[0].terms == {"overlong": -0.5, "starts": 1.0}
+    assert math.isnan(found[3].reward)  # a bound is no reward of an answer whose score is unknown
+
+
+def test_a_term_left_out_by_a_function_counts_nothing_and_an_unknown_one_everything():
+    given = Reward.model_validate({"right": 0, "terms": [{"type": "program", "path": "mine.py", "weight": 2}, {"type": "repetition"}]})
+    assert reward(math.nan, "stop", given, {"mine": None, "repetition": -0.5}) == -0.5
+    assert reward(math.nan, "stop", given, {"mine": 1.0, "repetition": -0.5}) == 1.5
+    assert math.isnan(reward(math.nan, "stop", given, {"mine": math.nan, "repetition": -0.5}))
+    assert math.isnan(reward(math.nan, "stop", given, {"mine": None, "repetition": None}))
+    measured = Reward.model_validate({"terms": [{"type": "program", "path": "mine.py", "weight": 0}]})
+    assert reward(1.0, "stop", measured, {"mine": math.nan}) == 1.0
+
+
+RLVR = {
+    "algorithm": {"type": "dapo"}, "steps": 1, "prompts_per_step": 4, "samples_per_prompt": 2, "sampling": {"max_tokens": 8},
+    "max_prompt_length": 8, "optimizer": {"learning_rate": 1e-6},
+}  # fmt: skip
+PROGRAM = {"type": "program", "path": "rewards/mine.py"}
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "told"),
+    [
+        ({"right": 0}, {}, "right is 0 and no term has a weight"),
+        ({"terms": [PROGRAM, PROGRAM]}, {}, "two terms called mine: give one of them another `name`"),
+        ({"clip": [1.0, -1.0]}, {}, r"clip is \[1.0, -1.0\], but must be two bounds"),
+        ({"terms": [{"type": "overlong", "buffer": 9}]}, {}, "buffer of overlong is 9, more than max_tokens 8"),
+        ({"terms": [{"type": "length"}]}, {"algorithm": {"type": "remax"}}, "length compares the answers to a prompt, but remax"),
+        ({"terms": [{"type": "format", "pattern": "("}]}, {}, r"'\(' is not a regular expression"),
+        ({"terms": [PROGRAM | {"path": "mine.txt"}]}, {}, "'mine.txt' is not a Python file"),
+        ({"terms": [PROGRAM | {"function": "my reward"}]}, {}, "'my reward' is not a function name"),
+        ({"terms": [PROGRAM | {"arguments": {"completions": 1}}]}, {}, "'completions' is not a valid argument name"),
+    ],
+)
+def test_a_reward_that_cannot_be_is_refused_with_the_recipe(given, more, told):
+    with pytest.raises(ValidationError, match=told):
+        Rlvr.model_validate(RLVR | more | {"reward": given})
+
+
+def test_a_recipe_without_terms_keeps_its_identity():
+    assert Rlvr.model_validate(RLVR).model_dump()["reward"] == {"right": 1.0, "truncated": None}
+
+
+def test_a_rehearsal_cuts_the_buffer_with_the_answers():
+    terms = [{"type": "format", "pattern": "x"}, {"type": "overlong", "buffer": 4096}]
+    config = Rlvr.model_validate(RLVR | {"sampling": {"max_tokens": 20480}, "reward": {"terms": terms}})
+    cut = Cut("r/rlvr", config, {}, StandIns())
+    KINDS["rlvr"].shrink(cut)
+    rehearsed = Rlvr.model_validate(cut.written)
+    assert rehearsed.sampling.max_tokens == TOKENS and rehearsed.reward.terms[1].model_dump()["buffer"] == TOKENS
