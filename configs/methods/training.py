@@ -299,6 +299,8 @@ class Rlvr(Frozen):
         algorithm = self.algorithm
         if algorithm.compares and self.samples_per_prompt < 2:
             raise ValueError(f"{algorithm.type} compares the answers to a prompt, so samples_per_prompt must be at least 2: raise it")
+        if algorithm.resampling and self.samples_per_prompt < 2:
+            raise ValueError("resampling keeps prompts whose answers differ, so samples_per_prompt must be at least 2: raise it")
         cuts = algorithm.mini_batches
         if cuts > self.prompts_per_step:
             raise ValueError(f"updates_per_rollout {cuts} exceeds prompts_per_step {self.prompts_per_step}: lower it")

@@ -8,6 +8,8 @@ from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
 """Prompts of a step, answers to each."""
+BATCHES = 2
+"""Batches of rollouts per step, where prompts without a signal are replaced."""
 ROLLOUT_CHUNK = 256
 """Requests submitted together."""
 
@@ -28,6 +30,8 @@ def shrink(cut: Cut) -> None:
     if config.samples_per_prompt > 1:
         cut.set("samples_per_prompt", even(min(config.samples_per_prompt, SAMPLES)), "samples")
     cut.most("sampling.max_tokens", TOKENS, "lengths")
+    if config.algorithm.resampling:
+        cut.most("algorithm.resampling.max_batches", BATCHES, "batches")  # a tiny model's answers seldom differ
 
 
 def sampling_plan(config: Rlvr) -> SamplingPlan:
@@ -51,7 +55,7 @@ def work(stage: PlannedStage) -> Amounts:
     rows, prompt = at_ports(stage, ("prompts",), config.max_prompt_length)
     prompt = prompt or Amount(config.max_prompt_length, "at most")
     a_step = config.prompts_per_step * config.samples_per_prompt
-    requests = Amount(config.steps * a_step, "counted")
+    requests = Amount(config.steps * a_step, "at least" if config.algorithm.resampling else "counted")
     if config.algorithm.advantage == "greedy":
         requests = requests.times(1 + 1 / config.samples_per_prompt)
     document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.sampling.max_tokens, "at most")
@@ -75,7 +79,13 @@ KIND = Kind(
     engine="deepspeed+vllm",
     trains_on=frozenset({"prompts"}),
     verified=frozenset({"prompts"}),
-    decided_by=lambda config: (*RENDERING, *REWARDING, "stages/core/advantages.py", "stages/rlvr/rewarding.py"),
+    decided_by=lambda config: (
+        *RENDERING,
+        *REWARDING,
+        "stages/core/advantages.py",
+        "stages/rlvr/rewarding.py",
+        "stages/rlvr/resampling.py",
+    ),
     problem=rlvr_problem,
     work=work,
     training_plan=training_plan,

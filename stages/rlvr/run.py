@@ -1,37 +1,34 @@
 """RLVR: policy + prompts with verifiers → policy, by policy gradients on rollouts from vLLM in the same job.
 
-One step: prompts → rollouts of the current weights → verified rewards → one or several updates → weights to the sampler. The
-algorithms are in `configs/methods/policy_gradient.py`, the update in `stages/training/policy_update.py`.
+One step: prompts → rollouts of the current weights → verified rewards → groups to train on → one or several updates → weights to the
+sampler. The algorithms are in `configs/methods/policy_gradient.py`, the rollouts in `rolling.py`, the choice of groups in `resampling.py`,
+the update in `stages/training/policy_update.py`.
 Rank 0 owns the sampler and broadcasts the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
-rollouts with seeds from (seed, step, prompt id, index): the step number is the only data position.
+rollouts with seeds from (seed, step, prompt id, index): step number and position in the order of prompts are the only data state.
 
-Not implemented: resampling groups without a learning signal; length shaping beyond `reward.truncated`. A reward that cannot
-be computed is missing, never 0.
+Not implemented: length shaping beyond `reward.truncated`. A reward that cannot be computed is missing, never 0.
 """
 
 import json
 import math
 import shutil
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from pedigree.configs.methods.policy_gradient import Ppo
-from pedigree.configs.methods.training import Rlvr, Sampling
+from pedigree.configs.methods.training import Rlvr
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
-from pedigree.stages.core.batches import step_rows
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
-from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
-from pedigree.stages.rlvr.rewarding import reward
+from pedigree.stages.rlvr.rolling import Prompt, Rollout, StepRollouts, mean, roll_out_step
 from pedigree.stages.sampling.engines import open_sampler
-from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, seed_of
+from pedigree.stages.sampling.sampler import Sampler, model_context
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import frozen, load_policy, load_value_model
@@ -39,22 +36,11 @@ from pedigree.stages.training.policy_update import Learner, TrainingSample, init
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.trainer import TORCH_DTYPES, Trainer
 from pedigree.stages.training.training_rows import report_drops
-from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
 
-BEGINNING = {"step": 0, "updates": 0, "informative": 0, "trained_tokens": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
+COUNTED = ("informative_groups", "trained_tokens", "missing_rewards", "generated_batches", "resampled_prompts")
+"""Metrics whose sums over all steps are metrics of the run."""
+BEGINNING = {"step": 0, "position": 0, "updates": 0, "counted": {}, "rewards": [], "gaps": [], "shown": []}
 SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One answer with its verifier score and reward; NaN if unknown."""
-
-    prompt: dict[str, Any]
-    prompt_ids: list[int]
-    answer: Generation
-    text: str
-    score: float
-    reward: float
 
 
 def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -74,27 +60,26 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
 
         for step in range(state["step"], config.steps):
             started = time.monotonic()
-            batch = [prompts[row] for row in step_rows(step, len(prompts), config.prompts_per_step, config.seed)]
-            rolled = roll_out(sampler, batch, step, config, chat, job) if sampler else None
-            rollouts, greedy = cast(tuple[list[Rollout], list[float] | None], trainer.broadcast(rolled))
+            given = roll_out_step(sampler, prompts, state["position"], step, config, chat, job) if sampler else None
+            rolled = cast(StepRollouts, trainer.broadcast(given))
+            rollouts = rolled.rollouts
             if all(math.isnan(rollout.reward) for rollout in rollouts):
                 raise StageError(f"no answer of step {step + 1} could be verified; see the log for the reasons")
             samples = [TrainingSample(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
-            done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], greedy)
+            done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
             if done.updates and step + 1 < config.steps:
                 load_weights(sampler, trainer, config, chat, job)
 
-            numbers = reward_numbers(rollouts) | ({} if greedy is None else {"greedy_reward": mean(present(greedy))}) | done.metrics
-            speed = sum(len(rollout.answer.response_ids) for rollout in rollouts) / (time.monotonic() - started)
+            numbers = rolled.numbers | done.metrics
+            speed = rolled.tokens / (time.monotonic() - started)
             informative = {"informative_groups": numbers["informative_groups"]}
             job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
             job.progress(step + 1, config.steps, reward=numbers["reward"], **informative, tokens_per_second=speed)
             state = {
                 "step": step + 1,
+                "position": rolled.position,
                 "updates": state["updates"] + done.updates,
-                "informative": state["informative"] + int(numbers["informative_groups"]),
-                "trained_tokens": state["trained_tokens"] + int(numbers["trained_tokens"]),
-                "missing": state["missing"] + int(numbers["missing_rewards"]),
+                "counted": {name: state["counted"].get(name, 0) + int(numbers[name]) for name in COUNTED if name in numbers},
                 "rewards": [*state["rewards"], numbers["reward"]],
                 "gaps": [*state["gaps"], numbers["logprob_gap"]],
                 "shown": state["shown"] + (show(rollouts, step, config) if step % max(1, config.steps // SHOWN_STEPS) == 0 else []),
@@ -115,11 +100,9 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {
         "steps": config.steps,
         "updates": state["updates"],
-        "informative_groups": state["informative"],
-        "trained_tokens": state["trained_tokens"],
+        **state["counted"],
         "prompts": len(prompts),
         "dropped_prompts": dropped,
-        "missing_rewards": state["missing"],
         "first_reward": mean(state["rewards"][:edge]),
         "last_reward": mean(state["rewards"][-edge:]),
         "largest_logprob_gap": max(state["gaps"]),
@@ -184,16 +167,14 @@ def vocabulary(model: Artifact) -> int:
 
 def refuse_no_signal(state: dict[str, Any], config: Rlvr) -> None:
     """Raise StageError if no group ever had unequal rewards: any update came from KL or momentum alone."""
-    if not state["informative"]:
+    if not state["counted"]["informative_groups"]:
         raise StageError(
             f"none of {config.steps} steps had a group with unequal rewards (mean reward {mean(state['rewards']):.3f}): the prompts "
             "are all too easy or too hard for this policy; use other prompts, more samples_per_prompt, or a higher temperature"
         )
 
 
-def usable_prompts(
-    rows: list[dict[str, Any]], chat: Chat, config: Rlvr, job: Job
-) -> tuple[list[tuple[dict[str, Any], list[int]]], dict[str, int]]:
+def usable_prompts(rows: list[dict[str, Any]], chat: Chat, config: Rlvr, job: Job) -> tuple[list[Prompt], dict[str, int]]:
     """((prompt, token ids) that fit and can be verified, reason → dropped prompts).
 
     Raises:
@@ -252,74 +233,10 @@ def load_weights(sampler: Sampler | None, trainer: Trainer, config: Rlvr, chat: 
         (sampler.load if config.lora is None else sampler.load_adapters)(folder)
 
 
-def roll_out(
-    sampler: Sampler, batch: list[tuple[dict[str, Any], list[int]]], step: int, config: Rlvr, chat: Chat, job: Job
-) -> tuple[list[Rollout], list[float] | None]:
-    """(answers with rewards, grouped by prompt; rewards of greedy answers if the algorithm uses them as baseline)."""
-
-    def answer(drawn: list[tuple[dict[str, Any], list[int], int]], sampling: Sampling) -> list[Rollout]:
-        requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in drawn]
-        found: list[Generation] = []
-        for start in range(0, len(requests), ROLLOUT_CHUNK):
-            chunk = requests[start : start + ROLLOUT_CHUNK]
-            found += sampler.generate(chunk, sampling, [chat.eos_id], lambda _: job.progress(step, config.steps))
-        texts = [chat.decode(one.response_ids) for one in found]
-        rollouts: list[Rollout] = []
-
-        def beat() -> None:
-            job.doing("verifying", len(rollouts))  # a verifier may take minutes; each has a time limit
-
-        verdicts = verify_each(((prompt["verifier"], text) for (prompt, *_), text in zip(drawn, texts, strict=True)), beat)
-        for (prompt, ids, _), one, text, verdict in zip(drawn, found, texts, verdicts, strict=True):
-            beat()
-            score = score_of(prompt, verdict)
-            rollouts.append(Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward)))
-        return rollouts
-
-    rollouts = answer([(prompt, ids, index) for prompt, ids in batch for index in range(config.samples_per_prompt)], config.sampling)
-    if config.algorithm.advantage != "greedy":
-        return rollouts, None
-    greedy = answer([(prompt, ids, 0) for prompt, ids in batch], config.sampling.model_copy(update={"temperature": 0.0}))
-    return rollouts, [rollout.reward for rollout in greedy]
-
-
-def score_of(prompt: dict[str, Any], verdict: Verdict | VerifierError | None) -> float:
-    """The verifier's score; NaN if the verifier cannot run, which says nothing about the answer."""
-    if isinstance(verdict, Verdict):
-        return verdict.score
-    print(f"no score for an answer to {prompt['id']}: {verdict}", flush=True)
-    return math.nan
-
-
 def tokens_of(rollouts: list[Rollout], config: Rlvr, job: Job) -> int:
     """Tokens of prompts and answers, counting a shared prompt once."""
     answers = config.samples_per_prompt if job.numerics.shares_prompts else 1
     return sum(len(one.answer.response_ids) for one in rollouts) + sum(len(one.prompt_ids) for one in rollouts[::answers])
-
-
-def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
-    """Metrics of one step's rollouts: rewards, lengths, truncation."""
-    by_verifier: dict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        if not math.isnan(rollout.score):
-            by_verifier[rollout.prompt["verifier"]["name"]].append(rollout.score)
-    rewards = [rollout.reward for rollout in rollouts]
-    return {
-        "reward": mean(present(rewards)),
-        **{f"score_{name}": mean(own) for name, own in sorted(by_verifier.items())},
-        "missing_rewards": float(len(rewards) - len(present(rewards))),
-        "response_length": mean([float(len(rollout.answer.response_ids)) for rollout in rollouts]),
-        "truncated": mean([float(rollout.answer.finish_reason == "length") for rollout in rollouts]),
-    }
-
-
-def present(rewards: list[float]) -> list[float]:
-    """The rewards that are not missing."""
-    return [reward for reward in rewards if not math.isnan(reward)]
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def show(rollouts: list[Rollout], step: int, config: Rlvr) -> list[dict[str, Any]]:

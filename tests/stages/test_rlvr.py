@@ -22,7 +22,9 @@ from pedigree.data.chat.chat import Chat
 from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
-from pedigree.stages.rlvr.run import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
+from pedigree.stages.rlvr.rewarding import reward
+from pedigree.stages.rlvr.rolling import Rollout, reward_numbers, roll_out, score_of
+from pedigree.stages.rlvr.run import refuse, rollout_sampler, usable_prompts
 from pedigree.stages.sampling import engines
 from pedigree.stages.sampling.sampler import Generation
 from pedigree.stages.verifiers import verify_each
@@ -52,6 +54,8 @@ PPO = {
     },
 }
 """Two engines, a coefficient that adapts, whitening over ranks."""
+DAPO = {**FIELDS, "algorithm": {"type": "dapo", "resampling": {"max_batches": 3}}, "samples_per_prompt": 2}
+"""With two answers to a prompt, both often have the same reward."""
 WORDS = {"name": "ifeval", "instructions": [{"id": "length_constraints:number_words", "relation": "less than", "num_words": 3}]}
 """The policy's random text has one to four words: unequal rewards in most groups."""
 
@@ -152,6 +156,19 @@ def test_a_killed_run_with_a_value_model_resumes_to_the_same_weights(inputs, tmp
 
 
 @pytest.mark.slow
+def test_a_killed_run_with_dynamic_sampling_draws_the_same_prompts(inputs, tmp_path):
+    """Each step begins after the last prompt that the one before needed: the position is in the checkpoint."""
+    done = run(tmp_path / "whole", "rlvr", DAPO, inputs, ONE_THREAD)
+    assert done["ok"], done
+    rows = curve(a_job(tmp_path / "whole"))
+    assert done["metrics"]["resampled_prompts"] == sum(row["resampled_prompts"] for row in rows) > 0
+    assert done["metrics"]["generated_batches"] == sum(row["generated_batches"] for row in rows) > 4
+    assert all(row["informative_groups"] == row["kept_groups"] for row in rows) and any(row["kept_groups"] == 4 for row in rows)
+    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", DAPO, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    goes_on(tmp_path / "job", DAPO, inputs, tmp_path / "whole")
+
+
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_a_run_whose_engine_was_killed_resumes_to_the_same_weights(whole, inputs, tmp_path):
     kill_after(2, tmp_path / "job", ONE_THREAD, FIELDS, inputs, "engine")
@@ -242,9 +259,9 @@ def test_each_answer_that_is_verified_is_a_sign_of_work(tmp_path, monkeypatch):
         seed=0, samples_per_prompt=3, steps=1, sampling=None, reward=Reward(), algorithm=SimpleNamespace(advantage="group")
     )
     chat = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
-    given: Any = (sampler, [(prompt(1), [1]), (prompt(2), [1])], 0, config, chat, job)
-    rollouts, greedy = roll_out(*given)
-    assert told == [("verifying", number) for number in range(6)] and len(rollouts) == 6 and greedy is None
+    given: Any = (sampler, [(0, (prompt(1), [1])), (1, (prompt(2), [1]))], 0, config, chat, job)
+    assert [len(group.rollouts) for group in roll_out(*given)] == [3, 3]
+    assert told == [("verifying", number) for number in range(6)]
 
 
 def test_tulus_rewards_are_ten_for_a_right_answer_and_minus_ten_for_one_without_an_end():

@@ -1,0 +1,154 @@
+"""Rollouts of one step, on rank 0: prompts → answers → scores → rewards → the groups to train on."""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pedigree.configs.methods.training import Rlvr, Sampling
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.job.job import Job
+from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
+from pedigree.stages.rlvr.resampling import Choice, choose, differ, upcoming
+from pedigree.stages.rlvr.rewarding import reward
+from pedigree.stages.sampling.sampler import Generation, Request, Sampler, seed_of
+from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
+
+Prompt = tuple[dict[str, Any], list[int]]
+"""A row with a verifier, and its token ids."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One answer with its verifier score and reward; NaN if unknown."""
+
+    prompt: dict[str, Any]
+    prompt_ids: list[int]
+    answer: Generation
+    text: str
+    score: float
+    reward: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """The answers to one prompt."""
+
+    position: int
+    """Of the prompt in the order of all steps."""
+    rollouts: list[Rollout]
+    greedy: float = math.nan
+    """Reward of the greedy answer, for algorithms that use it as baseline."""
+
+    @property
+    def informative(self) -> bool:
+        """Whether some answers are right and some wrong, by their verifier; where it gave no score, by their rewards."""
+        scores = [one.reward if math.isnan(one.score) else one.score for one in self.rollouts]
+        return differ(scores) and differ([one.reward for one in self.rollouts])
+
+
+@dataclass(frozen=True)
+class StepRollouts:
+    """What a step trains on."""
+
+    rollouts: list[Rollout]
+    """Answers grouped by prompt."""
+    greedy: list[float] | None
+    numbers: dict[str, float]
+    """Metrics of all answers of the step."""
+    position: int
+    """Where the next step's prompts begin."""
+    tokens: int
+    """Tokens of all answers."""
+
+
+def roll_out_step(sampler: Sampler, prompts: list[Prompt], position: int, step: int, config: Rlvr, chat: Chat, job: Job) -> StepRollouts:
+    """Roll out batches of prompts from a position on, until the step is complete."""
+    wanted, resampling = config.prompts_per_step, config.algorithm.resampling
+    coming = upcoming(position, len(prompts), config.seed)
+    drawn, batches, choice = list[Group](), 0, Choice([], 0, wanted)
+    while batch := list(islice(coming, choice.more)):
+        drawn += roll_out(sampler, [(place, prompts[row]) for place, row in batch], step, config, chat, job)
+        batches += 1
+        choice = choose([group.informative for group in drawn], wanted, batches, resampling)
+    groups = [drawn[number] for number in choice.kept]
+    every = [rollout for group in drawn for rollout in group.rollouts]
+    numbers = reward_numbers(every)
+    if resampling is not None:
+        numbers |= {"generated_batches": float(batches), "resampled_prompts": float(len(drawn) - wanted)}
+    greedy = None
+    if config.algorithm.advantage == "greedy":
+        greedy = [group.greedy for group in groups]
+        numbers["greedy_reward"] = mean(present([group.greedy for group in drawn]))
+    return StepRollouts(
+        rollouts=[rollout for group in groups for rollout in group.rollouts],
+        greedy=greedy,
+        numbers=numbers,
+        position=drawn[choice.used - 1].position + 1,
+        tokens=sum(len(rollout.answer.response_ids) for rollout in every),
+    )
+
+
+def roll_out(sampler: Sampler, batch: list[tuple[int, Prompt]], step: int, config: Rlvr, chat: Chat, job: Job) -> list[Group]:
+    """The groups of a batch of prompts at these positions, in order."""
+
+    def answer(drawn: list[tuple[dict[str, Any], list[int], int]], sampling: Sampling) -> list[Rollout]:
+        requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in drawn]
+        found: list[Generation] = []
+        for start in range(0, len(requests), ROLLOUT_CHUNK):
+            chunk = requests[start : start + ROLLOUT_CHUNK]
+            found += sampler.generate(chunk, sampling, [chat.eos_id], lambda _: job.progress(step, config.steps))
+        texts = [chat.decode(one.response_ids) for one in found]
+        rollouts: list[Rollout] = []
+
+        def beat() -> None:
+            job.doing("verifying", len(rollouts))  # a verifier may take minutes; each has a time limit
+
+        verdicts = verify_each(((prompt["verifier"], text) for (prompt, *_), text in zip(drawn, texts, strict=True)), beat)
+        for (prompt, ids, _), one, text, verdict in zip(drawn, found, texts, verdicts, strict=True):
+            beat()
+            score = score_of(prompt, verdict)
+            rollouts.append(Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward)))
+        return rollouts
+
+    size = config.samples_per_prompt
+    rollouts = answer([(prompt, ids, index) for _, (prompt, ids) in batch for index in range(size)], config.sampling)
+    greedy = [math.nan] * len(batch)
+    if config.algorithm.advantage == "greedy":
+        asked = [(prompt, ids, 0) for _, (prompt, ids) in batch]
+        greedy = [one.reward for one in answer(asked, config.sampling.model_copy(update={"temperature": 0.0}))]
+    return [Group(batch[i][0], rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
+
+
+def score_of(prompt: dict[str, Any], verdict: Verdict | VerifierError | None) -> float:
+    """The verifier's score; NaN if the verifier cannot run, which says nothing about the answer."""
+    if isinstance(verdict, Verdict):
+        return verdict.score
+    print(f"no score for an answer to {prompt['id']}: {verdict}", flush=True)
+    return math.nan
+
+
+def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
+    """Metrics of one step's rollouts: rewards, lengths, truncation."""
+    by_verifier: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if not math.isnan(rollout.score):
+            by_verifier[rollout.prompt["verifier"]["name"]].append(rollout.score)
+    rewards = [rollout.reward for rollout in rollouts]
+    return {
+        "reward": mean(present(rewards)),
+        **{f"score_{name}": mean(own) for name, own in sorted(by_verifier.items())},
+        "missing_rewards": float(len(rewards) - len(present(rewards))),
+        "response_length": mean([float(len(rollout.answer.response_ids)) for rollout in rollouts]),
+        "truncated": mean([float(rollout.answer.finish_reason == "length") for rollout in rollouts]),
+    }
+
+
+def present(rewards: list[float]) -> list[float]:
+    """The rewards that are not missing."""
+    return [reward for reward in rewards if not math.isnan(reward)]
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
