@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -13,7 +14,7 @@ from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.resampling import Choice, choose, differ, upcoming
 from pedigree.stages.rlvr.rewarding import reward
 from pedigree.stages.sampling.sampler import Generation, Request, Sampler, seed_of
-from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
+from pedigree.stages.verifiers import Outcome, Verdict, Verifying, ended
 
 Prompt = tuple[dict[str, Any], list[int]]
 """A row with a verifier, and its token ids."""
@@ -63,13 +64,15 @@ class StepRollouts:
     """Tokens of all answers."""
 
 
-def roll_out_step(sampler: Sampler, prompts: list[Prompt], position: int, step: int, config: Rlvr, chat: Chat, job: Job) -> StepRollouts:
+def roll_out_step(
+    sampler: Sampler, verifying: Verifying, prompts: list[Prompt], position: int, step: int, config: Rlvr, chat: Chat, job: Job
+) -> StepRollouts:
     """Roll out batches of prompts from a position on, until the step is complete."""
     wanted, resampling = config.prompts_per_step, config.algorithm.resampling
     coming = upcoming(position, len(prompts), config.seed)
     drawn, batches, choice = list[Group](), 0, Choice([], 0, wanted)
     while batch := list(islice(coming, choice.more)):
-        drawn += roll_out(sampler, [(place, prompts[row]) for place, row in batch], step, config, chat, job)
+        drawn += roll_out(sampler, verifying, [(place, prompts[row]) for place, row in batch], step, config, chat, job)
         batches += 1
         choice = choose([group.informative for group in drawn], wanted, batches, resampling)
     groups = [drawn[number] for number in choice.kept]
@@ -90,25 +93,31 @@ def roll_out_step(sampler: Sampler, prompts: list[Prompt], position: int, step: 
     )
 
 
-def roll_out(sampler: Sampler, batch: list[tuple[int, Prompt]], step: int, config: Rlvr, chat: Chat, job: Job) -> list[Group]:
-    """The groups of a batch of prompts at these positions, in order."""
+def roll_out(
+    sampler: Sampler, verifying: Verifying, batch: list[tuple[int, Prompt]], step: int, config: Rlvr, chat: Chat, job: Job
+) -> list[Group]:
+    """The groups of a batch of prompts at these positions, in order. Answers are verified while the engine generates others."""
 
     def answer(drawn: list[tuple[dict[str, Any], list[int], int]], sampling: Sampling) -> list[Rollout]:
         requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in drawn]
-        found: list[Generation] = []
+        found: dict[int, tuple[Generation, str, Future[Outcome]]] = {}
         for start in range(0, len(requests), ROLLOUT_CHUNK):
+
+            def arrived(place: int, one: Generation, start: int = start) -> None:
+                text = chat.decode(one.response_ids)
+                found[start + place] = one, text, verifying.begin(drawn[start + place][0]["verifier"], text)
+
             chunk = requests[start : start + ROLLOUT_CHUNK]
-            found += sampler.generate(chunk, sampling, [chat.eos_id], lambda _: job.progress(step, config.steps))
-        texts = [chat.decode(one.response_ids) for one in found]
+            sampler.stream(chunk, sampling, [chat.eos_id], arrived, lambda _: job.progress(step, config.steps), chunk=True)
         rollouts: list[Rollout] = []
 
         def beat() -> None:
             job.doing("verifying", len(rollouts))  # a verifier may take minutes; each has a time limit
 
-        verdicts = verify_each(((prompt["verifier"], text) for (prompt, *_), text in zip(drawn, texts, strict=True)), beat)
-        for (prompt, ids, _), one, text, verdict in zip(drawn, found, texts, verdicts, strict=True):
+        for place, (prompt, ids, _) in enumerate(drawn):
             beat()
-            score = score_of(prompt, verdict)
+            one, text, future = found[place]
+            score = score_of(prompt, ended(future, beat))
             rollouts.append(Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward)))
         return rollouts
 
@@ -121,7 +130,7 @@ def roll_out(sampler: Sampler, batch: list[tuple[int, Prompt]], step: int, confi
     return [Group(batch[i][0], rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
 
 
-def score_of(prompt: dict[str, Any], verdict: Verdict | VerifierError | None) -> float:
+def score_of(prompt: dict[str, Any], verdict: Outcome) -> float:
     """The verifier's score; NaN if the verifier cannot run, which says nothing about the answer."""
     if isinstance(verdict, Verdict):
         return verdict.score

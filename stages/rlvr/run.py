@@ -36,6 +36,7 @@ from pedigree.stages.training.policy_update import Learner, TrainingSample, init
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.trainer import TORCH_DTYPES, Trainer
 from pedigree.stages.training.training_rows import report_drops
+from pedigree.stages.verifiers import Verifying
 
 COUNTED = ("informative_groups", "trained_tokens", "missing_rewards", "generated_batches", "resampled_prompts")
 """Metrics whose sums over all steps are metrics of the run."""
@@ -50,7 +51,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("reading rows"):
         pool = records.load(only(inputs, "prompts"))
     prompts, dropped = usable_prompts(pool, chat, config, job)
-    with rollout_sampler(policy.payload, config, job) as sampler:
+    with Verifying() as verifying, rollout_sampler(policy.payload, config, job) as sampler:
         learner = make_learner(config, inputs, chat, job)
         trainer = learner.trainer
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
@@ -60,7 +61,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
 
         for step in range(state["step"], config.steps):
             started = time.monotonic()
-            given = roll_out_step(sampler, prompts, state["position"], step, config, chat, job) if sampler else None
+            given = roll_out_step(sampler, verifying, prompts, state["position"], step, config, chat, job) if sampler else None
             rolled = cast(StepRollouts, trainer.broadcast(given))
             rollouts = rolled.rollouts
             if all(math.isnan(rollout.reward) for rollout in rollouts):

@@ -16,6 +16,7 @@ from pedigree.stages.core import policy_losses as pg
 from pedigree.stages.rlvr.resampling import Choice, choose, upcoming
 from pedigree.stages.rlvr.rolling import Group, Rollout, StepRollouts, roll_out_step
 from pedigree.stages.sampling.sampler import Generation
+from pedigree.stages.verifiers import Verifying
 
 pytestmark = pytest.mark.unit
 YES, NO = True, False
@@ -75,14 +76,10 @@ def rolled(right: Callable[[int, int], bool], pool: int, tmp_path, position: int
             arrived(place, Generation([int(right(number, visits[number]))] * 10, [-1.0] * 10, "stop"))
             visits[number] += 1
 
-    def generate(requests, *others):
-        found: dict[int, Generation] = {}
-        stream(requests, None, None, found.__setitem__)
-        return [found[place] for place in range(len(requests))]
-
-    sampler: Any = SimpleNamespace(stream=stream, generate=generate)
+    sampler: Any = SimpleNamespace(stream=stream)
     chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "right" if ids[0] else "wrong")
-    return roll_out_step(sampler, prompts, position, 0, config, chat, a_job(tmp_path)), asked
+    with Verifying() as verifying:
+        return roll_out_step(sampler, verifying, prompts, position, 0, config, chat, a_job(tmp_path)), asked
 
 
 def half(number: int, index: int) -> bool:

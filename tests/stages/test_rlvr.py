@@ -4,6 +4,8 @@ import json
 import math
 import os
 import signal
+from collections.abc import Callable
+from concurrent.futures import wait
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +29,7 @@ from pedigree.stages.rlvr.rolling import Rollout, reward_numbers, roll_out, scor
 from pedigree.stages.rlvr.run import refuse, rollout_sampler, usable_prompts
 from pedigree.stages.sampling import engines
 from pedigree.stages.sampling.sampler import Generation
-from pedigree.stages.verifiers import verify_each
+from pedigree.stages.verifiers import Verifying, verify_each
 
 ONE_THREAD = Numerics(threads=1)
 FIELDS = {
@@ -219,13 +221,21 @@ def test_remax_asks_for_a_greedy_answer_to_each_prompt(inputs, tmp_path):
     assert all(0 <= 4 * row["greedy_reward"] <= 4 and 4 * row["greedy_reward"] % 1 == 0 for row in rows)  # of four prompts, 0 or 1 each
 
 
+def answers(ids: list[int], then: Callable[[], None] = lambda: None):
+    """The stream of an engine that answers everything the same, the last request first; `then` is called after each answer."""
+
+    def stream(requests, sampling, stop_ids, arrived, beat=None, *, chunk=False):
+        for place in reversed(range(len(requests))):
+            arrived(place, Generation(ids, [-5.0] * len(ids), "stop"))
+            then()
+
+    return stream
+
+
 def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
     """Whatever the sampler answers, and here it always answers the same."""
 
-    def answers(requests, *_):
-        return [Generation([5, 2], [-5.0, -5.0], "stop") for _ in requests]
-
-    always = SimpleNamespace(generate=answers, load=lambda folder: None)
+    always = SimpleNamespace(stream=answers([5, 2]), load=lambda folder: None)
     monkeypatch.setattr(rlvr, "open_sampler", lambda *_, **__: nullcontext(always))
     hopeless = [prompt(number, verifier={"name": "arithmetic", "answer": "123456789"}) for number in range(8)]
     given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", hopeless)}}
@@ -251,16 +261,34 @@ def test_a_missing_reward_is_no_zero():
     assert (numbers["score_ifeval"], numbers["score_gsm"], numbers["truncated"]) == (1.0, 0.0, 0.25)
 
 
-def test_each_answer_that_is_verified_is_a_sign_of_work(tmp_path, monkeypatch):
-    job, told = a_job(tmp_path), []
+class Watched(Verifying):
+    """Keeps what it has begun."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = []
+
+    def begin(self, verifier, text):
+        self.begun.append(super().begin(verifier, text))
+        return self.begun[-1]
+
+
+def test_answers_are_verified_while_the_engine_generates_others_and_each_is_a_sign_of_work(tmp_path, monkeypatch):
+    """The engine gives its next answer only when the one before has its verdict, so a verdict after all answers would never come."""
+    job, told, before_the_next = a_job(tmp_path), [], []
     monkeypatch.setattr(job, "doing", lambda *said: told.append(said))
-    sampler = SimpleNamespace(generate=lambda chunk, *_: [Generation([1], [0.0], "stop") for _ in chunk])
-    config = SimpleNamespace(
-        seed=0, samples_per_prompt=3, steps=1, sampling=None, reward=Reward(), algorithm=SimpleNamespace(advantage="group")
-    )
-    chat = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
-    given: Any = (sampler, [(0, (prompt(1), [1])), (1, (prompt(2), [1]))], 0, config, chat, job)
-    assert [len(group.rollouts) for group in roll_out(*given)] == [3, 3]
+    config = config_of("rlvr", **(FIELDS | {"samples_per_prompt": 3}))
+    with Watched() as verifying:
+
+        def then():
+            before_the_next.append(len(wait(verifying.begun, deadline(20)).done))
+
+        sampler: Any = SimpleNamespace(stream=answers([1], then))
+        chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
+        one, other = roll_out(sampler, verifying, [(0, (prompt(1), [1])), (1, (prompt(2), [1]))], 0, config, chat, job)
+    assert before_the_next == [1, 2, 3, 4, 5, 6]
+    assert [rollout.prompt["id"] for rollout in (*one.rollouts, *other.rollouts)] == ["p1"] * 3 + ["p2"] * 3
+    assert all(rollout.score == 1 for rollout in (*one.rollouts, *other.rollouts))
     assert told == [("verifying", number) for number in range(6)]
 
 
