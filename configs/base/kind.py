@@ -129,8 +129,8 @@ class Kind:
         return bool(self.trains_on)
 
     def opens_engines(self, config: Any) -> bool:
-        """Whether a stage starts as many engines as its placement specifies; one that also trains has a single engine."""
-        return self.sampling_plan(config) is not None and not self.trains
+        """Whether a stage starts as many engines as its placement specifies."""
+        return self.sampling_plan(config) is not None
 
 
 def gives(artifact_type: ArtifactType) -> Callable[[Any, Mapping[str, list[str]]], str]:

@@ -146,6 +146,8 @@ class SamplingPlan:
     """Requests whose KV cache must fit at the same time, where these are fewer than `together`: 1 if requests queue."""
     chunk_field: str = ""
     """The field of the config with `together`, where there is one."""
+    queued_by: str = ""
+    """Setting of the recipe under which requests queue, where there is one."""
     max_prompt: int | None = None
     """Upper bound of a prompt's tokens, where the config has one."""
 

@@ -261,6 +261,10 @@ class Rlvr(Frozen):
     """Sampling parameters of rollouts."""
     reward: Reward = Reward()
     """Mapping from verifier scores to rewards."""
+    replay: Literal["exact", "recorded"] = added("exact")
+    """How an interrupted run repeats its answers. `exact`: it samples them again, with equal bits, in fixed chunks of 256 answers, each of
+    which must fit into the KV cache of an engine. `recorded`: engines run as many answers as fit, and each is stored as it finishes, with
+    its log-probabilities; an interrupted run trains on the stored ones, may sample other tokens for the rest, and is then marked."""
     max_prompt_length: int = Field(ge=1)
     """Maximum prompt length in tokens; longer prompts are dropped and counted."""
     refuse_dropped: float = added(REFUSED_SHARE, gt=0, le=1)

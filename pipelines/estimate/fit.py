@@ -162,7 +162,7 @@ def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
         return
     for ranks in (2, 4, 8):
         fits_heads = served.heads % ranks == 0
-        needed = ranks * (1 if trial.facts.training else trial.placement.engines)
+        needed = ranks * trial.placement.engines
         if trial.numerics.tensor_parallel < ranks <= trial.hardware.gpus_per_node and fits_heads:
             for words, changed in _numerics(trial, tensor_parallel=ranks):
                 slots = "" if trial.placement.slots >= needed else f" and placement.slots: {needed}"
@@ -197,6 +197,12 @@ def _smaller_chunks(trial: Trial) -> Iterator[tuple[str, Trial]]:
         chunk //= 2
 
 
+def _queued(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    plan = trial.facts.sampling
+    if plan is not None and plan.queued_by and plan.chunk != 1:
+        yield f"set {plan.queued_by} in the recipe", replace(trial, facts=replace(trial.facts, sampling=replace(plan, chunk=1)))
+
+
 def _adapters(trial: Trial) -> Iterator[tuple[str, Trial]]:
     plan = trial.facts.training
     if plan is not None and plan.adaptable and plan.adapters is None:
@@ -209,7 +215,8 @@ def _placed(placement: Placement, **fields: Any) -> Placement:
 
 
 CHANGES: Sequence[Change] = (
-    _zero, _checkpointing, _smaller_passes, _tensor_parallel, _engine_memory, _smaller_chunks, _cached_reference, _offload, _adapters,
+    _zero, _checkpointing, _smaller_passes, _tensor_parallel, _engine_memory, _smaller_chunks, _queued, _cached_reference, _offload,
+    _adapters,
 )  # fmt: skip
 """Changes to try, cheapest first; the last ones cost time or change the training result."""
 ADAPTING = (_smaller_passes, _engine_memory, _smaller_chunks)

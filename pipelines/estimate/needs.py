@@ -115,7 +115,7 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
     """Needs of a stage under a profile; `gpu_bytes`: memory of one GPU if known, of which vLLM reserves a share."""
     engine = _engine(facts, numerics, placement, gpu_bytes)
     if facts.training is not None:
-        return _training(facts, facts.training, engine, numerics)
+        return _training(facts, facts.training, engine, numerics, placement.engines)
     scoring = _scoring(facts, facts.scoring, numerics) if facts.scoring else None
     if engine is not None:
         sampling = Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
@@ -143,7 +143,7 @@ def _one_after_the_other(scoring: Needs, rating: Needs, numerics: Numerics) -> N
     return replace(larger, engine=rating.engine, tokens_a_pass=scoring.tokens_a_pass, lesser=lesser)
 
 
-def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics: Numerics) -> Needs:
+def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics: Numerics, engines: int) -> Needs:
     scores, tokens = plan.scalar_head, tokens_of_a_pass(facts, plan, numerics)
     shape = scored(facts.policy) if scores else facts.policy
     model = Trained(shape, plan.dtype, trained_parameters(shape, plan.adapters, scores), facts.finer)
@@ -159,7 +159,9 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
         host += peak_memory.host(critic, numerics) if numerics.offload_optimizer else 0
     if engine is not None:
         taken = _engine_on(engine, numerics)
-        terms["sampler"] = peak_memory.total(taken) if numerics.device == "cpu" else engine.share or peak_memory.total(engine.terms)
+        terms["sampler"] = (
+            engines * peak_memory.total(taken) if numerics.device == "cpu" else engine.share or peak_memory.total(engine.terms)
+        )
         loading["sampler"] = terms["sampler"]
     if numerics.device == "cpu":
         loading["weights"], host = max(loading["weights"], host), 0

@@ -11,7 +11,7 @@ STEPS, PROMPTS, SAMPLES = 2, 4, 8
 BATCHES = 2
 """Batches of rollouts per step, where prompts without a signal are replaced."""
 ROLLOUT_CHUNK = 256
-"""Requests submitted together."""
+"""Requests submitted together, unless answers are recorded."""
 
 
 def shrink(cut: Cut) -> None:
@@ -36,8 +36,10 @@ def shrink(cut: Cut) -> None:
 
 def sampling_plan(config: Rlvr) -> SamplingPlan:
     together, samples = config.prompts_per_step * config.samples_per_prompt, config.samples_per_prompt
-    chunk, answer = min(ROLLOUT_CHUNK, together), config.sampling.max_tokens
-    return SamplingPlan("policy", config.dtype, together, answer, samples, chunk, max_prompt=config.max_prompt_length)
+    chunk, answer = min(ROLLOUT_CHUNK, together) if config.replay == "exact" else 1, config.sampling.max_tokens
+    return SamplingPlan(
+        "policy", config.dtype, together, answer, samples, chunk, queued_by="replay: recorded", max_prompt=config.max_prompt_length
+    )
 
 
 def training_plan(config: Rlvr) -> TrainingPlan:

@@ -1,21 +1,29 @@
 """Rollouts of one step, on rank 0: prompts → answers → scores → rewards → the groups to train on."""
 
 import math
+import shutil
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from pedigree.configs.base.frozen import digest
 from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
-from pedigree.stages.job.job import Job
+from pedigree.stages.job.job import Job, checkpoint_names
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.resampling import Choice, choose, differ, upcoming
 from pedigree.stages.rlvr.rewarding import reward
-from pedigree.stages.sampling.sampler import Generation, Request, Sampler, seed_of
+from pedigree.stages.sampling.answer_log import AnswerLog
+from pedigree.stages.sampling.engines import Fleet
+from pedigree.stages.sampling.sampler import Arrived, Generation, Request, request_key, seed_of
 from pedigree.stages.verifiers import Outcome, Verdict, Verifying, ended
 
+RECORDS = "rollouts"
+"""Folder of the recorded answers, one per step with the step's 0-based number."""
 Prompt = tuple[dict[str, Any], list[int]]
 """A row with a verifier, and its token ids."""
 
@@ -64,70 +72,115 @@ class StepRollouts:
     """Tokens of all answers."""
 
 
-def roll_out_step(
-    sampler: Sampler, verifying: Verifying, prompts: list[Prompt], position: int, step: int, config: Rlvr, chat: Chat, job: Job
-) -> StepRollouts:
-    """Roll out batches of prompts from a position on, until the step is complete."""
-    wanted, resampling = config.prompts_per_step, config.algorithm.resampling
-    coming = upcoming(position, len(prompts), config.seed)
-    drawn, batches, choice = list[Group](), 0, Choice([], 0, wanted)
-    while batch := list(islice(coming, choice.more)):
-        drawn += roll_out(sampler, verifying, [(place, prompts[row]) for place, row in batch], step, config, chat, job)
-        batches += 1
-        choice = choose([group.informative for group in drawn], wanted, batches, resampling)
-    groups = [drawn[number] for number in choice.kept]
-    every = [rollout for group in drawn for rollout in group.rollouts]
-    numbers = reward_numbers(every)
-    if resampling is not None:
-        numbers |= {"generated_batches": float(batches), "resampled_prompts": float(len(drawn) - wanted)}
-    greedy = None
-    if config.algorithm.advantage == "greedy":
-        greedy = [group.greedy for group in groups]
-        numbers["greedy_reward"] = mean(present([group.greedy for group in drawn]))
-    return StepRollouts(
-        rollouts=[rollout for group in groups for rollout in group.rollouts],
-        greedy=greedy,
-        numbers=numbers,
-        position=drawn[choice.used - 1].position + 1,
-        tokens=sum(len(rollout.answer.response_ids) for rollout in every),
-    )
+@dataclass(frozen=True)
+class Roller:
+    """What all steps roll out with."""
 
+    engines: Fleet
+    verifying: Verifying
+    prompts: list[Prompt]
+    config: Rlvr
+    chat: Chat
+    job: Job
 
-def roll_out(
-    sampler: Sampler, verifying: Verifying, batch: list[tuple[int, Prompt]], step: int, config: Rlvr, chat: Chat, job: Job
-) -> list[Group]:
-    """The groups of a batch of prompts at these positions, in order. Answers are verified while the engine generates others."""
+    def step(self, position: int, step: int) -> StepRollouts:
+        """Roll out batches of prompts from a position on, until the step is complete."""
+        wanted, resampling = self.config.prompts_per_step, self.config.algorithm.resampling
+        coming = upcoming(position, len(self.prompts), self.config.seed)
+        drawn, batches, choice = list[Group](), 0, Choice([], 0, wanted)
+        with self._record(step) as record:
+            while batch := list(islice(coming, choice.more)):
+                drawn += self.roll_out([(place, self.prompts[row]) for place, row in batch], step, record)
+                batches += 1
+                choice = choose([group.informative for group in drawn], wanted, batches, resampling)
+        groups = [drawn[number] for number in choice.kept]
+        every = [rollout for group in drawn for rollout in group.rollouts]
+        numbers = reward_numbers(every)
+        if resampling is not None:
+            numbers |= {"generated_batches": float(batches), "resampled_prompts": float(len(drawn) - wanted)}
+        greedy = None
+        if self.config.algorithm.advantage == "greedy":
+            greedy = [group.greedy for group in groups]
+            numbers["greedy_reward"] = mean(present([group.greedy for group in drawn]))
+        return StepRollouts(
+            rollouts=[rollout for group in groups for rollout in group.rollouts],
+            greedy=greedy,
+            numbers=numbers,
+            position=drawn[choice.used - 1].position + 1,
+            tokens=sum(len(rollout.answer.response_ids) for rollout in every),
+        )
 
-    def answer(drawn: list[tuple[dict[str, Any], list[int], int]], sampling: Sampling) -> list[Rollout]:
-        requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in drawn]
-        found: dict[int, tuple[Generation, str, Future[Outcome]]] = {}
-        for start in range(0, len(requests), ROLLOUT_CHUNK):
+    def roll_out(self, batch: list[tuple[int, Prompt]], step: int, record: AnswerLog | None) -> list[Group]:
+        """The groups of a batch of prompts at these positions, in order. Answers are verified while the engines generate others."""
+        config, size = self.config, self.config.samples_per_prompt
 
-            def arrived(place: int, one: Generation, start: int = start) -> None:
-                text = chat.decode(one.response_ids)
-                found[start + place] = one, text, verifying.begin(drawn[start + place][0]["verifier"], text)
+        def answer(drawn: list[tuple[dict[str, Any], list[int], int]], sampling: Sampling) -> list[Rollout]:
+            requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in drawn]
+            found: dict[int, tuple[Generation, str, Future[Outcome]]] = {}
 
-            chunk = requests[start : start + ROLLOUT_CHUNK]
-            sampler.stream(chunk, sampling, [chat.eos_id], arrived, lambda _: job.progress(step, config.steps), chunk=True)
-        rollouts: list[Rollout] = []
+            def arrived(place: int, one: Generation) -> None:
+                text = self.chat.decode(one.response_ids)
+                found[place] = one, text, self.verifying.begin(drawn[place][0]["verifier"], text)
 
-        def beat() -> None:
-            job.doing("verifying", len(rollouts))  # a verifier may take minutes; each has a time limit
+            self._answer(requests, sampling, arrived, step, record)
+            rollouts: list[Rollout] = []
 
-        for place, (prompt, ids, _) in enumerate(drawn):
-            beat()
-            one, text, future = found[place]
-            score = score_of(prompt, ended(future, beat))
-            rollouts.append(Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward)))
-        return rollouts
+            def beat() -> None:
+                self.job.doing("verifying", len(rollouts))  # a verifier may take minutes; each has a time limit
 
-    size = config.samples_per_prompt
-    rollouts = answer([(prompt, ids, index) for _, (prompt, ids) in batch for index in range(size)], config.sampling)
-    greedy = [math.nan] * len(batch)
-    if config.algorithm.advantage == "greedy":
-        asked = [(prompt, ids, 0) for _, (prompt, ids) in batch]
-        greedy = [one.reward for one in answer(asked, config.sampling.model_copy(update={"temperature": 0.0}))]
-    return [Group(batch[i][0], rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
+            for place, (prompt, ids, _) in enumerate(drawn):
+                beat()
+                one, text, future = found[place]
+                score = score_of(prompt, ended(future, beat))
+                rollouts.append(Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward)))
+            return rollouts
+
+        rollouts = answer([(prompt, ids, index) for _, (prompt, ids) in batch for index in range(size)], config.sampling)
+        greedy = [math.nan] * len(batch)
+        if config.algorithm.advantage == "greedy":
+            asked = [(prompt, ids, 0) for _, (prompt, ids) in batch]
+            greedy = [one.reward for one in answer(asked, config.sampling.model_copy(update={"temperature": 0.0}))]
+        return [Group(batch[i][0], rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
+
+    def _answer(self, requests: list[Request], sampling: Sampling, arrived: Arrived, step: int, record: AnswerLog | None) -> None:
+        """Get all answers: in fixed chunks; or those of the record, and the others continuously, each recorded as it arrives."""
+        job, stop = self.job, [self.chat.eos_id]
+
+        def beat(_: int) -> None:
+            job.progress(step, self.config.steps)
+
+        if record is None:
+            self.engines.answer(requests, sampling, stop, arrived, beat, ROLLOUT_CHUNK)
+            return
+        common = digest({"job": job.key, "numerics": job.numerics.model_dump(), "sampling": sampling.model_dump(), "step": step})
+        keys = [digest([common, request_key(request)])[:32] for request in requests]
+        missing = [place for place, key in enumerate(keys) if key not in record]
+        if 0 < len(missing) < len(keys):
+            before = f"{len(keys) - len(missing)} of {len(keys)} answers of step {step + 1} are those of an interrupted attempt"
+            job.marks.append(f"{before}: the others ran in other company, and may round otherwise")
+        for place, key in enumerate(keys):
+            if key in record:
+                arrived(place, Generation(**record[key]))
+
+        def new(number: int, one: Generation) -> None:
+            record.keep({keys[missing[number]]: vars(one)})
+            arrived(missing[number], one)
+
+        self.engines.answer([requests[place] for place in missing], sampling, stop, new, beat, None)
+
+    @contextmanager
+    def _record(self, step: int) -> Iterator[AnswerLog | None]:
+        """The record of a step's answers, if `replay` asks for one. Those of steps before the oldest checkpoint are deleted."""
+        if self.config.replay == "exact":
+            yield None
+            return
+        folder = self.job.folder / RECORDS
+        oldest = next((int(name.removeprefix("step-")) for name in checkpoint_names(self.job.folder)), 0)
+        for old in folder.glob("step-*"):
+            if int(old.name.removeprefix("step-")) < oldest:
+                shutil.rmtree(old)
+        with AnswerLog(self.job, folder / f"step-{step:06d}") as record:
+            yield record
 
 
 def score_of(prompt: dict[str, Any], verdict: Outcome) -> float:

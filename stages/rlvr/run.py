@@ -26,9 +26,9 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
-from pedigree.stages.rlvr.rolling import Prompt, Rollout, StepRollouts, mean, roll_out_step
-from pedigree.stages.sampling.engines import open_sampler
-from pedigree.stages.sampling.sampler import Sampler, model_context
+from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
+from pedigree.stages.sampling.engines import Fleet, WarmEngines, open_engines, open_sampler
+from pedigree.stages.sampling.sampler import engine_settings, model_context
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import frozen, load_policy, load_value_model
@@ -52,6 +52,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         pool = records.load(only(inputs, "prompts"))
     prompts, dropped = usable_prompts(pool, chat, config, job)
     with Verifying() as verifying, rollout_sampler(policy.payload, config, job) as sampler:
+        roller = Roller(sampler, verifying, prompts, config, chat, job) if sampler else None
         learner = make_learner(config, inputs, chat, job)
         trainer = learner.trainer
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
@@ -61,8 +62,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
 
         for step in range(state["step"], config.steps):
             started = time.monotonic()
-            given = roll_out_step(sampler, verifying, prompts, state["position"], step, config, chat, job) if sampler else None
-            rolled = cast(StepRollouts, trainer.broadcast(given))
+            rolled = cast(StepRollouts, trainer.broadcast(roller.step(state["position"], step) if roller else None))
             rollouts = rolled.rollouts
             if all(math.isnan(rollout.reward) for rollout in rollouts):
                 raise StageError(f"no answer of step {step + 1} could be verified; see the log for the reasons")
@@ -96,7 +96,8 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             trainer.export(job.out / "payload", chat)
         for engine in filter(None, (trainer, learner.critic)):
             engine.close()
-    shutil.rmtree(job.folder / "weights", ignore_errors=True)
+    for used in ("weights", RECORDS):
+        shutil.rmtree(job.folder / used, ignore_errors=True)
     edge = max(1, config.steps // 10)
     return {
         "steps": config.steps,
@@ -157,8 +158,10 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
             f"max_prompt_length {config.max_prompt_length} + max_tokens {config.sampling.max_tokens} exceed the policy's context of "
             f"{context}: lower one of them"
         )
-    if job.placement.sampler_process == "inline" and job.numerics.world_size > 1:
-        raise StageError(f"sampler_process inline requires world_size 1, not {job.numerics.world_size}: set `sampler_process: own`")
+    if job.placement.sampler_process == "inline":
+        for name, number in (("world_size", job.numerics.world_size), ("engines", job.placement.engines)):
+            if number > 1:
+                raise StageError(f"sampler_process inline requires {name} 1, not {number}: set `sampler_process: own`")
 
 
 def vocabulary(model: Artifact) -> int:
@@ -204,24 +207,29 @@ def usable_prompts(rows: list[dict[str, Any]], chat: Chat, config: Rlvr, job: Jo
 
 
 @contextmanager
-def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Sampler | None]:
-    """The sampler on rank 0, None elsewhere."""
+def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Fleet | None]:
+    """The engines on rank 0, None elsewhere."""
     if job.rank != 0:
         yield None
         return
-    with open_sampler(
-        model_folder,
-        dtype=config.dtype,
-        context=config.max_prompt_length + config.sampling.max_tokens,
-        numerics=job.numerics,
-        placement=job.placement,
-        inline=job.placement.sampler_process == "inline",
-        adapter_rank=config.lora.rank if config.lora else None,
-    ) as sampler:
-        yield sampler
+    placement = job.placement
+    settings: dict[str, Any] = {
+        "dtype": config.dtype,
+        "context": config.max_prompt_length + config.sampling.max_tokens,
+        "numerics": job.numerics,
+        "placement": placement,
+        "adapter_rank": config.lora.rank if config.lora else None,
+    }
+    if placement.engines == 1:
+        with open_sampler(model_folder, inline=placement.sampler_process == "inline", **settings) as sampler:
+            yield Fleet([sampler])
+        return
+    given = engine_settings(model_folder, **settings)
+    with WarmEngines(job.numerics, placement.engines) as ahead, open_engines(given, placement.engines, ahead) as engines:
+        yield Fleet(engines)
 
 
-def load_weights(sampler: Sampler | None, trainer: Trainer, config: Rlvr, chat: Chat, job: Job) -> None:
+def load_weights(sampler: Fleet | None, trainer: Trainer, config: Rlvr, chat: Chat, job: Job) -> None:
     """Transfer the trained weights, or only the adapters, to the sampler through a folder; called on all ranks."""
     folder = job.folder / "weights"
     if sampler:

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from pedigree.configs.methods.policy_gradient import Resampling
 from pedigree.stages.core import policy_losses as pg
 from pedigree.stages.rlvr.resampling import Choice, choose, upcoming
-from pedigree.stages.rlvr.rolling import Group, Rollout, StepRollouts, roll_out_step
+from pedigree.stages.rlvr.rolling import Group, Roller, Rollout, StepRollouts
+from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Generation
 from pedigree.stages.verifiers import Verifying
 
@@ -79,7 +80,7 @@ def rolled(right: Callable[[int, int], bool], pool: int, tmp_path, position: int
     sampler: Any = SimpleNamespace(stream=stream)
     chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "right" if ids[0] else "wrong")
     with Verifying() as verifying:
-        return roll_out_step(sampler, verifying, prompts, position, 0, config, chat, a_job(tmp_path)), asked
+        return Roller(Fleet([sampler]), verifying, prompts, config, chat, a_job(tmp_path)).step(position, 0), asked
 
 
 def half(number: int, index: int) -> bool:
@@ -108,7 +109,7 @@ def test_a_step_draws_on_until_it_is_full_and_the_next_one_continues_there(tmp_p
 
 
 def test_the_bound_ends_a_step_with_what_it_has(tmp_path):
-    plan = {"algorithm": {"type": "grpo", "resampling": {"max_batches": 3}}}
+    plan: dict[str, Any] = {"algorithm": {"type": "grpo", "resampling": {"max_batches": 3}}}
     order = [row for _, row in upcoming(0, 20, 0)]
     step, asked = rolled(lambda number, index: number == order[0] and half(number, index), 20, tmp_path, **plan)
     assert asked == [4, 4, 4] and step.position == 6 and [one.prompt["id"] for one in step.rollouts] == [f"p{order[0]}"] * 2

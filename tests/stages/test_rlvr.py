@@ -25,9 +25,10 @@ from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.rlvr.rewarding import reward
-from pedigree.stages.rlvr.rolling import Rollout, reward_numbers, roll_out, score_of
+from pedigree.stages.rlvr.rolling import Roller, Rollout, reward_numbers, score_of
 from pedigree.stages.rlvr.run import refuse, rollout_sampler, usable_prompts
 from pedigree.stages.sampling import engines
+from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Generation
 from pedigree.stages.verifiers import Verifying, verify_each
 
@@ -171,6 +172,25 @@ def test_a_killed_run_with_dynamic_sampling_draws_the_same_prompts(inputs, tmp_p
 
 
 @pytest.mark.slow
+def test_a_run_killed_while_it_samples_trains_on_the_recorded_answers(whole, inputs, tmp_path):
+    """All 16 answers of the third step are recorded. Batches this small run together either way, so the result is that of chunks."""
+    recorded = FIELDS | {"replay": "recorded"}
+    killed_at("answers kept", 47, tmp_path / "job", "rlvr", recorded, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    assert len((tmp_path / "job" / "rollouts" / "step-000002" / "answers.jsonl").read_text().splitlines()) == 16
+    goes_on(tmp_path / "job", recorded, inputs, whole[0])
+    assert not (tmp_path / "job" / "rollouts").exists()
+
+
+@pytest.mark.slow
+def test_two_engines_have_the_weights_of_every_step(inputs, tmp_path):
+    """Each answers every other prompt; stale weights in one of them would show as a gap."""
+    fields = FIELDS | {"replay": "recorded", "steps": 3}
+    done = run(tmp_path / "job", "rlvr", fields, inputs, ONE_THREAD, engines=2, slots=2)
+    assert done["ok"], done
+    assert all(row["logprob_gap"] < 1e-4 for row in curve(a_job(tmp_path / "job"))) and done["metrics"]["updates"] > 2
+
+
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_a_run_whose_engine_was_killed_resumes_to_the_same_weights(whole, inputs, tmp_path):
     kill_after(2, tmp_path / "job", ONE_THREAD, FIELDS, inputs, "engine")
@@ -285,7 +305,8 @@ def test_answers_are_verified_while_the_engine_generates_others_and_each_is_a_si
 
         sampler: Any = SimpleNamespace(stream=answers([1], then))
         chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
-        one, other = roll_out(sampler, verifying, [(0, (prompt(1), [1])), (1, (prompt(2), [1]))], 0, config, chat, job)
+        roller = Roller(Fleet([sampler]), verifying, [], config, chat, job)
+        one, other = roller.roll_out([(0, (prompt(1), [1])), (1, (prompt(2), [1]))], 0, None)
     assert before_the_next == [1, 2, 3, 4, 5, 6]
     assert [rollout.prompt["id"] for rollout in (*one.rollouts, *other.rollouts)] == ["p1"] * 3 + ["p2"] * 3
     assert all(rollout.score == 1 for rollout in (*one.rollouts, *other.rollouts))
@@ -338,8 +359,9 @@ def test_what_cannot_work_together_is_refused_before_any_model_is_loaded(policy,
     config, given, job = config_of("rlvr", **FIELDS), {"policy": {"p": policy}}, a_job(tmp_path / "job")
     with pytest.raises(StageError, match=r"250 \+ max_tokens 12 exceed the policy's context of 256"):
         refuse(config_of("rlvr", **(FIELDS | {"max_prompt_length": 250})), given, job, 256)
-    with pytest.raises(StageError, match="inline requires world_size 1, not 2"):
-        refuse(config, given, a_job(tmp_path / "inline", numerics=Numerics(world_size=2), sampler_process="inline"), 256)
+    for two, numerics, count in (("world_size", Numerics(world_size=2), 1), ("engines", Numerics(), 2)):
+        with pytest.raises(StageError, match=f"inline requires {two} 1, not 2"):
+            refuse(config, given, a_job(tmp_path / two, numerics=numerics, sampler_process="inline", engines=count), 256)
     other = make(tmp_path / "other" / "payload")
     (other / "config.json").write_text((other / "config.json").read_text().replace('"vocab_size": ', '"vocab_size": 1'))
     reference = {"reference": {"r": publish(tmp_path / "other", "source_model", "policy")}}
