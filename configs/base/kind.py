@@ -129,9 +129,8 @@ class Kind:
         return bool(self.trains_on)
 
     def opens_engines(self, config: Any) -> bool:
-        """Whether a stage starts as many engines, or copies of a frozen model, as its placement specifies; one that also trains has a
-        single engine."""
-        return not self.trains and (self.sampling_plan(config) or self.scoring_plan(config)) is not None
+        """Whether a stage starts as many engines, or copies of a frozen model, as its placement specifies."""
+        return self.sampling_plan(config) is not None or (not self.trains and self.scoring_plan(config) is not None)
 
 
 def gives(artifact_type: ArtifactType) -> Callable[[Any, Mapping[str, list[str]]], str]:

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 
 from pedigree.configs.base.frozen import Dtype, HeadPrecision
 
-How = Literal["counted", "estimated", "at most"]
-WEAKEST: tuple[How, ...] = ("at most", "estimated", "counted")
+How = Literal["counted", "estimated", "at most", "at least"]
+WEAKEST: tuple[How, ...] = ("at least", "at most", "estimated", "counted")
 """What a product is, where one of its factors is."""
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes for which vLLM has attention on a CPU."""
@@ -31,7 +31,7 @@ CHARACTERS = 4.0
 
 @dataclass(frozen=True)
 class Amount:
-    """A number, and how it is known: counted by a stage that has run, estimated from its rows, or an upper bound of configs."""
+    """A number, and how it is known: counted by a stage that has run, estimated from its rows, or a bound of configs."""
 
     value: float
     how: How
@@ -150,6 +150,8 @@ class SamplingPlan:
     """Requests whose KV cache must fit at the same time, where these are fewer than `together`: 1 if requests queue."""
     chunk_field: str = ""
     """The field of the config with `together`, where there is one."""
+    queued_by: str = ""
+    """Setting of the recipe under which requests queue, where there is one."""
     max_prompt: int | None = None
     """Upper bound of a prompt's tokens, where the config has one."""
 

@@ -1,8 +1,8 @@
 """Execution profiles: how and where a stage runs. Nothing here is part of a stage's identity.
 
-`Placement` never changes a bit of the result, except under a recipe's `chunk_size: continuous`, where memory and engines decide which
-requests are batched together. `Numerics` may change rounding but not meaning; numerics are recorded, and a checkpoint is not resumed under
-different ones.
+`Placement` never changes a bit of the result, except under a recipe's `chunk_size: continuous` or `replay: recorded`, where memory and
+engines decide which requests are batched together. `Numerics` may change rounding but not meaning; numerics are recorded, and a checkpoint
+is not resumed under different ones.
 """
 
 from collections.abc import Mapping
@@ -157,9 +157,9 @@ class Placement(Frozen):
     sampler_process: Literal["own", "inline"] = "own"
     """RLVR: run vLLM in its `own` child process, or `inline` in the trainer's."""
     engines: int = Field(default=1, ge=1)
-    """Parallel vLLM engines of `sample`, `evaluate` and policies that judge or write, each with its own `tensor_parallel` GPUs or `threads`
-    cores; `slots` must cover all of them. Reward models and `reference_logprobs` have a process with a copy of the model on each of these
-    GPUs. Each chunk goes to an idle engine or process; its bits are the same on any."""
+    """Parallel vLLM engines of `rlvr`, `sample`, `evaluate` and policies that judge or write, each with its own `tensor_parallel` GPUs or
+    `threads` cores; `slots` must cover all of them. Reward models and `reference_logprobs` have a process with a copy of the model on each
+    of these GPUs. Each chunk goes to an idle engine or process; its bits are the same on any."""
     sampler_memory_gb: float = Field(default=1.0, gt=0)
     """KV cache of a vLLM engine on CPU, in GiB; doubled, for the same number of tokens, where bf16 is computed through fp32."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)

@@ -4,16 +4,16 @@ In the formulas: ρ_t = π_θ(y_t) / π_old(y_t); δ_t = log π_θ(y_t) - log π
 each of P prompts; C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A). All losses are minimized.
 
 An answer without a reward (its verifier could not run) is excluded from everything. A group (the answers to one prompt) whose advantages
-are all 0 still counts in every denominator, in the statistics of whitened advantages, and in the KL. If nothing gives it a gradient (no KL,
-no whitening, advantages per answer), its forward pass is skipped, which changes no other number. A mini-batch without any gradient makes no
-update, because the optimizer would only apply momentum.
+are all 0 still counts in every denominator, in the statistics of whitened advantages, and in the KL, unless `resampling` replaces it. If
+nothing gives it a gradient (no KL, no whitening, advantages per answer), its forward pass is skipped, which changes no other number. A
+mini-batch without any gradient makes no update, because the optimizer would only apply momentum.
 """
 
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.frozen import Frozen, added
 from pedigree.configs.methods.optimizer import Optimizer
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"]
@@ -78,9 +78,25 @@ class Correction(Frozen):
     """Upper bound of w."""
 
 
+class Resampling(Frozen):
+    """Dynamic sampling: a step draws further prompts in place of those whose answers are all right or all wrong.
+
+    Only groups whose scores and rewards differ are trained on and count in divisors. The mean reward of the curve is that of all answers.
+    """
+
+    formula: ClassVar[str] = "train on prompts with 0 < |{i : o_i is right}| < G only"
+    source: ClassVar[str] = "Yu et al. 2025, arXiv 2503.14476, §3.2 and eq. 11"
+
+    max_batches: int = Field(default=10, ge=1)
+    """Maximum batches of rollouts per step, each of at most `prompts_per_step` prompts. A step that reaches it trains on the groups that it
+    has; without any, it is as without resampling. No prompt is drawn twice in a step."""
+
+
 class PolicyGradient(Frozen):
     """Fields common to all algorithms."""
 
+    resampling: Resampling | None = added(None)
+    """Replace groups without a learning signal by those of further prompts; by default all groups are trained on."""
     kl: Kl | None = None
     """Penalty on divergence from the reference."""
     correction: Correction | None = None
@@ -170,16 +186,18 @@ class DrGrpo(Clipped):
 
 
 class Dapo(Clipped):
-    """GRPO's advantages with a higher upper clip, equal weight for every token, and no KL."""
+    """GRPO's advantages with a higher upper clip, equal weight for every token, groups with a learning signal only, and no KL."""
 
     type: Literal["dapo"]
+    resampling: Resampling | None = Resampling()
+    """Replace groups without a learning signal by those of further prompts; `null` trains on all groups."""
     clip_high: float = Field(default=0.28, gt=0)
     """ε_high: with a positive advantage, ρ above 1 + ε_high has no gradient."""
     aggregation: Aggregation = "token-mean"
     """How token losses are aggregated."""
 
     formula: ClassVar[str] = "1/Σ|y_i| Σ_i Σ_t -C(ρ_t, A_i); A_i = (R_i - mean R) / (std R + 1e-4)"
-    source: ClassVar[str] = "Yu et al. 2025, arXiv 2503.14476, eq. 8 and 9"
+    source: ClassVar[str] = "Yu et al. 2025, arXiv 2503.14476, eq. 8, 9 and 11"
     advantage: ClassVar[Advantage] = "normalised"
 
 

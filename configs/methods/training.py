@@ -266,6 +266,10 @@ class Rlvr(Frozen):
     """Sampling parameters of rollouts."""
     reward: Reward = Reward()
     """Rewards of answers: by verifiers, by functions of the project, by terms such as length."""
+    replay: Literal["exact", "recorded"] = added("exact")
+    """How an interrupted run repeats its answers. `exact`: it samples them again, with equal bits, in fixed chunks of 256 answers, each of
+    which must fit into the KV cache of an engine. `recorded`: engines run as many answers as fit, and each is stored as it finishes, with
+    its log-probabilities; an interrupted run trains on the stored ones, may sample other tokens for the rest, and is then marked."""
     max_prompt_length: int = Field(ge=1)
     """Maximum prompt length in tokens; longer prompts are dropped and counted."""
     refuse_dropped: float = added(REFUSED_SHARE, gt=0, le=1)
@@ -318,6 +322,8 @@ class Rlvr(Frozen):
         algorithm = self.algorithm
         if algorithm.compares and self.samples_per_prompt < 2:
             raise ValueError(f"{algorithm.type} compares the answers to a prompt, so samples_per_prompt must be at least 2: raise it")
+        if algorithm.resampling and self.samples_per_prompt < 2:
+            raise ValueError("resampling keeps prompts whose answers differ, so samples_per_prompt must be at least 2: raise it")
         cuts = algorithm.mini_batches
         if cuts > self.prompts_per_step:
             raise ValueError(f"updates_per_rollout {cuts} exceeds prompts_per_step {self.prompts_per_step}: lower it")

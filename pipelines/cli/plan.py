@@ -33,7 +33,7 @@ LONG_S = 3600.0
 """A CPU plan longer than this suggests faster hardware."""
 UNITS = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
 """Threshold, divisor and suffix of each unit."""
-MARKS = {"counted": "", "estimated": "~", "at most": "<"}
+MARKS = {"counted": "", "estimated": "~", "at most": "<", "at least": ">"}
 
 
 def print_plan(context: RunContext, recipe: str, plan: RunPlan, chosen: Collection[str]) -> None:

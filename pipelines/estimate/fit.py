@@ -161,8 +161,8 @@ def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
         return
     for ranks in (2, 4, 8):
         fits_heads = served.heads % ranks == 0
-        engines = 1 if trial.facts.training else min(trial.placement.engines, max(1, trial.hardware.gpus_per_node // ranks))
-        needed, fewer = ranks * engines, engines < trial.placement.engines and not trial.facts.training
+        engines = min(trial.placement.engines, max(1, trial.hardware.gpus_per_node // ranks))
+        needed, fewer = ranks * engines, engines < trial.placement.engines
         if trial.numerics.tensor_parallel < ranks <= trial.hardware.gpus_per_node and fits_heads:
             for words, changed in _numerics(trial, tensor_parallel=ranks):
                 words += f" and placement.engines: {engines}" if fewer else ""
@@ -172,7 +172,7 @@ def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 def _fewer_engines(trial: Trial) -> Iterator[tuple[str, Trial]]:
     """Half, a quarter, ... of the engines or copies of a model, whichever is the first that fits."""
-    engines = 0 if trial.facts.training else trial.placement.engines // 2
+    engines = trial.placement.engines // 2
     while engines:
         changed = replace(trial, placement=_placed(trial.placement, engines=engines))
         if not lacks(changed):
@@ -209,6 +209,12 @@ def _smaller_chunks(trial: Trial) -> Iterator[tuple[str, Trial]]:
         chunk //= 2
 
 
+def _queued(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    plan = trial.facts.sampling
+    if plan is not None and plan.queued_by and plan.chunk != 1:
+        yield f"set {plan.queued_by} in the recipe", replace(trial, facts=replace(trial.facts, sampling=replace(plan, chunk=1)))
+
+
 def _adapters(trial: Trial) -> Iterator[tuple[str, Trial]]:
     plan = trial.facts.training
     if plan is not None and plan.adaptable and plan.adapters is None:
@@ -221,7 +227,8 @@ def _placed(placement: Placement, **fields: Any) -> Placement:
 
 
 CHANGES: Sequence[Change] = (
-    _zero, _checkpointing, _smaller_passes, _tensor_parallel, _engine_memory, _smaller_chunks, _fewer_engines, _cached_reference, _offload,
+    _zero, _checkpointing, _smaller_passes, _tensor_parallel, _engine_memory, _smaller_chunks, _queued, _fewer_engines, _cached_reference,
+    _offload,
     _adapters,
 )  # fmt: skip
 """Changes to try, cheapest first; the last ones cost time or change the training result."""

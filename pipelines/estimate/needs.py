@@ -127,7 +127,7 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
     """Needs of a stage under a profile; `gpu_bytes`: memory of one GPU if known, of which vLLM reserves a share."""
     engine = _engine(facts, numerics, placement, gpu_bytes)
     if facts.training is not None:
-        return _training(facts, facts.training, engine, numerics)
+        return _training(facts, facts.training, engine, numerics, placement.engines)
     scoring = _scoring(facts, facts.scoring, numerics, placement) if facts.scoring else None
     if engine is not None:
         sampling = Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
@@ -156,7 +156,7 @@ def _one_after_the_other(scoring: Needs, rating: Needs, numerics: Numerics) -> N
     return replace(larger, engine=rating.engine, tokens_a_pass=scoring.tokens_a_pass, lesser=lesser)
 
 
-def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics: Numerics) -> Needs:
+def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics: Numerics, engines: int) -> Needs:
     scores, tokens = plan.scalar_head, tokens_of_a_pass(facts, plan, numerics)
     shape = scored(facts.policy) if scores else facts.policy
     model = Trained(shape, plan.dtype, trained_parameters(shape, plan.adapters, scores), facts.finer)
@@ -175,7 +175,7 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
     rollouts: dict[str, int] = {}
     if engine is not None:
         awake = peak_memory.total(_engine_on(engine, numerics))
-        terms["sampler"] = loading["sampler"] = awake if numerics.device == "cpu" else engine.overhead  # asleep
+        terms["sampler"] = loading["sampler"] = engines * awake if numerics.device == "cpu" else engine.overhead  # asleep
         if numerics.device == "cuda":
             rollouts = peak_memory.at_rest(model, numerics) | {name: terms[name] for name in ("reference",) if name in terms}
             if critic is not None:
@@ -185,7 +185,7 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
         loading["weights"], host = max(loading["weights"], host), 0
     return Needs(
         device=terms | _runtime(numerics), loading=loading | _runtime(numerics), rollouts=rollouts, engine=engine, host=host,
-        asleep=engine.weights * engine.ranks if rollouts and engine else 0, ranks=numerics.world_size, tokens_a_pass=tokens,
+        asleep=engine.weights * engine.ranks * engines if rollouts and engine else 0, ranks=numerics.world_size, tokens_a_pass=tokens,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.policy_gradient import Ppo
 from pedigree.configs.methods.training import Rlvr
 from pedigree.stages.job.job import Job
-from pedigree.stages.sampling.sampler import Sampler
+from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.training.trainer import Trainer
 
 UNLIMITED = timedelta(days=365)
@@ -34,7 +34,7 @@ def shares_gpus(numerics: Numerics) -> bool:
     return numerics.device == "cuda"
 
 
-def start_before_trainer(sampler: Sampler | None, job: Job) -> None:
+def start_before_trainer(sampler: Fleet | None, job: Job) -> None:
     """Before any rank touches its GPU: wait until the sampler is ready, and put it to sleep; called on all ranks."""
     if shares_gpus(job.numerics):
         if sampler:
@@ -64,7 +64,7 @@ def release(trainer: Trainer) -> None:
 
 
 @contextmanager
-def awake(sampler: Sampler | None, trainer: Trainer, level: Literal[1, 2]) -> Iterator[None]:
+def awake(sampler: Fleet | None, trainer: Trainer, level: Literal[1, 2]) -> Iterator[None]:
     """Lend the sampler the memory for a block; called on all ranks. Ranks other than 0 wait for what it makes of it."""
     release(trainer)
     shared = sampler if shares_gpus(trainer.numerics) else None

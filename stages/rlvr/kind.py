@@ -9,8 +9,10 @@ from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
 """Prompts of a step, answers to each."""
+BATCHES = 2
+"""Batches of rollouts per step, where prompts without a signal are replaced."""
 ROLLOUT_CHUNK = 256
-"""Requests submitted together."""
+"""Requests submitted together, unless answers are recorded."""
 
 
 def shrink(cut: Cut) -> None:
@@ -33,17 +35,21 @@ def shrink(cut: Cut) -> None:
     for number, term in enumerate(config.reward.terms):
         if isinstance(term, Overlong):
             cut.most(f"reward.terms.{number}.buffer", cut.get("sampling.max_tokens"), "lengths")
+    if config.algorithm.resampling:
+        cut.most("algorithm.resampling.max_batches", BATCHES, "batches")  # a tiny model's answers seldom differ
 
 
 def decided_by(config: Rlvr) -> tuple[str, ...]:
     functions = ("stages/verifiers/reward_programs.py", "stages/verifiers/sandboxed.py") if config.reward.programs else ()
-    return (*RENDERING, *REWARDING, "stages/core/advantages.py", "stages/rlvr/rewarding.py", *functions)
+    return (*RENDERING, *REWARDING, "stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/resampling.py", *functions)
 
 
 def sampling_plan(config: Rlvr) -> SamplingPlan:
     together, samples = config.prompts_per_step * config.samples_per_prompt, config.samples_per_prompt
-    chunk, answer = min(ROLLOUT_CHUNK, together), config.sampling.max_tokens
-    return SamplingPlan("policy", config.dtype, together, answer, samples, chunk, max_prompt=config.max_prompt_length)
+    chunk, answer = min(ROLLOUT_CHUNK, together) if config.replay == "exact" else 1, config.sampling.max_tokens
+    return SamplingPlan(
+        "policy", config.dtype, together, answer, samples, chunk, queued_by="replay: recorded", max_prompt=config.max_prompt_length
+    )
 
 
 def training_plan(config: Rlvr) -> TrainingPlan:
@@ -61,7 +67,7 @@ def work(stage: PlannedStage) -> Amounts:
     rows, prompt = at_ports(stage, ("prompts",), config.max_prompt_length)
     prompt = prompt or Amount(config.max_prompt_length, "at most")
     a_step = config.prompts_per_step * config.samples_per_prompt
-    requests = Amount(config.steps * a_step, "counted")
+    requests = Amount(config.steps * a_step, "at least" if config.algorithm.resampling else "counted")
     if config.algorithm.advantage == "greedy":
         requests = requests.times(1 + 1 / config.samples_per_prompt)
     document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.sampling.max_tokens, "at most")

@@ -1,38 +1,37 @@
 """RLVR: policy + prompts with verifiers → policy, by policy gradients on rollouts from vLLM in the same job.
 
-One step: prompts → rollouts of the current weights → verified rewards → one or several updates → weights to the sampler. The
-algorithms are in `configs/methods/policy_gradient.py`, the update in `stages/training/policy_update.py`.
+One step: prompts → rollouts of the current weights → verified rewards → groups to train on → one or several updates → weights to the
+sampler. The algorithms are in `configs/methods/policy_gradient.py`, the rollouts in `rolling.py`, the choice of groups in `resampling.py`,
+the update in `stages/training/policy_update.py`.
 Rank 0 owns the sampler and broadcasts the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
-rollouts with seeds from (seed, step, prompt id, index): the step number is the only data position.
+rollouts with seeds from (seed, step, prompt id, index): step number and position in the order of prompts are the only data state.
 
-Not implemented: resampling groups without a learning signal. A reward that cannot be computed is missing, never 0.
+A reward that cannot be computed is missing, never 0.
 """
 
 import json
 import math
 import shutil
 import time
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from pedigree.configs.base.frozen import finite
 from pedigree.configs.methods.policy_gradient import Ppo
-from pedigree.configs.methods.training import Rlvr, Sampling
+from pedigree.configs.methods.training import Rlvr
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
-from pedigree.stages.core.batches import step_rows
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.handover import awake, release, shares_gpus, sleep_level, start_before_trainer
-from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
-from pedigree.stages.rlvr.rewarding import Rewards, open_rewards
-from pedigree.stages.sampling.engines import open_sampler
-from pedigree.stages.sampling.sampler import Generation, Request, Sampler, model_context, seed_of, write_version
+from pedigree.stages.rlvr.rewarding import open_rewards
+from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
+from pedigree.stages.sampling.engines import Fleet, WarmEngines, open_engines, open_sampler
+from pedigree.stages.sampling.sampler import Sampler, engine_settings, model_context, write_version
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import load_policy, load_value_model
@@ -42,26 +41,12 @@ from pedigree.stages.training.reference import fixed_policy
 from pedigree.stages.training.router_loss import RouterLoss, routers_of
 from pedigree.stages.training.trainer import Trainer
 from pedigree.stages.training.training_rows import report_drops
-from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
-from pedigree.stages.verifiers.reward_programs import Answered
+from pedigree.stages.verifiers import Verifying
 
-BEGINNING = {"step": 0, "updates": 0, "informative": 0, "trained_tokens": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
+COUNTED = ("informative_groups", "trained_tokens", "missing_rewards", "generated_batches", "resampled_prompts")
+"""Metrics whose sums over all steps are metrics of the run."""
+BEGINNING = {"step": 0, "position": 0, "updates": 0, "counted": {}, "rewards": [], "gaps": [], "shown": []}
 SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One answer with its verifier score and reward; NaN if unknown."""
-
-    prompt: dict[str, Any]
-    prompt_ids: list[int]
-    answer: Generation
-    text: str
-    score: float
-    reward: float
-    terms: dict[str, float | None]
-    """As in `rewarding.Rewarded`."""
-    cause: str = ""
 
 
 def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -71,41 +56,45 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("reading rows"):
         pool = records.load(only(inputs, "prompts"))
     prompts, dropped = usable_prompts(pool, chat, config, job)
-    with open_rewards(config, [row for row, _ in prompts], job) as rewards, rollout_sampler(policy.payload, config, job) as sampler:
+    with (
+        Verifying() as verifying,
+        open_rewards(config, [row for row, _ in prompts], job) as rewards,
+        rollout_sampler(policy.payload, config, job) as engines,
+    ):
+        roller = Roller(engines, verifying, rewards, prompts, config, chat, job) if engines and rewards else None
         learner = make_learner(config, inputs, chat, job)
         trainer = learner.trainer
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
         state = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
         if state["updates"]:
-            load_weights(sampler, trainer, state["updates"], config, chat, job)
+            load_weights(engines, trainer, state["updates"], config, chat, job)
 
         for step in range(state["step"], config.steps):
             started = time.monotonic()
-            batch = [prompts[row] for row in step_rows(step, len(prompts), config.prompts_per_step, config.seed)]
-            with awake(sampler, trainer, sleep_level(config, step)):
-                rolled = roll_out(sampler, rewards, batch, step, config, chat, job) if sampler and rewards else None
-            rollouts, greedy = cast(tuple[list[Rollout], list[float] | None], trainer.broadcast(rolled))
+            with awake(engines, trainer, sleep_level(config, step)):
+                own = roller.step(state["position"], step) if roller else None
+            rolled = cast(StepRollouts, trainer.broadcast(own))
+            rollouts = rolled.rollouts
             refuse_stale({rollout.answer.version for rollout in rollouts}, state["updates"], step)
             if all(math.isnan(rollout.reward) for rollout in rollouts):
                 cause = next((rollout.cause for rollout in rollouts if rollout.cause), "see the log for the reasons")
                 raise StageError(f"no answer of step {step + 1} has a reward: {cause}")
             samples = [TrainingSample(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
-            done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], greedy)
-            dropped = shares_gpus(job.numerics) and sleep_level(config, step) == 2
-            if (done.updates or dropped) and step + 1 < config.steps:
-                load_weights(sampler, trainer, state["updates"] + done.updates, config, chat, job)
+            done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
+            emptied = shares_gpus(job.numerics) and sleep_level(config, step) == 2
+            if (done.updates or emptied) and step + 1 < config.steps:
+                load_weights(engines, trainer, state["updates"] + done.updates, config, chat, job)
 
-            numbers = reward_numbers(rollouts) | ({} if greedy is None else {"greedy_reward": mean(present(greedy))}) | done.metrics
-            speed = sum(len(rollout.answer.response_ids) for rollout in rollouts) / (time.monotonic() - started)
+            numbers = rolled.numbers | done.metrics
+            speed = rolled.tokens / (time.monotonic() - started)
             informative = {"informative_groups": numbers["informative_groups"]}
             job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
             job.progress(step + 1, config.steps, reward=numbers["reward"], **informative, tokens_per_second=speed)
             state = {
                 "step": step + 1,
+                "position": rolled.position,
                 "updates": state["updates"] + done.updates,
-                "informative": state["informative"] + int(numbers["informative_groups"]),
-                "trained_tokens": state["trained_tokens"] + int(numbers["trained_tokens"]),
-                "missing": state["missing"] + int(numbers["missing_rewards"]),
+                "counted": {name: state["counted"].get(name, 0) + int(numbers[name]) for name in COUNTED if name in numbers},
                 "rewards": [*state["rewards"], numbers["reward"]],
                 "gaps": [*state["gaps"], numbers["logprob_gap"]],
                 "shown": state["shown"] + (show(rollouts, step, config) if step % max(1, config.steps // SHOWN_STEPS) == 0 else []),
@@ -121,16 +110,15 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             trainer.export(job.out / "payload", chat)
         for engine in filter(None, (trainer, learner.critic)):
             engine.close()
-    shutil.rmtree(job.folder / "weights", ignore_errors=True)
+    for used in ("weights", RECORDS):
+        shutil.rmtree(job.folder / used, ignore_errors=True)
     edge = max(1, config.steps // 10)
     return {
         "steps": config.steps,
         "updates": state["updates"],
-        "informative_groups": state["informative"],
-        "trained_tokens": state["trained_tokens"],
+        **state["counted"],
         "prompts": len(prompts),
         "dropped_prompts": dropped,
-        "missing_rewards": state["missing"],
         "first_reward": mean(state["rewards"][:edge]),
         "last_reward": mean(state["rewards"][-edge:]),
         "largest_logprob_gap": max(state["gaps"]),
@@ -186,8 +174,10 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
             f"max_prompt_length {config.max_prompt_length} + max_tokens {config.sampling.max_tokens} exceed the policy's context of "
             f"{context}: lower one of them"
         )
-    if job.placement.sampler_process == "inline" and job.numerics.world_size > 1:
-        raise StageError(f"sampler_process inline requires world_size 1, not {job.numerics.world_size}: set `sampler_process: own`")
+    if job.placement.sampler_process == "inline":
+        for name, number in (("world_size", job.numerics.world_size), ("engines", job.placement.engines)):
+            if number > 1:
+                raise StageError(f"sampler_process inline requires {name} 1, not {number}: set `sampler_process: own`")
 
 
 def vocabulary(model: Artifact) -> int:
@@ -197,16 +187,14 @@ def vocabulary(model: Artifact) -> int:
 
 def refuse_no_signal(state: dict[str, Any], config: Rlvr) -> None:
     """Raise StageError if no group ever had unequal rewards: any update came from KL or momentum alone."""
-    if not state["informative"]:
+    if not state["counted"]["informative_groups"]:
         raise StageError(
             f"none of {config.steps} steps had a group with unequal rewards (mean reward {mean(state['rewards']):.3f}): the prompts "
             "are all too easy or too hard for this policy; use other prompts, more samples_per_prompt, or a higher temperature"
         )
 
 
-def usable_prompts(
-    rows: list[dict[str, Any]], chat: Chat, config: Rlvr, job: Job
-) -> tuple[list[tuple[dict[str, Any], list[int]]], dict[str, int]]:
+def usable_prompts(rows: list[dict[str, Any]], chat: Chat, config: Rlvr, job: Job) -> tuple[list[Prompt], dict[str, int]]:
     """((prompt, token ids) that fit and can be verified, reason → dropped prompts).
 
     Raises:
@@ -236,41 +224,48 @@ def usable_prompts(
 
 
 @contextmanager
-def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Sampler | None]:
-    """The sampler on rank 0, None elsewhere. On GPUs it is ready and asleep."""
+def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Fleet | None]:
+    """The engines on rank 0, None elsewhere. On GPUs they are ready and asleep."""
     if job.rank != 0:
         start_before_trainer(None, job)
         yield None
         return
-    with open_sampler(
-        model_folder,
-        dtype=config.dtype,
-        context=config.max_prompt_length + config.sampling.max_tokens,
-        numerics=job.numerics,
-        placement=job.placement,
-        inline=job.placement.sampler_process == "inline",
-        adapter_rank=config.lora.rank if config.lora else None,
-        sleeps=shares_gpus(job.numerics),
-        head=config.head,
-    ) as sampler:
-        start_before_trainer(sampler, job)
-        yield sampler
+    placement = job.placement
+    settings: dict[str, Any] = {
+        "dtype": config.dtype,
+        "context": config.max_prompt_length + config.sampling.max_tokens,
+        "numerics": job.numerics,
+        "placement": placement,
+        "adapter_rank": config.lora.rank if config.lora else None,
+        "sleeps": shares_gpus(job.numerics),
+        "head": config.head,
+    }
+    with ExitStack() as opened:
+        if placement.engines == 1:
+            inline = placement.sampler_process == "inline"
+            engines: Sequence[Sampler] = [opened.enter_context(open_sampler(model_folder, inline=inline, **settings))]
+        else:
+            ahead = opened.enter_context(WarmEngines(job.numerics, placement.engines))
+            engines = opened.enter_context(open_engines(engine_settings(model_folder, **settings), placement.engines, ahead))
+        fleet = Fleet(engines)
+        start_before_trainer(fleet, job)
+        yield fleet
 
 
-def load_weights(sampler: Sampler | None, trainer: Trainer, version: int, config: Rlvr, chat: Chat, job: Job) -> None:
-    """Transfer the trained weights, or only the adapters, to the sampler through a folder; called on all ranks. Their version is the
+def load_weights(engines: Fleet | None, trainer: Trainer, version: int, config: Rlvr, chat: Chat, job: Job) -> None:
+    """Transfer the trained weights, or only the adapters, to the engines through a folder; called on all ranks. Their version is the
     number of updates that made them."""
     folder = job.folder / "weights"
-    if sampler:
+    if engines:
         shutil.rmtree(folder, ignore_errors=True)
     if config.lora is not None:
         trainer.export_adapters(folder, config.lora)
     else:
         trainer.export(folder, chat)
     release(trainer)
-    if sampler:
+    if engines:
         write_version(folder, version)
-        (sampler.load if config.lora is None else sampler.load_adapters)(folder)
+        (engines.load if config.lora is None else engines.load_adapters)(folder)
 
 
 def refuse_stale(versions: Collection[int], updates: int, step: int) -> None:
@@ -287,85 +282,10 @@ def refuse_stale(versions: Collection[int], updates: int, step: int) -> None:
         )
 
 
-def roll_out(
-    sampler: Sampler, rewards: Rewards, batch: list[tuple[dict[str, Any], list[int]]], step: int, config: Rlvr, chat: Chat, job: Job
-) -> tuple[list[Rollout], list[float] | None]:
-    """(answers with rewards, grouped by prompt; rewards of greedy answers if the algorithm uses them as baseline)."""
-
-    def answer(drawn: list[tuple[dict[str, Any], list[int], int]], samples: int, sampling: Sampling) -> list[Rollout]:
-        requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in drawn]
-        found: list[Generation] = []
-        for start in range(0, len(requests), ROLLOUT_CHUNK):
-            chunk = requests[start : start + ROLLOUT_CHUNK]
-            found += sampler.generate(chunk, sampling, [chat.eos_id], lambda _: job.progress(step, config.steps))
-        texts = [chat.decode(one.response_ids) for one in found]
-        scores: list[float] = []
-
-        def beat() -> None:
-            job.doing("verifying", len(scores))  # a verifier may take minutes; each has a time limit
-
-        asked = (prompt["verifier"] if config.reward.verifies else None for prompt, *_ in drawn)
-        for (prompt, *_), verdict in zip(drawn, verify_each(zip(asked, texts, strict=True), beat), strict=True):
-            beat()
-            scores.append(score_of(prompt, verdict))
-        answered = [
-            Answered(prompt, text, one.response_ids, one.finish_reason, None if math.isnan(score) else score)
-            for (prompt, *_), one, text, score in zip(drawn, found, texts, scores, strict=True)
-        ]
-        return [
-            Rollout(prompt, ids, one, text, score, *rewarded)
-            for (prompt, ids, _), one, text, score, rewarded in zip(drawn, found, texts, scores, rewards.of(answered, samples), strict=True)
-        ]
-
-    samples = config.samples_per_prompt
-    rollouts = answer([(prompt, ids, index) for prompt, ids in batch for index in range(samples)], samples, config.sampling)
-    if config.algorithm.advantage != "greedy":
-        return rollouts, None
-    greedy = answer([(prompt, ids, 0) for prompt, ids in batch], 1, config.sampling.model_copy(update={"temperature": 0.0}))
-    return rollouts, [rollout.reward for rollout in greedy]
-
-
-def score_of(prompt: dict[str, Any], verdict: Verdict | VerifierError | None) -> float:
-    """The verifier's score; NaN if the verifier cannot run, which says nothing about the answer, or was not asked."""
-    if isinstance(verdict, Verdict):
-        return verdict.score
-    if verdict is not None:
-        print(f"no score for an answer to {prompt['id']}: {verdict}", flush=True)
-    return math.nan
-
-
 def tokens_of(rollouts: list[Rollout], config: Rlvr, job: Job) -> int:
     """Tokens of prompts and answers, counting a shared prompt once."""
     answers = config.samples_per_prompt if job.numerics.shares_prompts else 1
     return sum(len(one.answer.response_ids) for one in rollouts) + sum(len(one.prompt_ids) for one in rollouts[::answers])
-
-
-def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
-    """Metrics of one step's rollouts: rewards and their parts, lengths, truncation."""
-    parts: dict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        if not math.isnan(rollout.score):
-            parts[f"score_{rollout.prompt['verifier']['name']}"].append(rollout.score)
-        for name, value in rollout.terms.items():
-            if value is not None and not math.isnan(value):
-                parts[f"reward_{name}"].append(value)
-    rewards = [rollout.reward for rollout in rollouts]
-    return {
-        "reward": mean(present(rewards)),
-        **{name: mean(values) for name, values in sorted(parts.items())},
-        "missing_rewards": float(len(rewards) - len(present(rewards))),
-        "response_length": mean([float(len(rollout.answer.response_ids)) for rollout in rollouts]),
-        "truncated": mean([float(rollout.answer.finish_reason == "length") for rollout in rollouts]),
-    }
-
-
-def present(rewards: list[float]) -> list[float]:
-    """The rewards that are not missing."""
-    return [reward for reward in rewards if not math.isnan(reward)]
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def show(rollouts: list[Rollout], step: int, config: Rlvr) -> list[dict[str, Any]]:

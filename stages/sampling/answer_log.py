@@ -37,9 +37,13 @@ class AnswerLog:
     """This job's values as JSON, by key, read on demand. A context manager whose end uploads the remaining values; nothing can be added
     afterwards."""
 
-    def __init__(self, job: Job) -> None:
-        self._job, self._mirror = job, open_mirror(job)
-        self._folder = job.folder / "chunks"
+    def __init__(self, job: Job, folder: Path | None = None) -> None:
+        """
+        Args:
+            folder: of a log of its own, which stays on this machine.
+        """
+        self._job, self._mirror = job, open_mirror(job) if folder is None else None
+        self._folder = folder or job.folder / "chunks"
         self._log = self._folder / "answers.jsonl"
         self._places: dict[str, int] = {}
         """Key → offset of its line."""

@@ -6,14 +6,17 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Sampling
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.sampling.sampler import Child, Sampler, engine_settings
+from pedigree.stages.sampling.sampler import Arrived, Beat, Child, Generation, Request, Sampler, engine_settings
 from pedigree.stages.sampling.vllm_engine import Inline
 
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -125,6 +128,74 @@ def side_by_side(engines: Sequence[Child], work: Callable[[int, Child, Callable[
             engine.abandon()
         for thread in threads:
             thread.join()
+
+
+class Fleet:
+    """Engines with equal weights, which share the requests of a call."""
+
+    def __init__(self, engines: Sequence[Sampler]) -> None:
+        self._engines = engines
+
+    def answer(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        stop_ids: Sequence[int],
+        arrived: Arrived,
+        beat: Beat,
+        chunk_size: int | None,
+    ) -> None:
+        """Answer requests; arguments as for `Sampler.stream`. `arrived` and `beat` are called in this thread.
+
+        Args:
+            chunk_size: requests of a call of an engine; chunks go to the engines in turn, and their bits are the same on any. None: an
+                engine gets all of its requests together, those with the same prompt next to each other.
+        """
+        queues = dealt(requests, len(self._engines), chunk_size)
+
+        def work(number: int, engine: Sampler, report: Callable[[Callable[[], None]], None]) -> None:
+            for places in queues[number]:
+
+                def found(place: int, answer: Generation, places: Sequence[int] = places) -> None:
+                    report(partial(arrived, places[place], answer))
+
+                own = [requests[place] for place in places]
+                engine.stream(own, sampling, stop_ids, found, lambda count: report(partial(beat, count)), chunk=chunk_size is not None)
+
+        self._each(work)
+
+    def ready(self) -> None:
+        self._each(lambda _, engine, report: engine.ready())
+
+    def sleep(self, level: Literal[1, 2]) -> None:
+        self._each(lambda _, engine, report: engine.sleep(level))
+
+    def wake(self) -> None:
+        self._each(lambda _, engine, report: engine.wake())
+
+    def load(self, model_folder: Path) -> None:
+        self._each(lambda _, engine, report: engine.load(model_folder))
+
+    def load_adapters(self, folder: Path) -> None:
+        self._each(lambda _, engine, report: engine.load_adapters(folder))
+
+    def _each(self, work: Callable[[int, Any, Callable[[Callable[[], None]], None]], None]) -> None:
+        """Let all engines work in parallel; what they report is called in this thread."""
+        if len(self._engines) == 1:
+            work(0, self._engines[0], lambda act: act())
+            return
+        for act in side_by_side(cast(Sequence[Child], self._engines), work):
+            act()
+
+
+def dealt(requests: Sequence[Request], engines: int, chunk_size: int | None) -> list[list[Sequence[int]]]:
+    """For each engine the places of the requests of each of its calls: fixed chunks in turn, or one call with every n-th prompt."""
+    if chunk_size is not None:
+        chunks = [range(start, min(start + chunk_size, len(requests))) for start in range(0, len(requests), chunk_size)]
+        return [list(chunks[engine::engines]) for engine in range(engines)]
+    prompts = [list(alike) for _, alike in groupby(range(len(requests)), key=lambda place: requests[place].prompt_ids)]
+    shares = [[place for alike in prompts[engine::engines] for place in alike] for engine in range(engines)]
+    return [[share] if share else [] for share in shares]
 
 
 def gpus_of(numerics: Numerics, engine: int) -> list[str] | None:

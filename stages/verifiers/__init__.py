@@ -36,12 +36,14 @@ from pedigree.stages.verifiers import (
 )
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
-__all__ = ["Verdict", "VerifierError", "check", "names", "verify", "verify_each", "version"]
+__all__ = ["Outcome", "Verdict", "VerifierError", "Verifying", "check", "ended", "names", "verify", "verify_each", "version"]
 
 Fields = Mapping[str, Any]
 AHEAD = 4 * sandbox.AT_ONCE
 """Answers that are read before the first of them is scored."""
 BEAT_SECONDS = 1.0
+Outcome = Verdict | VerifierError | None
+"""A verdict, an error if the verifier cannot decide, or None without a verifier."""
 
 
 class _Verifier(NamedTuple):
@@ -61,34 +63,51 @@ def verify(verifier: Fields, text: str) -> Verdict:
     return _VERIFIERS[verifier["name"]].verify(verifier, text)
 
 
-def verify_each(
-    asked: Iterable[tuple[Fields | None, str]], beat: Callable[[], None] = lambda: None
-) -> Iterator[Verdict | VerifierError | None]:
-    """Score (verifier, answer) in order, programs in parallel; an error if a verifier cannot decide, None without a verifier.
+class Verifying:
+    """Scores answers in background threads as they arrive. A context manager that cancels pending work at its end.
 
-    `beat` is called while waiting.
+    Threads suffice: programs and algebra run in processes of their own, and other verifiers take less time than sampling an answer. A
+    verdict depends on verifier and answer only, not on the order of arrival.
     """
-    with ThreadPoolExecutor(sandbox.AT_ONCE, "programs") as threads:
-        begun: deque[Callable[[], Verdict | VerifierError | None]] = deque()
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(sandbox.AT_ONCE, "verifiers")
+
+    def __enter__(self) -> "Verifying":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def begin(self, verifier: Fields | None, text: str) -> "Future[Outcome]":
+        """Queue an answer."""
+        return self._threads.submit(_outcome, verifier, text)
+
+
+def verify_each(asked: Iterable[tuple[Fields | None, str]], beat: Callable[[], None] = lambda: None) -> Iterator[Outcome]:
+    """Score (verifier, answer) in order, programs in parallel. `beat` is called while waiting."""
+    with Verifying() as verifying:
+        begun: deque[Callable[[], Outcome]] = deque()
         for verifier, text in asked:
             if verifier is not None and "python" in names(verifier):
-                begun.append(partial(_ended, threads.submit(_verdict, verifier, text), beat))
+                begun.append(partial(ended, verifying.begin(verifier, text), beat))
             else:
-                begun.append(partial(_verdict, verifier, text))
+                begun.append(partial(_outcome, verifier, text))
             if len(begun) > AHEAD:
                 yield begun.popleft()()
         for one in begun:
             yield one()
 
 
-def _verdict(verifier: Fields | None, text: str) -> Verdict | VerifierError | None:
+def _outcome(verifier: Fields | None, text: str) -> Outcome:
     try:
         return None if verifier is None else verify(verifier, text)
     except VerifierError as error:
         return error
 
 
-def _ended(future: Future[Verdict | VerifierError | None], beat: Callable[[], None]) -> Verdict | VerifierError | None:
+def ended(future: "Future[Outcome]", beat: Callable[[], None]) -> Outcome:
+    """Wait for a verdict; `beat` is called meanwhile."""
     while not wait([future], timeout=BEAT_SECONDS).done:
         beat()
     return future.result()

@@ -1,22 +1,23 @@
-"""Call functions in a separate process, with limits on time and memory.
+"""Call functions in separate processes, with limits on time and memory.
 
-The first call starts the process, which handles all calls in turn. If a call exceeds a limit, the process is killed, and the next call
-starts another. Python's own limit (`signal.alarm`) works only in the main thread, and not inside C.
+A call takes an idle process, or starts one; calls of several threads run in parallel, in at most as many processes as this one has
+processors. If a call exceeds a limit, its process is killed. Python's own limit (`signal.alarm`) works only in the main thread, and not
+inside C.
 
-The kernel ends the process with the *thread* that started it (`PR_SET_PDEATHSIG`), so a dedicated thread starts it, which lives as long as
+The kernel ends a process with the *thread* that started it (`PR_SET_PDEATHSIG`), so a dedicated thread starts them, which lives as long as
 this process, while calling threads may come and go.
 """
 
 import atexit
-import contextlib
 import importlib
 import os
 import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from threading import Lock
+from threading import Semaphore
 from typing import Any
 
 from pedigree.configs.base.problems import PedigreeError
@@ -42,8 +43,8 @@ class _Process:
         self.pipe.close()
 
 
-_lock = Lock()
-_running: list[_Process] = []
+_places = Semaphore(len(os.sched_getaffinity(0)))
+_idle: list[_Process] = []
 _starter = ThreadPoolExecutor(1, "apart")
 
 
@@ -53,20 +54,29 @@ def ask(function: str, arguments: tuple[Any, ...], seconds: float) -> Any:
     Raises:
         PedigreeError: it exceeded a limit, raised an exception, or ended its process.
     """
-    with _lock:
-        if _running and _running[0].process.poll() is not None:  # it ended between calls, so this call is not the cause
-            end()
-        if not _running:
-            _running.append(_starter.submit(_Process).result())
-        process = _running[0]
+    with _places:
+        process = _taken()
         try:
             if function not in process.known:
                 _reply(process, (function, None), START_SECONDS)
                 process.known.add(function)
-            return _reply(process, (function, arguments), seconds)
-        except PedigreeError:
-            end()
+            found = _reply(process, (function, arguments), seconds)
+        except BaseException:
+            process.end()
             raise
+        _idle.append(process)
+        return found
+
+
+def _taken() -> _Process:
+    """An idle process, or another one."""
+    with suppress(IndexError):
+        while True:
+            process = _idle.pop()
+            if process.process.poll() is None:
+                return process
+            process.end()  # it ended between calls, so this call is not the cause
+    return _starter.submit(_Process).result()
 
 
 def _reply(process: _Process, question: tuple[str, tuple[Any, ...] | None], seconds: float) -> Any:
@@ -83,9 +93,10 @@ def _reply(process: _Process, question: tuple[str, tuple[Any, ...] | None], seco
 
 
 def end() -> None:
-    """End the process, if any."""
-    while _running:
-        _running.pop().end()
+    """End all idle processes."""
+    with suppress(IndexError):
+        while True:
+            _idle.pop().end()
 
 
 atexit.register(end)
@@ -96,7 +107,7 @@ def answer(descriptor: int, asker: int) -> None:
     die_with(asker)
     pipe: Connection[Any, Any] = Connection(descriptor)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
+    with suppress(EOFError, KeyboardInterrupt):
         while True:
             function, arguments = pipe.recv()
             module, _, name = function.partition(":")

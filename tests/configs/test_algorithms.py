@@ -1,7 +1,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pedigree.configs.methods.policy_gradient import Algorithm, Kl
+from pedigree.configs.methods.policy_gradient import Algorithm, Kl, Resampling
 from pedigree.configs.methods.training import Rlvr
 
 READ = TypeAdapter(Algorithm).validate_python
@@ -21,6 +21,7 @@ def test_defaults_are_the_papers():
     grpo, dapo, gspo, ppo = READ({"type": "grpo"}), READ({"type": "dapo"}), READ({"type": "gspo"}), READ({"type": "ppo", "critic": CRITIC})
     assert (grpo.clip_low, grpo.clip_high, grpo.aggregation, grpo.kl) == (0.2, 0.2, "seq-mean-token-mean", Kl(coefficient=0.04))
     assert (dapo.clip_low, dapo.clip_high, dapo.aggregation, dapo.kl) == (0.2, 0.28, "token-mean", None)
+    assert dapo.resampling == Resampling(max_batches=10) and grpo.resampling is None and "resampling" not in grpo.model_dump()
     assert (gspo.clip_low, gspo.clip_high, gspo.updates) == (3e-4, 4e-4, 4)
     assert (ppo.gamma, ppo.gae_lambda, ppo.updates, ppo.kl.where) == (1.0, 0.95, 4, "reward")
     assert READ({"type": "grpo", "kl": None}).kl is None

@@ -280,10 +280,22 @@ def test_a_remedy_that_is_named_makes_it_fit(config, fields, remedy, changed):
     assert not lacks(replace(given, numerics=on_gpus(**fields | changed)))
 
 
-def test_a_policy_that_is_trained_is_asked_in_one_engine_whatever_the_profile_says():
-    """So that four slots do for a tensor parallel one of four, as for the run itself."""
-    found = misfit(trial(rlvr(), on_gpus(), placement={"gpu_memory_utilization": 0.3, "engines": 4, "slots": 4}))
+def test_a_policy_that_is_trained_has_as_many_engines_as_the_profile_says():
+    found = misfit(trial(rlvr(), on_gpus(), placement={"gpu_memory_utilization": 0.3, "engines": 2, "slots": 8}))
     assert found is not None and "set numerics.tensor_parallel: 4" in found.remedies
+    found = misfit(trial(rlvr(), on_gpus(), placement={"gpu_memory_utilization": 0.3, "engines": 2, "slots": 4}))
+    assert found is not None and "set numerics.tensor_parallel: 4 and placement.slots: 8" in found.remedies
+    cpu = Numerics(threads=1)
+    one, two = (needs_of(facts(rlvr(), LLAMA, reference=LLAMA), cpu, Placement(engines=engines)) for engines in (1, 2))
+    assert two.device["sampler"] == 2 * one.device["sampler"]
+
+
+def test_rollouts_whose_cache_never_fits_in_chunks_queue_if_they_are_recorded():
+    """256 answers of 16k tokens at a time are too many for eight GPUs of 80 GB at any setting; queued ones need room for one answer."""
+    config, placement = rlvr(longest=16_384), {"slots": 8, "gpu_memory_utilization": 0.3}
+    found = misfit(trial(config, on_gpus(), placement=placement))
+    assert found is not None and found.remedies == ("set replay: recorded in the recipe",)
+    assert misfit(trial(config.model_copy(update={"replay": "recorded"}), on_gpus(), placement=placement)) is None
 
 
 def test_what_cannot_be_refused_because_nobody_knows_the_gpu():

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import signal
+from collections.abc import Callable
+from concurrent.futures import wait
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,10 +25,12 @@ from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.rlvr.rewarding import Rewards, reward
-from pedigree.stages.rlvr.run import Rollout, refuse, refuse_stale, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
+from pedigree.stages.rlvr.rolling import Roller, Rollout, reward_numbers, score_of
+from pedigree.stages.rlvr.run import refuse, refuse_stale, rollout_sampler, usable_prompts
 from pedigree.stages.sampling import engines
+from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Child, Generation, read_version
-from pedigree.stages.verifiers import sandbox, verify_each
+from pedigree.stages.verifiers import Verifying, sandbox, verify_each
 
 ONE_THREAD = Numerics(threads=1)
 FIELDS = {
@@ -53,6 +57,8 @@ PPO = {
     },
 }
 """Two engines, a coefficient that adapts, whitening over ranks."""
+DAPO = {**FIELDS, "algorithm": {"type": "dapo", "resampling": {"max_batches": 3}}, "samples_per_prompt": 2}
+"""With two answers to a prompt, both often have the same reward."""
 WORDS = {"name": "ifeval", "instructions": [{"id": "length_constraints:number_words", "relation": "less than", "num_words": 3}]}
 """The policy's random text has one to four words: unequal rewards in most groups."""
 
@@ -179,6 +185,38 @@ def test_a_killed_run_with_a_value_model_resumes_to_the_same_weights(inputs, tmp
 
 
 @pytest.mark.slow
+def test_a_killed_run_with_dynamic_sampling_draws_the_same_prompts(inputs, tmp_path):
+    """Each step begins after the last prompt that the one before needed: the position is in the checkpoint."""
+    done = run(tmp_path / "whole", "rlvr", DAPO, inputs, ONE_THREAD)
+    assert done["ok"], done
+    rows = curve(a_job(tmp_path / "whole"))
+    assert done["metrics"]["resampled_prompts"] == sum(row["resampled_prompts"] for row in rows) > 0
+    assert done["metrics"]["generated_batches"] == sum(row["generated_batches"] for row in rows) > 4
+    assert all(row["informative_groups"] == row["kept_groups"] for row in rows) and any(row["kept_groups"] == 4 for row in rows)
+    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", DAPO, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    goes_on(tmp_path / "job", DAPO, inputs, tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_run_killed_while_it_samples_trains_on_the_recorded_answers(whole, inputs, tmp_path):
+    """All 16 answers of the third step are recorded. Batches this small run together either way, so the result is that of chunks."""
+    recorded = FIELDS | {"replay": "recorded"}
+    killed_at("answers kept", 47, tmp_path / "job", "rlvr", recorded, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    assert len((tmp_path / "job" / "rollouts" / "step-000002" / "answers.jsonl").read_text().splitlines()) == 16
+    goes_on(tmp_path / "job", recorded, inputs, whole[0])
+    assert not (tmp_path / "job" / "rollouts").exists()
+
+
+@pytest.mark.slow
+def test_two_engines_have_the_weights_of_every_step(inputs, tmp_path):
+    """Each answers every other prompt; stale weights in one of them would show as a gap."""
+    fields = FIELDS | {"replay": "recorded", "steps": 3}
+    done = run(tmp_path / "job", "rlvr", fields, inputs, ONE_THREAD, engines=2, slots=2)
+    assert done["ok"], done
+    assert all(row["logprob_gap"] < 1e-4 for row in curve(a_job(tmp_path / "job"))) and done["metrics"]["updates"] > 2
+
+
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_a_run_whose_engine_was_killed_resumes_to_the_same_weights(whole, inputs, tmp_path):
     kill_after(2, tmp_path / "job", ONE_THREAD, FIELDS, inputs, "engine")
@@ -229,14 +267,23 @@ def test_remax_asks_for_a_greedy_answer_to_each_prompt(inputs, tmp_path):
     assert all(0 <= 4 * row["greedy_reward"] <= 4 and 4 * row["greedy_reward"] % 1 == 0 for row in rows)  # of four prompts, 0 or 1 each
 
 
+def answers(ids: list[int], then: Callable[[], None] = lambda: None, version: Callable[[], int] = lambda: 0):
+    """The stream of an engine that answers everything the same, the last request first; `then` is called after each answer."""
+
+    def stream(requests, sampling, stop_ids, arrived, beat=None, *, chunk=False):
+        for place in reversed(range(len(requests))):
+            arrived(place, Generation(ids, [-5.0] * len(ids), "stop", version()))
+            then()
+
+    return stream
+
+
 def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
     """Whatever the sampler answers, and here it always answers the same."""
 
-    def answers(requests, *_):
-        return [Generation([5, 2], [-5.0, -5.0], "stop", loaded[-1]) for _ in requests]
-
     loaded = [0]
-    always = SimpleNamespace(generate=answers, load=lambda folder: loaded.append(read_version(folder)))
+    given = answers([5, 2], version=lambda: loaded[-1])
+    always = SimpleNamespace(stream=given, load=lambda folder: loaded.append(read_version(folder)))
     monkeypatch.setattr(rlvr, "open_sampler", lambda *_, **__: nullcontext(always))
     hopeless = [prompt(number, verifier={"name": "arithmetic", "answer": "123456789"}) for number in range(8)]
     given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", hopeless)}}
@@ -280,17 +327,36 @@ def test_a_missing_reward_is_no_zero():
     assert (numbers["score_ifeval"], numbers["score_gsm"], numbers["truncated"]) == (1.0, 0.0, 0.25)
 
 
-def test_each_answer_that_is_verified_is_a_sign_of_work(tmp_path, monkeypatch):
-    job, told = a_job(tmp_path), []
+class Watched(Verifying):
+    """Keeps what it has begun."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = []
+
+    def begin(self, verifier, text):
+        self.begun.append(super().begin(verifier, text))
+        return self.begun[-1]
+
+
+def test_answers_are_verified_while_the_engine_generates_others_and_each_is_a_sign_of_work(tmp_path, monkeypatch):
+    """The engine gives its next answer only when the one before has its verdict, so a verdict after all answers would never come."""
+    job, told, before_the_next = a_job(tmp_path), [], []
     monkeypatch.setattr(job, "doing", lambda *said: told.append(said))
-    sampler = SimpleNamespace(generate=lambda chunk, *_: [Generation([1], [0.0], "stop") for _ in chunk])
-    config = SimpleNamespace(
-        seed=0, samples_per_prompt=3, steps=1, sampling=None, reward=Reward(), algorithm=SimpleNamespace(advantage="group")
-    )
-    chat = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
-    given: Any = (sampler, Rewards(Reward(), 8, {}), [(prompt(1), [1]), (prompt(2), [1])], 0, config, chat, job)
-    rollouts, greedy = roll_out(*given)
-    assert told == [("verifying", number) for number in range(6)] and len(rollouts) == 6 and greedy is None
+    config = config_of("rlvr", **(FIELDS | {"samples_per_prompt": 3}))
+    with Watched() as verifying:
+
+        def then():
+            before_the_next.append(len(wait(verifying.begun, deadline(20)).done))
+
+        sampler: Any = SimpleNamespace(stream=answers([1], then))
+        chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
+        roller = Roller(Fleet([sampler]), verifying, Rewards(Reward(), 12, {}), [], config, chat, job)
+        one, other = roller.roll_out([(0, (prompt(1), [1])), (1, (prompt(2), [1]))], 0, None)
+    assert before_the_next == [1, 2, 3, 4, 5, 6]
+    assert [rollout.prompt["id"] for rollout in (*one.rollouts, *other.rollouts)] == ["p1"] * 3 + ["p2"] * 3
+    assert all(rollout.score == 1 for rollout in (*one.rollouts, *other.rollouts))
+    assert told == [("verifying", number) for number in range(6)]
 
 
 def test_tulus_rewards_are_ten_for_a_right_answer_and_minus_ten_for_one_without_an_end():
@@ -339,8 +405,9 @@ def test_what_cannot_work_together_is_refused_before_any_model_is_loaded(policy,
     config, given, job = config_of("rlvr", **FIELDS), {"policy": {"p": policy}}, a_job(tmp_path / "job")
     with pytest.raises(StageError, match=r"250 \+ max_tokens 12 exceed the policy's context of 256"):
         refuse(config_of("rlvr", **(FIELDS | {"max_prompt_length": 250})), given, job, 256)
-    with pytest.raises(StageError, match="inline requires world_size 1, not 2"):
-        refuse(config, given, a_job(tmp_path / "inline", numerics=Numerics(world_size=2), sampler_process="inline"), 256)
+    for two, numerics, count in (("world_size", Numerics(world_size=2), 1), ("engines", Numerics(), 2)):
+        with pytest.raises(StageError, match=f"inline requires {two} 1, not 2"):
+            refuse(config, given, a_job(tmp_path / two, numerics=numerics, sampler_process="inline", engines=count), 256)
     other = make(tmp_path / "other" / "payload")
     (other / "config.json").write_text((other / "config.json").read_text().replace('"vocab_size": ', '"vocab_size": 1'))
     reference = {"reference": {"r": publish(tmp_path / "other", "source_model", "policy")}}

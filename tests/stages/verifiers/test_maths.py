@@ -3,12 +3,14 @@
 import itertools
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
+from waiting import deadline
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.stages.verifiers import VerifierError, algebra, check, minerva, verify, worker
@@ -235,9 +237,18 @@ def test_the_process_outlives_the_thread_that_asked_first():
     assert len(set(pids)) == 1
 
 
+def test_calls_of_several_threads_run_in_several_processes(monkeypatch, tmp_path):
+    """Each end of a named pipe opens when the other one does."""
+    monkeypatch.setattr(worker, "_places", threading.Semaphore(2))
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(worker.ask, "os:open", (tmp_path / "pipe", flag), deadline(20)) for flag in (os.O_RDONLY, os.O_WRONLY)]
+        assert all(end.result() > 2 for end in ends)
+
+
 def test_a_process_that_was_killed_between_questions_says_nothing_about_the_next():
     os.kill(worker.ask("os:getpid", (), 10.0), signal.SIGKILL)
-    worker._running[0].process.wait()
+    worker._idle[-1].process.wait()
     assert worker.ask("operator:add", (1, 2), 10.0) == 3
 
 

@@ -1,0 +1,60 @@
+"""Dynamic sampling: which groups a step trains on, and which prompts it draws. Pure functions of rewards, seed and position.
+
+All prompts are in one endless order, reshuffled each epoch. A step draws from a position, and the next step continues after the last prompt
+that this one needed, so the position is the only state: it is in the checkpoint, and a resumed run draws the same prompts.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pedigree.configs.methods.policy_gradient import Resampling
+from pedigree.stages.core.batches import step_rows
+
+
+class Choice(NamedTuple):
+    """What to do with the groups drawn so far."""
+
+    kept: list[int]
+    """Numbers of the groups to train on."""
+    used: int
+    """Groups whose prompts count as visited; the next step draws the others again."""
+    more: int
+    """Prompts to draw next; 0 if the step is complete."""
+
+
+def differ(values: Sequence[float]) -> bool:
+    """Whether the known values are unequal; NaN is unknown."""
+    return len({value for value in values if not math.isnan(value)}) > 1
+
+
+def choose(informative: Sequence[bool], wanted: int, batches: int, resampling: Resampling | None) -> Choice:
+    """Keep the first `wanted` informative groups: 0 < |{i : o_i is right}| < G (DAPO, arXiv 2503.14476, eq. 11).
+
+    While some are missing, so many prompts are drawn that the share of informative groups so far would complete the step. If the bound is
+    reached, the step trains on those that it has: other groups would only dilute the mean, and a repeated group would count twice. Without
+    any, the first groups are kept, and the update does what it does without resampling.
+
+    Args:
+        informative: of each group in the order of its prompt.
+        batches: batches of rollouts generated so far.
+    """
+    if resampling is None:
+        return Choice(list(range(len(informative))), len(informative), 0)
+    found = [number for number, good in enumerate(informative) if good]
+    if len(found) >= wanted:
+        return Choice(found[:wanted], found[wanted - 1] + 1, 0)
+    expected = math.ceil((wanted - len(found)) * len(informative) / max(1, len(found)))
+    more = min(wanted, expected) if batches < resampling.max_batches else 0
+    return Choice(found or list(range(min(wanted, len(informative)))), len(informative), more)
+
+
+def upcoming(position: int, num_prompts: int, seed: int) -> Iterator[tuple[int, int]]:
+    """(position, row) of the prompts from a position, each row once: a step meets no prompt twice, not even across epochs."""
+    drawn: set[int] = set()
+    while len(drawn) < num_prompts:
+        (row,) = step_rows(position, num_prompts, 1, seed)
+        if row not in drawn:
+            yield position, row
+        drawn.add(row)
+        position += 1

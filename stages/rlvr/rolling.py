@@ -1,0 +1,231 @@
+"""Rollouts of one step, on rank 0: prompts → answers → scores → rewards → the groups to train on."""
+
+import math
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pedigree.configs.base.frozen import digest
+from pedigree.configs.methods.training import Rlvr, Sampling
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.job.job import Job, checkpoint_names
+from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
+from pedigree.stages.rlvr.resampling import Choice, choose, differ, upcoming
+from pedigree.stages.rlvr.rewarding import Rewards
+from pedigree.stages.sampling.answer_log import AnswerLog
+from pedigree.stages.sampling.engines import Fleet
+from pedigree.stages.sampling.sampler import Arrived, Generation, Request, request_key, seed_of
+from pedigree.stages.verifiers import Outcome, Verdict, Verifying, ended
+from pedigree.stages.verifiers.reward_programs import Answered
+
+RECORDS = "rollouts"
+"""Folder of the recorded answers, one per step with the step's 0-based number."""
+Prompt = tuple[dict[str, Any], list[int]]
+"""A row with a verifier, and its token ids."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One answer with its verifier score and reward; NaN if unknown."""
+
+    prompt: dict[str, Any]
+    prompt_ids: list[int]
+    answer: Generation
+    text: str
+    score: float
+    reward: float
+    terms: dict[str, float | None]
+    """As in `rewarding.Rewarded`."""
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The answers to one prompt."""
+
+    position: int
+    """Of the prompt in the order of all steps."""
+    rollouts: list[Rollout]
+    greedy: float = math.nan
+    """Reward of the greedy answer, for algorithms that use it as baseline."""
+
+    @property
+    def informative(self) -> bool:
+        """Whether some answers are right and some wrong, by their verifier; where it gave no score, by their rewards."""
+        scores = [one.reward if math.isnan(one.score) else one.score for one in self.rollouts]
+        return differ(scores) and differ([one.reward for one in self.rollouts])
+
+
+@dataclass(frozen=True)
+class StepRollouts:
+    """What a step trains on."""
+
+    rollouts: list[Rollout]
+    """Answers grouped by prompt."""
+    greedy: list[float] | None
+    numbers: dict[str, float]
+    """Metrics of all answers of the step."""
+    position: int
+    """Where the next step's prompts begin."""
+    tokens: int
+    """Tokens of all answers."""
+
+
+@dataclass(frozen=True)
+class Roller:
+    """What all steps roll out with."""
+
+    engines: Fleet
+    verifying: Verifying
+    rewards: Rewards
+    prompts: list[Prompt]
+    config: Rlvr
+    chat: Chat
+    job: Job
+
+    def step(self, position: int, step: int) -> StepRollouts:
+        """Roll out batches of prompts from a position on, until the step is complete."""
+        wanted, resampling = self.config.prompts_per_step, self.config.algorithm.resampling
+        coming = upcoming(position, len(self.prompts), self.config.seed)
+        drawn, batches, choice = list[Group](), 0, Choice([], 0, wanted)
+        with self._record(step) as record:
+            while batch := list(islice(coming, choice.more)):
+                drawn += self.roll_out([(place, self.prompts[row]) for place, row in batch], step, record)
+                batches += 1
+                choice = choose([group.informative for group in drawn], wanted, batches, resampling)
+        groups = [drawn[number] for number in choice.kept]
+        every = [rollout for group in drawn for rollout in group.rollouts]
+        numbers = reward_numbers(every)
+        if resampling is not None:
+            numbers |= {"generated_batches": float(batches), "resampled_prompts": float(len(drawn) - wanted)}
+        greedy = None
+        if self.config.algorithm.advantage == "greedy":
+            greedy = [group.greedy for group in groups]
+            numbers["greedy_reward"] = mean(present([group.greedy for group in drawn]))
+        return StepRollouts(
+            rollouts=[rollout for group in groups for rollout in group.rollouts],
+            greedy=greedy,
+            numbers=numbers,
+            position=drawn[choice.used - 1].position + 1,
+            tokens=sum(len(rollout.answer.response_ids) for rollout in every),
+        )
+
+    def roll_out(self, batch: list[tuple[int, Prompt]], step: int, record: AnswerLog | None) -> list[Group]:
+        """The groups of a batch of prompts at these positions, in order. Answers are verified while the engines generate others."""
+        config, size = self.config, self.config.samples_per_prompt
+
+        def answer(drawn: list[tuple[dict[str, Any], list[int], int]], samples: int, sampling: Sampling) -> list[Rollout]:
+            requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in drawn]
+            found: dict[int, tuple[Generation, str, Future[Outcome]]] = {}
+
+            def arrived(place: int, one: Generation) -> None:
+                text = self.chat.decode(one.response_ids)
+                verifier = drawn[place][0]["verifier"] if config.reward.verifies else None
+                found[place] = one, text, self.verifying.begin(verifier, text)
+
+            self._answer(requests, sampling, arrived, step, record)
+            answered: list[Answered] = []
+
+            def beat() -> None:
+                self.job.doing("verifying", len(answered))  # a verifier may take minutes; each has a time limit
+
+            for place, (prompt, *_) in enumerate(drawn):
+                beat()
+                one, text, future = found[place]
+                score = score_of(prompt, ended(future, beat))
+                answered.append(Answered(prompt, text, one.response_ids, one.finish_reason, None if math.isnan(score) else score))
+            return [
+                Rollout(prompt, ids, found[place][0], own.text, math.nan if own.score is None else own.score, *rewarded)
+                for place, ((prompt, ids, _), own, rewarded) in enumerate(
+                    zip(drawn, answered, self.rewards.of(answered, samples), strict=True)
+                )
+            ]
+
+        rollouts = answer([(prompt, ids, index) for _, (prompt, ids) in batch for index in range(size)], size, config.sampling)
+        greedy = [math.nan] * len(batch)
+        if config.algorithm.advantage == "greedy":
+            asked = [(prompt, ids, 0) for _, (prompt, ids) in batch]
+            greedy = [one.reward for one in answer(asked, 1, config.sampling.model_copy(update={"temperature": 0.0}))]
+        return [Group(batch[i][0], rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
+
+    def _answer(self, requests: list[Request], sampling: Sampling, arrived: Arrived, step: int, record: AnswerLog | None) -> None:
+        """Get all answers: in fixed chunks; or those of the record, and the others continuously, each recorded as it arrives."""
+        job, stop = self.job, [self.chat.eos_id]
+
+        def beat(_: int) -> None:
+            job.progress(step, self.config.steps)
+
+        if record is None:
+            self.engines.answer(requests, sampling, stop, arrived, beat, ROLLOUT_CHUNK)
+            return
+        common = digest({"job": job.key, "numerics": job.numerics.model_dump(), "sampling": sampling.model_dump(), "step": step})
+        keys = [digest([common, request_key(request)])[:32] for request in requests]
+        missing = [place for place, key in enumerate(keys) if key not in record]
+        if 0 < len(missing) < len(keys):
+            before = f"{len(keys) - len(missing)} of {len(keys)} answers of step {step + 1} are those of an interrupted attempt"
+            job.marks.append(f"{before}: the others ran in other company, and may round otherwise")
+        for place, key in enumerate(keys):
+            if key in record:
+                arrived(place, Generation(**record[key]))
+
+        def new(number: int, one: Generation) -> None:
+            record.keep({keys[missing[number]]: vars(one)})
+            arrived(missing[number], one)
+
+        self.engines.answer([requests[place] for place in missing], sampling, stop, new, beat, None)
+
+    @contextmanager
+    def _record(self, step: int) -> Iterator[AnswerLog | None]:
+        """The record of a step's answers, if `replay` asks for one. Those of steps before the oldest checkpoint are deleted."""
+        if self.config.replay == "exact":
+            yield None
+            return
+        folder = self.job.folder / RECORDS
+        oldest = next((int(name.removeprefix("step-")) for name in checkpoint_names(self.job.folder)), 0)
+        for old in folder.glob("step-*"):
+            if int(old.name.removeprefix("step-")) < oldest:
+                shutil.rmtree(old)
+        with AnswerLog(self.job, folder / f"step-{step:06d}") as record:
+            yield record
+
+
+def score_of(prompt: dict[str, Any], verdict: Outcome) -> float:
+    """The verifier's score; NaN if the verifier cannot run, which says nothing about the answer, or was not asked."""
+    if isinstance(verdict, Verdict):
+        return verdict.score
+    if verdict is not None:
+        print(f"no score for an answer to {prompt['id']}: {verdict}", flush=True)
+    return math.nan
+
+
+def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
+    """Metrics of one step's rollouts: rewards and their parts, lengths, truncation."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if not math.isnan(rollout.score):
+            parts[f"score_{rollout.prompt['verifier']['name']}"].append(rollout.score)
+        for name, value in rollout.terms.items():
+            if value is not None and not math.isnan(value):
+                parts[f"reward_{name}"].append(value)
+    rewards = [rollout.reward for rollout in rollouts]
+    return {
+        "reward": mean(present(rewards)),
+        **{name: mean(values) for name, values in sorted(parts.items())},
+        "missing_rewards": float(len(rewards) - len(present(rewards))),
+        "response_length": mean([float(len(rollout.answer.response_ids)) for rollout in rollouts]),
+        "truncated": mean([float(rollout.answer.finish_reason == "length") for rollout in rollouts]),
+    }
+
+
+def present(rewards: list[float]) -> list[float]:
+    """The rewards that are not missing."""
+    return [reward for reward in rewards if not math.isnan(reward)]
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
