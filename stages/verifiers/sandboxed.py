@@ -265,7 +265,7 @@ def make_rows(order, write):
     os._exit(0)
 
 
-def function_of(order):
+def function_of(order) -> Any:
     """Run a file as a module and return its function.
 
     Raises:
@@ -362,7 +362,7 @@ def passed(signature, names):
 class RewardCall:
     """One call of a reward function, for several answers, or for a single one if `size` is null."""
 
-    def __init__(self, function, arguments, size):
+    def __init__(self, function, arguments, size: Any):
         self.function, self.arguments, self.size = function, arguments, size
 
     def rewards(self):

@@ -95,7 +95,7 @@ def test_names_that_move_are_refused(config, more):
         ({"columns": {"prompt": "p", "response": "r"}, "attributes": {"tone": 1.0}}, "lack the attributes tone: add them"),
         ({"attributes": {"tone": 0}}, "the weight of tone is 0, which has no effect: change it, or remove the attribute"),
         ({"attributes": {"tone": float("nan")}}, "should be a finite number"),
-        ({"verifier": "chess"}, "'gsm', 'gsm8k', 'math', 'strict_math', 'exact_match' or 'python'"),
+        ({"verifier": "chess"}, "'gsm', 'gsm8k', 'math', 'strict_math', 'exact_match', 'python' or 'facts'"),
         ({"repo": "../rows"}, "repo"),
         ({"config": ""}, "config"),
     ],

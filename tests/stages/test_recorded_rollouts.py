@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from models import a_job, config_of
 
+from pedigree.stages.rlvr.rewarding import Rewards
 from pedigree.stages.rlvr.rolling import Roller
 from pedigree.stages.sampling.engines import Fleet, dealt
 from pedigree.stages.sampling.sampler import Generation, Request
@@ -46,7 +47,8 @@ def answers(job, engines: list[Any], step: int, **fields: Any) -> list[tuple[str
     prompts = [({"id": f"p{number}", "verifier": {"name": "exact_match", "answer": "x"}}, [number]) for number in range(3)]
     chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "y")
     with Verifying() as verifying:
-        step_of = Roller(Fleet(engines), verifying, prompts, config_of("rlvr", **(PLAN | fields)), chat, job).step(0, step)
+        config = config_of("rlvr", **(PLAN | fields))
+        step_of = Roller(Fleet(engines), verifying, Rewards(config.reward, 12, {}), prompts, config, chat, job).step(0, step)
     assert all(one.answer.logprobs == [-1 / 3] for one in step_of.rollouts)
     return [(one.prompt["id"], one.answer.response_ids[0]) for one in step_of.rollouts]
 

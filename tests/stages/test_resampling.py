@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pedigree.configs.methods.policy_gradient import Resampling
 from pedigree.stages.core import policy_losses as pg
 from pedigree.stages.rlvr.resampling import Choice, choose, upcoming
+from pedigree.stages.rlvr.rewarding import Rewards
 from pedigree.stages.rlvr.rolling import Group, Roller, Rollout, StepRollouts
 from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Generation
@@ -80,7 +81,9 @@ def rolled(right: Callable[[int, int], bool], pool: int, tmp_path, position: int
     sampler: Any = SimpleNamespace(stream=stream)
     chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "right" if ids[0] else "wrong")
     with Verifying() as verifying:
-        return Roller(Fleet([sampler]), verifying, prompts, config, chat, a_job(tmp_path)).step(position, 0), asked
+        return Roller(Fleet([sampler]), verifying, Rewards(config.reward, 12, {}), prompts, config, chat, a_job(tmp_path)).step(
+            position, 0
+        ), asked
 
 
 def half(number: int, index: int) -> bool:
@@ -134,7 +137,7 @@ def test_no_prompt_is_drawn_twice_in_a_step(tmp_path):
 )
 def test_a_group_is_informative_if_right_and_wrong_answers_have_unequal_rewards(scores, rewards, informative):
     answer = Generation([1], [-1.0], "stop")
-    rollouts = [Rollout({}, [], answer, "", score, reward) for score, reward in zip(scores, rewards, strict=True)]
+    rollouts = [Rollout({}, [], answer, "", score, reward, {}) for score, reward in zip(scores, rewards, strict=True)]
     assert Group(0, rollouts).informative == informative
 
 
