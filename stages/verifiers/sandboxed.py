@@ -380,7 +380,7 @@ class RewardCall:
     def checked(self, made):
         values = [made.get("score") if isinstance(made, dict) else made] if self.size is None else list(made)
         if len(values) != (self.size or 1):
-            return [f"returned {len(values)} rewards for {self.size} answers"] * self.size
+            return [f"returned {len(values)} rewards for {self.size} answers"] * (self.size or 1)
         return [number_of(value) for value in values]
 
     def unknown(self, error):
