@@ -139,7 +139,7 @@ class _HeadProduct(torch.autograd.Function):
         ctx.head = head
         if not head.wide:
             return nn.functional.linear(hidden, weight, bias)
-        logits = head.product(hidden.flatten(0, -2), weight.t()).view(*hidden.shape[:-1], -1)
+        logits = head.product(hidden.flatten(0, -2), weight.t()).view(*hidden.shape[:-1], len(weight))
         return logits if bias is None else logits + bias
 
     @staticmethod
