@@ -325,10 +325,10 @@ def test_ppo_at_8b_takes_turns_with_its_sampler_on_eight_gpus_of_80_gb():
     policy = {"weights": 2_007_565_312, "gradients": 4_015_130_624, "optimizer": 12_045_391_872, "buckets": 2_000_000_000}
     valued = 18 * (PARAMETERS - 128_256 * 4_096 + 4_096) // 8 + 2_000_000_000
     assert needs.rollouts.pop("value_model") == pytest.approx(valued, abs=10)
-    assert needs.rollouts == policy | {"reference": 2 * PARAMETERS, "sampler": share, "runtime": GIB}
+    assert needs.rollouts == policy | {"reference": 2 * PARAMETERS // 8, "sampler": share, "runtime": GIB}
     # while it trains, vLLM keeps 2 GiB of the GPU, and on the host its weights
     assert needs.device["sampler"] == needs.loading["sampler"] == 2 * GIB and needs.asleep == 2 * PARAMETERS
-    assert needs.host_of(8) == 8 * 4 * PARAMETERS + 2 * PARAMETERS
+    assert needs.host_of(8) == 2 * PARAMETERS
     assert misfit(given) is None
     crowded = misfit(replace(given, placement=given.placement.model_copy(update={"gpu_memory_utilization": 0.5})))
     assert crowded is not None and str(crowded).startswith("generating rollouts on the GPU of rank 0 needs ")

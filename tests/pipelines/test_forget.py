@@ -143,7 +143,7 @@ stages:
 """.replace("REVISION", "a" * 40)
 
 
-@pytest.mark.parametrize(("stage", "hours"), [("sample", 8.0), ("judge", 8.0), ("taught", 3.0), ("served", None), ("rewarded", 8.0)])
+@pytest.mark.parametrize(("stage", "hours"), [("sample", 8.0), ("judge", 8.0), ("taught", 8.0), ("served", None), ("rewarded", 8.0)])
 def test_gpu_hours_are_those_of_all_engines_that_a_stage_opened(tmp_path, stage, hours):
     project = project_at(tmp_path)
     (project.recipes / "asked.yaml").write_text(ASKED)

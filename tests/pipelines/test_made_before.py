@@ -18,6 +18,7 @@ from projects import call, contents, environment
 from running_lab import CLEAN, status
 
 from pedigree.configs.base.project import Project
+from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.provenance import CODE_ROOT, hardware
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.runs import run_graph
@@ -57,7 +58,7 @@ def test_only_what_another_version_decided_is_due_and_every_hash_and_record_hold
     shown = typed(project, "plan", "small")
     due = {line.split()[0]: line for line in shown.splitlines() if line.split()[2:4] == ["will", "run"] or line.split()[2:3] == ["depends"]}
     assert due.keys() == {"sft", "answers", "judged", "dpo", "scores", "best"} and f"6 of {STAGES} stages to run" in shown
-    assert all("parameters changed: version 3 -> " in due[name] for name in ("sft", "dpo"))
+    assert all(f"version 3 -> {KINDS[kind].version}" in due[name] for name, kind in (("sft", "sft"), ("dpo", "preference_train")))
     assert status(SimpleNamespace(root=project)) == CLEAN  # pyright: ignore[reportArgumentType]
     assert f"all as recorded: {STAGES} artifacts" in typed(project, "verify")
 

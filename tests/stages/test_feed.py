@@ -133,4 +133,4 @@ def test_every_tensor_of_a_micro_batch_is_moved():
         if batch.spans is not None:
             assert batch.spans.key_places is not None
             tensors += [batch.spans.queries_S1, batch.spans.keys_S1, batch.spans.key_places]
-        assert len(tensors) == (10 if numerics.packing else 8) and all(tensor.is_meta for tensor in tensors)
+        assert len(tensors) == (11 if numerics.packing else 9) and all(tensor.is_meta for tensor in tensors)

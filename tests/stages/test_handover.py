@@ -60,12 +60,13 @@ def test_weights_that_were_dropped_are_loaded_again_also_after_a_step_without_up
     """All rewards are equal and there is no KL: no gradient. A sampler that wakes without weights refuses."""
     done: list[Any] = []
 
-    def answers(requests, *_):
+    def stream(requests, sampling, stop_ids, arrived, beat=None, *, chunk=False):
         done.append("generate")
-        return [Generation([5, 2], [-5.0, -5.0], "stop") for _ in requests]
+        for place in range(len(requests)):
+            arrived(place, Generation([5, 2], [-5.0, -5.0], "stop"))
 
     always = SimpleNamespace(
-        generate=answers,
+        stream=stream,
         ready=lambda: done.append("ready"),
         wake=lambda: done.append("wake"),
         sleep=lambda level: done.append(("sleep", level)),

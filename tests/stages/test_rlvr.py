@@ -167,7 +167,7 @@ def test_a_killed_run_with_a_reward_function_of_the_project_resumes_to_the_same_
     done = run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
     assert done["ok"], done
     rows = curve(a_job(tmp_path / "whole"))
-    assert [row["missing_rewards"] for row in rows] == [4, 4, 2, 4]  # two prompts are left for the third step
+    assert [row["missing_rewards"] for row in rows] == [4, 4, 4, 4]
     assert all(row["reward_mine"] > 0 and row["reward_overlong"] < 0 and row["updates"] > 0 for row in rows)
     for row in read_rows(tmp_path / "whole" / "out" / "evidence" / "rollouts.jsonl"):
         sums = [a + 0.5 * b for a, b in zip(row["terms"]["mine"][:3], row["terms"]["overlong"], strict=False)]

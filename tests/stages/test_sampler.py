@@ -212,6 +212,7 @@ with t.sampler(Path({str(models["a"])!r}), inline=True) as engine:
         return ended
     engine._engine.step = seen
     engine.generate(t.GROUP, t.WARM, t.STOP)
+    engine._engine.step = step
     try:
         engine.load(Path({str(models["deep"])!r}))
     except t.StageError as error:
@@ -340,7 +341,7 @@ def test_a_share_of_a_gpu_that_leaves_nothing_for_the_cache_is_refused_before_we
 @pytest.mark.slow
 def test_an_engine_computes_its_head_in_the_precision_that_is_asked_for(inline):
     """The name is vLLM's; what it does with it shows in the gap to a trainer with the same head."""
-    assert inline["heads"] == [{"head_dtype": "float32"}, {}]
+    assert inline["heads"] == [{"head_dtype": "float32"}, {}, {}]
 
 
 def test_a_silent_engine_is_an_error_and_no_hang(models):

@@ -1,6 +1,7 @@
 """What a model must prove before a stage works with it."""
 
 import copy
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -312,3 +313,22 @@ def test_documents_are_made_of_tokens_that_training_has_seen(vocabulary):
 )
 def test_the_probed_document_is_longer_than_a_window_and_long_enough_for_a_mean(window, context, expected):
     assert _probed_length(SimpleNamespace(sliding_window=window, max_position_embeddings=context)) == expected
+
+
+def test_models_probed_in_several_threads_keep_their_gradients(llama):
+    """The block of one must not end with the state that it found in that of another."""
+    first, second = (copy.deepcopy(llama) for _ in range(2))
+    within, left = threading.Event(), threading.Event()
+
+    def other():
+        with in_fp32(second):
+            within.set()
+            left.wait()
+
+    thread = threading.Thread(target=other)
+    with in_fp32(first):
+        thread.start()
+        within.wait(0.2)  # for what it must not do
+    left.set()
+    thread.join()
+    assert all(model(torch.tensor([[5, 6, 7]])).logits.requires_grad for model in (first, second))
