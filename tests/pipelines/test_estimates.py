@@ -330,7 +330,7 @@ def test_ppo_at_8b_takes_turns_with_its_sampler_on_eight_gpus_of_80_gb():
     assert needs.device["sampler"] == needs.loading["sampler"] == 2 * GIB and needs.asleep == 2 * PARAMETERS
     assert needs.host_of(8) == 2 * PARAMETERS
     assert misfit(given) is None
-    crowded = misfit(replace(given, placement=given.placement.model_copy(update={"gpu_memory_utilization": 0.5})))
+    crowded = misfit(replace(given, placement=given.placement.model_copy(update={"gpu_memory_utilization": 0.75})))
     assert crowded is not None and str(crowded).startswith("generating rollouts on the GPU of rank 0 needs ")
 
 
