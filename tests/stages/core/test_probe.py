@@ -264,8 +264,22 @@ def test_a_model_with_few_positions_is_probed_within_them():
     assert max(len(doc) for case in cases(config) for unit in case.units for doc in unit) == 16
 
 
-@pytest.mark.parametrize(("dtype", "name", "expected"), [("bfloat16", "llama", 5), ("float32", "llama", 4), ("bfloat16", "qwen3_moe", 3)])
-def test_a_probe_costs_five_forward_passes(dtype, name, expected):
+def test_a_first_pass_that_rounds_otherwise_is_no_leak(llama):
+    """As seen with torch's cosines, in the first pass of some processes."""
+
+    class Warming(PolicyModule):
+        cold = True
+
+        def forward(self, batch, *asked):
+            logps_N, entropies_N = super().forward(batch, *asked)
+            off, self.cold = 0.15 * self.cold, False
+            return logps_N + off, entropies_N
+
+    probe(Warming(policy_of(llama, PACKED).model, 1024), PACKED, CPU)
+
+
+@pytest.mark.parametrize(("dtype", "name", "expected"), [("bfloat16", "llama", 6), ("float32", "llama", 5), ("bfloat16", "qwen3_moe", 3)])
+def test_a_probe_costs_six_forward_passes(dtype, name, expected):
     model, passes = rounded(BY_NAME[name].model("varlen"), getattr(torch, dtype)), []
     model.model.register_forward_hook(lambda *_: passes.append(1))
     probe(PolicyModule(model, 1024), PACKED, CPU)
