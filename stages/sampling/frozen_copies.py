@@ -9,6 +9,7 @@ import os
 import signal
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -37,18 +38,19 @@ class Part(NamedTuple):
     rows: Any
 
 
-class FrozenModel:
+class FrozenModel(ABC):
     """A model for inference. Subclasses load it at the first rows, as `_module`."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._device = job, torch.device(job.numerics.device)
 
+    @abstractmethod
     def score(self, rows: Any, progress: Callable[[int], None]) -> list[Any]:
-        raise NotImplementedError
+        """The values of a part's rows; `progress` is called with the number of finished ones."""
 
     def close(self) -> None:
         """Free the device memory: later engines reserve a share of the total, and fail to start if it is not free."""
-        self.__dict__.pop("_module", None)
+        vars(self).pop("_module", None)
         gc.collect()  # for modules with reference cycles
         give_back(self._device)
 
