@@ -250,6 +250,34 @@ class Sampling(Frozen):
     """Maximum answer length in tokens."""
 
 
+class Asynchronous(Frozen):
+    """Rollouts of the next steps while the trainer updates the policy.
+
+    The loss is that of AReaL's decoupled objective: `algorithm.correction` weights a token by π_old(trainer) / π(sampler), where π_old is
+    the policy at the beginning of the update and π(sampler) that of the weights that sampled the token.
+    """
+
+    formula: ClassVar[str] = "step s begins its rollouts with weights of step s - max_staleness or a later one"
+    source: ClassVar[str] = "Fu et al. 2025, arXiv 2505.24298, §4 and eq. 5; in flight: also Piché et al. 2025, arXiv 2509.19128"
+
+    max_staleness: int = Field(default=1, ge=0)
+    """Maximum steps by which the weights that begin an answer are older than those that train on it. 1: one step off policy; 0: the
+    synchronous schedule."""
+    in_flight: bool = True
+    """Engines load new weights between two tokens: running answers keep their tokens, their KV cache is recomputed, and the record has the
+    version of each token. `false`: between two steps, so that all answers of a step have the same weights, always those of the step before
+    the last one."""
+
+    @model_validator(mode="after")
+    def _check_between(self) -> "Asynchronous":
+        if self.max_staleness > 1 and not self.in_flight:
+            raise ValueError(
+                f"max_staleness {self.max_staleness} without in_flight would make the trainer wait for rollouts that it does not need: set "
+                "max_staleness to 1, or in_flight to true"
+            )
+        return self
+
+
 class Rlvr(Frozen):
     """Reinforcement learning from verifiable rewards: rollouts, rewards and updates in one job."""
 
@@ -270,13 +298,16 @@ class Rlvr(Frozen):
     """How an interrupted run repeats its answers. `exact`: it samples them again, with equal bits, in fixed chunks of 256 answers, each of
     which must fit into the KV cache of an engine. `recorded`: engines run as many answers as fit, and each is stored as it finishes, with
     its log-probabilities; an interrupted run trains on the stored ones, may sample other tokens for the rest, and is then marked."""
+    asynchronous: Asynchronous | None = added(None)
+    """Roll out the next steps while the trainer updates; requires `replay: recorded`, and GPUs for the engines beside those of the ranks.
+    `null`: rollouts and updates take turns."""
     max_prompt_length: int = Field(ge=1)
     """Maximum prompt length in tokens; longer prompts are dropped and counted."""
     refuse_dropped: float = added(REFUSED_SHARE, gt=0, le=1)
     """Share of dropped prompts (too long, or without a verifier) at which the stage fails before the first step; 1 accepts any."""
     max_logprob_gap: float = Field(default=0.1, gt=0)
     """Bound for the consistency check after each weight sync: mean |log-prob(sampler) - log-prob(trainer)| per token,
-    less three standard errors."""
+    less three standard errors. Steps with answers of older weights are not checked."""
     dtype: Dtype = "bf16"
     """Compute dtype of the trainer and the sampler."""
     router_aux_loss_coef: float | None = added(None, ge=0)
@@ -302,6 +333,21 @@ class Rlvr(Frozen):
             raise ValueError(
                 f"sampling.top_p is {self.sampling.top_p}, but must be 1: otherwise rollouts do not follow the trained distribution"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_asynchronous(self) -> "Rlvr":
+        if self.asynchronous is None:
+            return self
+        if self.replay != "recorded":
+            raise ValueError(f"asynchronous trains on answers that no run can repeat, but replay is {self.replay}: set `replay: recorded`")
+        if self.asynchronous.max_staleness and self.algorithm.correction is None:
+            raise ValueError(
+                f"asynchronous.max_staleness {self.asynchronous.max_staleness} trains on answers of older weights, for which the algorithm "
+                "must correct: set `algorithm.correction: {}`"
+            )
+        if self.lora is not None and self.asynchronous.in_flight:
+            raise ValueError("lora cannot be replaced under running answers in vLLM: set `asynchronous.in_flight: false`")
         return self
 
     @model_validator(mode="after")

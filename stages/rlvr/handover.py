@@ -34,6 +34,11 @@ def shares_gpus(numerics: Numerics) -> bool:
     return numerics.device == "cuda"
 
 
+def takes_turns(config: Rlvr, numerics: Numerics) -> bool:
+    """As `shares_gpus`, unless engines have GPUs of their own."""
+    return shares_gpus(numerics) and config.asynchronous is None
+
+
 def start_before_trainer(sampler: Fleet | None, job: Job) -> None:
     """Before any rank touches its GPU: wait until the sampler is ready, and put it to sleep; called on all ranks."""
     if shares_gpus(job.numerics):

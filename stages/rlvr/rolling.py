@@ -158,7 +158,10 @@ class Roller:
         job, stop = self.job, [self.chat.eos_id]
 
         def beat(_: int) -> None:
-            job.progress(step, self.config.steps)
+            if self.config.asynchronous:  # the steps are the trainer's
+                job.doing("generating rollouts")
+            else:
+                job.progress(step, self.config.steps)
 
         if record is None:
             self.engines.answer(requests, sampling, stop, arrived, beat, ROLLOUT_CHUNK)
@@ -174,7 +177,7 @@ class Roller:
                 arrived(place, Generation(**record[key]))
 
         def new(number: int, one: Generation) -> None:
-            record.keep({keys[missing[number]]: vars(one)})
+            record.keep({keys[missing[number]]: one.as_json()})
             arrived(missing[number], one)
 
         self.engines.answer([requests[place] for place in missing], sampling, stop, new, beat, None)

@@ -12,10 +12,10 @@ A reward that cannot be computed is missing, never 0.
 import json
 import math
 import shutil
-import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,11 +27,13 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
-from pedigree.stages.rlvr.handover import awake, release, shares_gpus, sleep_level, start_before_trainer
+from pedigree.stages.rlvr.ahead import Ahead, oldest_update, staleness
+from pedigree.stages.rlvr.clock import Clock
+from pedigree.stages.rlvr.handover import awake, release, sleep_level, start_before_trainer, takes_turns
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
 from pedigree.stages.sampling.engines import Fleet, WarmEngines, open_engines, open_sampler
-from pedigree.stages.sampling.sampler import Sampler, engine_settings, model_context, write_version
+from pedigree.stages.sampling.sampler import Generation, Sampler, engine_settings, model_context, write_version
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import load_policy, load_value_model
@@ -60,33 +62,43 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         Verifying() as verifying,
         open_rewards(config, [row for row, _ in prompts], job) as rewards,
         rollout_sampler(policy.payload, config, job) as engines,
+        ExitStack() as running,
     ):
         roller = Roller(engines, verifying, rewards, prompts, config, chat, job) if engines and rewards else None
         learner = make_learner(config, inputs, chat, job)
         trainer = learner.trainer
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
         state = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
+        state.setdefault("recent", [state["updates"]])
         if state["updates"]:
             load_weights(engines, trainer, state["updates"], config, chat, job)
+        given, ahead = config.asynchronous, None
+        most_behind = given.max_staleness if given else 0
+        if roller and given:
+            ahead = running.enter_context(Ahead(roller, given, state["step"], state["position"]))
 
         for step in range(state["step"], config.steps):
-            started = time.monotonic()
-            with awake(engines, trainer, sleep_level(config, step)):
-                own = roller.step(state["position"], step) if roller else None
-            rolled = cast(StepRollouts, trainer.broadcast(own))
+            clock = Clock(engines)
+            with clock.waiting():
+                own = ahead.take() if ahead else None if given else in_turn(roller, engines, trainer, state["position"], config, step)
+                rolled = cast(StepRollouts, trainer.broadcast(own))
             rollouts = rolled.rollouts
-            refuse_stale({rollout.answer.version for rollout in rollouts}, state["updates"], step)
-            if all(math.isnan(rollout.reward) for rollout in rollouts):
-                cause = next((rollout.cause for rollout in rollouts if rollout.cause), "see the log for the reasons")
-                raise StageError(f"no answer of step {step + 1} has a reward: {cause}")
+            refuse_unrewarded(rollouts, step)
+            lag = refuse_stale([rollout.answer for rollout in rollouts], state["recent"], most_behind, step)
             samples = [TrainingSample(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
-            done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
-            emptied = shares_gpus(job.numerics) and sleep_level(config, step) == 2
+            learning = replace(learner, max_gap=math.inf) if lag else learner
+            done = update_policy(learning, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
+            emptied = takes_turns(config, job.numerics) and sleep_level(config, step) == 2
+            if ahead:
+                with clock.waiting():
+                    ahead.before_load()
             if (done.updates or emptied) and step + 1 < config.steps:
                 load_weights(engines, trainer, state["updates"] + done.updates, config, chat, job)
+            if ahead:
+                ahead.done(step + 1)
 
-            numbers = rolled.numbers | done.metrics
-            speed = rolled.tokens / (time.monotonic() - started)
+            numbers = rolled.numbers | done.metrics | ({"staleness": lag} if given else {}) | clock.idle()
+            speed = rolled.tokens / clock.seconds
             informative = {"informative_groups": numbers["informative_groups"]}
             job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
             job.progress(step + 1, config.steps, reward=numbers["reward"], **informative, tokens_per_second=speed)
@@ -94,6 +106,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 "step": step + 1,
                 "position": rolled.position,
                 "updates": state["updates"] + done.updates,
+                "recent": [*state["recent"], state["updates"] + done.updates][-1 - most_behind :],
                 "counted": {name: state["counted"].get(name, 0) + int(numbers[name]) for name in COUNTED if name in numbers},
                 "rewards": [*state["rewards"], numbers["reward"]],
                 "gaps": [*state["gaps"], numbers["logprob_gap"]],
@@ -112,17 +125,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             engine.close()
     for used in ("weights", RECORDS):
         shutil.rmtree(job.folder / used, ignore_errors=True)
-    edge = max(1, config.steps // 10)
-    return {
-        "steps": config.steps,
-        "updates": state["updates"],
-        **state["counted"],
-        "prompts": len(prompts),
-        "dropped_prompts": dropped,
-        "first_reward": mean(state["rewards"][:edge]),
-        "last_reward": mean(state["rewards"][-edge:]),
-        "largest_logprob_gap": max(state["gaps"]),
-    }
+    return {"prompts": len(prompts), "dropped_prompts": dropped} | totals(state, config)
 
 
 def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
@@ -178,11 +181,26 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
         for name, number in (("world_size", job.numerics.world_size), ("engines", job.placement.engines)):
             if number > 1:
                 raise StageError(f"sampler_process inline requires {name} 1, not {number}: set `sampler_process: own`")
+        if config.asynchronous:
+            raise StageError("asynchronous requires a sampler beside the trainer, not sampler_process inline: set `sampler_process: own`")
 
 
 def vocabulary(model: Artifact) -> int:
     """Vocabulary size of a model."""
     return json.loads((model.payload / "config.json").read_text())["vocab_size"]
+
+
+def totals(state: dict[str, Any], config: Rlvr) -> dict[str, Any]:
+    """Metrics of the whole run."""
+    edge = max(1, config.steps // 10)
+    return {
+        "steps": config.steps,
+        "updates": state["updates"],
+        **state["counted"],
+        "first_reward": mean(state["rewards"][:edge]),
+        "last_reward": mean(state["rewards"][-edge:]),
+        "largest_logprob_gap": max(state["gaps"]),
+    }
 
 
 def refuse_no_signal(state: dict[str, Any], config: Rlvr) -> None:
@@ -227,7 +245,8 @@ def usable_prompts(rows: list[dict[str, Any]], chat: Chat, config: Rlvr, job: Jo
 def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Fleet | None]:
     """The engines on rank 0, None elsewhere. On GPUs they are ready and asleep."""
     if job.rank != 0:
-        start_before_trainer(None, job)
+        if takes_turns(config, job.numerics):
+            start_before_trainer(None, job)
         yield None
         return
     placement = job.placement
@@ -237,18 +256,21 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Flee
         "numerics": job.numerics,
         "placement": placement,
         "adapter_rank": config.lora.rank if config.lora else None,
-        "sleeps": shares_gpus(job.numerics),
+        "sleeps": takes_turns(config, job.numerics),
         "head": config.head,
+        "in_flight": config.asynchronous is not None and config.asynchronous.in_flight,
     }
     with ExitStack() as opened:
-        if placement.engines == 1:
+        if placement.engines == 1 and config.asynchronous is None:
             inline = placement.sampler_process == "inline"
             engines: Sequence[Sampler] = [opened.enter_context(open_sampler(model_folder, inline=inline, **settings))]
         else:
-            ahead = opened.enter_context(WarmEngines(job.numerics, placement.engines))
+            ranks = job.numerics.world_size if config.asynchronous else 0
+            ahead = opened.enter_context(WarmEngines(job.numerics, placement.engines, ranks))
             engines = opened.enter_context(open_engines(engine_settings(model_folder, **settings), placement.engines, ahead))
         fleet = Fleet(engines)
-        start_before_trainer(fleet, job)
+        if takes_turns(config, job.numerics):
+            start_before_trainer(fleet, job)
         yield fleet
 
 
@@ -268,18 +290,38 @@ def load_weights(engines: Fleet | None, trainer: Trainer, version: int, config: 
         (engines.load if config.lora is None else engines.load_adapters)(folder)
 
 
-def refuse_stale(versions: Collection[int], updates: int, step: int) -> None:
-    """Check that all answers were sampled with the trainer's weights. One update may move log-probs by less than rounding does, so their
-    gap alone cannot tell.
+def in_turn(roller: Roller | None, engines: Fleet | None, trainer: Trainer, position: int, config: Rlvr, step: int) -> StepRollouts | None:
+    """Roll out a step while the trainer waits; called on all ranks."""
+    with awake(engines, trainer, sleep_level(config, step)):
+        return roller.step(position, step) if roller else None
+
+
+def refuse_unrewarded(rollouts: Sequence[Rollout], step: int) -> None:
+    """Raise StageError if no answer has a reward."""
+    if all(math.isnan(rollout.reward) for rollout in rollouts):
+        cause = next((rollout.cause for rollout in rollouts if rollout.cause), "see the log for the reasons")
+        raise StageError(f"no answer of step {step + 1} has a reward: {cause}")
+
+
+def refuse_stale(answers: Sequence[Generation], updates_after: Sequence[int], max_staleness: int, step: int) -> float:
+    """Check that all answers were sampled with the trainer's weights, or those of the allowed steps before it; returns their `staleness`.
+    One update may move log-probs by less than rounding does, so their gap alone cannot tell.
+
+    Args:
+        updates_after: number of updates after each of the last steps, the current one last.
 
     Raises:
         StageError: they were not.
     """
-    if stale := sorted(set(versions) - {updates}):
+    oldest, updates = oldest_update(updates_after, max_staleness), updates_after[-1]
+    found = {version for answer in answers for version, _ in answer.versions}
+    if wrong := sorted(version for version in found if not oldest <= version <= updates):
+        allowed = f"those after {oldest} to {updates} may" if oldest < updates else f"the trainer has made {updates}"
         raise StageError(
-            f"answers of step {step + 1} were sampled with weights after {stale[0]} updates, but the trainer has made {updates}: the "
+            f"answers of step {step + 1} were sampled with weights after {wrong[0]} updates, but {allowed}: the "
             "sampler did not load the trainer's weights. Run the stage again, and report the error if it returns"
         )
+    return staleness(answers, updates)
 
 
 def tokens_of(rollouts: list[Rollout], config: Rlvr, job: Job) -> int:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -30,13 +31,16 @@ class WarmEngines:
     Each parallel engine sees only its own GPUs.
     """
 
-    def __init__(self, numerics: Numerics, engines: int = 1) -> None:
+    def __init__(self, numerics: Numerics, engines: int = 1, ranks: int = 0) -> None:
         """
+        Args:
+            ranks: of the job's trainer, which have its first GPUs.
+
         Raises:
             StageError: the job sees too few GPUs.
         """
         self._numerics = numerics
-        self._gpus = [gpus_of(numerics, engine) if engines > 1 else None for engine in range(engines)]
+        self._gpus = [gpus_of(numerics, engine, ranks) if engines > 1 or ranks else None for engine in range(engines)]
         self._waiting: deque[subprocess.Popen[bytes]] = deque()
         self._started = 0
         self._expected = engines
@@ -135,6 +139,17 @@ class Fleet:
 
     def __init__(self, engines: Sequence[Sampler]) -> None:
         self._engines = engines
+        self._worked = [0.0] * len(engines)
+        self._since: list[float | None] = [None] * len(engines)
+
+    def busy_share(self) -> Callable[[], float]:
+        """Begin to measure: gives the share of the time since then in which the engines had requests."""
+        began, before = time.monotonic(), self._busy_s()
+        return lambda: (self._busy_s() - before) / (len(self._engines) * (time.monotonic() - began))
+
+    def _busy_s(self) -> float:
+        now = time.monotonic()
+        return sum(self._worked) + sum(now - since for since in self._since if since is not None)
 
     def answer(
         self,
@@ -160,9 +175,20 @@ class Fleet:
                     report(partial(arrived, places[place], answer))
 
                 own = [requests[place] for place in places]
-                engine.stream(own, sampling, stop_ids, found, lambda count: report(partial(beat, count)), chunk=chunk_size is not None)
+                self._since[number] = began = time.monotonic()
+                try:
+                    engine.stream(own, sampling, stop_ids, found, lambda count: report(partial(beat, count)), chunk=chunk_size is not None)
+                finally:
+                    self._since[number] = None
+                    self._worked[number] += time.monotonic() - began
 
         self._each(work)
+
+    def abandon(self) -> None:
+        """End the engines immediately, if they have processes; what they were asked fails."""
+        for engine in self._engines:
+            if isinstance(engine, Child):
+                engine.abandon()
 
     def ready(self) -> None:
         self._each(lambda _, engine, report: engine.ready())
@@ -198,15 +224,15 @@ def dealt(requests: Sequence[Request], engines: int, chunk_size: int | None) -> 
     return [[share] if share else [] for share in shares]
 
 
-def gpus_of(numerics: Numerics, engine: int) -> list[str] | None:
-    """Names of an engine's own GPUs among those of the job; None on a CPU.
+def gpus_of(numerics: Numerics, engine: int, ranks: int = 0) -> list[str] | None:
+    """Names of an engine's own GPUs among those of the job, after those of the trainer's `ranks`; None on a CPU.
 
     Raises:
         StageError: the job sees too few GPUs.
     """
     if numerics.device == "cpu":
         return None
-    end = (engine + 1) * numerics.tensor_parallel
+    end = ranks + (engine + 1) * numerics.tensor_parallel
     visible = [name for name in os.environ.get(GPUS, "").split(",") if name]
     if GPUS in os.environ and len(visible) < end:
         raise StageError(

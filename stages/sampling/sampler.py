@@ -15,8 +15,10 @@ import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,11 +71,19 @@ class Generation:
     """Log-probability of each token of `response_ids` under the distribution from which it was sampled."""
     finish_reason: FinishReason
     version: int = 0
-    """Version of the weights it was sampled with (`write_version`)."""
+    """Version of the weights that sampled its first token (`write_version`)."""
+    changes: list[list[int]] = field(default_factory=list)
+    """[version, index of its first token] of weights that were loaded in flight."""
+
+    @property
+    def versions(self) -> list[tuple[int, int]]:
+        """(version, number of tokens) of all weights that sampled it, in order."""
+        starts = [[self.version, 0], *self.changes, [0, len(self.response_ids)]]
+        return [(version, end - start) for (version, start), (_, end) in pairwise(starts)]
 
     def as_json(self) -> dict[str, Any]:
         """As sent and recorded: without version 0, that of every model that is not in training."""
-        return {name: value for name, value in vars(self).items() if name != "version" or value}
+        return {name: value for name, value in vars(self).items() if name not in ("version", "changes") or value}
 
 
 def write_version(folder: Path, version: int) -> None:
@@ -152,7 +162,8 @@ class Sampler(ABC):
 
     @abstractmethod
     def load(self, model_folder: Path) -> None:
-        """Replace the weights by those of another folder of the same architecture, and empty the prefix cache.
+        """Replace the weights by those of another folder of the same architecture, and empty the prefix cache. Another thread may stream
+        from an engine opened with `in_flight`.
 
         Raises:
             StageError: the folder holds another architecture.
@@ -203,6 +214,7 @@ def engine_settings(
     adapter_rank: int | None = None,
     sleeps: bool = False,
     head: HeadPrecision = "model",
+    in_flight: bool = False,
 ) -> dict[str, Any]:
     """Settings of an engine.
 
@@ -213,6 +225,7 @@ def engine_settings(
         adapter_rank: maximum rank of adapters for `load_adapters`, at most `MAX_SERVED_RANK`; None for an engine without adapters.
         sleeps: on GPUs, whether `Sampler.sleep` will be called.
         head: `fp32` for products of the output head in fp32.
+        in_flight: whether weights may be loaded between two tokens of running requests, whose KV cache is then recomputed.
     """
     return {
         "model_folder": str(model_folder),
@@ -223,6 +236,7 @@ def engine_settings(
         "adapter_rank": adapter_rank,
         "sleeps": sleeps,
         "head": head,
+        "in_flight": in_flight,
     }
 
 
@@ -279,6 +293,10 @@ class Child(Sampler):
         self._pending = b""
         self._ready = False
         self._process = process
+        self._turn, self._writing = threading.Lock(), threading.Lock()
+        self._streaming = False
+        self._between: Future[None] | None = None
+        """Of an order given while another thread reads a stream."""
         try:
             self._send(settings)
         except BaseException:  # no caller has the engine yet to close it, and a signal may arrive here
@@ -355,10 +373,34 @@ class Child(Sampler):
         arrived: Arrived | None = None,
         sent: Callable[[], None] = lambda: None,
     ) -> Any:
-        self.ready()
-        self._send(order)
+        """Have an order executed; during a stream that another thread reads, between two tokens."""
+        with self._turn:
+            self._between = obeyed = Future() if self._streaming else None
+            if obeyed is None:
+                self.ready()
+                self._send(order)
+                if arrived is None:
+                    return self._answer(beat)
+                self._streaming = True
+            else:
+                with suppress(BrokenPipeError):  # reported by the thread that reads the stream
+                    self._write(order | {"between": True})
+        if obeyed is not None:
+            return obeyed.result()
         sent()
-        return self._answer(beat, arrived)
+        try:
+            while True:  # an order may arrive after the last answer
+                self._answer(beat, arrived)
+                with self._turn:
+                    if self._between is None:
+                        self._streaming = False
+                        return None
+        except BaseException as error:
+            with self._turn:
+                self._streaming = False
+                if self._between is not None:
+                    self._between.set_exception(error)
+            raise
 
     def _send(self, message: dict[str, Any]) -> None:
         """Send a message; if the child has ended, raise the error that it reported. Only for the thread that reads its answers."""
@@ -371,8 +413,9 @@ class Child(Sampler):
     def _write(self, message: dict[str, Any]) -> None:
         """Write a message; raises BrokenPipeError if the child has ended."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
-        self._process.stdin.flush()
+        with self._writing:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
 
     def _answer(self, beat: Beat | None, arrived: Arrived | None = None) -> Any:
         while True:
@@ -383,6 +426,12 @@ class Child(Sampler):
             elif "beat" in message:
                 if beat is not None:
                     beat(message["beat"])
+            elif "obeyed" in message:
+                assert self._between is not None
+                obeyed, self._between = self._between, None
+                obeyed.set_result(None)
+                if message["obeyed"] == "after":
+                    return None
             elif "refused" in message:
                 raise StageError(message["refused"])
             elif "failed" in message:

@@ -7,8 +7,10 @@ import json
 import math
 import os
 import re
+import select
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -150,8 +152,10 @@ class Inline(Sampler):
         self._params, self._prompt, self._at_end = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
         self._adapters_of, self._adapters, self._loads = LoRARequest, None, 0
         self._folder = Path(settings["model_folder"])
-        self._version = read_version(self._folder)
         self._asleep: int | None = None
+        self.in_flight: bool = settings["in_flight"]
+        self.between: Callable[[], None] = lambda: None
+        """Called between two steps of the engine; may load weights."""
         self._context: int = settings["context"]
         self._packs_weights = numerics.device == "cpu"
         dtype: Any = DTYPES[settings["dtype"]]  # vLLM types it as a union of literals
@@ -190,6 +194,7 @@ class Inline(Sampler):
                     **device,
                 )
             )
+        self._engine.set_weight_version(str(read_version(self._folder)))
 
     def ready(self) -> None:
         """It is: vLLM was built with it."""
@@ -210,7 +215,7 @@ class Inline(Sampler):
             self._check_cache([len(request.prompt_ids) + sampling.max_tokens for request in requests])
         self._forget()
         asked = ((request.prompt_ids, self._drawn(request, sampling, stop_ids)) for request in requests)
-        self._work(asked, lambda number, output: arrived(number, _generation(output, self._version)), beat)
+        self._work(asked, lambda number, output: arrived(number, _generation(output)), beat)
 
     def _drawn(self, request: Request, sampling: Sampling, stop_ids: Sequence[int]) -> Any:
         return self._params(
@@ -264,6 +269,7 @@ class Inline(Sampler):
             steps += 1
             if beat is not None and steps % BEAT_EVERY_STEPS == 0:
                 beat(ended)
+            self.between()
 
     def load(self, model_folder: Path) -> None:
         wanted, present = architecture(model_folder), architecture(self._folder)
@@ -275,8 +281,8 @@ class Inline(Sampler):
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
         if self._packs_weights:
             self._engine.apply_model(_pack_output_head)
-        self._folder, self._version = Path(model_folder), read_version(model_folder)
-        self._forget()
+        self._folder = Path(model_folder)
+        self._loaded(model_folder)
 
     def load_adapters(self, folder: Path) -> None:
         self._wake_weights()
@@ -286,8 +292,13 @@ class Inline(Sampler):
         self._adapters = self._adapters_of(f"adapters-{self._loads}", self._loads, str(folder))
         with serving():
             self._engine.add_lora(self._adapters)
-        self._version = read_version(folder)
-        self._forget()
+        self._loaded(folder)
+
+    def _loaded(self, folder: Path) -> None:
+        """Note the version of the weights, and compute the KV cache of running requests again: with that of old weights, log-probs would be
+        those of neither policy."""
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+        self._engine.set_weight_version(str(read_version(folder)))
 
     def sleep(self, level: Literal[1, 2]) -> None:
         self._engine.sleep(level)  # vLLM's worker on CPUs ignores it: there, only scheduling pauses
@@ -336,13 +347,14 @@ def _pack_output_head(model: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _generation(output: Any, version: int) -> Generation:
+def _generation(output: Any) -> Generation:
     answer = output.outputs[0]
     if answer.finish_reason not in ("stop", "length"):
         raise EngineLost(f"vLLM ended request {output.request_id} with {answer.finish_reason!r}")
     ids = list(answer.token_ids)
     logprobs = [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)]
-    return Generation(ids, logprobs, answer.finish_reason, version)
+    (_, version), *changes = ([span.start, int(span.version)] for span in answer.weight_versions)
+    return Generation(ids, logprobs, answer.finish_reason, version, [[later, start] for start, later in changes])
 
 
 def _prompt_logprobs(output: Any) -> list[float]:
@@ -389,11 +401,13 @@ def _serve(parent: int, numerics: Numerics) -> None:
 
     try:
         _import_vllm()
-        settings = json.loads(sys.stdin.readline())
+        messages = _Messages()
+        settings = messages.next()
         engine = Inline(settings)
         tell({"done": None})
-        for line in sys.stdin:
-            tell({"done": _obey(engine, json.loads(line), sys.stdin, tell)})
+        while order := messages.next():
+            done = _obey(engine, order, messages, tell)
+            tell({"obeyed": "after"} if "between" in order else {"done": done})
     except StageError as error:
         tell({"refused": str(error)})
     except BUGS as error:
@@ -409,8 +423,44 @@ def _serve(parent: int, numerics: Numerics) -> None:
     os._exit(0)  # the interpreter's shutdown takes seconds, and there is nothing left to save
 
 
-def _obey(engine: Inline, order: dict[str, Any], lines: Iterator[str], tell: Callable[[dict[str, Any]], None]) -> Any:
-    """Execute a command, sending beats and answers to `tell`; `stream` reads its requests from `lines`, one per line."""
+class _Messages:
+    """Messages of the parent process: orders, and requests of a stream, between which an order may come."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
+
+    def next(self, *, wait: bool = True) -> Any:
+        """The next message; None after the last one, or if it has not come yet and is not to be waited for."""
+        while not self._lines:
+            if not wait and not select.select([sys.stdin], [], [], 0)[0]:
+                return None
+            if not (read := os.read(sys.stdin.fileno(), 1 << 16)):
+                return None
+            *lines, self._rest = (self._rest + read).split(b"\n")
+            self._lines.extend(lines)
+        return json.loads(self._lines.popleft())
+
+    def requests(self, count: int, obey: Callable[[dict[str, Any]], None], engine: Inline) -> Iterator[Request]:
+        """The requests of a stream, read as the engine takes them; in flight as they come, so that no order waits behind them."""
+        early: deque[dict[str, Any]] = deque()
+
+        def between() -> None:
+            while message := self.next(wait=False):
+                (obey if "do" in message else early.append)(message)
+
+        if engine.in_flight:
+            engine.between = between
+        for _ in range(count):
+            while (message := early.popleft() if early else self.next()) and "do" in message:
+                obey(message)
+            if message is None:
+                return
+            yield Request(**message)
+
+
+def _obey(engine: Inline, order: dict[str, Any], messages: _Messages, tell: Callable[[dict[str, Any]], None]) -> Any:
+    """Execute a command, sending beats and answers to `tell`; `stream` reads its requests from `messages`."""
 
     def beat(finished: int) -> None:
         tell({"beat": finished})
@@ -430,8 +480,12 @@ def _obey(engine: Inline, order: dict[str, Any], lines: Iterator[str], tell: Cal
         case "score":
             return engine.score([Continuation(**one) for one in order["continuations"]], beat)
         case _:
-            requests = (Request(**json.loads(line)) for line in islice(lines, order["requests"]))
-            sampling = Sampling.model_validate(order["sampling"])
+
+            def obey(other: dict[str, Any]) -> None:
+                _obey(engine, other, messages, tell)
+                tell({"obeyed": "between"})
+
+            requests, sampling = messages.requests(order["requests"], obey, engine), Sampling.model_validate(order["sampling"])
             engine.stream(requests, sampling, order["stop_ids"], arrived, beat, chunk=order["chunk"])
     return None
 

@@ -26,7 +26,7 @@ from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.rlvr.rewarding import Rewards, reward
 from pedigree.stages.rlvr.rolling import Roller, Rollout, reward_numbers, score_of
-from pedigree.stages.rlvr.run import refuse, refuse_stale, rollout_sampler, usable_prompts
+from pedigree.stages.rlvr.run import refuse, rollout_sampler, usable_prompts
 from pedigree.stages.sampling import engines
 from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Child, Generation, read_version
@@ -305,13 +305,6 @@ def test_a_sampler_that_keeps_its_weights_is_refused_at_the_next_step_where_log_
     assert said in done["message"] and len(curve(a_job(tmp_path / "job"))) == 1
 
 
-def test_answers_of_an_older_folder_are_refused_also_in_part():
-    refuse_stale({4}, 4, 2)
-    refuse_stale((), 4, 2)
-    with pytest.raises(StageError, match=r"of step 3 were sampled with weights after 2 updates, but the trainer has made 4"):
-        refuse_stale({4, 2}, 4, 2)
-
-
 def rollout(number: float, finish: str = "stop", verifier=WORDS) -> Rollout:
     return Rollout(prompt(1, verifier), [3], Generation([4, 2], [-1.0, -1.0], finish), "x", number, number, {})
 
@@ -408,6 +401,9 @@ def test_what_cannot_work_together_is_refused_before_any_model_is_loaded(policy,
     for two, numerics, count in (("world_size", Numerics(world_size=2), 1), ("engines", Numerics(), 2)):
         with pytest.raises(StageError, match=f"inline requires {two} 1, not 2"):
             refuse(config, given, a_job(tmp_path / two, numerics=numerics, sampler_process="inline", engines=count), 256)
+    beside = config_of("rlvr", **(FIELDS | {"replay": "recorded", "asynchronous": {"max_staleness": 0}}))
+    with pytest.raises(StageError, match="asynchronous requires a sampler beside the trainer"):
+        refuse(beside, given, a_job(tmp_path / "inline", sampler_process="inline"), 256)
     other = make(tmp_path / "other" / "payload")
     (other / "config.json").write_text((other / "config.json").read_text().replace('"vocab_size": ', '"vocab_size": 1'))
     reference = {"reference": {"r": publish(tmp_path / "other", "source_model", "policy")}}

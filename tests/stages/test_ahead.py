@@ -1,0 +1,183 @@
+"""Which step may be rolled out when, and which weights its answers may have; the roller is a function here."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from models import config_of
+from pydantic import ValidationError
+
+from pedigree.configs.methods.training import Asynchronous
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.rlvr.ahead import Ahead, may_begin, oldest_update, staleness
+from pedigree.stages.rlvr.clock import Clock
+from pedigree.stages.rlvr.run import refuse_stale
+from pedigree.stages.sampling.engines import Fleet, gpus_of
+from pedigree.stages.sampling.sampler import Generation
+
+pytestmark = pytest.mark.unit
+FIELDS: dict[str, Any] = {
+    "algorithm": {"type": "grpo", "correction": {}},
+    "steps": 9,
+    "prompts_per_step": 3,
+    "samples_per_prompt": 2,
+    "sampling": {"max_tokens": 8},
+    "max_prompt_length": 8,
+    "optimizer": {"learning_rate": 1e-3},
+    "replay": "recorded",
+    "asynchronous": {},
+}
+
+
+def answer(version: int, *changes: list[int], tokens: int = 4) -> Generation:
+    return Generation([5] * tokens, [-1.0] * tokens, "stop", version, list(changes))
+
+
+@pytest.mark.parametrize(("max_staleness", "latest"), [(0, [0, 1, 2, 3]), (1, [1, 2, 3, 4]), (3, [3, 4, 5, 6])])
+def test_a_step_begins_at_most_so_many_steps_before_the_trainer_needs_it(max_staleness, latest):
+    assert [max(step for step in range(9) if may_begin(step, done, max_staleness)) for done in range(4)] == latest
+
+
+def test_answers_may_have_weights_of_the_allowed_steps_only():
+    updates_after = [0, 2, 2, 4]  # after 4 to 7 steps; the seventh made none
+    assert [oldest_update(updates_after, most) for most in range(6)] == [4, 2, 2, 0, 0, 0]
+    assert refuse_stale([answer(4)], updates_after, 0, 7) == 0
+    assert refuse_stale([answer(2, [4, 3]), answer(4, tokens=6)], updates_after, 1, 7) == pytest.approx(3 * 2 / 10)
+    with pytest.raises(StageError, match=r"of step 3 were sampled with weights after 2 updates, but the trainer has made 4"):
+        refuse_stale([answer(4), answer(2)], updates_after, 0, 2)
+    with pytest.raises(StageError, match=r"weights after 0 updates, but those after 2 to 4 may"):
+        refuse_stale([answer(0)], updates_after, 2, 7)
+    with pytest.raises(StageError, match=r"weights after 6 updates"):  # also of a later load
+        refuse_stale([answer(4, [6, 2])], updates_after, 2, 7)
+
+
+def test_staleness_is_a_mean_over_tokens_and_old_records_have_one_version():
+    assert Generation(**{"response_ids": [5, 2], "logprobs": [-1.0, -1.0], "finish_reason": "stop", "version": 3}).versions == [(3, 2)]
+    assert answer(1, [2, 1], [4, 3]).versions == [(1, 1), (2, 2), (4, 1)]
+    assert staleness([answer(1, [2, 1], [4, 3])], 4) == (3 + 2 + 2 + 0) / 4
+
+
+class Rolled:
+    """A roller that gives the numbers of steps, each when it is allowed to."""
+
+    def __init__(self, steps: int = 9) -> None:
+        self.config, self.engines = SimpleNamespace(steps=steps), SimpleNamespace(abandon=self.end)
+        self.begun, self.go, self.ended = [threading.Event() for _ in range(steps)], [threading.Event() for _ in range(steps)], False
+
+    def step(self, position: int, step: int) -> Any:
+        assert position == 10 * step
+        self.begun[step].set()
+        self.go[step].wait()
+        if self.ended:
+            raise StageError("lost engine")
+        return SimpleNamespace(number=step, position=position + 10)
+
+    def end(self) -> None:
+        self.ended = True
+        for one in self.go:
+            one.set()
+
+
+def ahead(roller: Rolled, first: int = 0, **given: Any) -> Ahead:
+    one: Any = roller
+    return Ahead(one, Asynchronous(**given), first, 10 * first)
+
+
+def test_steps_are_rolled_out_in_order_and_no_further_than_allowed():
+    roller = Rolled(4)
+    with ahead(roller, max_staleness=1) as rolling:
+        for one in roller.go:
+            one.set()
+        for step in range(4):
+            assert rolling.take().number == step
+            if step + 2 < 4:
+                assert roller.begun[step + 1].wait(60) and not roller.begun[step + 2].is_set()
+            rolling.done(step + 1)
+
+
+def test_a_resumed_run_begins_where_its_checkpoint_is():
+    roller = Rolled(9)
+    with ahead(roller, first=7, max_staleness=1) as rolling:
+        for one in roller.go:
+            one.set()
+        assert [rolling.take().number, rolling.take().number] == [7, 8]
+
+
+def test_without_in_flight_new_weights_wait_for_the_step_being_rolled_out():
+    roller = Rolled(3)
+    with ahead(roller, in_flight=False) as rolling:
+        roller.go[0].set()
+        rolling.take()
+        waiting = threading.Thread(target=rolling.before_load)
+        waiting.start()
+        assert roller.begun[1].wait(60) and waiting.is_alive()
+        roller.go[1].set()
+        waiting.join(60)
+        assert not waiting.is_alive() and not roller.begun[2].is_set()
+
+
+def test_the_error_of_the_thread_is_that_of_the_trainer_after_the_complete_steps():
+    roller = Rolled(3)
+    with ahead(roller) as rolling:
+        roller.go[0].set()
+        assert rolling.take().number == 0
+        roller.end()
+        with pytest.raises(StageError, match="lost engine"):
+            rolling.take()
+        rolling.before_load()
+
+
+def test_the_end_of_the_trainer_ends_engines_at_work_and_only_those():
+    busy, waiting = Rolled(3), Rolled(1)
+    with ahead(busy):
+        assert busy.begun[0].wait(60)
+    assert busy.ended
+    waiting.go[0].set()
+    with ahead(waiting) as rolling:
+        rolling.take()
+    assert not waiting.ended
+
+
+def test_idle_shares_are_those_of_the_step():
+    working = threading.Event()
+
+    def stream(*_: Any, **__: Any) -> None:
+        working.set()
+
+    engines: Any = [SimpleNamespace(stream=stream)]
+    clock = Clock(Fleet(engines))
+    with clock.waiting():
+        pass
+    idle = clock.idle()
+    assert 0 <= idle["trainer_idle"] < 1 and idle["sampler_idle"] == 1
+    share = Fleet(engines).busy_share()
+    assert share() == 0 and not Clock(None).idle()
+
+
+def test_engines_of_a_split_job_have_the_gpus_after_those_of_the_ranks(monkeypatch):
+    from pedigree.configs.language.execution import Numerics
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5,6")
+    assert [gpus_of(Numerics(device="cuda", world_size=2), engine, ranks=2) for engine in (0, 1)] == [["5"], ["6"]]
+    with pytest.raises(StageError, match="needs GPU 5 of the job, which has 4"):
+        gpus_of(Numerics(device="cuda", world_size=2), 2, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"replay": "exact"}, "replay is exact: set `replay: recorded`"),
+        ({"algorithm": {"type": "grpo"}}, r"max_staleness 1 trains on answers of older weights.*set `algorithm.correction: \{\}`"),
+        ({"lora": {}}, "set `asynchronous.in_flight: false`"),
+        ({"asynchronous": {"max_staleness": 2, "in_flight": False}}, "set max_staleness to 1, or in_flight to true"),
+    ],
+)
+def test_what_cannot_be_asynchronous_is_refused_with_the_remedy(changed, said):
+    with pytest.raises(ValidationError, match=said):
+        config_of("rlvr", **(FIELDS | changed))
+
+
+def test_the_synchronous_schedule_needs_no_correction_and_old_recipes_keep_their_key():
+    assert config_of("rlvr", **(FIELDS | {"algorithm": {"type": "grpo"}, "asynchronous": {"max_staleness": 0}})).asynchronous is not None
+    assert "asynchronous" not in config_of("rlvr", **(FIELDS | {"asynchronous": None})).model_dump()

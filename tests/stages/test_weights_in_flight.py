@@ -1,0 +1,90 @@
+"""New weights under running answers, with a real engine."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from test_sampler import PLACEMENT, STOP, hf_logprobs
+from tiny_models import make
+from waiting import deadline
+
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import Sampling
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.sampling.engines import Fleet, open_sampler
+from pedigree.stages.sampling.sampler import Child, Generation, Request, Sampler, write_version
+
+LONG = Sampling(temperature=0.7, max_tokens=200)
+REQUESTS = [Request([*range(3, 20 + number)], number) for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    found = {name: make(folder / name, seed=seed) for seed, name in enumerate(("old", "new"))}
+    write_version(found["new"], 5)
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(models) -> Iterator[Sampler]:
+    numerics = Numerics(threads=1)
+    with open_sampler(
+        models["old"], dtype="fp32", context=256, numerics=numerics, placement=PLACEMENT, inline=False, in_flight=True
+    ) as opened:
+        yield opened
+
+
+@pytest.mark.slow
+def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_version(engine, models):
+    fleet, running, found = Fleet([engine]), threading.Event(), dict[int, Generation]()
+    streaming = threading.Thread(
+        target=lambda: fleet.answer(REQUESTS, LONG, [], found.__setitem__, lambda _: running.set(), None), daemon=True
+    )
+    streaming.start()
+    assert running.wait(deadline(120))
+    fleet.load(models["new"])  # returns while the answers still run
+    assert streaming.is_alive() and not found
+    streaming.join(deadline(120))
+    for place, request in enumerate(REQUESTS):
+        one = found[place]
+        ((version, start),) = one.changes
+        assert one.version == 0 and version == 5 and 0 < start < len(one.response_ids) == 200
+        assert one.versions == [(0, start), (5, 200 - start)]
+        old, new = (hf_logprobs(models[name], request, one.response_ids, 0.7) for name in ("old", "new"))
+        sampled = torch.tensor(one.logprobs)
+        # a KV cache of the old weights would move the later tokens by tenths of a nat
+        assert torch.allclose(sampled[:start], old[:start], atol=1e-3) and torch.allclose(sampled[start:], new[start:], atol=1e-3)
+        assert (old[start:] - new[start:]).abs().mean() > 0.1
+    (later,) = engine.generate(REQUESTS[:1], LONG, STOP)
+    assert later.version == 5 and not later.changes and Generation(**later.as_json()) == later
+
+
+@pytest.mark.slow
+def test_an_engine_that_refuses_weights_in_flight_fails_its_stream_and_the_load(models, tmp_path):
+    """Neither thread waits for an answer that does not come."""
+    broken = shutil.copytree(models["new"], tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"")
+    failed: list[BaseException] = []
+    running = threading.Event()
+
+    def stream() -> None:
+        try:
+            sampler.stream(REQUESTS, LONG, [], lambda *_: None, lambda _: running.set())
+        except StageError as error:
+            failed.append(error)
+
+    with open_sampler(
+        models["old"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT, inline=False, in_flight=True
+    ) as sampler:
+        assert isinstance(sampler, Child)
+        streaming = threading.Thread(target=stream, daemon=True)
+        streaming.start()
+        assert running.wait(deadline(120))
+        with pytest.raises(StageError):
+            sampler.load(broken)
+        streaming.join(deadline(60))
+    assert failed
