@@ -154,6 +154,8 @@ class SamplingPlan:
     """Setting of the recipe under which requests queue, where there is one."""
     max_prompt: int | None = None
     """Upper bound of a prompt's tokens, where the config has one."""
+    beside: bool = False
+    """Whether the stage trains at the same time: on GPUs, its engines have their own after those of its ranks."""
 
 
 @dataclass(frozen=True)

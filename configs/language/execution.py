@@ -344,9 +344,16 @@ def kv_cache_bytes(gpu_bytes: int, placement: Placement, weights: int) -> int:
     return int(gpu_bytes * placement.gpu_memory_utilization) - weights - ENGINE_OVERHEAD
 
 
-def engines_problem(numerics: Numerics, placement: Placement) -> str | None:
-    """Error message if the stage's engines would share GPUs or cores, else None."""
+def engines_problem(numerics: Numerics, placement: Placement, *, beside: bool = False) -> str | None:
+    """Error message if the stage's engines would share GPUs or cores or, `beside` training, GPUs with its ranks; else None."""
     each = numerics.tensor_parallel * (numerics.threads if numerics.device == "cpu" else 1)
+    together = numerics.world_size + placement.engines * each
+    if beside and numerics.device == "cuda" and together > placement.slots:
+        return (
+            f"asynchronous engines have GPUs of their own: world_size {numerics.world_size} and engines {placement.engines} with "
+            f"tensor_parallel {numerics.tensor_parallel} need {together} slots, but placement.slots is {placement.slots}: lower world_size "
+            "or engines, or raise slots"
+        )
     if placement.engines == 1 or placement.engines * each <= placement.slots:
         return None
     ranks = f"tensor_parallel {numerics.tensor_parallel}" + (f" and threads {numerics.threads}" if numerics.device == "cpu" else "")

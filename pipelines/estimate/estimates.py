@@ -47,6 +47,28 @@ class Time:
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """Estimated seconds of a stage's work."""
+
+    generating: float
+    training: float
+    """Or scoring."""
+    beside: bool
+    """Whether engines and trainer work at the same time, each on its own GPUs: the slower one decides."""
+
+    @property
+    def total(self) -> float:
+        return max(self.generating, self.training) if self.beside else self.generating + self.training
+
+    @property
+    def busy(self) -> str:
+        """Shares of the time in which trainer and engines work, where there are both."""
+        if not self.generating or not self.training:
+            return ""
+        return f"; trainer busy {self.training / self.total:.0%}, engines {self.generating / self.total:.0%}"
+
+
+@dataclass(frozen=True)
 class Estimate:
     """Estimate of one stage."""
 
@@ -155,7 +177,8 @@ class Estimates:
         if setting.hardware.device == "cpu":
             return self._on_this_cpu(node, setting, size)
         assumed = self._assumed(amounts, facts, setting, size) if isinstance(facts, Facts) and size else None
-        return Time(START_S + assumed, f"utilization {setting.hardware.utilization:g} of the GPU's peak") if assumed else None
+        how = f"utilization {setting.hardware.utilization:g} of the GPU's peak"
+        return Time(START_S + assumed.total, how + assumed.busy) if assumed and assumed.total else None
 
     def _on_this_cpu(self, node: Node, setting: Setting, size: float | None) -> Time | None:
         """Time from this machine's measured matmul speed; None if that or the workload is unknown."""
@@ -174,12 +197,12 @@ class Estimates:
         hardware = setting.hardware.at(rates, dtype, setting.numerics, ranks)
         seconds = self._assumed(amounts, facts, replace(setting, hardware=hardware), size)
         bounded = amounts.tokens is not None and amounts.tokens.how == "at most"
-        return Time(start + seconds * (SHARE_OF_A_BOUND if bounded else 1), MEASURED) if seconds else None
+        return Time(start + seconds.total * (SHARE_OF_A_BOUND if bounded else 1), MEASURED) if seconds and seconds.total else None
 
     @staticmethod
-    def _assumed(amounts: Amounts, facts: Facts, setting: Setting, size: float) -> float | None:
-        """Seconds from the speed of the hardware."""
-        hardware, numerics, seconds = setting.hardware, setting.numerics, 0.0
+    def _assumed(amounts: Amounts, facts: Facts, setting: Setting, size: float) -> "Seconds | None":
+        """From the speed of the hardware."""
+        hardware, numerics, generating, training = setting.hardware, setting.numerics, 0.0, 0.0
         if hardware.peak is None or not facts.computes:
             return None
         plan = facts.sampling
@@ -189,7 +212,7 @@ class Estimates:
             dtype, workers, prompt = engine_dtype(plan, numerics), numerics.tensor_parallel, amounts.prompt.value
             block = flops.block_size(numerics.device, dtype, prompt + amounts.answer, workers)
             alone = min(amounts.requests.value, plan.chunk or plan.together)  # a chunk is not split across engines
-            seconds = flops.generation(
+            generating = flops.generation(
                 facts.served or facts.policy,
                 requests=max(amounts.requests.value / setting.engines, alone),
                 together=plan.together,
@@ -204,8 +227,8 @@ class Estimates:
             )
         if plan is None or facts.training:
             ranks = numerics.world_size if facts.training else setting.engines * numerics.tensor_parallel
-            seconds += flops.seconds(size, ranks, hardware.peak, hardware.utilization)
-        return seconds
+            training = flops.seconds(size, ranks, hardware.peak, hardware.utilization)
+        return Seconds(generating, training, plan is not None and plan.beside and hardware.device == "cuda")
 
     @cached_property
     def _rates(self) -> Rates | None:

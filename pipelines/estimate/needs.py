@@ -89,6 +89,8 @@ class Needs:
     asleep: int = 0
     """Host memory of one node for the weights of a sleeping engine."""
     ranks: int = 1
+    beside: int = 0
+    """GPUs of engines that generate while the ranks train."""
     tokens_a_pass: int = 0
     lesser: "Needs | None" = None
     """Smaller needs of another phase, in separate processes."""
@@ -109,7 +111,7 @@ class Needs:
 
     @property
     def gpus(self) -> int:
-        own = max(self.ranks if self.device else 0, self.engine.ranks if self.engine else 0)
+        own = self.beside + max(self.ranks if self.device else 0, self.engine.ranks if self.engine else 0)
         return max(own, self.lesser.gpus) if self.lesser else own
 
     def host_of(self, most: int) -> int:
@@ -173,7 +175,10 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
         terms["value_model"] = sum(part(critic, numerics) for part in states)  # at rest while the policy computes
         host += peak_memory.host(critic, numerics) if numerics.offload_optimizer else 0
     rollouts: dict[str, int] = {}
-    if engine is not None:
+    beside = engine is not None and facts.sampling is not None and facts.sampling.beside and numerics.device == "cuda"
+    if engine is not None and beside:
+        rollouts = _engine_on(engine, numerics)
+    elif engine is not None:
         awake = peak_memory.total(_engine_on(engine, numerics))
         terms["sampler"] = loading["sampler"] = engines * awake if numerics.device == "cpu" else engine.overhead  # asleep
         if numerics.device == "cuda":
@@ -185,7 +190,8 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
         loading["weights"], host = max(loading["weights"], host), 0
     return Needs(
         device=terms | _runtime(numerics), loading=loading | _runtime(numerics), rollouts=rollouts, engine=engine, host=host,
-        asleep=engine.weights * engine.ranks * engines if rollouts and engine else 0, ranks=numerics.world_size, tokens_a_pass=tokens,
+        asleep=engine.weights * engine.ranks * engines if rollouts and engine and not beside else 0,
+        beside=engine.ranks * engines if engine and beside else 0, ranks=numerics.world_size, tokens_a_pass=tokens,
     )  # fmt: skip
 
 

@@ -161,13 +161,16 @@ def gpu_hours(node: Node, run: Run) -> float | None:
 
 
 def _gpus(node: Node, run: Run) -> int:
-    """GPUs of its job: those of its training ranks, or of all its engines if these are more."""
+    """GPUs of its job: those of its training ranks, or of all its engines if these are more; both if they work at the
+    same time."""
     counts = run.numerics.get("world_size"), run.numerics.get("tensor_parallel"), run.placement.get("engines")
     ranks, of_engine, engines = (found if isinstance(found, int) else 1 for found in counts)
     kind = node.declaration
-    if (kind.sampling_plan(node.config) or kind.scoring_plan(node.config)) is None:
+    plan = kind.sampling_plan(node.config)
+    if (plan or kind.scoring_plan(node.config)) is None:
         return ranks
-    return max(ranks, of_engine * (engines if kind.opens_engines(node.config) else 1))
+    of_engines = of_engine * (engines if kind.opens_engines(node.config) else 1)
+    return ranks + of_engines if plan and plan.beside else max(ranks, of_engines)
 
 
 def _changes(trace: Trace, nodes: Mapping[str, Node]) -> tuple[Change, ...]:

@@ -303,6 +303,9 @@ def _curves(stage: Stage) -> dict[str, Any]:
         return found | {"charts": [], "more": [], "problem": stage.problem or "the artifact has no evidence/curve.csv"}
     columns = _columns(path)
     at = columns.pop("step", [])
+    idle = {who: [share for share in columns.get(f"{who}_idle", ()) if share is not None] for who in ("trainer", "sampler")}
+    if all(idle.values()):
+        found["note"] += "".join(f", {who} idle {sum(shares) / len(shares):.0%} of a step" for who, shares in idle.items())
     charts = []
     for name in dict.fromkeys([*(name for name in CURVES_FIRST if name in columns), *columns]):
         points = [(x, y) for x, y in zip(at, columns[name], strict=True) if x is not None and y is not None]

@@ -20,7 +20,7 @@ from pedigree.data.store.untrusted import LIST_BYTES, open_plain, read_lines, re
 from pedigree.pipelines.lineage.git_state import CODE_ROOT
 
 Verdict = Literal["identical", "restored", "within tolerance", "drifted", "different", "failed", "not run"]
-CLOCKED = ("per_second", "seconds")
+CLOCKED = ("per_second", "seconds", "_idle")
 """Suffixes of curve columns that measure time, which are not compared."""
 WEIGHTS_TIMEOUT_S = 1800.0
 UNNAMED = {"cpu_model": "the processor's model", "instruction_sets": "its instruction sets", "kernel_settings": "settings of kernels"}

@@ -118,9 +118,9 @@ def _profile_problem(execution: Execution, node: Node) -> str | None:
         numerics, placement = execution.of(node.kind, node.name)
     except ValueError as error:
         return f"{error}".removeprefix(f"{node.name}: ")
-    return (engines_problem(numerics, placement) if node.declaration.opens_engines(node.config) else None) or batch_problem(
-        node.config, numerics
-    )
+    plan, opens = node.declaration.sampling_plan(node.config), node.declaration.opens_engines(node.config)
+    problem = engines_problem(numerics, placement, beside=plan is not None and plan.beside) if opens else None
+    return problem or batch_problem(node.config, numerics)
 
 
 def load_execution(project: Project, name: str) -> Execution:

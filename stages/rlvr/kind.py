@@ -48,8 +48,9 @@ def sampling_plan(config: Rlvr) -> SamplingPlan:
     together, samples = config.prompts_per_step * config.samples_per_prompt, config.samples_per_prompt
     chunk, answer = min(ROLLOUT_CHUNK, together) if config.replay == "exact" else 1, config.sampling.max_tokens
     return SamplingPlan(
-        "policy", config.dtype, together, answer, samples, chunk, queued_by="replay: recorded", max_prompt=config.max_prompt_length
-    )
+        "policy", config.dtype, together, answer, samples, chunk, queued_by="replay: recorded", max_prompt=config.max_prompt_length,
+        beside=config.asynchronous is not None,
+    )  # fmt: skip
 
 
 def training_plan(config: Rlvr) -> TrainingPlan:

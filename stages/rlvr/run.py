@@ -48,6 +48,7 @@ from pedigree.stages.verifiers import Verifying
 COUNTED = ("informative_groups", "trained_tokens", "missing_rewards", "generated_batches", "resampled_prompts")
 """Metrics whose sums over all steps are metrics of the run."""
 BEGINNING = {"step": 0, "position": 0, "updates": 0, "counted": {}, "rewards": [], "gaps": [], "shown": []}
+TIMED = "asynchronous: which weights sampled a token depended on the time that engines and trainer took, so another run has other bits"
 SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
 
 
@@ -74,6 +75,8 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             load_weights(engines, trainer, state["updates"], config, chat, job)
         given, ahead = config.asynchronous, None
         most_behind = given.max_staleness if given else 0
+        if given and given.max_staleness and given.in_flight and TIMED not in job.marks:
+            job.note(TIMED)
         if roller and given:
             ahead = running.enter_context(Ahead(roller, given, state["step"], state["position"]))
 

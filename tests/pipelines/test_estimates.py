@@ -11,17 +11,17 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import Amount
 from pedigree.configs.judging.pools import PoolSampling, Sample, Window
 from pedigree.configs.judging.scoring import Judge
-from pedigree.configs.language.execution import Machine, Numerics, Placement
+from pedigree.configs.language.execution import Machine, Numerics, Placement, engines_problem
 from pedigree.configs.language.kinds import kind_of
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.methods.optimizer import Optimizer
-from pedigree.configs.methods.policy_gradient import Grpo, Ppo
+from pedigree.configs.methods.policy_gradient import Correction, Grpo, Ppo
 from pedigree.configs.methods.preference import Dpo, Kto
-from pedigree.configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
+from pedigree.configs.methods.training import Asynchronous, Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
 from pedigree.configs.rows.suite_forms import form_names, load_form
 from pedigree.pipelines.estimate import flops, machines, peak_memory
 from pedigree.pipelines.estimate.amounts import amounts_of, tokens_of
-from pedigree.pipelines.estimate.estimates import START_S, Estimates
+from pedigree.pipelines.estimate.estimates import START_S, Estimates, Seconds
 from pedigree.pipelines.estimate.fit import Trial, lacks, misfit
 from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pedigree.pipelines.estimate.needs import Facts, needs_of, scored, trained_parameters
@@ -392,6 +392,23 @@ def test_engines_side_by_side_take_their_gpus_and_share_out_the_time(root, tmp_p
     assert four.needs.peak == one.needs.peak and four.needs.engine == one.needs.engine
     assert one.time is not None and four.time is not None
     assert (four.time.seconds - START_S) * 4 == pytest.approx(one.time.seconds - START_S, rel=0.01)
+
+
+def test_asynchronous_engines_take_gpus_beside_the_ranks_and_the_slower_side_decides_the_time():
+    grpo = Grpo(type="grpo", correction=Correction())
+    split = rlvr(grpo).model_copy(update={"replay": "recorded", "asynchronous": Asynchronous()})
+    four, placement = on_gpus(world_size=4), Placement(engines=4, slots=8)
+    turns, beside = (needs_of(facts(config, LLAMA, reference=LLAMA), four, placement, H100.gpu_bytes) for config in (rlvr(grpo), split))
+    assert (turns.gpus, beside.gpus) == (4, 8)
+    assert "sampler" in turns.device and "sampler" not in {**beside.device, **beside.loading}
+    assert beside.rollouts.keys().isdisjoint(("states", "reference")) and turns.asleep > 0 == beside.asleep
+    seconds = Seconds(30.0, 20.0, beside=True)
+    assert seconds.total == 30 and seconds.busy == "; trainer busy 67%, engines 100%"
+    assert Seconds(30.0, 20.0, beside=False).busy == "; trainer busy 40%, engines 60%" and not Seconds(30.0, 0.0, beside=False).busy
+    assert engines_problem(four, placement, beside=True) is None
+    said = "world_size 4 and engines 5 with tensor_parallel 1 need 9 slots, but placement.slots is 8: lower world_size or engines"
+    assert said in (engines_problem(four, Placement(engines=5, slots=8), beside=True) or "")
+    assert engines_problem(Numerics(), Placement(), beside=True) is None  # on a CPU they share cores
 
 
 def test_the_host_must_hold_what_every_rank_reads():
