@@ -158,13 +158,14 @@ class Placement(Frozen):
     """RLVR: run vLLM in its `own` child process, or `inline` in the trainer's."""
     engines: int = Field(default=1, ge=1)
     """Parallel vLLM engines of `rlvr`, `sample`, `evaluate` and policies that judge or write, each with its own `tensor_parallel` GPUs or
-    `threads` cores; `slots` must cover all of them. Reward models and `reference_logprobs` have a process with a copy of the model on each
-    of these GPUs. Each chunk goes to an idle engine or process; its bits are the same on any."""
+    `threads` cores; `slots` must cover all of them, and in `rlvr` with `asynchronous` also the GPUs of the ranks, which come first. Reward
+    models and `reference_logprobs` have a process with a copy of the model on each of these GPUs. Each chunk goes to an idle engine or
+    process; its bits are the same on any."""
     sampler_memory_gb: float = Field(default=1.0, gt=0)
     """KV cache of a vLLM engine on CPU, in GiB; doubled, for the same number of tokens, where bf16 is computed through fp32."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     """Fraction of each of its GPUs' memory that vLLM may use: for weights, 2 GiB of activations and graphs, and its KV cache, which gets
-    the rest. In `rlvr` it has this memory while it generates; the trainer has it in between."""
+    the rest. In `rlvr` without `asynchronous` it has this memory while it generates; the trainer has it in between."""
     retries: int = Field(default=2, ge=0)
     """Consecutive retries without progress after a transient failure; each resumes from the last checkpoint."""
     heartbeat_timeout_s: float = Field(default=600, gt=0)

@@ -303,15 +303,20 @@ def _curves(stage: Stage) -> dict[str, Any]:
         return found | {"charts": [], "more": [], "problem": stage.problem or "the artifact has no evidence/curve.csv"}
     columns = _columns(path)
     at = columns.pop("step", [])
-    idle = {who: [share for share in columns.get(f"{who}_idle", ()) if share is not None] for who in ("trainer", "sampler")}
-    if all(idle.values()):
-        found["note"] += "".join(f", {who} idle {sum(shares) / len(shares):.0%} of a step" for who, shares in idle.items())
+    found["note"] += idle_shares(columns)
     charts = []
     for name in dict.fromkeys([*(name for name in CURVES_FIRST if name in columns), *columns]):
         points = [(x, y) for x, y in zip(at, columns[name], strict=True) if x is not None and y is not None]
         if points:
             charts.append(Chart(name.replace("_", " "), curve_svg(points, f"{name} of {stage.shown}")))
     return found | {"charts": charts[:CURVES_SHOWN], "more": charts[CURVES_SHOWN:], "problem": "evidence/curve.csv is empty"}
+
+
+def idle_shares(columns: Mapping[str, Sequence[float | None]]) -> str:
+    """Mean shares of a step in which trainer and sampler of `rlvr` waited for each other; empty for other curves."""
+    idle = {who: [share for share in columns.get(f"{who}_idle", ()) if share is not None] for who in ("trainer", "sampler")}
+    means = [f"{who} idle {sum(shares) / len(shares):.0%}" for who, shares in idle.items() if shares]
+    return f", {' and '.join(means)} of a step" if means else ""
 
 
 def _columns(path: Path) -> dict[str, list[float | None]]:

@@ -84,6 +84,24 @@ def test_engines_that_do_not_fit_their_stage_are_a_problem_of_the_profile(tmp_pa
     assert f"stage sample_0: {problem}" in told and not [one for one in told if one.startswith("stage sft")]
 
 
+def test_asynchronous_engines_without_gpus_of_their_own_are_a_problem_of_the_profile(tmp_path):
+    """Those of a synchronous stage share the ranks' GPUs."""
+    recipe = (RECIPES / "tiny.yaml").read_text()
+    ahead = "algorithm: {type: dapo, correction: {}}\n    replay: recorded\n    asynchronous: {}"
+    (tmp_path / "turns.yaml").write_text(recipe)
+    (tmp_path / "ahead.yaml").write_text(recipe.replace("algorithm: {type: dapo}", ahead))
+    profile = {"slots": 2, "numerics": {"device": "cuda", "kernels": "liger"}, "placement": {"slots": 2}}
+    (tmp_path / "split.yaml").write_text(json.dumps(profile | {"kinds": {"rlvr": {"numerics": {"world_size": 2}}}}))
+    (tmp_path / "one.yaml").write_text(json.dumps(profile))
+    graph, project = load_recipe(tmp_path, "ahead"), Project(tmp_path)
+    opening.profile_for(project, graph, str(tmp_path / "one.yaml"))
+    opening.profile_for(project, load_recipe(tmp_path, "turns"), str(tmp_path / "split.yaml"))
+    with pytest.raises(ConfigError) as refused:
+        opening.profile_for(project, graph, str(tmp_path / "split.yaml"))
+    said = "stage rlvr: asynchronous engines have GPUs of their own: world_size 2 and engines 1 with tensor_parallel 1 need 3 slots, but"
+    assert [problem.message.startswith(said) for problem in refused.value.problems] == [True]
+
+
 def test_numerics_of_a_kind_and_of_a_stage_that_exclude_each_other_are_told_in_words(tmp_path):
     """Each is valid alone; pydantic's own words would show the input and an address of its documentation."""
     compiled = {"reward": {"numerics": {"kernels": "compiled"}}}

@@ -9,7 +9,7 @@ import pytest
 from handmade import CONTENT, build, everything, project_at
 
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.pipelines.publish.report import SECTIONS, gather, tables, write_report
+from pedigree.pipelines.publish.report import SECTIONS, gather, idle_shares, tables, write_report
 from pedigree.pipelines.publish.shown_stages import scores_of
 
 
@@ -161,3 +161,8 @@ def test_scores_and_tables_for_other_displays(made):
     assert rows[0] == {"policy": "base", "task": "arithmetic", "n": 40, "mean": 0.1, "low": 0.05, "high": 0.2}
     assert tables(project, graph, graph.find("chat"))["contamination"][0]["rows removed"] == 2
     assert tables(project, graph, graph.find("sft")) == {}
+
+
+def test_idle_shares_of_rlvr_are_means_over_its_steps():
+    assert idle_shares({"trainer_idle": [0.5, 0.25, None], "sampler_idle": [0.1]}) == ", trainer idle 38% and sampler idle 10% of a step"
+    assert idle_shares({"loss": [1.0]}) == ""

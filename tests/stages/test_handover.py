@@ -18,7 +18,6 @@ from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.rlvr.handover import shares_gpus, sleep_level
 from pedigree.stages.sampling.sampler import Child, Generation, read_version
 
-
 TIMES = ("tokens_per_second", "trainer_idle", "sampler_idle")
 
 
