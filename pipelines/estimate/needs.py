@@ -89,6 +89,7 @@ class Needs:
     asleep: int = 0
     """Host memory of one node for the weights of a sleeping engine."""
     ranks: int = 1
+    nodes: int = 1
     tokens_a_pass: int = 0
     lesser: "Needs | None" = None
     """Smaller needs of another phase, in separate processes."""
@@ -105,7 +106,7 @@ class Needs:
     @property
     def together(self) -> int:
         """Total of all ranks on one machine; only rank 0 has the sampler."""
-        return max(_of_all_ranks(self.device, self.ranks), _of_all_ranks(self.loading, self.ranks))
+        return max(_of_all_ranks(terms, self.ranks // self.nodes) for terms in (self.device, self.loading))
 
     @property
     def gpus(self) -> int:
@@ -185,7 +186,8 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
         loading["weights"], host = max(loading["weights"], host), 0
     return Needs(
         device=terms | _runtime(numerics), loading=loading | _runtime(numerics), rollouts=rollouts, engine=engine, host=host,
-        asleep=engine.weights * engine.ranks * engines if rollouts and engine else 0, ranks=numerics.world_size, tokens_a_pass=tokens,
+        asleep=engine.weights * engine.ranks * engines if rollouts and engine else 0, ranks=numerics.world_size,
+        nodes=numerics.nodes, tokens_a_pass=tokens,
     )  # fmt: skip
 
 

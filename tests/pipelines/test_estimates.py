@@ -417,6 +417,10 @@ def test_ranks_on_a_cpu_share_its_memory():
     cpu = Hardware("cpu", gpus_per_node=1, host_bytes=8 * GIB)
     shape = KNOWN["HuggingFaceTB/SmolLM2-135M"]
     numerics = Numerics(world_size=2, micro_batch_tokens=4096)
+    assert (
+        needs_of(facts(sft(), shape), numerics.model_copy(update={"nodes": 2}), Placement()).together * 2
+        == needs_of(facts(sft(), shape), numerics, Placement()).together
+    )
     found = misfit(trial(sft(), numerics, cpu, shape=shape))
     assert found is not None and found.lacks[0].resource == "memory of 2 ranks"
     assert misfit(trial(sft(), Numerics(), replace(cpu, host_bytes=16 * GIB), shape=shape)) is None
