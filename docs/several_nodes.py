@@ -13,7 +13,7 @@ from pedigree.pipelines.estimate.peak_memory import total
 from pedigree.stages.job.meeting import MEETING
 
 RECIPE = """\
-description: SFT and DPO of Llama 3.1 70B, with the batches and lengths of Tülu 3
+description: SFT and DPO of Llama 3.1 70B, with the batches and lengths of Tülu 3, and SFT on rows of 131,072 tokens
 stages:
   base:
     kind: source_model
@@ -42,6 +42,13 @@ stages:
     global_batch: 128
     max_length: 2048
     optimizer: {learning_rate: 2e-7}
+  long:
+    kind: sft
+    in: {policy: sft, data: [conversations]}
+    global_batch: 16
+    max_steps: 500
+    max_length: 131072
+    optimizer: {learning_rate: 2e-6}
 """
 PROFILE = """\
 slots: 8
@@ -50,6 +57,8 @@ numerics: {device: cuda, zero_stage: 3, micro_batch_tokens: 16384, gradient_chec
 kinds:
   sft: &eight_nodes {numerics: {world_size: 64, nodes: 8}, placement: {slots: 8, grace_s: 900}}
   preference_train: *eight_nodes
+stages:
+  long: {numerics: {world_size: 64, nodes: 8, sequence_parallel: 8, micro_batch_tokens: 131072}}
 """
 HEAD = """# Several nodes
 
@@ -103,7 +112,7 @@ The plan of this recipe under the profile above, 64 H100s, as `pedigree plan` co
 ```yaml
 {recipe}```
 
-| stage | memory of each GPU, of {gpu:.1f} GB | loading | tokens per pass | tokens | time | GPU-hours | a checkpoint |
+| stage | memory of each GPU, of {gpu:.1f} GB | loading | tokens per pass | tokens | time | GPU-hours | checkpoints on disk |
 |---|---|---|---|---|---|---|---|
 {rows}
 
@@ -112,6 +121,8 @@ The largest terms, in GB per GPU:
 | stage | {terms} |
 |---|{dashes}
 {parts}
+
+In `long`, the eight ranks of a node [share each row](training.md#rows-that-ranks-share).
 
 Assumptions: the tokens are upper bounds, with every row at full length; {utilization:g} of the peak of {peak:g} TFLOP/s, whatever the
 network between the nodes. ZeRO-3 gathers the weights at most three times in each pass (forward, recomputed, backward) and reduces the

@@ -62,11 +62,11 @@ GPUS: dict[str, Gpu] = {
 """Profile name → specifications."""
 
 
-FORMERLY = {"bf16_products": "units", "nodes": 1}
+FORMERLY = {"bf16_products": "units", "nodes": 1, "sequence_parallel": 1}
 """Values of numerics missing from older records and checkpoints: the behavior of the code that wrote them."""
 
 
-ONE_PROCESS = {"world_size": 1, "nodes": 1}
+ONE_PROCESS = {"world_size": 1, "nodes": 1, "sequence_parallel": 1}
 """Numerics of stages that do not train, whatever the profile."""
 
 
@@ -80,6 +80,9 @@ class Numerics(Frozen):
     nodes: int = Field(default=1, ge=1)
     """Machines among which the ranks of a training job are divided. The job starts on one of them and waits until `pedigree join` runs on
     the others (docs/machines.md)."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Ranks of `sft`, `preference_train` and `reward_model` that compute each packed row together, each a slice of its tokens, for rows
+    whose activations one GPU cannot hold. Divides `world_size` and the model's key heads; `micro_batch_tokens` are those of the row."""
     packing: bool = True
     """Pack documents into one row without padding, isolated from each other by attention; false: padded rows."""
     micro_batch_tokens: int = Field(default=1024, ge=8)
@@ -122,6 +125,15 @@ class Numerics(Frozen):
     def _check_together(self) -> "Numerics":
         if self.world_size % self.nodes:
             raise ValueError(f"world_size {self.world_size} is not divisible by {self.nodes} nodes: make it a multiple, or change nodes")
+        if self.world_size % self.sequence_parallel:
+            raise ValueError(
+                f"sequence_parallel {self.sequence_parallel} does not divide world_size {self.world_size}: make it a divisor, or 1"
+            )
+        if self.sequence_parallel > 1 and (not self.shares_prompts or self.kernels == "compiled"):
+            raise ValueError(
+                f"sequence_parallel {self.sequence_parallel} requires `packing: true`, `attention: varlen` and kernels other than "
+                "compiled: set those, or sequence_parallel: 1"
+            )
         if self.kernels == "liger" and self.device == "cpu":
             raise ValueError("kernels liger requires a GPU, but device is cpu: set kernels to compiled or torch, or device to cuda")
         if self.kernels == "compiled" and self.zero_stage == 3:
@@ -143,6 +155,11 @@ class Numerics(Frozen):
     @property
     def ranks_per_node(self) -> int:
         return self.world_size // self.nodes
+
+    @property
+    def teams(self) -> int:
+        """Groups of ranks that each compute rows of their own."""
+        return self.world_size // self.sequence_parallel
 
     @property
     def shares_prompts(self) -> bool:
@@ -389,10 +406,12 @@ def batch_problem(config: Frozen, numerics: Numerics) -> str | None:
 
     Packed micro-batches need no second condition: they are filled by tokens, and the loss is divided by the global count.
     """
-    ranks, size = numerics.world_size, numerics.micro_batch_sequences
+    ranks, size = numerics.teams, numerics.micro_batch_sequences
     plan = kind_of(config).training_plan(config)
     if plan is None:
         return None
+    if numerics.sequence_parallel > 1 and kind_of(config).opens_engines(config):
+        return f"sequence_parallel is {numerics.sequence_parallel}, but a stage with rollouts computes whole rows on each rank: set it to 1"
     batch, name = plan.batch, plan.batch_of
     if batch % ranks:
         return f"{name} {batch} is not divisible by {ranks} ranks: make it a multiple of {ranks}, or change world_size"

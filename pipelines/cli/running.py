@@ -220,7 +220,7 @@ def join() -> None:
     this command on each of them, in the same project folder on a shared disk. It waits for jobs until Ctrl-C, which stops the job that it
     has joined, with a checkpoint.
     """
-    from pedigree.pipelines.jobs.nodes import join as join_jobs
+    from pedigree.pipelines.jobs.joining import join as join_jobs
 
     interrupt_on_sigterm()
     join_jobs(Project.find(), lambda text: echo(text, flush=True))

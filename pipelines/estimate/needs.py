@@ -196,7 +196,7 @@ def tokens_of_a_pass(facts: Facts, plan: TrainingPlan, numerics: Numerics) -> in
     row = min(plan.longest, facts.document * 4) if facts.document else plan.longest
     a_step = plan.batch * (facts.document or row)
     found = max(numerics.micro_batch_tokens, row) if numerics.packing else numerics.micro_batch_sequences * row
-    return max(1, int(min(found, max(row, a_step / numerics.world_size))))
+    return max(1, math.ceil(int(min(found, max(row, a_step / numerics.teams))) / numerics.sequence_parallel))
 
 
 def tokens_of_a_frozen_pass(facts: Facts, plan: ScoringPlan, numerics: Numerics) -> int:

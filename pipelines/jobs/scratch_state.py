@@ -28,7 +28,7 @@ from pedigree.stages.job.spec import JobSpec
 SPEC, JOB, ATTEMPTS, CODE, DEPENDENCIES = "spec.json", "job.json", "attempts.json", "code.json", "dependencies.json"
 ANSWERS = "chunks/answers.jsonl"
 """Log of answers (`stages.sampling.answer_log`); the next attempt neither recomputes nor re-requests them."""
-NEWER = ("bf16_products", "nodes")
+NEWER = ("bf16_products", "nodes", "sequence_parallel")
 """Numerics that code whose work may be resumed does not know."""
 UNKNOWN = "unknown/unknown"
 """Address of a scratch folder whose spec does not specify its stage."""

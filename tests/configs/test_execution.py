@@ -118,6 +118,20 @@ def test_ranks_beyond_the_gpus_of_a_node_are_refused_and_nodes_divide_them():
         Numerics(**ranks, nodes=3)
 
 
+def test_ranks_that_compute_rows_together_are_one_for_the_batch():
+    stage = Sft.model_validate({"global_batch": 4, "max_length": 8, "optimizer": {"learning_rate": 0.1}})
+    eight = {"world_size": 8, "micro_batch_tokens": 8}
+    assert "4 is not divisible by 8 ranks" in (batch_problem(stage, Numerics(**eight)) or "")
+    assert batch_problem(stage, Numerics(**eight, sequence_parallel=2)) is None
+    for changed, said in (
+        ({"sequence_parallel": 3}, "sequence_parallel 3 does not divide world_size 8"),
+        ({"sequence_parallel": 2, "packing": False}, "sequence_parallel 2 requires `packing: true`"),
+        ({"sequence_parallel": 2, "kernels": "compiled"}, "and kernels other than compiled"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Numerics(**eight, **changed)
+
+
 def test_on_gpus_a_stage_has_the_cores_of_its_share_of_the_node(root):
     """Of 104 cores: eight ranks or engines with 13 each, or a data stage on one of eight slots with 13."""
     node, one = (

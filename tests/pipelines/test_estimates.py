@@ -394,6 +394,17 @@ def test_engines_side_by_side_take_their_gpus_and_share_out_the_time(root, tmp_p
     assert (four.time.seconds - START_S) * 4 == pytest.approx(one.time.seconds - START_S, rel=0.01)
 
 
+def test_rows_of_131072_tokens_fit_where_ranks_share_them():
+    """Of the 8B model: a row's checkpointed activations are 32 · 2 · 4096 bytes a token, 34 GB, and those of one layer more."""
+    config, alone = sft(max_length=131072, global_batch=8), on_gpus(micro_batch_tokens=131072)
+    found = misfit(trial(config, alone, H100))
+    assert found is not None and "set numerics.sequence_parallel: 2" in found.remedies
+    shared = alone.model_copy(update={"sequence_parallel": 4})
+    whole, part = (needs_of(facts(config, LLAMA), numerics, Placement()) for numerics in (alone, shared))
+    assert (whole.tokens_a_pass, part.tokens_a_pass) == (131072, 32768)
+    assert 4 * part.device["activations"] == whole.device["activations"] and part.device["optimizer"] == whole.device["optimizer"]
+
+
 def test_the_host_must_hold_what_every_rank_reads():
     # eight ranks read 4 Ψ each and round them to 2 Ψ: 385 GB; stored in bf16 they are pages that the ranks share
     small = Hardware("cuda", gpu_bytes=80 * GIB, gpus_per_node=8, host_bytes=200 * GIB)

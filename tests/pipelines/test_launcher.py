@@ -13,8 +13,8 @@ from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.joining import join
 from pedigree.pipelines.jobs.launcher import LocalLauncher, _command, job_environment
-from pedigree.pipelines.jobs.nodes import join
 from pedigree.pipelines.jobs.processes import Process, processes_of
 from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.run.runs import run_graph
@@ -98,24 +98,12 @@ def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
 @pytest.mark.proves("numerics.nodes")
 @pytest.mark.slow
 def test_a_job_on_two_nodes_has_half_of_its_ranks_where_pedigree_join_runs(lab: Lab) -> None:
-    class Enough(Exception):
-        pass
-
-    def hear(text: str) -> None:
-        heard.append(text)
-        if "exit code" in text:
-            raise Enough
-
     lab.write("configs/recipes/lab.yaml", RANKS)
     lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 1, world_size: 2, nodes: 2")
     heard: list[str] = []
-    ends: list[object] = []
-    thread = threading.Thread(target=lambda: ends.extend(outcomes(lab).items()))
-    thread.start()
-    with pytest.raises(Enough):
-        join(lab.project, hear)
-    thread.join(deadline(60))
-    assert dict(ends)["sft"] == "ran" and lab.runs().count("sft") == 2
+    threading.Thread(target=join, args=(lab.project, heard.append), daemon=True).start()
+    assert outcomes(lab)["sft"] == "ran" and lab.runs().count("sft") == 2
+    until(lambda: len(heard) == 2)
     assert heard[0].startswith("lab/sft: a node of the job that ") and heard[1] == "lab/sft: the node ended with exit code 0"
 
 
