@@ -264,7 +264,8 @@ class Trainer:
 
     def summed(self, values_K: Tensor) -> Tensor:
         """Values summed over ranks, left on the device."""
-        return self._every(values_K).sum(0) / self.numerics.sequence_parallel
+        found_K = self._every(values_K).sum(0)
+        return found_K if self.numerics.sequence_parallel == 1 else found_K / self.numerics.sequence_parallel
 
     def sum(self, *values: float) -> list[float]:
         """Each host value summed over ranks."""

@@ -261,6 +261,11 @@ def test_two_ranks_compute_a_row_together_with_the_gradient_of_one_and_half_of_i
     assert stage == 3 or found["kept"] < 0.6, found  # with ZeRO-3, autograd keeps gathered weights too
 
 
+def test_ranks_that_cannot_share_the_heads_are_refused_before_the_model_is_loaded(policy):
+    with pytest.raises(StageError, match="sequence_parallel 4 does not divide the model's num_key_value_heads 2: set it to a divisor of 2"):
+        load_policy(policy, Numerics(world_size=4, sequence_parallel=4))
+
+
 def test_under_zero_3_no_rank_ever_has_a_whole_policy_or_reference_on_its_device(measured):
     """Parameters arrive one by one; of a reference, too, each of two ranks holds half, and it computes the same bits."""
     assert measured("arriving 2") == {"whole": [1.0], "held": 1.0, "equal": True}
