@@ -1,5 +1,5 @@
 """Generate reference pages from the code: `python -m docs.generate` writes `stages.md`, a page per kind in `stages/`, `profiles.md`,
-`forms.md`, `methods.md`, `cli.md`, `plan.md` and `flagship.md` in `docs/`."""
+`forms.md`, `methods.md`, `cli.md`, `plan.md`, `flagship.md` and `several-nodes.md` in `docs/`."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic.fields import FieldInfo
 
-from docs import commands, flagship, planning
+from docs import commands, flagship, planning, several_nodes
 from docs.results import meanings
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.judging.rephrased import FindRephrased
@@ -116,7 +116,8 @@ def pages() -> dict[str, str]:
     """File name in `docs/` → text."""
     return {"stages.md": stages_page(), **{f"stages/{name}.md": kind_page(declaration) for name, declaration in KINDS.items()},
             "stages/shared.md": shared_page(), "profiles.md": profiles_page(), "forms.md": forms_page(), "methods.md": methods_page(),
-            "cli.md": commands.page(), "plan.md": planning.page(), "flagship.md": flagship.page()}  # fmt: skip
+            "cli.md": commands.page(), "plan.md": planning.page(), "flagship.md": flagship.page(),
+            "several-nodes.md": several_nodes.page()}  # fmt: skip
 
 
 def profiles_page() -> str:

@@ -93,10 +93,10 @@ for the largest process it started (vLLM), and on GPUs `gpu`, the memory allocat
 
 ## Formulas
 
-Ψ parameters, Ψ_t trained parameters, R ranks, e bytes of the compute dtype, T tokens of one pass; L layers, H hidden width, A heads, K key
-heads, D head width, F MLP width, V vocabulary, N parameters multiplied per token, s tokens of a document. The peak is the largest of
-loading, the sum of all terms of a step and, in `rlvr` on GPUs, `rollouts`. Terms of a step are summed, although not all exist at the same
-time, so the result is an upper bound by a few percent.
+Ψ parameters, Ψ_t trained parameters, R ranks, e bytes of the compute dtype, T tokens of one pass on each rank (divided by
+`sequence_parallel`); L layers, H hidden width, A heads, K key heads, D head width, F MLP width, V vocabulary, N parameters multiplied per
+token, s tokens of a document. The peak is the largest of loading, the sum of all terms of a step and, in `rlvr` on GPUs, `rollouts`. Terms
+of a step are summed, although not all exist at the same time, so the result is an upper bound by a few percent.
 
 | term | formula | source |
 |---|---|---|"""

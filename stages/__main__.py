@@ -25,7 +25,7 @@ from pedigree.data.artifacts.artifacts import Artifact, content_hash, entries_of
 from pedigree.data.artifacts.provenance import code_files, code_sha256, environment, fingerprint, hardware
 from pedigree.data.host import memory
 from pedigree.data.host.faults import fault_point
-from pedigree.data.host.process import leave, uncollected
+from pedigree.data.host.process import die_with, leave, uncollected
 from pedigree.data.store.durable import sync_tree
 from pedigree.data.store.storage import StoreError
 from pedigree.data.store.untrusted import described
@@ -116,13 +116,16 @@ def finish(spec: JobSpec, job: Job, metrics: dict[str, Any]) -> None:
 
 
 def listen() -> None:
-    """Install signal handlers. SIGTERM and SIGUSR1 end the job; stages with checkpoints write one first (`Checkpoints`)."""
+    """Install signal handlers. SIGTERM and SIGUSR1 end the job; stages with checkpoints write one first (`Checkpoints`). A rank ends with
+    its torchrun, which on other nodes nobody else would notice."""
 
     def stop(number: int, _: Any) -> None:
         raise Preempted(f"asked to stop by {signal.Signals(number).name}")
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, stop)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with(os.getppid())
     faulthandler.register(signal.SIGUSR2, all_threads=False)  # of the main thread, which gets the signal and so stands still
     faulthandler.register(signal.SIGRTMIN, all_threads=True)  # others run on, which may end the process
 

@@ -32,8 +32,8 @@ ENGINE_OVERHEAD = 2 << 30
 SLOT_BYTES = 2 << 30
 """Memory per slot under `auto`: SFT of a model with 135M parameters takes five GiB, on two slots or more."""
 PARTS = ("numerics", "placement")
-DIVIDE_THREADS = ("threads", "world_size", "engines", "tensor_parallel")
-DIVIDE_CORES = ("threads", "world_size", "engines", "slots")
+DIVIDE_THREADS = ("threads", "world_size", "nodes", "engines", "tensor_parallel")
+DIVIDE_CORES = ("threads", "world_size", "nodes", "engines", "slots")
 """A block of a profile that sets one of these resolves `threads: auto` itself; the second is for GPUs."""
 
 
@@ -62,8 +62,12 @@ GPUS: dict[str, Gpu] = {
 """Profile name → specifications."""
 
 
-FORMERLY = {"bf16_products": "units"}
+FORMERLY = {"bf16_products": "units", "nodes": 1, "sequence_parallel": 1}
 """Values of numerics missing from older records and checkpoints: the behavior of the code that wrote them."""
+
+
+ONE_PROCESS = {"world_size": 1, "nodes": 1, "sequence_parallel": 1}
+"""Numerics of stages that do not train, whatever the profile."""
 
 
 class Numerics(Frozen):
@@ -73,6 +77,12 @@ class Numerics(Frozen):
     """Device for training and vLLM; `cuda` without a GPU is an error."""
     world_size: int = Field(default=1, ge=1)
     """Ranks of a training job."""
+    nodes: int = Field(default=1, ge=1)
+    """Machines among which the ranks of a training job are divided. The job starts on one of them and waits until `pedigree join` runs on
+    the others (docs/machines.md)."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Ranks of `sft`, `preference_train` and `reward_model` that compute each packed row together, each a slice of its tokens, for rows
+    whose activations one GPU cannot hold. Divides `world_size` and the model's key heads; `micro_batch_tokens` are those of the row."""
     packing: bool = True
     """Pack documents into one row without padding, isolated from each other by attention; false: padded rows."""
     micro_batch_tokens: int = Field(default=1024, ge=8)
@@ -113,6 +123,17 @@ class Numerics(Frozen):
 
     @model_validator(mode="after")
     def _check_together(self) -> "Numerics":
+        if self.world_size % self.nodes:
+            raise ValueError(f"world_size {self.world_size} is not divisible by {self.nodes} nodes: make it a multiple, or change nodes")
+        if self.world_size % self.sequence_parallel:
+            raise ValueError(
+                f"sequence_parallel {self.sequence_parallel} does not divide world_size {self.world_size}: make it a divisor, or 1"
+            )
+        if self.sequence_parallel > 1 and (not self.shares_prompts or self.kernels == "compiled"):
+            raise ValueError(
+                f"sequence_parallel {self.sequence_parallel} requires `packing: true`, `attention: varlen` and kernels other than "
+                "compiled: set those, or sequence_parallel: 1"
+            )
         if self.kernels == "liger" and self.device == "cpu":
             raise ValueError("kernels liger requires a GPU, but device is cpu: set kernels to compiled or torch, or device to cuda")
         if self.kernels == "compiled" and self.zero_stage == 3:
@@ -130,6 +151,15 @@ class Numerics(Frozen):
         """The settings that may change a bit. On GPUs, threads do not, except where the optimizer runs on the host."""
         idle = {"threads"} if self.device == "cuda" and not self.offload_optimizer else None
         return self.model_dump(mode="json", exclude=idle)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.world_size // self.nodes
+
+    @property
+    def teams(self) -> int:
+        """Groups of ranks that each compute rows of their own."""
+        return self.world_size // self.sequence_parallel
 
     @property
     def shares_prompts(self) -> bool:
@@ -152,8 +182,8 @@ class Placement(Frozen):
     """Where a stage runs and how it is supervised."""
 
     slots: int = Field(default=1, ge=1)
-    """Machine slots that the stage occupies while it runs. `auto`: the total threads that `threads: auto` gives its ranks or engines, at
-    most the profile's slots."""
+    """Machine slots that the stage occupies while it runs, on each of its `nodes`. `auto`: the total threads that `threads: auto` gives its
+    ranks or engines, at most the profile's slots."""
     sampler_process: Literal["own", "inline"] = "own"
     """RLVR: run vLLM in its `own` child process, or `inline` in the trainer's."""
     engines: int = Field(default=1, ge=1)
@@ -326,13 +356,17 @@ def _settings(block: Any) -> dict[str, Any]:
 def _share(combined: Mapping[str, Any], threads: int, taken: int) -> int:
     """Threads per rank or engine; engines must fit into the stage's slots."""
     engines = _count(combined, "engines", 1)
-    ranks = max(_count(combined, "world_size", 1), engines * _count(combined, "tensor_parallel", 1))
+    ranks = max(_ranks_per_node(combined), engines * _count(combined, "tensor_parallel", 1))
     return max(1, (min(threads, _count(combined, "slots", taken)) if engines > 1 else threads) // ranks)
 
 
 def _share_of_node(combined: Mapping[str, Any], cores: int, slots: int) -> int:
     """Threads per rank or engine of a stage on GPUs, whose cores are those of its slots."""
-    return max(1, cores * _count(combined, "slots", 1) // slots // max(_count(combined, "world_size", 1), _count(combined, "engines", 1)))
+    return max(1, cores * _count(combined, "slots", 1) // slots // max(_ranks_per_node(combined), _count(combined, "engines", 1)))
+
+
+def _ranks_per_node(combined: Mapping[str, Any]) -> int:
+    return _count(combined, "world_size", 1) // _count(combined, "nodes", 1)
 
 
 def _count(settings: Mapping[str, Any], name: str, otherwise: int) -> int:
@@ -364,15 +398,28 @@ def engines_problem(numerics: Numerics, placement: Placement, *, beside: bool = 
     )
 
 
+def ranks_problem(numerics: Numerics, placement: Placement) -> str | None:
+    """Error message if a training stage has more ranks on a machine than GPUs, else None."""
+    each = numerics.ranks_per_node
+    if numerics.device == "cpu" or each <= placement.slots:
+        return None
+    return (
+        f"world_size {numerics.world_size} on nodes {numerics.nodes} is {each} ranks on each, but placement.slots gives it "
+        f"{placement.slots} GPUs there: lower world_size, or raise slots or nodes"
+    )
+
+
 def batch_problem(config: Frozen, numerics: Numerics) -> str | None:
     """Error message if a training stage's global batch does not divide evenly into ranks and padded micro-batches, else None.
 
     Packed micro-batches need no second condition: they are filled by tokens, and the loss is divided by the global count.
     """
-    ranks, size = numerics.world_size, numerics.micro_batch_sequences
+    ranks, size = numerics.teams, numerics.micro_batch_sequences
     plan = kind_of(config).training_plan(config)
     if plan is None:
         return None
+    if numerics.sequence_parallel > 1 and kind_of(config).opens_engines(config):
+        return f"sequence_parallel is {numerics.sequence_parallel}, but a stage with rollouts computes whole rows on each rank: set it to 1"
     batch, name = plan.batch, plan.batch_of
     if batch % ranks:
         return f"{name} {batch} is not divisible by {ranks} ranks: make it a multiple of {ranks}, or change world_size"

@@ -87,6 +87,8 @@ RANKS, MICRO_TOKENS, MICRO_SEQUENCES = 2, 512, 2
 NUMERICS: dict[str, Callable[[Any], Any]] = {
     "device": lambda _: "cpu",
     "world_size": lambda ranks: min(ranks, RANKS),
+    "nodes": lambda _: 1,
+    "sequence_parallel": lambda _: 1,
     "micro_batch_tokens": lambda tokens: min(tokens, MICRO_TOKENS),
     "micro_batch_sequences": lambda sequences: min(sequences, MICRO_SEQUENCES),
     "offload_optimizer": lambda _: False,

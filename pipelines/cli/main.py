@@ -48,7 +48,7 @@ Terms:
 
 GROUPS = {
     "Start": ("init", "new"),
-    "Run": ("run", "cancel", "rehearse", "plan"),
+    "Run": ("run", "join", "cancel", "rehearse", "plan"),
     "Look": ("status", "jobs", "logs", "report", "models"),
     "Recipes": ("recipes", "show", "validate", "pin", "compile"),
     "Artifacts": ("lineage", "diff", "verify", "export", "reproduce", "push", "pull"),

@@ -7,6 +7,7 @@ from typing import Any
 from pedigree.configs.base.document import ConfigError, Problem, read_document
 from pedigree.configs.base.paths import written_of
 from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import ONE_PROCESS
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipe, recipe_file
 from pedigree.configs.language.recipe_files import score_tolerance
@@ -50,7 +51,7 @@ def resolved_stage(project: Project, graph: Graph, name: str, profile: str | Non
     node = graph.find(name)
     numerics, placement = profile_for(project, graph, profile).of(node.kind, node.name)
     if "deepspeed" not in node.declaration.engine:
-        numerics = numerics.model_copy(update={"world_size": 1})
+        numerics = numerics.model_copy(update=ONE_PROCESS)
     return {
         "stage": node.address,
         "kind": node.kind,

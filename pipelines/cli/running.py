@@ -1,4 +1,4 @@
-"""Commands that run or end stages: run, rehearse, cancel, and the hidden command used in `dvc.yaml`."""
+"""Commands that run or end stages: run, join, rehearse, cancel, and the hidden command used in `dvc.yaml`."""
 
 import sys
 import time
@@ -210,6 +210,20 @@ def rehearse(
         for line in sentences(proof):
             echo(line)
         echo(f"Results are in {root.relative_to(project.root)}.")
+
+
+@commands.command()
+def join() -> None:
+    """Run ranks of this project's jobs on this machine, too.
+
+    For jobs whose `numerics.nodes` is above 1: `pedigree run` starts such a job on its own machine, and the job waits for the others. Run
+    this command on each of them, in the same project folder on a shared disk. It waits for jobs until Ctrl-C, which stops the job that it
+    has joined, with a checkpoint.
+    """
+    from pedigree.pipelines.jobs.joining import join as join_jobs
+
+    interrupt_on_sigterm()
+    join_jobs(Project.find(), lambda text: echo(text, flush=True))
 
 
 @commands.command()

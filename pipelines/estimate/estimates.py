@@ -33,7 +33,17 @@ CPU_START_S = {"none": 5.0, "torch": 12.0, "deepspeed": 20.0, "vllm": 20.0, "dee
 """Engine → the same on a CPU, for a model of 135M parameters."""
 ROWS_A_SECOND = 5000.0
 """Throughput of stages without a model; a low value from docs/benchmarks.md."""
-DECIDE_SPEED = ("device", "world_size", "tensor_parallel", "kernels", "packing", "offload_optimizer", "deterministic")
+DECIDE_SPEED = (
+    "device",
+    "world_size",
+    "nodes",
+    "sequence_parallel",
+    "tensor_parallel",
+    "kernels",
+    "packing",
+    "offload_optimizer",
+    "deterministic",
+)
 """Numerics that, together with `bf16_products`, must be equal for a finished stage to predict another one's time."""
 MEASURED = "this machine's measured matmul speed"
 
@@ -193,7 +203,7 @@ class Estimates:
         if rates is None or not isinstance(facts, Facts) or size is None:
             return None
         dtype = engine_dtype(facts.sampling, setting.numerics) if facts.sampling else facts.dtype
-        ranks = setting.numerics.world_size if facts.training else setting.numerics.tensor_parallel * setting.engines
+        ranks = setting.numerics.ranks_per_node if facts.training else setting.numerics.tensor_parallel * setting.engines
         hardware = setting.hardware.at(rates, dtype, setting.numerics, ranks)
         seconds = self._assumed(amounts, facts, replace(setting, hardware=hardware), size)
         bounded = amounts.tokens is not None and amounts.tokens.how == "at most"

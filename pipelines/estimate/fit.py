@@ -144,6 +144,15 @@ def _smaller_passes(trial: Trial) -> Iterator[tuple[str, Trial]]:
         yield last
 
 
+def _shared_rows(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    """The fewest ranks to a row that fit."""
+    facts, numerics = trial.facts, trial.numerics
+    for ranks in (2, 4, 8, 16):
+        divides = numerics.world_size % ranks == 0 and facts.policy.kv_heads % ranks == 0
+        if facts.training and not facts.sampling and not facts.policy.experts and divides and ranks > numerics.sequence_parallel:
+            yield from _numerics(trial, sequence_parallel=ranks)
+
+
 def _offload(trial: Trial) -> Iterator[tuple[str, Trial]]:
     if trial.facts.training and not trial.numerics.offload_optimizer:
         yield from _numerics(trial, offload_optimizer=True)
@@ -228,6 +237,7 @@ def _placed(placement: Placement, **fields: Any) -> Placement:
 
 CHANGES: Sequence[Change] = (
     _zero, _checkpointing, _smaller_passes, _tensor_parallel, _engine_memory, _smaller_chunks, _queued, _fewer_engines, _cached_reference,
+    _shared_rows,
     _offload,
     _adapters,
 )  # fmt: skip

@@ -91,6 +91,7 @@ class Needs:
     ranks: int = 1
     beside: int = 0
     """GPUs of engines that generate while the ranks train."""
+    nodes: int = 1
     tokens_a_pass: int = 0
     lesser: "Needs | None" = None
     """Smaller needs of another phase, in separate processes."""
@@ -107,7 +108,7 @@ class Needs:
     @property
     def together(self) -> int:
         """Total of all ranks on one machine; only rank 0 has the sampler."""
-        return max(_of_all_ranks(self.device, self.ranks), _of_all_ranks(self.loading, self.ranks))
+        return max(_of_all_ranks(terms, self.ranks // self.nodes) for terms in (self.device, self.loading))
 
     @property
     def gpus(self) -> int:
@@ -191,7 +192,7 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
     return Needs(
         device=terms | _runtime(numerics), loading=loading | _runtime(numerics), rollouts=rollouts, engine=engine, host=host,
         asleep=engine.weights * engine.ranks * engines if rollouts and engine and not beside else 0,
-        beside=engine.ranks * engines if engine and beside else 0, ranks=numerics.world_size, tokens_a_pass=tokens,
+        beside=engine.ranks * engines if engine and beside else 0, ranks=numerics.world_size, nodes=numerics.nodes, tokens_a_pass=tokens,
     )  # fmt: skip
 
 
@@ -200,7 +201,7 @@ def tokens_of_a_pass(facts: Facts, plan: TrainingPlan, numerics: Numerics) -> in
     row = min(plan.longest, facts.document * 4) if facts.document else plan.longest
     a_step = plan.batch * (facts.document or row)
     found = max(numerics.micro_batch_tokens, row) if numerics.packing else numerics.micro_batch_sequences * row
-    return max(1, int(min(found, max(row, a_step / numerics.world_size))))
+    return max(1, math.ceil(int(min(found, max(row, a_step / numerics.teams))) / numerics.sequence_parallel))
 
 
 def tokens_of_a_frozen_pass(facts: Facts, plan: ScoringPlan, numerics: Numerics) -> int:

@@ -39,6 +39,7 @@ from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.pipelines.quantities import reported
 from pedigree.stages.job.failures import is_full
 from pedigree.stages.job.job import PULSES, checkpoint_names
+from pedigree.stages.job.meeting import MEETING
 from pedigree.stages.job.outcome import Failure, Success, read_done
 
 RETRIED = frozenset({"crashed", "out_of_memory", "storage", "lost", "lost_engine", "collective", "heartbeat"})
@@ -129,7 +130,7 @@ def run_job(
     while True:
         if handle is None:
             fence = _fence(hold)
-            for left in ("done.json", "progress.json", CANCELLED):
+            for left in ("done.json", "progress.json", CANCELLED, MEETING):
                 (scratch / left).unlink(missing_ok=True)
             shutil.rmtree(scratch / "out", ignore_errors=True)
             shutil.rmtree(scratch / PULSES, ignore_errors=True)

@@ -216,6 +216,8 @@ def _command(scratch: Path, numerics: Numerics, grace_s: int) -> list[str]:
     stage = ["-m", "pedigree.stages", str(scratch)]
     if numerics.world_size == 1:
         return [sys.executable, *stage]
+    if numerics.nodes > 1:
+        return [sys.executable, "-m", "pedigree.stages.training.nodes", str(scratch), "lead"]
     torchrun = ["-m", "pedigree.stages.training.ranks", "--standalone", f"--shutdown-timeout={grace_s}"]
     return [sys.executable, *torchrun, f"--nproc-per-node={numerics.world_size}", *stage]
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.artifacts import ArtifactError, read_json, write_text
 from pedigree.data.artifacts.mirror import ELSEWHERE
 from pedigree.data.artifacts.run_record import PortableCode, read_attempts
@@ -27,6 +28,8 @@ from pedigree.stages.job.spec import JobSpec
 SPEC, JOB, ATTEMPTS, CODE, DEPENDENCIES = "spec.json", "job.json", "attempts.json", "code.json", "dependencies.json"
 ANSWERS = "chunks/answers.jsonl"
 """Log of answers (`stages.sampling.answer_log`); the next attempt neither recomputes nor re-requests them."""
+NEWER = ("bf16_products", "nodes", "sequence_parallel")
+"""Numerics that code whose work may be resumed does not know."""
 UNKNOWN = "unknown/unknown"
 """Address of a scratch folder whose spec does not specify its stage."""
 _ADDRESS = TypeAdapter(Address)
@@ -65,7 +68,7 @@ def write_spec(scratch: Path, spec: JobSpec) -> None:
     """Write a job's spec, with inputs in the recipe's order. A job may resume with its original code, and older code rejects unknown
     settings, so those are omitted at their default value.
     """
-    unknown = {"bf16_products"} if spec.numerics.bf16_products == "auto" else set[str]()
+    unknown = {name for name in NEWER if getattr(spec.numerics, name) == Numerics.model_fields[name].default}
     write_text(scratch / SPEC, spec.model_dump_json(indent=1, exclude={"numerics": unknown, "asked": unknown}) + "\n")
 
 

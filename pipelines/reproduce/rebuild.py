@@ -30,7 +30,7 @@ from pedigree.pipelines.reproduce.work_tree import RecordedCode
 RECIPE = "reproduction"
 """Name of the rebuilt recipe."""
 PROFILE = "recorded"
-PROCESSES = ("world_size", "threads", "tensor_parallel")
+PROCESSES = ("world_size", "nodes", "threads", "tensor_parallel")
 MOST_PROCESSES = 4096
 """Upper bound for each of `PROCESSES`, so that a malicious record cannot start unlimited processes."""
 OURS = ("artifacts", "configs", "dvc.lock", "dvc.yaml")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.execution import ONE_PROCESS, Numerics, Placement
 from pedigree.configs.language.graph import Node
 from pedigree.configs.language.stated_sources import generators_of, licences_of
 from pedigree.data.artifacts.artifacts import ADOPTED, Artifact, ArtifactError, Record, open_artifact, write_json
@@ -299,7 +299,7 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
         return "attached", read_dependencies(scratch)
     numerics, placement = run.execution.of(node.kind, node.name)
     if "deepspeed" not in node.declaration.engine:
-        numerics = numerics.model_copy(update={"world_size": 1})
+        numerics = numerics.model_copy(update=ONE_PROCESS)
     if alive:
         placement = read_spec(scratch).placement
         if outdated:

@@ -259,6 +259,11 @@ def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:
         unknown = [name for name in lora.targets if name.rpartition(".")[2] not in facts.policy.linear]
         if unknown:
             yield f"lora.targets: the model has no linear layer {unknown[0]!r}; it has {', '.join(facts.policy.linear)}"
+    together = numerics.sequence_parallel
+    if facts.training and facts.policy.kv_heads % together:
+        yield f"sequence_parallel {together} does not divide the model's {facts.policy.kv_heads} key heads: set it to a divisor"
+    if facts.training and together > 1 and facts.policy.experts:
+        yield f"sequence_parallel is {together}, but the model has experts, which are balanced over whole rows: set it to 1"
     balanced = getattr(node.config, "router_aux_loss_coef", None)
     if balanced is not None and not facts.policy.experts:
         yield f"router_aux_loss_coef is {balanced}, but the model has no experts: remove the field"

@@ -10,7 +10,15 @@ from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.compile import pipeline_file, source_file, write_compiled
-from pedigree.configs.language.execution import Execution, batch_problem, engines_problem, fitted, profile_names, profile_path
+from pedigree.configs.language.execution import (
+    Execution,
+    batch_problem,
+    engines_problem,
+    fitted,
+    profile_names,
+    profile_path,
+    ranks_problem,
+)
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
 from pedigree.data.host import machine
@@ -119,8 +127,9 @@ def _profile_problem(execution: Execution, node: Node) -> str | None:
     except ValueError as error:
         return f"{error}".removeprefix(f"{node.name}: ")
     plan, opens = node.declaration.sampling_plan(node.config), node.declaration.opens_engines(node.config)
-    problem = engines_problem(numerics, placement, beside=plan is not None and plan.beside) if opens else None
-    return problem or batch_problem(node.config, numerics)
+    ranks = ranks_problem(numerics, placement) if "deepspeed" in node.declaration.engine else None
+    engines = engines_problem(numerics, placement, beside=plan is not None and plan.beside) if opens else None
+    return ranks or engines or batch_problem(node.config, numerics)
 
 
 def load_execution(project: Project, name: str) -> Execution:

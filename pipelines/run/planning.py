@@ -199,6 +199,7 @@ def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
     if plan.made_of:
         return f"{plan.made_of} = {batch}, {plan.steps} steps, {ranks}"
     if numerics.packing:
+        ranks += f", {numerics.sequence_parallel} to a row" if numerics.sequence_parallel > 1 else ""
         passes = f"{ranks}, packed to {numerics.micro_batch_tokens} tokens per pass"
     else:
         accumulation = math.ceil(plan.batch / (numerics.world_size * numerics.micro_batch_sequences))

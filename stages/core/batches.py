@@ -262,7 +262,7 @@ def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int) -> MicroBatc
         position_ids = torch.from_numpy(np.concatenate([np.arange(run.position, run.position + len(run.ids_T)) for run in runs]))[None]
         copies = torch.from_numpy(np.repeat([run.copies for run in runs], [len(run.ids_T) for run in runs]))
         if numerics.attention == "varlen":
-            spans = spans_of([run.span for run in runs])
+            spans = spans_of([run.span for run in runs], numerics.sequence_parallel)
     else:
         documents = [doc for unit in units for doc in unit]
         width = max(len(doc) for doc in documents)

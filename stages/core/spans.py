@@ -35,6 +35,8 @@ class Spans:
     """Positions of these keys in the row; None if every prefix is empty."""
     table_S4: Tensor
     """The spans as numbers, in the order of `Span`'s fields, on the host: an argument for operations that are opaque to the compiler."""
+    sequence_parallel: int = 1
+    """Ranks that compute the row together (`stages/training/sequence_parallel.py`)."""
     _masks: dict[int | None, tuple[Tensor | None, ...]] = field(default_factory=dict, compare=False)
 
     @property
@@ -57,7 +59,7 @@ class Spans:
         return replace(self, queries_S1=change(self.queries_S1), keys_S1=change(self.keys_S1), key_places=places, _masks={})
 
 
-def spans_of(all_spans: Sequence[Span]) -> Spans:
+def spans_of(all_spans: Sequence[Span], sequence_parallel: int = 1) -> Spans:
     lengths = [span.length for span in all_spans]
     with_prefix = [span.prefix_length + span.length for span in all_spans]
     places = None
@@ -72,6 +74,7 @@ def spans_of(all_spans: Sequence[Span]) -> Spans:
         key_places=places,
         # with an empty last span: the compiler would specialize on a row with a single span
         table_S4=torch.tensor([*(astuple(span) for span in all_spans), (0, 0, 0, 0)]),
+        sequence_parallel=sequence_parallel,
     )
 
 

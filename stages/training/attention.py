@@ -16,7 +16,7 @@ Shapes: T tokens of the row, H heads, K key heads, D width of a head.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.stages.core.spans import Spans, calls
 from pedigree.stages.training.cpu_attention import by_flash
+from pedigree.stages.training.sequence_parallel import all_heads, all_tokens, own_heads
 
 NAME = "varlen"
 FLASH_WIDEST, FLASH_MULTIPLE = 256, 8
@@ -161,8 +162,12 @@ def varlen_attention(
         raise PedigreeError(f"the attention of {type(module).__name__} has {features}: set `attention: sdpa` in the execution profile")
     scale = query.shape[-1] ** -0.5 if asked.get("scaling") is None else asked["scaling"]
     rule = Rule(scale, _window(module, asked, spans), asked.get("softcap"), asked.get("s_aux"))
-    found = attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), spans, rule)
-    return found[None], None
+    given = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    if spans.sequence_parallel == 1:
+        return attend(given[0], given[1], given[2], spans, rule)[None], None
+    whole = [all_tokens(tensor, spans) for tensor in given]
+    rule = rule if rule.sinks_H is None else replace(rule, sinks_H=own_heads(rule.sinks_H, spans))
+    return all_heads(attend(whole[0], whole[1], whole[2], spans, rule), spans)[None], None
 
 
 def _window(module: Any, asked: Mapping[str, Any], spans: Spans) -> int | None:

@@ -104,12 +104,13 @@ def feed(
     batches: Iterable[GlobalBatch], rank: int, world_size: int, numerics: Numerics, pad_id: int, device: torch.device
 ) -> Iterator[Feed]:
     """Open the feed of one rank. The next global batch is prefetched while the gradient of the current one is applied."""
+    together = numerics.sequence_parallel
 
     def prepare() -> Iterator[PreparedMicroBatch | None]:
         if device.index is not None:
             torch.cuda.set_device(device)  # for this thread: pinned memory belongs to a CUDA context
         for batch in batches:
-            for planned in plan_step(batch.units, rank, world_size, numerics) if batch.units else []:
+            for planned in plan_step(batch.units, rank // together, world_size // together, numerics) if batch.units else []:
                 micro_batch = prepare_micro_batch(batch, planned, numerics, pad_id)
                 yield micro_batch.each(Tensor.pin_memory) if device.type == "cuda" else micro_batch
             yield None

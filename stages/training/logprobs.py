@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from pedigree.configs.base.frozen import HeadPrecision
 from pedigree.stages.core.batches import MicroBatch
 from pedigree.stages.training import attention
+from pedigree.stages.training.sequence_parallel import OwnTokens, slice_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class PolicyModule(nn.Module):
         The entropy has no gradient, and is zero unless requested.
         """
         seen = _body_outputs(self.model, batch)
-        hidden_NH = seen.last_hidden_state.flatten(0, 1)[batch.places_N]
+        own = OwnTokens.of(batch, batch.places_N)
+        hidden_NH, targets_N = seen.last_hidden_state.flatten(0, 1)[own.places], own.choose(batch.targets_N)
         head = _Head(head_of(self.model)[1], self.head == "fp32")
 
         def token_logps(hidden_nH: Tensor, targets_n: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
@@ -86,9 +88,10 @@ class PolicyModule(nn.Module):
 
         def work(hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
             graph = torch.is_grad_enabled() and hidden_NH.requires_grad
-            return _Chunks.apply(hidden_NH, batch.targets_N, *head.weights, head, token_logps, self.chunk, entropy, graph)  # pyright: ignore
+            return _Chunks.apply(hidden_NH, targets_N, *head.weights, head, token_logps, self.chunk, entropy, graph)  # pyright: ignore
 
-        return head_of(self.model)[1](hidden_NH, work=work)
+        logps_N, entropies_N = head_of(self.model)[1](hidden_NH, work=work)
+        return own.whole(logps_N), own.whole(entropies_N)
 
 
 def _head_or_work(head: nn.Linear, input: Tensor, work: Callable[[Tensor], Any] | None = None) -> Any:
@@ -260,8 +263,8 @@ class RewardModule(nn.Module):
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """Scores of shape (D,), fp32."""
-        hidden_DH = _hidden(self.model, batch).flatten(0, 1)[batch.last_D]
-        return self.model.score(hidden_DH)[:, 0]
+        own = OwnTokens.of(batch, batch.last_D)
+        return own.whole(self.model.score(_hidden(self.model, batch).flatten(0, 1)[own.places])[:, 0])
 
 
 class ValueModule(RewardModule):
@@ -316,9 +319,10 @@ def _body_outputs(model: Any, batch: MicroBatch) -> Any:
     if (kernel == attention.NAME) != (batch.spans is not None):
         raise ValueError(f"the model was loaded with attention {kernel!r}, but the batch is for another: use the same numerics for both")
     routed = getattr(model, "router_logits", None) is not None  # see `stages/training/router_loss.py`
+    together = batch.spans.sequence_parallel if batch.spans else 1
     seen = body_of(model)[1](
-        input_ids=batch.input_ids_BT,
-        position_ids=batch.position_ids_BT,
+        input_ids=slice_of(batch.input_ids_BT, together),
+        position_ids=slice_of(batch.position_ids_BT, together),
         attention_mask=batch.attention_mask_BT,
         use_cache=False,
         **({"spans": batch.spans} if batch.spans is not None else {}),

@@ -16,6 +16,7 @@ from pedigree.stages.training.adapters import add_adapters
 from pedigree.stages.training.kernels import Module, fuse, refuse
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule
 from pedigree.stages.training.products import through_fp32
+from pedigree.stages.training.sequence_parallel import refuse_undivided
 
 
 def load_policy(
@@ -60,6 +61,8 @@ def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueM
 
 def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
     refuse(payload, numerics)
+    if numerics.sequence_parallel > 1:
+        refuse_undivided(payload, numerics.sequence_parallel)
     attention.register()
     through_fp32(settled(numerics).bf16_products == "fp32")
     kernel = numerics.attention if numerics.packing or numerics.attention != attention.NAME else "sdpa"

@@ -59,6 +59,7 @@ def probe(module: Module, numerics: Numerics, device: torch.device) -> None:
         PedigreeError: documents attend to each other, a shared prompt changes the result, transformers' result differs, or the model
             cannot be computed in this form at all.
     """
+    numerics = numerics.model_copy(update={"sequence_parallel": 1})  # each rank computes the few tokens alone
     try:
         _refuse_rounded_frequencies(module)
         _refuse_leaks(module, numerics, device)

@@ -2,16 +2,19 @@
 
 import os
 import signal
+import sys
 from typing import Any
 
 from pedigree.data.host.process import leave
 
 
-def main() -> None:
+def start(*arguments: str) -> int:
+    """Run torchrun to its end; return its exit code."""
     signal.signal(signal.SIGUSR1, _ask_to_stop)
     from torch.distributed.run import main as torchrun
 
-    torchrun()
+    torchrun(arguments)
+    return 0
 
 
 def _ask_to_stop(*_: Any) -> None:
@@ -19,5 +22,4 @@ def _ask_to_stop(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
-    leave(0)
+    leave(start(*sys.argv[1:]))

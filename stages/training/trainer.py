@@ -255,16 +255,17 @@ class Trainer:
 
     def totals(self, sums: Mapping[str, Tensor | float], largest: Mapping[str, Tensor | float] | None = None) -> dict[str, float]:
         """All-reduce metrics, sums and maxima, in one exchange and one wait for the device. Pass values that are equal on all ranks as
-        maxima."""
+        maxima. Ranks that compute rows together each have the sums of these rows, which count once."""
         largest = largest or {}
         local_K = torch.stack([self._scalar(value) for value in (*sums.values(), *largest.values())])
         every_RK = self._every(local_K)
-        found_K = torch.cat([every_RK[:, : len(sums)].sum(0), every_RK[:, len(sums) :].amax(0)])
+        found_K = torch.cat([every_RK[:, : len(sums)].sum(0) / self.numerics.sequence_parallel, every_RK[:, len(sums) :].amax(0)])
         return dict(zip([*sums, *largest], found_K.tolist(), strict=True))
 
     def summed(self, values_K: Tensor) -> Tensor:
         """Values summed over ranks, left on the device."""
-        return self._every(values_K).sum(0)
+        found_K = self._every(values_K).sum(0)
+        return found_K if self.numerics.sequence_parallel == 1 else found_K / self.numerics.sequence_parallel
 
     def sum(self, *values: float) -> list[float]:
         """Each host value summed over ranks."""

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from pedigree.configs.base.document import ConfigError, YamlDocument, read_document
 from pedigree.configs.base.mistakes import validated
-from pedigree.configs.language.execution import Execution, Numerics, Placement, batch_problem, engines_problem, fitted
+from pedigree.configs.language.execution import Execution, Numerics, Placement, batch_problem, engines_problem, fitted, ranks_problem
 from pedigree.configs.methods.training import Optimizer, Sft
 
 
@@ -93,6 +93,7 @@ def test_a_number_in_a_profile_stands_whatever_the_machine_has():
         ({"slots": 2}, 8, None, 2, 2),
         ({"slots": 20}, 8, None, 8, 8),
         ({"numerics": {"threads": "auto", "world_size": 2}}, 8, None, 4, 8),
+        ({"numerics": {"threads": "auto", "world_size": 4, "nodes": 2}}, 8, None, 4, 8),
         ({"placement": {"slots": "auto", "engines": 2}}, 8, None, 4, 8),
         ({"placement": {"slots": 4, "engines": 2}}, 8, None, 2, 4),
         ({"placement": {"slots": "auto", "engines": 2}}, 8, 8 * GIB, 2, 4),  # engines must find room in the slots
@@ -106,6 +107,29 @@ def test_ranks_and_engines_share_the_threads_of_the_machine(changes, cores, memo
     profile = {"slots": "auto", "numerics": {"threads": "auto"}, "placement": {"slots": "auto"}} | changes
     numerics, placement = Execution.model_validate(fitted(profile, cores, memory)).of("sample", "drawn")
     assert (numerics.threads, placement.slots) == (threads, taken) and engines_problem(numerics, placement) is None
+
+
+def test_ranks_beyond_the_gpus_of_a_node_are_refused_and_nodes_divide_them():
+    placement, ranks = Placement(slots=8), {"device": "cuda", "world_size": 16}
+    problem = ranks_problem(Numerics(**ranks), placement)
+    assert problem and "world_size 16 on nodes 1 is 16 ranks on each, but placement.slots gives it 8 GPUs there" in problem
+    assert ranks_problem(Numerics(**ranks, nodes=2), placement) is None and ranks_problem(Numerics(world_size=2), Placement()) is None
+    with pytest.raises(ValueError, match="world_size 16 is not divisible by 3 nodes"):
+        Numerics(**ranks, nodes=3)
+
+
+def test_ranks_that_compute_rows_together_are_one_for_the_batch():
+    stage = Sft.model_validate({"global_batch": 4, "max_length": 8, "optimizer": {"learning_rate": 0.1}})
+    eight = {"world_size": 8, "micro_batch_tokens": 8}
+    assert "4 is not divisible by 8 ranks" in (batch_problem(stage, Numerics(**eight)) or "")
+    assert batch_problem(stage, Numerics(**eight, sequence_parallel=2)) is None
+    for changed, said in (
+        ({"sequence_parallel": 3}, "sequence_parallel 3 does not divide world_size 8"),
+        ({"sequence_parallel": 2, "packing": False}, "sequence_parallel 2 requires `packing: true`"),
+        ({"sequence_parallel": 2, "kernels": "compiled"}, "and kernels other than compiled"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Numerics(**eight, **changed)
 
 
 def test_on_gpus_a_stage_has_the_cores_of_its_share_of_the_node(root):

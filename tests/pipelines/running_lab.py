@@ -217,6 +217,8 @@ JOB_CODE = {
     "statistics",
     "updates",
     "ranks",
+    "nodes",
+    "meeting",
 }
 """Modules of `stages` behind every job."""
 

@@ -411,6 +411,17 @@ def test_asynchronous_engines_take_gpus_beside_the_ranks_and_the_slower_side_dec
     assert engines_problem(Numerics(), Placement(), beside=True) is None  # on a CPU they share cores
 
 
+def test_rows_of_131072_tokens_fit_where_ranks_share_them():
+    """Of the 8B model: a row's checkpointed activations are 32 · 2 · 4096 bytes a token, 34 GB, and those of one layer more."""
+    config, alone = sft(max_length=131072, global_batch=8), on_gpus(micro_batch_tokens=131072)
+    found = misfit(trial(config, alone, H100))
+    assert found is not None and "set numerics.sequence_parallel: 2" in found.remedies
+    shared = alone.model_copy(update={"sequence_parallel": 4})
+    whole, part = (needs_of(facts(config, LLAMA), numerics, Placement()) for numerics in (alone, shared))
+    assert (whole.tokens_a_pass, part.tokens_a_pass) == (131072, 32768)
+    assert 4 * part.device["activations"] == whole.device["activations"] and part.device["optimizer"] == whole.device["optimizer"]
+
+
 def test_the_host_must_hold_what_every_rank_reads():
     # eight ranks read 4 Ψ each and round them to 2 Ψ: 385 GB; stored in bf16 they are pages that the ranks share
     small = Hardware("cuda", gpu_bytes=80 * GIB, gpus_per_node=8, host_bytes=200 * GIB)
@@ -434,6 +445,10 @@ def test_ranks_on_a_cpu_share_its_memory():
     cpu = Hardware("cpu", gpus_per_node=1, host_bytes=8 * GIB)
     shape = KNOWN["HuggingFaceTB/SmolLM2-135M"]
     numerics = Numerics(world_size=2, micro_batch_tokens=4096)
+    assert (
+        needs_of(facts(sft(), shape), numerics.model_copy(update={"nodes": 2}), Placement()).together * 2
+        == needs_of(facts(sft(), shape), numerics, Placement()).together
+    )
     found = misfit(trial(sft(), numerics, cpu, shape=shape))
     assert found is not None and found.lacks[0].resource == "memory of 2 ranks"
     assert misfit(trial(sft(), Numerics(), replace(cpu, host_bytes=16 * GIB), shape=shape)) is None

@@ -13,6 +13,7 @@ from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.joining import join
 from pedigree.pipelines.jobs.launcher import LocalLauncher, _command, job_environment
 from pedigree.pipelines.jobs.processes import Process, processes_of
 from pedigree.pipelines.jobs.slots import Pool, slots
@@ -92,6 +93,18 @@ def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
     assert [name for name in lab.runs() if name != "sft"].count("raw") == 1  # data stages have one rank whatever the profile
     lab.knobs()
     assert outcomes(lab)["sft"] == "ran"
+
+
+@pytest.mark.proves("numerics.nodes")
+@pytest.mark.slow
+def test_a_job_on_two_nodes_has_half_of_its_ranks_where_pedigree_join_runs(lab: Lab) -> None:
+    lab.write("configs/recipes/lab.yaml", RANKS)
+    lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 1, world_size: 2, nodes: 2")
+    heard: list[str] = []
+    threading.Thread(target=join, args=(lab.project, heard.append), daemon=True).start()
+    assert outcomes(lab)["sft"] == "ran" and lab.runs().count("sft") == 2
+    until(lambda: len(heard) == 2)
+    assert heard[0].startswith("lab/sft: a node of the job that ") and heard[1] == "lab/sft: the node ended with exit code 0"
 
 
 @pytest.mark.proves("numerics.deterministic")

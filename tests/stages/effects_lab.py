@@ -306,6 +306,38 @@ def head_gathers(policy: Artifact, **fields: Any) -> dict[str, list[Any]]:
     return found
 
 
+def shared_rows(policy: Artifact, **fields: Any) -> dict[str, float]:
+    """A row that ranks compute together, against the same row on each of them: largest differences of log-probabilities and of gradients,
+    each relative to the largest, and the share of what a rank keeps for the backward pass. Of 83 tokens, with a prompt that answers share;
+    the loss couples the tokens of a document."""
+    prompt = [5 + number % 7 for number in range(20)]
+    answers = tuple(document(prompt, [9 + (number * factor) % 90 for number in range(length)]) for factor, length in ((3, 11), (7, 17)))
+    units = [answers, (document([6, 7], [8 + number for number in range(33)]),)]
+    found = []
+    for size in (1, 2):
+        trainer = trainer_of(policy, {**fields, "sequence_parallel": size})
+        batch = collate(units, trainer.numerics, 0)
+        with kept_for_backward(trainer.engine.module.parameters()) as kept:
+            logps_N = trainer.module(batch)[0]
+        loss = nn.functional.softplus(-batch.sum_by_document(logps_N) / 50).sum()
+        gradients: dict[str, Tensor] = {}
+        for name, part in trainer.engine.module.named_parameters():
+            part.register_hook(lambda gradient, name=name, into=gradients: into.update({name: gradient.clone()}))
+        trainer.backward(loss * size / 2)  # ranks that compute alone both count the row
+        for gradient in gradients.values():
+            torch.distributed.all_reduce(gradient)
+        norm = torch.as_tensor(float(trainer.step().grad_norm))
+        found.append(({"logps": logps_N.detach()}, {**gradients, "norm": norm}, kept["bytes"]))
+        trainer.close()
+    (alone, whole, most), (together, shared, share) = found
+    assert len(whole) > 10
+
+    def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+        return max(((one[name] - other[name]).abs().max() / other[name].abs().max()).item() for name in other)
+
+    return {"logps": difference(together, alone), "gradients": difference(shared, whole), "kept": share / most}
+
+
 def exchanges(work: Callable[[], Any]) -> int:
     """Collectives of torch that a call makes in any thread."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:

@@ -227,6 +227,7 @@ DAILY: Cases = {
     **offloadings(2),
     **overlappings(*OVERLAPPED),
     "waits": ("waits", TWO),
+    **{f"shared rows {stage}": ("shared_rows", {**TWO, "zero_stage": stage, "logprob_chunk": 8}) for stage in (2, 3)},
 }
 ALL_DECAYS = [(stage, lora, decayed) for stage in STAGES for lora, decayed in ((False, "matrices"), (True, "matrices"), (False, "all"))]
 ALL_RECOMPUTED = [(stage, lora) for stage in STAGES for lora in (False, True)]
@@ -250,6 +251,19 @@ def test_each_zero_stage_parts_one_thing_more(measured):
         for part, first in (("moments", 1), ("gradients", 2), ("weights", 3)):
             share = measured(f"held {stage}")[part] / whole[part]
             assert share == pytest.approx(0.5 if stage >= first else 1.0, rel=2e-3), (stage, part)
+
+
+@pytest.mark.proves("numerics.sequence_parallel")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_ranks_compute_a_row_together_with_the_gradient_of_one_and_half_of_its_activations(measured, stage):
+    found = measured(f"shared rows {stage}")
+    assert found["logps"] < 1e-6 and found["gradients"] < 1e-5, found
+    assert stage == 3 or found["kept"] < 0.6, found  # with ZeRO-3, autograd keeps gathered weights too
+
+
+def test_ranks_that_cannot_share_the_heads_are_refused_before_the_model_is_loaded(policy):
+    with pytest.raises(StageError, match="sequence_parallel 4 does not divide the model's num_key_value_heads 2: set it to a divisor of 2"):
+        load_policy(policy, Numerics(world_size=4, sequence_parallel=4))
 
 
 def test_under_zero_3_no_rank_ever_has_a_whole_policy_or_reference_on_its_device(measured):

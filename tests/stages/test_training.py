@@ -43,6 +43,7 @@ CUTS = {
     "two ranks, ZeRO 0": {"world_size": 2, "zero_stage": 0},
     "two ranks, ZeRO 1": {"world_size": 2},
     "two ranks, ZeRO 2, small packs": {"world_size": 2, "zero_stage": 2, "micro_batch_tokens": 48},
+    "two ranks share rows, ZeRO 1, small packs": {"world_size": 2, "sequence_parallel": 2, "micro_batch_tokens": 48},
     "two ranks, ZeRO 3, padded": {"world_size": 2, "zero_stage": 3, "packing": False},
 }
 LONG = {**SFT, "epochs": 4}
@@ -78,10 +79,14 @@ ADAPTERS = {**SFT, "epochs": 2, "lora": {"rank": 4, "alpha": 8.0}}
 PARTED = {"world_size": 2, "zero_stage": 3}
 KTO = dpo(loss={"type": "kto", "undesirable_weight": 0.001}, dtype="fp32", global_batch=14, epochs=1, order="given")
 """72 answers: the last of six steps has both sides of one pair alone. Good ones are lifted, and with them the mismatched ones: z₀ > 0."""
+SHARED = {"world_size": 2, "zero_stage": 3, "sequence_parallel": 2}
+PAIRS = {**WITHOUT_LOSS, "dtype": "fp32", "epochs": 1}
 TWO_RANKS = [
     *(("sft", SFT, cut) for cut in CUTS.values() if "world_size" in cut),
     ("sft", ADAPTERS, PARTED),
     ("preference_train", KTO, {"world_size": 2}),
+    ("preference_train", KTO, SHARED),
+    ("reward_model", PAIRS, SHARED),
     *KILLED.values(),
     *(("sft", THREE, before, WITH_CHECKPOINTS) for before, _ in RESHAPES.values() if before),
     ("sft", UNEQUAL, CALLED_IN_PIECES),
@@ -177,6 +182,14 @@ def test_kto_estimates_its_kl_on_the_answers_of_all_ranks(quiet):
     kl, kl_of_two = ([row["kl"] for row in rows_of(folder)] for folder in (one, two))
     assert kl_of_two == pytest.approx(kl, rel=2e-3, abs=1e-5) and max(kl) > 1e-3 and kl[-1] == kl_of_two[-1] == 0
     assert alone["metrics"]["steps_without_kl"] == together["metrics"]["steps_without_kl"] == 1
+
+
+@pytest.mark.parametrize(("kind", "config"), [("preference_train", KTO), ("reward_model", PAIRS)])
+def test_pairs_are_trained_alike_where_two_ranks_share_rows(quiet, kind, config):
+    (alone, one), (together, two) = (quiet(kind, config, numerics) for numerics in ({}, SHARED))
+    for row, shared in zip(rows_of(alone), rows_of(together), strict=True):
+        assert (shared["loss"], shared["grad_norm"]) == pytest.approx((row["loss"], row["grad_norm"]), rel=2e-3)
+    assert one["metrics"].keys() == two["metrics"].keys()
 
 
 def test_the_first_loss_of_an_untrained_model_is_log_v(sft_curve, policy):
