@@ -188,6 +188,7 @@ def test_a_lost_object_makes_its_stage_run_again(plain: Lab, tmp_path: Path) -> 
         assert outcomes(clone.run()) == {"suite": "remote", "raw": "ran", "clean": "remote", "cleaner": "remote"}
 
 
+@pytest.mark.nightly
 def test_throttling_and_cut_connections_are_survived(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
     clone = cloned(lab, tmp_path / "two")
     store.throttle(3)

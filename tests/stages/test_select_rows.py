@@ -250,6 +250,7 @@ def test_a_job_that_was_killed_scores_nothing_twice_and_ends_in_the_same_bytes(t
         assert (tmp_path / "job" / "out" / name).read_bytes() == (tmp_path / "whole" / "out" / name).read_bytes()
 
 
+@pytest.mark.nightly
 def test_another_machine_goes_on_with_what_was_scored_and_said(
     tmp_path: Path, members: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
