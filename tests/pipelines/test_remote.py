@@ -212,6 +212,7 @@ def test_a_push_cut_in_the_middle_is_gone_on_with(lab: Lab, store: FaultyStore, 
     assert set(outcomes(two.run(), pull(two.run())).values()) == {"restored", "unchanged"} and two.contents() == one.contents()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("impatient")
 def test_of_an_upload_in_parts_nothing_is_there_before_all_is(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
     big, back, ours = tmp_path / "big", tmp_path / "back", Ledger(lab.project).remote

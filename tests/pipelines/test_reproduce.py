@@ -90,6 +90,7 @@ def test_a_record_that_was_changed_is_refused_by_name(first, tmp_path):
     assert first.ran() == []
 
 
+@pytest.mark.nightly
 def test_content_that_comes_out_otherwise_is_different_and_what_is_below_drifts(first, tmp_path):
     clone = fresh(first, tmp_path)
     said = clone.pedigree("reproduce", "lab/clean", code=1, LAB_NOISE="x")

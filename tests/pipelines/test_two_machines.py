@@ -153,6 +153,7 @@ def test_a_writer_that_comes_back_while_the_new_one_works_ends_itself(lab: Lab, 
     assert [int(line.split(",")[0]) for line in curve[1:]][-50:] == list(range(1, 51)) and ends[0].outcome == "ran"
 
 
+@pytest.mark.nightly
 def test_a_runner_that_was_stopped_leaves_the_job_to_the_one_that_took_over(lab: Lab) -> None:
     """It comes back while the other one waits for its job: it must neither cancel that nor publish beside it."""
     lab.knobs(raw={"seconds": 8})
@@ -212,6 +213,7 @@ def test_a_job_that_lives_on_another_machine_is_listed_and_left_alone(lab: Lab, 
     assert code == 2 and "its job may be running on another machine" in err and (long_job.scratch / "curve.jsonl").exists()
 
 
+@pytest.mark.nightly
 def test_scratch_of_a_machine_that_fell_silent_goes_and_who_comes_back_ends(lab: Lab, long_job: Machine, type_: Any) -> None:
     """Its runner died without a word: its leases count until it has been silent."""
     long_job.tell("kill runner")

@@ -94,6 +94,7 @@ def run(folder: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
             stack = ExitStack()
             OPEN[key] = stack, stack.enter_context(open_sampler(model_folder, **settings))
         yield OPEN[key][1]
+        OPEN[key][1].load(model_folder)  # a run deletes the weights that it has trained
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rlvr, "open_sampler", opened)

@@ -233,6 +233,7 @@ def test_statistics_that_are_none_are_told_with_the_remedy(tmp_path: Path, text:
         rewards.reward_statistics(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_job_that_was_killed_scores_nothing_twice_and_ends_in_the_same_bytes(tmp_path: Path, members: dict[str, Artifact]) -> None:
     """It dies before the second reward model's rewards are kept; the next attempt asks this one alone."""
     args: Any = (
