@@ -335,7 +335,7 @@ def test_a_sampler_that_keeps_its_weights_is_refused_at_the_next_step_where_log_
     """At this learning rate an update moves them by less than the bound of the gap."""
     monkeypatch.setattr(Child, "load", lambda self, folder: None)
     fields = FIELDS | {"optimizer": {"learning_rate": 1e-7, "schedule": "constant"}, "max_logprob_gap": 0.1}
-    done = models.run(tmp_path / "job", "rlvr", fields, inputs, ONE_THREAD)
+    done = run(tmp_path / "job", "rlvr", fields, inputs, ONE_THREAD)
     assert (done["ok"], done["cause"]) == (False, "refused")
     said = "answers of step 2 were sampled with weights after 0 updates, but the trainer has made 2: the sampler did not load"
     assert said in done["message"] and len(curve(a_job(tmp_path / "job"))) == 1
