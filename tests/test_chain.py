@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory) -> Path:
-    """With one round of preferences: `make test-all` has both, in `chaos` and in the rehearsals."""
+    """With one round of preferences; the wheel runs both at night."""
     root = fresh_project(tmp_path_factory.mktemp("project") / "clone")
     recipe = root / "configs/recipes/tiny.yaml"
     text = recipe.read_text()

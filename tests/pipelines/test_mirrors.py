@@ -26,6 +26,7 @@ CHUNKED = '''
 """Rows that are made chunk by chunk."""
 
 import json
+import time
 from pathlib import Path
 
 from pedigree.data.artifacts.artifacts import write_text
