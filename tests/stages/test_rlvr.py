@@ -73,17 +73,23 @@ OPEN: dict[tuple[object, ...], tuple[ExitStack, Any]] = {}
 """Engines of runs in this process, by what cannot change once they are open; none had a failure."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def engines_are_closed_at_the_end():
-    yield
+def close_engines() -> None:
     for stack, _ in OPEN.values():
         stack.close()
     OPEN.clear()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def engines_are_closed_at_the_end():
+    yield
+    close_engines()
+
+
 def run(folder: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """As `models.run`, with an engine that an earlier run has left open: a start takes ten seconds. Jobs that are killed start theirs."""
     used = []
+    if kwargs.get("engines", 1) > 1:  # there may be no memory for another one
+        close_engines()
 
     @contextmanager
     def opened(model_folder, **settings):
