@@ -182,13 +182,13 @@ def test_an_artifact_is_reproduced_by_the_code_that_made_it_and_by_no_other(user
             f"made by pedigree {DECLARED['version']}, whose files differ from the current code: install that version, or use --here"
             in refused
         )
-        user("pedigree", "reproduce", "tiny/chat", "--here")
     finally:
         file.write_text(before)
     assert subprocess.run(["git", "worktree", "list"], cwd=user.root, capture_output=True, text=True).stdout.count("\n") == 1
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_an_added_kind_is_reproduced_from_its_record(user: Installed):
     for block in re.findall(r"```python\n(# keep_short/.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL):
         path = user.root / "kinds" / block.split("\n")[0].removeprefix("# ")

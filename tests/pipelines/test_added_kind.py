@@ -238,6 +238,7 @@ def test_its_code_is_in_the_record(project):
     assert "stages/keep_short/run.py" in (project.root / "artifacts/short/short/run.json").read_text()
 
 
+@pytest.mark.nightly
 def test_it_is_reproduced_from_its_records_alone(project):
     """Without the folder: the code comes out of the record."""
     with pytest.MonkeyPatch.context() as patch:

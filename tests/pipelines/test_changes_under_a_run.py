@@ -118,6 +118,7 @@ def test_a_profile_edited_under_a_run_is_not_what_its_jobs_run_with(lab: Lab) ->
     no_mixture(lab)
 
 
+@pytest.mark.nightly
 def test_a_template_edited_under_a_run_is_not_what_its_results_are_recorded_under(lab: Lab) -> None:
     """The run is a process of the lab's code, whose template this is. The ledger named the edited one beside the other's result."""
     llama = "{type: random_llama, layers: 1, hidden: 8, heads: 2, kv_heads: 2, ffn: 8, vocabulary: 300, context: 64, seed: 1}"
@@ -506,7 +507,7 @@ def test_a_log_that_holds_nothing_leaves_the_code_of_now(lab: Lab) -> None:
     assert "edited" in (lab.root / "artifacts/lab/clean/payload/rows.jsonl").read_text()
 
 
-@pytest.mark.parametrize("choice", ["keep", "rerun"])
+@pytest.mark.parametrize("choice", nightly_after(1, ["keep", "rerun"]))
 def test_a_result_that_nobody_took_before_the_code_was_edited(lab: Lab, choice: Any) -> None:
     with left_behind(lab) as scratch:
         (lab.root / "go").touch()

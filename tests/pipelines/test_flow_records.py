@@ -168,7 +168,10 @@ def test_a_run_is_reported_though_dead_ones_cannot_be_ended(tmp_path: Path, serv
 
 
 @needs_elsewhere
-def test_a_flow_run_of_another_machine_lives_as_long_as_its_runner_is_heard(tmp_path: Path, server: Server) -> None:
+def test_a_flow_run_of_another_machine_lives_as_long_as_its_runner_is_heard(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(1.0))
     project, name = Project(tmp_path), uuid4()
     code = RUNNER.replace("PROJECT", repr(str(tmp_path))).replace("NAME", repr(str(name)))
     other = python_elsewhere(code, ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

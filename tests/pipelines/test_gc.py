@@ -316,6 +316,7 @@ def test_after_the_remote_is_swept_a_fresh_clone_restores_all_that_is_kept(lab: 
     assert verify_project(lab.project).unpushed == 0
 
 
+@pytest.mark.nightly
 def test_a_bucket_is_swept_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)

@@ -74,7 +74,7 @@ def test_retries_end(lab: Lab) -> None:
 @pytest.mark.proves("placement.heartbeat_timeout_s")
 def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab) -> None:
     lab.knobs(raw={"seconds": 600, "silent": True})
-    seconds = round(deadline(15))  # many times what a job needs to start
+    seconds = round(deadline(8))  # many times what a job needs to start
     lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 120", f"retries: 0, heartbeat_timeout_s: {seconds}")
     run = lab.run()
     said = rf"no heartbeat for \d+ s although its process is alive; placement.heartbeat_timeout_s allows {seconds}\b"

@@ -5,14 +5,12 @@ import json
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_store import KEYS, s3_server
 from running_lab import PROFILE, Lab
-from sweeps import nightly_after
 from waiting import deadline, until
 
 from pedigree.data.artifacts import mirror as mirrors
@@ -157,7 +155,8 @@ def ended(lab: Lab, choice: Any) -> tuple[Any, list[str]]:
     return end, list(run.ledger.notices)
 
 
-@pytest.mark.parametrize("choice", nightly_after(1, ["keep", "take", "rerun"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("choice", ["keep", "take", "rerun"])
 def test_a_job_that_goes_on_elsewhere_has_the_same_choice_of_code(moved: Lab, choice: str) -> None:
     end, notices = ended(moved, choice)
     assert isinstance(end, Result) and end.outcome == "ran"
@@ -208,8 +207,9 @@ def test_a_mistake_is_told_before_any_job_begins(tmp_path: Path, monkeypatch: py
 def test_force_begins_again_whatever_was_sent(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     one = lab_with(tmp_path / "one", url)
-    killed(one, url)
-    time.sleep(deadline(4))  # until it counts as gone
+    waiting = Lease(f"{url}/{killed(one, url)}", "waiting", "this test", 60.0)
+    waiting.acquire(lambda said: None)  # once it counts as gone
+    waiting.release()
     (one.root / "wait").unlink()
     one.forget_runs()
     ran_well(one, "lab/raw")

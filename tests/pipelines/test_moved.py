@@ -88,7 +88,9 @@ needs_mounts = pytest.mark.skipif(not can_be_elsewhere(), reason="unprivileged n
 
 
 @needs_mounts
-@pytest.mark.parametrize("namespaces", [(), OTHER_MACHINE], ids=["this machine", "another machine"])
+@pytest.mark.parametrize(
+    "namespaces", [(), pytest.param(OTHER_MACHINE, marks=pytest.mark.nightly)], ids=["this machine", "another machine"]
+)
 def test_a_job_of_a_runner_that_has_mounted_the_project_elsewhere_is_waited_for_and_its_result_taken(lab: Lab, namespaces: Any) -> None:
     with other_mount(lab, *namespaces):
         attached = threading.Event()

@@ -203,8 +203,7 @@ def test_files_of_the_project_are_cut_and_it_is_said(bare, monkeypatch, kind):
     assert (change.where, change.reason) == ("filed/rows", "data") and "the first 16 rows of data/" in change.rehearsed
 
 
-def test_a_reward_function_is_taken_as_it_is(bare, monkeypatch):
-    monkeypatch.setenv("PEDIGREE_CACHE", str(bare / "cache"))
+def test_a_reward_function_is_taken_as_it_is(bare):
     shutil.copy(Path(__file__).parents[2] / "configs" / "recipes" / "tiny.yaml", bare / "configs" / "recipes" / "tiny.yaml")
     stage = "rlvr: {reward: {terms: [{type: program, path: mine.py}, {type: overlong, buffer: 8}]}}"
     (bare / "configs" / "recipes" / "mine.yaml").write_text(f"extends: tiny\nexecution: cpu\nstages:\n  {stage}\n")

@@ -188,6 +188,7 @@ def test_a_lost_object_makes_its_stage_run_again(plain: Lab, tmp_path: Path) -> 
         assert outcomes(clone.run()) == {"suite": "remote", "raw": "ran", "clean": "remote", "cleaner": "remote"}
 
 
+@pytest.mark.nightly
 def test_throttling_and_cut_connections_are_survived(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
     clone = cloned(lab, tmp_path / "two")
     store.throttle(3)
@@ -211,6 +212,7 @@ def test_a_push_cut_in_the_middle_is_gone_on_with(lab: Lab, store: FaultyStore, 
     assert set(outcomes(two.run(), pull(two.run())).values()) == {"restored", "unchanged"} and two.contents() == one.contents()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("impatient")
 def test_of_an_upload_in_parts_nothing_is_there_before_all_is(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
     big, back, ours = tmp_path / "big", tmp_path / "back", Ledger(lab.project).remote

@@ -99,7 +99,7 @@ def machine(lab: Lab) -> Iterator[Machine]:
 
 def test_a_job_of_another_machine_is_waited_for_and_its_result_taken(lab: Lab, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process number means nothing here: looked up, it would let a second writer start in the same folder."""
-    monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(12.0))  # a job on a busy machine may say nothing for two seconds
+    monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(6.0))  # a job on a busy machine may say nothing for two seconds
     machine.tell("kill runner")
     told: list[str] = []
     run = lab.run(watch=lambda address, state, detail="", **more: told.append(f"{state} {detail}"))
@@ -108,6 +108,7 @@ def test_a_job_of_another_machine_is_waited_for_and_its_result_taken(lab: Lab, m
     assert any("on another machine or before a reboot" in line for line in told)
 
 
+@pytest.mark.nightly
 def test_a_machine_that_is_gone_falls_silent_once(lab: Lab, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It held two leases, and its job: whoever waits listens to all of them at the same time."""
     silence = deadline(5.0)
@@ -136,6 +137,7 @@ def test_a_stopped_writer_that_comes_back_changes_nothing(lab: Lab, machine: Mac
     assert files(lab.root / "artifacts") | files(lab.root / ".pedigree") == before
 
 
+@pytest.mark.nightly
 def test_a_writer_that_comes_back_while_the_new_one_works_ends_itself(lab: Lab, machine: Machine) -> None:
     machine.tell("kill runner")
     machine.tell("stop job")
@@ -151,6 +153,7 @@ def test_a_writer_that_comes_back_while_the_new_one_works_ends_itself(lab: Lab, 
     assert [int(line.split(",")[0]) for line in curve[1:]][-50:] == list(range(1, 51)) and ends[0].outcome == "ran"
 
 
+@pytest.mark.nightly
 def test_a_runner_that_was_stopped_leaves_the_job_to_the_one_that_took_over(lab: Lab) -> None:
     """It comes back while the other one waits for its job: it must neither cancel that nor publish beside it."""
     lab.knobs(raw={"seconds": 8})
@@ -210,6 +213,7 @@ def test_a_job_that_lives_on_another_machine_is_listed_and_left_alone(lab: Lab, 
     assert code == 2 and "its job may be running on another machine" in err and (long_job.scratch / "curve.jsonl").exists()
 
 
+@pytest.mark.nightly
 def test_scratch_of_a_machine_that_fell_silent_goes_and_who_comes_back_ends(lab: Lab, long_job: Machine, type_: Any) -> None:
     """Its runner died without a word: its leases count until it has been silent."""
     long_job.tell("kill runner")
@@ -231,6 +235,7 @@ def test_cancel_ends_a_job_of_another_machine(lab: Lab, long_job: Machine, type_
     assert not (long_job.scratch / "done.json").exists()
 
 
+@pytest.mark.nightly
 def test_who_waits_here_for_a_job_that_was_cancelled_there_does_not_start_it_again(lab: Lab, long_job: Machine, type_: Any) -> None:
     long_job.tell("kill runner")
     told: list[str] = []

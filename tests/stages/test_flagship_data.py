@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from data_lab import rows_of, run_stage
-from projects import call, fresh_project
+from projects import fresh_project
 from row_reading import load
+from typer.testing import CliRunner
 
 from pedigree.configs.base.hub_names import PIN_ME
 from pedigree.configs.language.graph import Graph
@@ -27,6 +28,7 @@ from pedigree.configs.rows.row_sources import Hub
 from pedigree.configs.rows.source_models import HubModel
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.sources.sources import Outside
+from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.run.pins import unpinned
 from pedigree.stages.verifiers import check
 
@@ -59,8 +61,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 record = node.config.record if isinstance(node.config, PrepareData) else None
                 mirrored(mirror, (Hub if "split" in source else HubModel).model_validate(source), record, patch)
     patch.setenv("PEDIGREE_HUB", str(mirror))
-    for name in RECIPES:
-        call(root, "pedigree", "pin", name)
+    with pytest.MonkeyPatch.context() as shell:
+        shell.chdir(root)
+        for name in RECIPES:
+            done = CliRunner().invoke(app, ["pin", name])
+            assert done.exit_code == 0, done.output
     yield root
     patch.undo()
 

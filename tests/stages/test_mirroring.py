@@ -121,6 +121,7 @@ def test_a_second_machine_is_refused_while_the_first_lives(tmp_path, sft):
         models.kill(job, tmp_path / "first")
 
 
+@pytest.mark.nightly
 def test_a_store_that_fails_ends_no_job(tmp_path, store, sft):
     args, undisturbed = sft
     store.throttle(100_000, matching="step-")

@@ -287,8 +287,10 @@ def test_a_conversation_has_one_score_here_and_in_transformers(template, padding
     assert abs(ours[0] - ours[1]) > 1e-4
 
 
-def test_a_conversation_has_the_same_score_in_vllm_with_every_template(tmp_path):
-    made = [trained_with(template, "end of turn", tmp_path / template) for template in TEMPLATE_NAMES]
+@pytest.mark.parametrize("templates", [["chatml", "llama3"], pytest.param(TEMPLATE_NAMES, marks=pytest.mark.nightly)], ids=["two", "all"])
+def test_a_conversation_has_the_same_score_in_vllm(templates, tmp_path):
+    """One that begins with BOS, and one that writes a newline after the end of a turn."""
+    made = [trained_with(template, "end of turn", tmp_path / template) for template in templates]
     whole = [[*asked, {"role": "assistant", "content": said}] for asked, said in zip(ASKED, SAID, strict=True)]
     (tmp_path / "conversations.json").write_text(json.dumps(whole))
     child = Path(__file__).parents[1] / "pipelines" / "vllm_child.py"

@@ -6,13 +6,14 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import models
 import pytest
-from models import a_job, config_of, curve, dataset, killed_at, publish, run, run_job, start_job
+from models import a_job, config_of, curve, dataset, killed_at, publish, run_job, start_job
 from row_reading import read_rows
 from tiny_models import make
 from waiting import deadline, until
@@ -28,7 +29,7 @@ from pedigree.stages.rlvr.rewarding import Rewards, reward
 from pedigree.stages.rlvr.rolling import Roller, Rollout, reward_numbers, score_of
 from pedigree.stages.rlvr.run import refuse, rollout_sampler, usable_prompts
 from pedigree.stages.sampling import engines
-from pedigree.stages.sampling.engines import Fleet
+from pedigree.stages.sampling.engines import Fleet, open_sampler
 from pedigree.stages.sampling.sampler import Child, Generation, read_version
 from pedigree.stages.verifiers import Verifying, sandbox, verify_each
 
@@ -66,6 +67,47 @@ WORDS = {"name": "ifeval", "instructions": [{"id": "length_constraints:number_wo
 def prompt(number: int, verifier=WORDS, text: str = "Say something about"):
     messages = [{"role": "user", "content": f"{text} {number}."}]
     return {"id": f"p{number}", "source": "test", "messages": messages, "verifier": verifier}
+
+
+OPEN: dict[tuple[object, ...], tuple[ExitStack, Any]] = {}
+"""Engines of runs in this process, by what cannot change once they are open; none had a failure."""
+
+
+def close_engines() -> None:
+    for stack, _ in OPEN.values():
+        stack.close()
+    OPEN.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines_are_closed_at_the_end():
+    yield
+    close_engines()
+
+
+def run(folder: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """As `models.run`, with an engine that an earlier run has left open: a start takes ten seconds. Jobs that are killed start theirs."""
+    used = []
+    if kwargs.get("engines", 1) > 1:  # there may be no memory for another one
+        close_engines()
+
+    @contextmanager
+    def opened(model_folder, **settings):
+        used.append(key := tuple(settings[name] for name in ("inline", "dtype", "context", "adapter_rank", "head")))
+        if key in OPEN:
+            OPEN[key][1].load(model_folder)
+        else:
+            stack = ExitStack()
+            OPEN[key] = stack, stack.enter_context(open_sampler(model_folder, **settings))
+        yield OPEN[key][1]
+        OPEN[key][1].load(model_folder)  # a run deletes the weights that it has trained
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rlvr, "open_sampler", opened)
+        done = models.run(folder, *args, **kwargs)
+    for key in used if not done["ok"] else ():
+        OPEN.pop(key)[0].close()
+    return done
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +329,7 @@ def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(rlvr, "open_sampler", lambda *_, **__: nullcontext(always))
     hopeless = [prompt(number, verifier={"name": "arithmetic", "answer": "123456789"}) for number in range(8)]
     given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", hopeless)}}
-    done = run(tmp_path / "job", "rlvr", FIELDS | {"steps": 2, "max_logprob_gap": 100.0}, given, ONE_THREAD)
+    done = models.run(tmp_path / "job", "rlvr", FIELDS | {"steps": 2, "max_logprob_gap": 100.0}, given, ONE_THREAD)
     assert (done["ok"], done["cause"]) == (False, "refused")
     assert "none of 2 steps had a group with unequal rewards (mean reward 0.000)" in done["message"]
     rows = curve(a_job(tmp_path / "job"))

@@ -119,6 +119,7 @@ def counted(monkeypatch, method, count):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inputs, tmp_path, monkeypatch, shared_engines):
     config, job = SAMPLE | {"chunk_size": "continuous"}, tmp_path / "job"
     killed_at("answers kept", 40, job, "sample", config, inputs, ONE_THREAD)

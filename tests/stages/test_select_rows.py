@@ -233,6 +233,7 @@ def test_statistics_that_are_none_are_told_with_the_remedy(tmp_path: Path, text:
         rewards.reward_statistics(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_job_that_was_killed_scores_nothing_twice_and_ends_in_the_same_bytes(tmp_path: Path, members: dict[str, Artifact]) -> None:
     """It dies before the second reward model's rewards are kept; the next attempt asks this one alone."""
     args: Any = (
@@ -250,6 +251,7 @@ def test_a_job_that_was_killed_scores_nothing_twice_and_ends_in_the_same_bytes(t
         assert (tmp_path / "job" / "out" / name).read_bytes() == (tmp_path / "whole" / "out" / name).read_bytes()
 
 
+@pytest.mark.nightly
 def test_another_machine_goes_on_with_what_was_scored_and_said(
     tmp_path: Path, members: dict[str, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:

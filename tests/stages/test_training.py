@@ -46,6 +46,7 @@ CUTS = {
     "two ranks share rows, ZeRO 1, small packs": {"world_size": 2, "sequence_parallel": 2, "micro_batch_tokens": 48},
     "two ranks, ZeRO 3, padded": {"world_size": 2, "zero_stage": 3, "packing": False},
 }
+CUTS_AT_NIGHT = {"two ranks, ZeRO 1", "two ranks, ZeRO 2, small packs"}
 LONG = {**SFT, "epochs": 4}
 WITHOUT_LOSS = {name: value for name, value in dpo().items() if name != "loss"}
 KILLED = {
@@ -82,7 +83,7 @@ KTO = dpo(loss={"type": "kto", "undesirable_weight": 0.001}, dtype="fp32", globa
 SHARED = {"world_size": 2, "zero_stage": 3, "sequence_parallel": 2}
 PAIRS = {**WITHOUT_LOSS, "dtype": "fp32", "epochs": 1}
 TWO_RANKS = [
-    *(("sft", SFT, cut) for cut in CUTS.values() if "world_size" in cut),
+    *(("sft", SFT, cut) for name, cut in CUTS.items() if "world_size" in cut and name not in CUTS_AT_NIGHT),
     ("sft", ADAPTERS, PARTED),
     ("preference_train", KTO, {"world_size": 2}),
     ("preference_train", KTO, SHARED),
@@ -152,11 +153,11 @@ def rows_of(folder):
     return [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
-def test_the_configured_batch_is_the_batch(sft_curve, cut):
+@pytest.mark.parametrize("name", nightly_unless(CUTS.keys() - CUTS_AT_NIGHT, CUTS))
+def test_the_configured_batch_is_the_batch(sft_curve, name):
     """Losses follow gradients: equal losses over all steps are equal gradients, to rounding."""
     assert len(sft_curve()) == 4  # 28 rows by 8: the last batch holds 4
-    for ours, reference in zip(sft_curve(**cut), sft_curve(), strict=True):
+    for ours, reference in zip(sft_curve(**CUTS[name]), sft_curve(), strict=True):
         assert ours == pytest.approx(reference, rel=2e-4)
 
 
