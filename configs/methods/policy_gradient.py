@@ -5,8 +5,8 @@ each of P prompts; C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A). All 
 
 An answer without a reward (its verifier could not run) is excluded from everything. A group (the answers to one prompt) whose advantages
 are all 0 still counts in every denominator, in the statistics of whitened advantages, and in the KL, unless `resampling` replaces it. If
-nothing gives it a gradient (no KL, no whitening, advantages per answer), its forward pass is skipped, which changes no other number. A
-mini-batch without any gradient makes no update, because the optimizer would only apply momentum.
+nothing gives it a gradient (no KL, no entropy bonus, no whitening, advantages per answer), its forward pass is skipped, which changes no
+other number. A mini-batch without any gradient makes no update, because the optimizer would only apply momentum.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -62,6 +62,42 @@ class Kl(Frozen):
         return self
 
 
+class AdaptiveEntropy(Frozen):
+    """Adapts the coefficient to the measured entropy after every batch of rollouts. No bonus before the first measurement."""
+
+    formula: ClassVar[str] = "c ← min(c + step, high) if H ≤ target, else max(c - step, low); α = c if H ≤ target, else 0"
+    source: ClassVar[str] = "Skywork 2025, arXiv 2505.22312; as in TRL 1.16"
+
+    target: float = Field(gt=0)
+    """Entropy in nats per token, at or below which the bonus applies: the mean over the tokens that the bonus acts on."""
+    step: float = Field(default=0.005, gt=0)
+    """Change of the coefficient per batch of rollouts."""
+    low: float = Field(default=0.0, ge=0)
+    """Minimum coefficient."""
+    high: float = Field(default=1.0, gt=0)
+    """Maximum coefficient."""
+
+
+class EntropyBonus(Frozen):
+    """A bonus for the policy's entropy, with its exact gradient. All aggregations have the same bonus."""
+
+    formula: ClassVar[str] = "loss - α mean_t H_t over the tokens of a mini-batch; H_t = -Σ_v π_θ(v) log π_θ(v)"
+    source: ClassVar[str] = "Mnih et al. 2016, arXiv 1602.01783, §4; as in TRL 1.16"
+
+    coefficient: float = Field(ge=0)
+    """α; the initial c if it is adaptive."""
+    adaptive: AdaptiveEntropy | None = None
+    """Adapt the coefficient; fixed by default."""
+
+    @model_validator(mode="after")
+    def _check_coefficient(self) -> "EntropyBonus":
+        if self.adaptive is None and self.coefficient == 0:
+            raise ValueError("coefficient is 0, so there is no bonus: raise it, or remove `entropy`")
+        if self.adaptive is not None and not self.adaptive.low <= self.coefficient <= self.adaptive.high:
+            raise ValueError(f"coefficient {self.coefficient} is outside low {self.adaptive.low} and high {self.adaptive.high}: change one")
+        return self
+
+
 class Correction(Frozen):
     """Weights a token's loss by w, bounded, to correct for numerical differences between sampler and trainer."""
 
@@ -101,6 +137,12 @@ class PolicyGradient(Frozen):
     """Penalty on divergence from the reference."""
     correction: Correction | None = None
     """Weights that correct for the mismatch between sampler and trainer; by default the mismatch is only measured."""
+    entropy: EntropyBonus | None = added(None)
+    """Bonus for the policy's entropy; by default it is only measured."""
+    top_entropy: float | None = added(None, gt=0, lt=1)
+    """Share of tokens, those with the highest entropy, whose objective has a gradient (0.2 in Wang et al. 2025, arXiv 2506.01939, eq. 5):
+    the 1 + ⌊share · (N - 1)⌋ highest of the N tokens of a mini-batch, under the policy that answered. The others count in divisors, in the
+    KL and in whitening, not in the entropy bonus. By default all tokens have one."""
 
     formula: ClassVar[str]
     source: ClassVar[str]
@@ -118,6 +160,11 @@ class PolicyGradient(Frozen):
     def mini_batches(self) -> int:
         """Mini-batches per pass over the rollouts, one update each."""
         return 1
+
+    @property
+    def looks(self) -> bool:
+        """Whether old log-probs and entropies are computed before the first update."""
+        return self.updates > 1 or (self.kl is not None and self.kl.where == "reward") or self.top_entropy is not None
 
     @property
     def per_token(self) -> bool:

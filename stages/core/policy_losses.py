@@ -7,12 +7,13 @@ over all micro-batches of all ranks is the loss, and splitting the batch into mi
 Results equal TRL 1.16's for the methods that it has (`tests/stages/test_policy_trl.py`).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pedigree.configs.methods.policy_gradient import AdaptiveKl, Algorithm, Cispo, Clipped, Correction, Dcpo, Kl, Ratio
+from pedigree.configs.methods.policy_gradient import AdaptiveEntropy, AdaptiveKl, Algorithm, Cispo, Clipped, Correction, Dcpo, Kl, Ratio
 from pedigree.stages.core.batches import sum_by_document
 
 LARGEST_DELTA = 20.0
@@ -29,18 +30,19 @@ class Objective(NamedTuple):
     """1 where the upper bound clips the gradient (CISPO: the weight)."""
 
 
-def has_gradient(algorithm: Algorithm, advantages_PG: Tensor | None, present_PG: Tensor) -> Tensor:
+def has_gradient(algorithm: Algorithm, advantages_PG: Tensor | None, present_PG: Tensor, bonus: bool = False) -> Tensor:
     """Which answers can have a gradient, (P, G) bool: the others need no forward pass, but count in the loss's divisor.
 
     An answer without a reward has none. An answer whose group has no advantages has none either, except with a KL (in the loss it pulls
-    every answer to the reference; in the reward it creates advantages) or with whitening, which shifts an advantage of 0 by the batch's
-    mean. TRL 1.16 and verl 0.9 compute all answers; skipping these gives the same loss and gradient.
+    every answer to the reference; in the reward it creates advantages), with an entropy bonus, or with whitening, which shifts an advantage
+    of 0 by the batch's mean. TRL 1.16 and verl 0.9 compute all answers; skipping these gives the same loss and gradient.
 
     Args:
         advantages_PG: advantage of each answer from its reward alone; None for algorithms with advantages per token.
         present_PG: which answers have a reward.
+        bonus: whether the loss has an entropy bonus.
     """
-    if advantages_PG is None or algorithm.kl is not None or algorithm.whitened:
+    if advantages_PG is None or algorithm.kl is not None or algorithm.whitened or bonus:
         return present_PG
     return present_PG & (advantages_PG != 0).any(1, keepdim=True)
 
@@ -149,6 +151,22 @@ def adapted(coefficient: float, measured: float, answers: int, settings: Adaptiv
     """β (1 + n/horizon · clip(KL/target - 1, -0.2, 0.2)) (Ziegler et al. 2019, arXiv 1909.08593, §2.2)."""
     error = min(0.2, max(-0.2, measured / settings.target - 1))
     return coefficient * (1 + error * answers / settings.horizon)
+
+
+def entropy_threshold(entropies_N: Tensor, share: float) -> Tensor:
+    """The lowest of the 1 + ⌊share · (N - 1)⌋ highest entropies (arXiv 2506.01939, eq. 5). Those at or above it are the tokens at or above
+    the linearly interpolated quantile 1 - share of TRL and torch, which takes at most 2^24 values."""
+    kept = 1 + math.floor(share * (len(entropies_N) - 1) + 1e-9)  # 0.7 * 10 is less than 7 in floating point
+    return entropies_N.sort(descending=True).values[kept - 1]
+
+
+def adapted_entropy(coefficient: float, measured: float, settings: AdaptiveEntropy) -> tuple[float, float]:
+    """(c, α) after a batch of rollouts with this mean entropy (Skywork-OR1, arXiv 2505.22312): c rises by `step` where H ≤ target and falls
+    by it otherwise, within its bounds; α = c where H ≤ target, else 0."""
+    if measured <= settings.target:
+        coefficient = min(coefficient + settings.step, settings.high)
+        return coefficient, coefficient
+    return max(coefficient - settings.step, settings.low), 0.0
 
 
 def correction_weights(

@@ -58,7 +58,7 @@ def training_plan(config: Rlvr) -> TrainingPlan:
     return TrainingPlan(
         config.dtype, batch, name, "rollouts", longest, made_of=f"{config.prompts_per_step} prompts x {config.samples_per_prompt} answers",
         steps=config.steps, adapters=config.lora and config.lora.adapters, adaptable=True, reference=algorithm.kl is not None,
-        value=isinstance(algorithm, Ppo), updates=getattr(algorithm, "inner_epochs", 1), looks=int(algorithm.updates > 1), head=config.head,
+        value=isinstance(algorithm, Ppo), updates=getattr(algorithm, "inner_epochs", 1), looks=int(algorithm.looks), head=config.head,
     )  # fmt: skip
 
 

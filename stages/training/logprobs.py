@@ -25,7 +25,6 @@ from pedigree.configs.base.frozen import HeadPrecision
 from pedigree.stages.core.batches import MicroBatch
 from pedigree.stages.training import attention
 
-
 EntropyGradient = tuple[Tensor, Tensor]
 """(entropies, their gradient over T), each of shape (n,)."""
 

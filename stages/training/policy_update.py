@@ -20,7 +20,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -90,6 +90,8 @@ class AlgorithmState(TypedDict):
     """β of the KL penalty; None without one."""
     prompts: dict[str, list[Any]]
     """DCPO: id of a prompt → reward statistics of all its visits (`advantages.Visits`)."""
+    entropy: NotRequired[list[float]]
+    """c and α of an adaptive entropy bonus."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,10 @@ class RolloutMicroBatch:
     """Values before the first update."""
     advantages_N: Tensor | None = None
     returns_N: Tensor | None = None
+    entropy_weights_N: Tensor | None = None
+    """Weight of each token in the mean entropy of the mini-batch."""
+    bonus_N: Tensor | None = None
+    """The same times α, if the loss has an entropy bonus."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,10 @@ MiniBatchSums = dict[str, float]
 
 
 def initial_state(algorithm: Algorithm) -> AlgorithmState:
-    return {"coefficient": algorithm.kl.coefficient if algorithm.kl else None, "prompts": {}}
+    state = AlgorithmState(coefficient=algorithm.kl.coefficient if algorithm.kl else None, prompts={})
+    if algorithm.entropy is not None and algorithm.entropy.adaptive is not None:
+        state["entropy"] = [algorithm.entropy.coefficient, 0.0]
+    return state
 
 
 def update_policy(
@@ -175,11 +184,12 @@ def update_policy(
     cut = mini_batches(chosen.groups, algorithm.mini_batches, f"{learner.seed}/{step}")
     grouped = [groups for groups in cut if not all(map(chosen.skipped.issuperset, groups))]
     if not grouped:
-        nothing = {"updates": 0.0, "trained_tokens": 0.0}
-        return UpdateResult(nothing | kept | metrics_without_update(learner, samples, group_size), next_state, 0)
-    old_logprobs = algorithm.updates > 1 or _kl_in_reward(algorithm) is not None or policy_frozen
-    batches = micro_batches(learner, samples, grouped, old_logprobs=old_logprobs, skipped=chosen.skipped)
+        metrics = {"updates": 0.0, "trained_tokens": 0.0} | kept | metrics_without_update(learner, samples, group_size)
+        return UpdateResult(metrics, adapt_entropy(algorithm, next_state, metrics), 0)
+    batches = micro_batches(learner, samples, grouped, old_logprobs=algorithm.looks or policy_frozen, skipped=chosen.skipped)
     batches, next_state = compute_advantages(learner, samples, batches, rewards_PG, state, next_state, greedy_rewards)
+    bonus = entropy_coefficient(algorithm, state)
+    batches = [weigh_by_entropy(learner, batch, bonus) for batch in batches]
     metrics, first_epoch_sums = run_updates(learner, batches, step, policy_frozen, state["coefficient"])
     metrics |= kept | rollout_metrics(first_epoch_sums)
     if algorithm.kl is not None:
@@ -188,7 +198,12 @@ def update_policy(
         if algorithm.kl.adaptive is not None:
             mean_kl = sum(sums["k1"] for sums in first_epoch_sums) / num_kept
             coefficient = pg.adapted(state["coefficient"], mean_kl, num_kept, algorithm.kl.adaptive)
-            next_state = AlgorithmState(coefficient=coefficient, prompts=next_state["prompts"])
+            adapted: AlgorithmState = {**next_state, "coefficient": coefficient}
+            next_state = adapted
+    if algorithm.entropy is not None:
+        metrics["entropy_coefficient"] = bonus
+    if not policy_frozen:
+        next_state = adapt_entropy(algorithm, next_state, metrics)
     updates = 0 if policy_frozen else len(batches) * algorithm.updates // algorithm.mini_batches
     computed = [index for groups in grouped for group in groups for index in group if index not in chosen.skipped]
     trained = 0 if policy_frozen else sum(len(samples[index].ids) for index in computed)
@@ -229,7 +244,7 @@ def choose_answers(
     if not algorithm.per_token:
         advantages_PG, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
         next_state = state if _kl_in_reward(algorithm) is not None else after  # with a KL in the reward, rewards are still incomplete
-    gradient_PG = pg.has_gradient(algorithm, advantages_PG, present_PG)
+    gradient_PG = pg.has_gradient(algorithm, advantages_PG, present_PG, entropy_coefficient(algorithm, state) > 0)
     group_size = rewards_PG.shape[1]
     groups = [[p * group_size + g for g in range(group_size) if present_PG[p, g]] for p in range(len(present_PG))]
     skipped = frozenset((present_PG & ~gradient_PG).flatten().nonzero().flatten().tolist())
@@ -261,7 +276,7 @@ def answer_advantages(
             history_P = [advantages.Visits(*state["prompts"].get(prompt, ())) for prompt in prompts]
             advantages_PG, history_P = advantages.smoothed(rewards_PG, history_P)
             visited = {prompt: list(visits) for prompt, visits in zip(prompts, history_P, strict=True)}
-            return advantages_PG, AlgorithmState(coefficient=state["coefficient"], prompts=state["prompts"] | visited)
+            return advantages_PG, {**state, "prompts": state["prompts"] | visited}
     raise StageError(f"{algorithm.type} has advantages per token, not per answer")
 
 
@@ -372,6 +387,7 @@ def metrics_without_update(learner: Learner, samples: Sequence[TrainingSample], 
     """Metrics of the rollouts of a step in which no group has a learning signal."""
     groups = [list(range(start, start + group_size)) for start in range(0, len(samples), group_size)]
     (all_samples,) = micro_batches(learner, samples, [groups], old_logprobs=True)
+    all_samples = weigh_by_entropy(learner, all_samples, 0.0)
     sums = [(micro_batch, rollout_sums(learner, micro_batch)) for micro_batch in all_samples]
     return rollout_metrics([_sum_over_ranks(learner, sums)])
 
@@ -462,6 +478,46 @@ def _whiten_advantages(learner: Learner, batches: list[list[RolloutMicroBatch]])
     return [[whitened(one) for one in batch] for batch in batches]
 
 
+def entropy_coefficient(algorithm: Algorithm, state: AlgorithmState) -> float:
+    """α of the entropy bonus in this step."""
+    if algorithm.entropy is None:
+        return 0.0
+    return state["entropy"][1] if "entropy" in state else algorithm.entropy.coefficient
+
+
+def adapt_entropy(algorithm: Algorithm, state: AlgorithmState, metrics: dict[str, float]) -> AlgorithmState:
+    """The state after a step with these metrics."""
+    if algorithm.entropy is None or algorithm.entropy.adaptive is None or "entropy" not in state:
+        return state
+    return {**state, "entropy": [*pg.adapted_entropy(state["entropy"][0], metrics["bonus_entropy"], algorithm.entropy.adaptive)]}
+
+
+def weigh_by_entropy(learner: Learner, batch: list[RolloutMicroBatch], bonus: float) -> list[RolloutMicroBatch]:
+    """The micro-batches of a mini-batch with the weights of their entropies; without advantages for all but the top tokens."""
+    algorithm = learner.algorithm
+    if algorithm.top_entropy is None:
+        if algorithm.entropy is None:
+            return batch
+        even = [torch.full_like(one.sampler_logps_N, 1 / one.mini_batch_tokens) for one in batch]
+        return [_with_entropy_weights(one, weights_N, bonus) for one, weights_N in zip(batch, even, strict=True)]
+    own = [one.entropy_N for one in batch if one.weight and one.entropy_N is not None]
+    all_N = learner.trainer.gathered(torch.cat([torch.empty(0, device=learner.trainer.device), *own]))
+    threshold = pg.entropy_threshold(all_N, algorithm.top_entropy)
+    number = (all_N >= threshold).sum()
+
+    def weighed(one: RolloutMicroBatch) -> RolloutMicroBatch:
+        assert one.entropy_N is not None
+        kept_N = (one.entropy_N >= threshold).float()
+        advantages_N = None if one.advantages_N is None else one.advantages_N * kept_N
+        return _with_entropy_weights(replace(one, advantages_N=advantages_N), kept_N / number, bonus)
+
+    return [weighed(one) for one in batch]
+
+
+def _with_entropy_weights(micro_batch: RolloutMicroBatch, weights_N: Tensor, bonus: float) -> RolloutMicroBatch:
+    return replace(micro_batch, entropy_weights_N=weights_N, bonus_N=bonus * weights_N if bonus else None)
+
+
 def run_updates(
     learner: Learner, batches: list[list[RolloutMicroBatch]], step: int, policy_frozen: bool, coefficient: float | None
 ) -> tuple[dict[str, float], list[MiniBatchSums]]:
@@ -518,9 +574,11 @@ def accumulate_policy_gradient(
 ) -> tuple[RolloutMicroBatch, TokenSums]:
     """Forward and backward of the policy: (micro-batch with its old log-probs, sums over its tokens and the largest ratio)."""
     algorithm, batch, kl = learner.algorithm, micro_batch.batch, learner.algorithm.kl
-    logps_N, entropy_N = learner.trainer.module(batch, temperature=learner.temperature, entropy=micro_batch.old_logps_N is None)
+    entropy, bonus_N = micro_batch.old_logps_N is None, micro_batch.bonus_N
+    wanted = {"entropy": entropy, "entropy_gradient": bonus_N is not None}
+    logps_N, entropy_N = learner.trainer.module(batch, temperature=learner.temperature, **wanted)
     if micro_batch.old_logps_N is None:  # one update per batch of rollouts: the current policy is the old policy
-        micro_batch = replace(micro_batch, old_logps_N=logps_N.detach(), entropy_N=entropy_N)
+        micro_batch = replace(micro_batch, old_logps_N=logps_N.detach(), entropy_N=entropy_N.detach())
     old_logps_N, advantages_N = micro_batch.old_logps_N, micro_batch.advantages_N
     assert old_logps_N is not None and advantages_N is not None
     log_ratios_N = logps_N - old_logps_N
@@ -533,6 +591,8 @@ def accumulate_policy_gradient(
         assert micro_batch.reference_logps_N is not None and coefficient is not None
         loss_N = loss_N + coefficient * pg.kl_loss(kl, logps_N, micro_batch.reference_logps_N, log_ratios_N.exp())
     loss = (micro_batch.token_weights_N * loss_N).sum()
+    if bonus_N is not None:
+        loss = loss - (bonus_N * entropy_N).sum()
     learner.router_loss.backward(loss, micro_batch)
     ratios_N = ratios_N.detach()
     sums = {"clip_low": objective.low_N.sum(), "clip_high": objective.high_N.sum(), "ratio_mean": ratios_N.sum()}
@@ -555,6 +615,8 @@ def rollout_sums(learner: Learner, micro_batch: RolloutMicroBatch) -> TokenSums:
     assert old_logps_N is not None and micro_batch.entropy_N is not None
     gaps_N = (old_logps_N - micro_batch.sampler_logps_N).abs()
     sums = {"entropy": micro_batch.entropy_N.sum(), "gap": gaps_N.sum(), "gap_squares": (gaps_N.double() ** 2).sum()}
+    if micro_batch.entropy_weights_N is not None:
+        sums["bonus_entropy"] = (micro_batch.entropy_weights_N * micro_batch.entropy_N).sum()
     if micro_batch.reference_logps_N is not None:
         sums |= {name: pg.kl(name, old_logps_N, micro_batch.reference_logps_N).sum() for name in KL_ESTIMATORS}
     if micro_batch.advantages_N is not None:
@@ -594,6 +656,8 @@ def rollout_metrics(mini_batch_sums: list[MiniBatchSums]) -> dict[str, float]:
     metric_names |= {"correction": "correction_mean", "correction_cut": "correction_cut"}
     metric_names |= {name: f"kl_{name}" for name in KL_ESTIMATORS}
     metrics = {metric: total[name] / tokens for name, metric in metric_names.items() if name in total}
+    if "bonus_entropy" in total:
+        metrics["bonus_entropy"] = total["bonus_entropy"] / len(mini_batch_sums)
     if "return" in total:
         return_variance, error_variance = (total[f"{name}_squares"] / tokens - (total[name] / tokens) ** 2 for name in ("return", "error"))
         metrics["explained_variance"] = 1 - error_variance / return_variance if return_variance > 0 else 0.0

@@ -27,6 +27,15 @@ def test_defaults_are_the_papers():
     assert READ({"type": "grpo", "kl": None}).kl is None
 
 
+def test_a_bonus_that_cannot_act_is_refused():
+    with pytest.raises(ValidationError, match=r"coefficient is 0, so there is no bonus: raise it, or remove `entropy`"):
+        READ({"type": "dapo", "entropy": {"coefficient": 0.0}})
+    with pytest.raises(ValidationError, match=r"coefficient 2.0 is outside low 0.0 and high 1.0"):
+        READ({"type": "dapo", "entropy": {"coefficient": 2.0, "adaptive": {"target": 0.2}}})
+    assert READ({"type": "dapo", "entropy": {"coefficient": 0.0, "adaptive": {"target": 0.2}}}).entropy.adaptive.step == 0.005
+    assert READ({"type": "dapo", "top_entropy": 0.2}).looks and not READ({"type": "dapo"}).looks and READ({"type": "rloo"}).looks
+
+
 def test_some_algorithms_fix_their_aggregation():
     for type in ("rloo", "dcpo"):
         with pytest.raises(ValidationError, match=r"aggregation\n.*Extra inputs"):

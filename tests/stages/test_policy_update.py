@@ -26,6 +26,7 @@ from pedigree.stages.training.policy_update import (
     mini_batches,
     prompt_sharing_units,
     update_policy,
+    weigh_by_entropy,
 )
 
 pytestmark = pytest.mark.slow
@@ -126,6 +127,7 @@ CASES = [
     {"type": "grpo", **SEVERAL, **IN_REWARD},
     {"type": "dapo", "kl": {"estimator": "k3", "coefficient": 0.1, "unbiased": True}, "inner_epochs": 3, "dual_clip": 3.0},
     {"type": "dapo", "aggregation": "token-sum"},
+    {"type": "grpo", **SEVERAL, "top_entropy": 0.3, "entropy": {"coefficient": 0.1, "adaptive": {"target": 10.0}}},
 ]
 
 
@@ -160,7 +162,7 @@ def test_two_ranks_change_nothing(policy, whole, tmp_path):
 
 REMEMBERING = {
     "a value model, an adaptive coefficient": {"type": "ppo", "kl": {"where": "reward", "coefficient": 0.1, "adaptive": {"target": 0.01}}},
-    "visits to prompts": {"type": "dcpo", **SEVERAL},
+    "visits to prompts, an adaptive bonus": {"type": "dcpo", **SEVERAL, "entropy": {"coefficient": 0.1, "adaptive": {"target": 10.0}}},
 }
 
 
@@ -193,6 +195,36 @@ def test_dcpo_remembers_and_uses_a_group_without_differences(policy, answers):
     assert second.metrics["kept_groups"] == 3 and second.state["prompts"]["p1"][:3] == [2, 8, 0.75]
     fresh = update_policy(made, equal, 4, 1, initial_state(made.algorithm))
     assert fresh.metrics["kept_groups"] == 0 and fresh.updates == 0 and "grad_norm" not in fresh.metrics
+    policy_lab.close(made)
+
+
+def test_a_bonus_trains_where_rewards_do_not_differ_and_raises_the_entropy(policy, answers):
+    """Without it the step has no update; an adaptive one has no effect before the first measurement."""
+    equal = [replace(answer, reward=1.0) for answer in answers]
+    made = policy_lab.learner(policy_lab.algorithm("dapo", entropy={"coefficient": 0.5}), policy)
+    first, second = policy_lab.steps(made, equal, 2)
+    assert first.updates == 1 and first.metrics["kept_answers"] == 16 and first.metrics["entropy_coefficient"] == 0.5
+    assert first.metrics["loss"] == pytest.approx(-0.5 * first.metrics["entropy"], rel=1e-5)
+    assert second.metrics["entropy"] > first.metrics["entropy"]
+    policy_lab.close(made)
+    low = {"coefficient": 0.5, "adaptive": {"target": 10.0, "step": 0.25}}
+    made = policy_lab.learner(policy_lab.algorithm("dapo", entropy=low), policy)
+    assert [one.updates for one in policy_lab.steps(made, equal, 2)] == [0, 1]
+    policy_lab.close(made)
+
+
+def test_only_the_top_tokens_have_advantages_and_the_bonus(policy, answers):
+    """The threshold is that of all micro-batches of the mini-batch."""
+    numerics = Numerics(threads=1, micro_batch_tokens=24)
+    made = policy_lab.learner(policy_lab.algorithm("dapo", top_entropy=0.25), policy, numerics)
+    (batch,) = micro_batches(made, answers, [[[*range(4)], [*range(4, 8)]]], old_logprobs=True)
+    entropies_N = torch.cat([one.entropy_N for one in batch])
+    found = weigh_by_entropy(made, [replace(one, advantages_N=torch.ones_like(one.sampler_logps_N)) for one in batch], 2.0)
+    kept_N = torch.cat([one.advantages_N for one in found])
+    number = 1 + (len(entropies_N) - 1) // 4
+    assert len(batch) > 1 and kept_N.sum() == number
+    assert entropies_N[kept_N == 1].min() > entropies_N[kept_N == 0].max()
+    assert torch.allclose(torch.cat([one.bonus_N for one in found]), 2 / number * kept_N)
     policy_lab.close(made)
 
 
