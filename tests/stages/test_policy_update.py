@@ -23,11 +23,10 @@ from pedigree.stages.training.policy_update import (
     compute_advantages,
     initial_state,
     micro_batches,
-    mini_batches,
-    prompt_sharing_units,
     update_policy,
     weigh_by_entropy,
 )
+from pedigree.stages.training.rollout_batches import mini_batches, prompt_sharing_units
 
 pytestmark = pytest.mark.slow
 TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "dcpo", "rloo", "remax", "reinforce_pp", "reinforce_pp_baseline", "ppo"]
