@@ -137,6 +137,10 @@ class PolicyGradient(Frozen):
     """Penalty on divergence from the reference."""
     correction: Correction | None = None
     """Weights that correct for the mismatch between sampler and trainer; by default the mismatch is only measured."""
+    mask_truncated: bool = added(False)
+    """Exclude answers that `max_tokens` cut off from the loss and from the divisors that count tokens (DAPO's overlong filtering, arXiv
+    2503.14476, §3.4; TRL's `mask_truncated_completions`). Their rewards count in the advantages of their group, and they count where a loss
+    is a mean over answers. By default they are trained on."""
     entropy: EntropyBonus | None = added(None)
     """Bonus for the policy's entropy; by default it is only measured."""
     top_entropy: float | None = added(None, gt=0, lt=1)

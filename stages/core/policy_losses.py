@@ -196,14 +196,15 @@ def token_weights(aggregation: str, lengths_D: Tensor, num_prompts: int, longest
     Args:
         aggregation: `token-mean` 1 / Σ|y|; `seq-mean-token-mean` 1 / (D |y|); `seq-mean-token-sum` 1 / D;
             `seq-mean-token-sum-norm` 1 / (D · longest); `token-sum` 1; `seq-sum-token-mean` 1 / (P |y|).
-        lengths_D: |y| in tokens.
+        lengths_D: |y| in tokens; 0 if the answer is masked.
         num_prompts: P.
         longest: maximum tokens of an answer.
     """
     lengths_D, num_answers = lengths_D.float(), len(lengths_D)
-    ones_D = torch.ones_like(lengths_D)
+    total = lengths_D.sum()
+    ones_D, lengths_D = torch.ones_like(lengths_D), lengths_D.clamp(min=1)
     weights = {
-        "token-mean": ones_D / lengths_D.sum(),
+        "token-mean": ones_D / total,
         "seq-mean-token-mean": ones_D / (num_answers * lengths_D),
         "seq-mean-token-sum": ones_D / num_answers,
         "seq-mean-token-sum-norm": ones_D / (num_answers * longest),

@@ -79,7 +79,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             if all(math.isnan(rollout.reward) for rollout in rollouts):
                 cause = next((rollout.cause for rollout in rollouts if rollout.cause), "see the log for the reasons")
                 raise StageError(f"no answer of step {step + 1} has a reward: {cause}")
-            samples = [TrainingSample(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
+            samples = training_samples(rollouts, config)
             done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
             emptied = shares_gpus(job.numerics) and sleep_level(config, step) == 2
             if (done.updates or emptied) and step + 1 < config.steps:
@@ -123,6 +123,17 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         "last_reward": mean(state["rewards"][-edge:]),
         "largest_logprob_gap": max(state["gaps"]),
     }
+
+
+def training_samples(rollouts: list[Rollout], config: Rlvr) -> list[TrainingSample]:
+    """What the update takes of the answers."""
+    masks = config.algorithm.mask_truncated
+    return [
+        TrainingSample(
+            r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward, masks and r.answer.finish_reason == "length"
+        )
+        for r in rollouts
+    ]
 
 
 def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:

@@ -129,7 +129,7 @@ def update_policy(
         rewards_PG = rewards_PG.masked_fill(torch.tensor(greedy_rewards)[:, None].isnan(), math.nan)
     chosen, next_state = choose_answers(algorithm, samples, rewards_PG, state, greedy_rewards)
     if learner.router_loss.trains:  # every token has a gradient
-        chosen = replace(chosen, skipped=frozenset())
+        chosen = replace(chosen, skipped=chosen.masked)
     num_kept = sum(len(group) for group in chosen.groups) - len(chosen.skipped)
     kept_groups = sum(not chosen.skipped.issuperset(group) for group in chosen.groups)
     kept = {"informative_groups": float(chosen.informative), "kept_groups": float(kept_groups), "kept_answers": float(num_kept)}
@@ -180,6 +180,8 @@ class ChosenAnswers:
     """Indices of samples with a reward, by prompt; all count in the loss's divisor."""
     skipped: frozenset[int]
     """Those among them that cannot have a gradient."""
+    masked: frozenset[int]
+    """Those among the skipped that are not in the loss."""
     informative: int
     """Number of groups with a learning signal."""
 
@@ -199,9 +201,12 @@ def choose_answers(
     gradient_PG = pg.has_gradient(algorithm, advantages_PG, present_PG, entropy_coefficient(algorithm, state) > 0)
     group_size = rewards_PG.shape[1]
     groups = [[p * group_size + g for g in range(group_size) if present_PG[p, g]] for p in range(len(present_PG))]
-    skipped = frozenset((present_PG & ~gradient_PG).flatten().nonzero().flatten().tolist())
+    masked_PG = torch.tensor([sample.masked for sample in samples]).view_as(present_PG)
+    skipped, masked = (
+        frozenset((present_PG & without_PG).flatten().nonzero().flatten().tolist()) for without_PG in (masked_PG | ~gradient_PG, masked_PG)
+    )
     informative = int(pg.informative(rewards_PG, advantages_PG).sum())
-    return ChosenAnswers([group for group in groups if group], skipped, informative), next_state
+    return ChosenAnswers([group for group in groups if group], skipped, masked, informative), next_state
 
 
 def answer_advantages(

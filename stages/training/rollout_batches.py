@@ -28,6 +28,8 @@ class TrainingSample:
     """The sampler's log-prob of each of `ids`."""
     reward: float
     """NaN if missing."""
+    masked: bool = False
+    """Not in the loss; the reward counts in the advantages of its group."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class MiniBatchPlan:
     ) -> "MiniBatchPlan":
         """Plan a mini-batch. `groups` has the indices of the answers to each prompt; `skipped` those that only count in the divisor."""
         counted = [index for group in groups for index in group]
-        lengths_D = torch.tensor([len(samples[index].ids) for index in counted])
+        lengths_D = torch.tensor([0 if samples[index].masked else len(samples[index].ids) for index in counted])
         weights_D = pg.token_weights(aggregation, lengths_D, len(groups), max_tokens)
         computed = [[index for index in group if index not in skipped] for group in groups]
         indices = [index for group in computed for index in group]

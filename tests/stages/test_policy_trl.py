@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -127,19 +128,23 @@ def theirs(policy, tmp_path_factory):
         reference: list[list[float]],
         advantages: list[float] = ADVANTAGES,
         training: bool = False,
+        masked: Sequence[int] = (),
     ) -> tuple[float, torch.Tensor]:
         trainer = made["rloo" if settings.pop("rloo", False) else "grpo"]
         for name, value in settings.items():
             setattr(trainer.args if name in IN_ARGS or name.startswith("entropy_coef_") else trainer, name, value)
         model.train(training)
         old_BT, reference_BT = (logps_BT + table(rows) for rows in (old, reference))
+        mask = inputs["completion_mask"].clone()
+        mask[list(masked)] = 0
         given = {
             **inputs,
+            "completion_mask": mask,
             "advantages": torch.tensor(advantages),
             "old_per_token_logps": old_BT,
             "old_logps": (old_BT * inputs["completion_mask"]).sum(1),
             "ref_per_token_logps": reference_BT,
-            "num_items_in_batch": inputs["completion_mask"].sum(),
+            "num_items_in_batch": mask.sum(),
         }
         value = trainer._compute_loss(model, given)
         return value.item(), torch.cat([gradient.flatten() for gradient in torch.autograd.grad(value, list(model.parameters()))])
@@ -265,4 +270,20 @@ def test_a_group_of_equal_rewards_keeps_its_kl_and_its_place_in_the_divisor(poli
     assert done.metrics["loss"] == pytest.approx(expected, abs=1e-5)
     assert done.metrics["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
     assert done.metrics["kept_answers"] == (4 if made.algorithm.kl else 2)
+    policy_lab.close(made)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "bnpo"])
+def test_a_masked_answer_leaves_the_loss_but_not_its_groups_advantages(policy, theirs, name):
+    """A mean over answers counts it, a mean over tokens does not."""
+    fields, settings = CASES[name]
+    size = 0.5 if name == "dr_grpo" else 0.5 / (0.5**0.5 + 1e-4)
+    made = policy_lab.learner(policy_lab.algorithm(**fields), policy)
+    own = [[-1.0] * len(answer) for answer in ANSWERS]
+    samples = [TrainingSample(f"p{i // 2}", PROMPTS[i // 2], ANSWERS[i], own[i], float(i % 2 == 0), masked=i == 3) for i in range(4)]
+    still = distances(1, 0.0)
+    expected, gradient = theirs(dict(settings), still, still, [size, -size, size, -size], masked=[3])
+    done = update_policy(made, samples, 2, 0, initial_state(made.algorithm))
+    assert done.metrics["loss"] == pytest.approx(expected, abs=1e-5) and done.metrics["kept_answers"] == 3
+    assert done.metrics["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
     policy_lab.close(made)
