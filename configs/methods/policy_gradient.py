@@ -128,6 +128,21 @@ class Resampling(Frozen):
     has; without any, it is as without resampling. No prompt is drawn twice in a step."""
 
 
+class Keep(Frozen):
+    """Trains on some of the answers to each prompt. Advantages and divisors are those of the chosen answers alone."""
+
+    formula: ClassVar[str] = "S ⊂ {1..G}, |S| = m; `variance`: S maximizes Var{R_i : i ∈ S}, which k lowest and m - k highest rewards do"
+    source: ClassVar[str] = (
+        "Xu et al. 2025, arXiv 2504.13818 (PODS); extremes: Shen and Zhang 2024, arXiv 2409.06957 (PF-PPO, best and worst)"
+    )
+
+    answers: int = Field(ge=1)
+    """m: answers per prompt to train on, of `samples_per_prompt`."""
+    by: Literal["variance", "extremes", "top"] = "variance"
+    """`variance`: the m answers whose rewards vary most; `extremes`: ⌊m/2⌋ with the lowest rewards and the others with the highest; `top`:
+    the m with the highest rewards. Of equal rewards, that of the later answer counts as higher."""
+
+
 class PolicyGradient(Frozen):
     """Fields common to all algorithms."""
 
@@ -137,6 +152,8 @@ class PolicyGradient(Frozen):
     """Penalty on divergence from the reference."""
     correction: Correction | None = None
     """Weights that correct for the mismatch between sampler and trainer; by default the mismatch is only measured."""
+    keep: Keep | None = added(None)
+    """Train on some of the answers to each prompt; by default on all with a reward."""
     mask_truncated: bool = added(False)
     """Exclude answers that `max_tokens` cut off from the loss and from the divisors that count tokens (DAPO's overlong filtering, arXiv
     2503.14476, §3.4; TRL's `mask_truncated_completions`). Their rewards count in the advantages of their group, and they count where a loss

@@ -324,6 +324,11 @@ class Rlvr(Frozen):
             raise ValueError(f"{algorithm.type} compares the answers to a prompt, so samples_per_prompt must be at least 2: raise it")
         if algorithm.resampling and self.samples_per_prompt < 2:
             raise ValueError("resampling keeps prompts whose answers differ, so samples_per_prompt must be at least 2: raise it")
+        if algorithm.keep is not None and not 1 + algorithm.compares <= algorithm.keep.answers <= self.samples_per_prompt:
+            raise ValueError(
+                f"keep.answers is {algorithm.keep.answers}, but must be from {1 + algorithm.compares} to samples_per_prompt "
+                f"{self.samples_per_prompt}: change it, or raise samples_per_prompt"
+            )
         cuts = algorithm.mini_batches
         if cuts > self.prompts_per_step:
             raise ValueError(f"updates_per_rollout {cuts} exceeds prompts_per_step {self.prompts_per_step}: lower it")

@@ -30,6 +30,7 @@ from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.handover import awake, release, shares_gpus, sleep_level, start_before_trainer
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
+from pedigree.stages.rlvr.selection import without_others
 from pedigree.stages.sampling.engines import Fleet, WarmEngines, open_engines, open_sampler
 from pedigree.stages.sampling.sampler import Sampler, engine_settings, model_context, write_version
 from pedigree.stages.training import kernels
@@ -127,13 +128,13 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 def training_samples(rollouts: list[Rollout], config: Rlvr) -> list[TrainingSample]:
     """What the update takes of the answers."""
-    masks = config.algorithm.mask_truncated
-    return [
-        TrainingSample(
-            r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward, masks and r.answer.finish_reason == "length"
-        )
-        for r in rollouts
-    ]
+    masks, size = config.algorithm.mask_truncated, config.samples_per_prompt
+    rewards = without_others([one.reward for one in rollouts], size, config.algorithm.keep)
+    samples = []
+    for one, reward in zip(rollouts, rewards, strict=True):
+        masked, answer = masks and one.answer.finish_reason == "length", one.answer
+        samples.append(TrainingSample(one.prompt["id"], one.prompt_ids, answer.response_ids, answer.logprobs, reward, masked))
+    return samples
 
 
 def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
