@@ -5,8 +5,8 @@ each of P prompts; C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A). All 
 
 An answer without a reward (its verifier could not run) is excluded from everything. A group (the answers to one prompt) whose advantages
 are all 0 still counts in every denominator, in the statistics of whitened advantages, and in the KL, unless `resampling` replaces it. If
-nothing gives it a gradient (no KL, no entropy bonus, no whitening, advantages per answer), its forward pass is skipped, which changes no
-other number. A mini-batch without any gradient makes no update, because the optimizer would only apply momentum.
+nothing gives it a gradient (no KL, entropy bonus, teacher or whitening; advantages per answer), its forward pass is skipped, which
+changes no other number. A mini-batch without any gradient makes no update, because the optimizer would only apply momentum.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -128,6 +128,23 @@ class Resampling(Frozen):
     has; without any, it is as without resampling. No prompt is drawn twice in a step."""
 
 
+class Teacher(Frozen):
+    """Rewards each token by the log-ratio of the policy at the port `teacher` to another."""
+
+    formula: ClassVar[str] = "r_t = w (log π_T(y_t) - log π_b(y_t)), |log-ratio| ≤ 20; with advantages per answer, A_t = A_i + r_t"
+    source: ClassVar[str] = (
+        "`policy`: on-policy distillation by reverse KL, Agarwal et al. 2023, arXiv 2306.13649; `reference`: Zhong et al. 2024, arXiv "
+        "2404.18922 (RTO, with a DPO policy), Cui et al. 2025, arXiv 2502.01456 (PRIME)"
+    )
+
+    weight: float = Field(default=1.0, gt=0)
+    """w."""
+    against: Literal["policy", "reference"] = "policy"
+    """π_b: the policy that answered, or the fixed reference."""
+    alone: bool = False
+    """Whether nothing else is rewarded: the rewards of answers are measured, but take no part in advantages."""
+
+
 class Keep(Frozen):
     """Trains on some of the answers to each prompt. Advantages and divisors are those of the chosen answers alone."""
 
@@ -152,6 +169,8 @@ class PolicyGradient(Frozen):
     """Penalty on divergence from the reference."""
     correction: Correction | None = None
     """Weights that correct for the mismatch between sampler and trainer; by default the mismatch is only measured."""
+    teacher: Teacher | None = added(None)
+    """Reward tokens by another policy; by default only answers have rewards."""
     keep: Keep | None = added(None)
     """Train on some of the answers to each prompt; by default on all with a reward."""
     mask_truncated: bool = added(False)
@@ -185,7 +204,13 @@ class PolicyGradient(Frozen):
     @property
     def looks(self) -> bool:
         """Whether old log-probs and entropies are computed before the first update."""
-        return self.updates > 1 or (self.kl is not None and self.kl.where == "reward") or self.top_entropy is not None
+        in_reward = self.kl is not None and self.kl.where == "reward"
+        return self.updates > 1 or in_reward or self.top_entropy is not None or self.teacher is not None
+
+    @property
+    def refers(self) -> bool:
+        """Whether log-probs of the reference are computed."""
+        return self.kl is not None or (self.teacher is not None and self.teacher.against == "reference")
 
     @property
     def per_token(self) -> bool:

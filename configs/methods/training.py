@@ -342,8 +342,12 @@ class Rlvr(Frozen):
 def rlvr_problem(config: Rlvr, arrived: Arrived) -> str | None:
     """Error message if the algorithm has no use for an input, else None."""
     algorithm = config.algorithm
-    if arrived.get("reference") and algorithm.kl is None:
+    if arrived.get("reference") and not algorithm.refers:
         return f"the input reference is set, but {algorithm.type} has no kl: set algorithm.kl, or remove the input"
+    if arrived.get("teacher") and algorithm.teacher is None:
+        return "the input teacher is set, but algorithm.teacher is not: set it, e.g. to {}, or remove the input"
+    if algorithm.teacher is not None and not arrived.get("teacher"):
+        return "algorithm.teacher is set, but the input teacher is missing: add it, or remove algorithm.teacher"
     if arrived.get("value") and not isinstance(algorithm, Ppo):
         return f"the input value is set, but {algorithm.type} has no value model: use algorithm ppo, or remove the input"
     return None

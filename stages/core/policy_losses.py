@@ -34,30 +34,32 @@ def has_gradient(algorithm: Algorithm, advantages_PG: Tensor | None, present_PG:
     """Which answers can have a gradient, (P, G) bool: the others need no forward pass, but count in the loss's divisor.
 
     An answer without a reward has none. An answer whose group has no advantages has none either, except with a KL (in the loss it pulls
-    every answer to the reference; in the reward it creates advantages), with an entropy bonus, or with whitening, which shifts an advantage
-    of 0 by the batch's mean. TRL 1.16 and verl 0.9 compute all answers; skipping these gives the same loss and gradient.
+    every answer to the reference; in the reward it creates advantages), with an entropy bonus or a teacher, or with whitening, which shifts
+    an advantage of 0 by the batch's mean. TRL 1.16 and verl 0.9 compute all answers; skipping these gives the same loss and gradient.
 
     Args:
         advantages_PG: advantage of each answer from its reward alone; None for algorithms with advantages per token.
         present_PG: which answers have a reward.
         bonus: whether the loss has an entropy bonus.
     """
-    if advantages_PG is None or algorithm.kl is not None or algorithm.whitened or bonus:
+    if advantages_PG is None or algorithm.kl is not None or algorithm.whitened or bonus or algorithm.teacher:
         return present_PG
     return present_PG & (advantages_PG != 0).any(1, keepdim=True)
 
 
-def informative(rewards_PG: Tensor, advantages_PG: Tensor | None) -> Tensor:
+def informative(rewards_PG: Tensor, advantages_PG: Tensor | None, taught: bool = False) -> Tensor:
     """Which groups have a learning signal, (P,) bool: those with a nonzero advantage; with advantages per token, all groups if rewards
-    differ within the batch.
+    differ within the batch; with a teacher, all.
 
     Args:
         rewards_PG: NaN if missing.
         advantages_PG: advantage of each answer from its reward alone; None for algorithms with advantages per token.
     """
+    present_PG = ~rewards_PG.isnan()
+    if taught:
+        return present_PG.any(1)
     if advantages_PG is not None:
         return (advantages_PG != 0).any(1)
-    present_PG = ~rewards_PG.isnan()
     known = rewards_PG[present_PG]
     return present_PG.any(1) & bool(len(known) and (known != known[0]).any())
 

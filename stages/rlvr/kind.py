@@ -63,7 +63,8 @@ def training_plan(config: Rlvr) -> TrainingPlan:
     name = f"prompts_per_step * {'algorithm.keep.answers' if algorithm.keep else 'samples_per_prompt'}"
     return TrainingPlan(
         config.dtype, batch, name, "rollouts", longest, made_of=f"{config.prompts_per_step} prompts x {answers} answers",
-        steps=config.steps, adapters=config.lora and config.lora.adapters, adaptable=True, reference=algorithm.kl is not None,
+        steps=config.steps, adapters=config.lora and config.lora.adapters, adaptable=True, reference=algorithm.refers,
+        teacher=algorithm.teacher is not None,
         value=isinstance(algorithm, Ppo), updates=getattr(algorithm, "inner_epochs", 1), looks=int(algorithm.looks), head=config.head,
     )  # fmt: skip
 
@@ -91,6 +92,7 @@ KIND = Kind(
         "policy": port("policy"),
         "prompts": port("prompt"),
         "reference": port("policy", optional=True),
+        "teacher": port("policy", optional=True),
         "value": port("reward_model", optional=True),
     },
     output=gives("policy"),

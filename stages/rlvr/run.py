@@ -147,11 +147,14 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
         module = load_policy(policy, numerics, config.lora, config.seed, config.head)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, **settings)
     probe(trainer.module, numerics, trainer.device)
-    reference = critic = None
-    if algorithm.kl is not None:
+    reference = teacher = critic = None
+    if algorithm.refers:
         start = only_or_none(inputs, "reference") or policy
         with job.busy("loading the reference"):
             reference = fixed_policy(start, policy, trainer, numerics)
+    if algorithm.teacher is not None:
+        with job.busy("loading the teacher"):
+            teacher = fixed_policy(only(inputs, "teacher"), policy, trainer, numerics)
     if isinstance(algorithm, Ppo):
         with job.busy("loading the value model"):
             module = load_value_model(only_or_none(inputs, "value") or policy, numerics, chat.pad_id)
@@ -168,6 +171,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
         max_tokens=config.sampling.max_tokens,
         seed=config.seed,
         reference=reference,
+        teacher=teacher,
         critic=critic,
         max_gap=config.max_logprob_gap,
     )
@@ -177,7 +181,7 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
     """Check the inputs before any model is loaded."""
     kernels.refuse(only(inputs, "policy").payload, job.numerics)
     routers_of(only(inputs, "policy").payload, config.router_aux_loss_coef)
-    for port in ("reference", "value"):
+    for port in ("reference", "teacher", "value"):
         given = only_or_none(inputs, port)
         if given is not None and vocabulary(given) != vocabulary(only(inputs, "policy")):
             raise StageError(f"the {port} has a different vocabulary than the policy: use one with the same base model")

@@ -59,6 +59,7 @@ class Learner:
     seed: int = 0
     reference: FixedPolicy | None = None
     """The fixed reference policy of the KL."""
+    teacher: FixedPolicy | None = None
     critic: Trainer | None = None
     """PPO's value model."""
     max_gap: float = math.inf
@@ -205,7 +206,7 @@ def choose_answers(
     skipped, masked = (
         frozenset((present_PG & without_PG).flatten().nonzero().flatten().tolist()) for without_PG in (masked_PG | ~gradient_PG, masked_PG)
     )
-    informative = int(pg.informative(rewards_PG, advantages_PG).sum())
+    informative = int(pg.informative(rewards_PG, advantages_PG, algorithm.teacher is not None).sum())
     return ChosenAnswers([group for group in groups if group], skipped, masked, informative), next_state
 
 
@@ -267,6 +268,8 @@ def compute_old_quantities(learner: Learner, micro_batch: RolloutMicroBatch, old
         found["old_logps_N"], found["entropy_N"] = learner.trainer.module(batch, temperature=temperature, entropy=True)
     if learner.reference is not None:
         found["reference_logps_N"], _ = learner.reference(batch, temperature=temperature)
+    if learner.teacher is not None:
+        found["teacher_logps_N"], _ = learner.teacher(batch, temperature=temperature)
     if learner.critic is not None:
         found["values_N"] = learner.critic.module(batch)
     return replace(micro_batch, **found)
@@ -293,6 +296,9 @@ def compute_advantages(
     """(micro-batches with the advantages of their tokens, next state)."""
     algorithm, device = learner.algorithm, learner.trainer.device
     kl, coefficient = _kl_in_reward(algorithm), state["coefficient"]
+    if algorithm.teacher is not None and algorithm.teacher.alone:
+        rewards_PG = torch.where(rewards_PG.isnan(), rewards_PG, 0.0)
+        greedy_rewards = greedy_rewards and [0.0] * len(greedy_rewards)
     if algorithm.per_token:
         rewards_A = rewards_PG.flatten().to(device)
         batches = [[_with_token_advantages(learner, one, rewards_A, coefficient) for one in batch] for batch in batches]
@@ -303,7 +309,7 @@ def compute_advantages(
         advantages_PG, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
         next_state = after if kl is not None else next_state
         advantages_A = advantages_PG.flatten().to(device)
-        batches = [[_with_answer_advantages(one, advantages_A) for one in batch] for batch in batches]
+        batches = [[_with_answer_advantages(algorithm, one, advantages_A) for one in batch] for batch in batches]
     return (_whiten_advantages(learner, batches) if algorithm.whitened else batches), next_state
 
 
@@ -321,9 +327,20 @@ def _answer_kl(learner: Learner, batches: list[list[RolloutMicroBatch]], kl: Kl,
     return learner.trainer.summed(sums_A).float().cpu()
 
 
-def _with_answer_advantages(micro_batch: RolloutMicroBatch, advantages_A: Tensor) -> RolloutMicroBatch:
-    """Give every token its answer's advantage."""
-    return replace(micro_batch, advantages_N=advantages_A[micro_batch.sample_D][micro_batch.batch.documents_N])
+def teacher_rewards(algorithm: Algorithm, micro_batch: RolloutMicroBatch) -> Tensor | None:
+    """w (log π_T - log π_b) of each token; None without a teacher."""
+    if algorithm.teacher is None or micro_batch.teacher_logps_N is None:
+        return None
+    other_N = micro_batch.reference_logps_N if algorithm.teacher.against == "reference" else micro_batch.old_logps_N
+    assert other_N is not None
+    return algorithm.teacher.weight * pg.kl("k1", micro_batch.teacher_logps_N, other_N)
+
+
+def _with_answer_advantages(algorithm: Algorithm, micro_batch: RolloutMicroBatch, advantages_A: Tensor) -> RolloutMicroBatch:
+    """Give every token its answer's advantage, and what a teacher adds."""
+    advantages_N = advantages_A[micro_batch.sample_D][micro_batch.batch.documents_N]
+    taught_N = teacher_rewards(algorithm, micro_batch)
+    return replace(micro_batch, advantages_N=advantages_N if taught_N is None else advantages_N + taught_N)
 
 
 def _with_token_advantages(
@@ -336,6 +353,9 @@ def _with_token_advantages(
     if kl is not None and coefficient is not None:
         assert micro_batch.old_logps_N is not None and micro_batch.reference_logps_N is not None
         penalties_N = coefficient * pg.kl(kl.estimator, micro_batch.old_logps_N, micro_batch.reference_logps_N)
+    taught_N = teacher_rewards(algorithm, micro_batch)
+    if taught_N is not None:
+        penalties_N = penalties_N - taught_N
     max_length = micro_batch.max_length
     rewards_DT = advantages.token_rewards(rewards_A[micro_batch.sample_D], penalties_N, documents_N, max_length)
     if isinstance(algorithm, ReinforcePp):
@@ -508,6 +528,9 @@ def rollout_sums(learner: Learner, micro_batch: RolloutMicroBatch) -> TokenSums:
         sums["bonus_entropy"] = (micro_batch.entropy_weights_N * micro_batch.entropy_N).sum()
     if micro_batch.reference_logps_N is not None:
         sums |= {name: pg.kl(name, old_logps_N, micro_batch.reference_logps_N).sum() for name in KL_ESTIMATORS}
+    taught_N = teacher_rewards(learner.algorithm, micro_batch)
+    if taught_N is not None:
+        sums["teacher_reward"] = taught_N.sum()
     if micro_batch.advantages_N is not None:
         sums["advantage"] = micro_batch.advantages_N.abs().sum()
         if learner.algorithm.correction is not None:
@@ -541,7 +564,7 @@ def rollout_metrics(mini_batch_sums: list[MiniBatchSums]) -> dict[str, float]:
     """Means per token of the metrics of `rollout_sums`, over all mini-batches."""
     total = {name: sum(sums[name] for sums in mini_batch_sums) for name in mini_batch_sums[0]}
     tokens = total["tokens"]
-    metric_names = {"entropy": "entropy", "gap": "logprob_gap", "advantage": "advantage_size"}
+    metric_names = {"entropy": "entropy", "gap": "logprob_gap", "advantage": "advantage_size", "teacher_reward": "teacher_reward"}
     metric_names |= {"correction": "correction_mean", "correction_cut": "correction_cut"}
     metric_names |= {name: f"kl_{name}" for name in KL_ESTIMATORS}
     metrics = {metric: total[name] / tokens for name, metric in metric_names.items() if name in total}

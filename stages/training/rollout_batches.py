@@ -52,6 +52,7 @@ class RolloutMicroBatch:
     entropy_N: Tensor | None = None
     """Entropy of the old policy."""
     reference_logps_N: Tensor | None = None
+    teacher_logps_N: Tensor | None = None
     values_N: Tensor | None = None
     """Values before the first update."""
     advantages_N: Tensor | None = None

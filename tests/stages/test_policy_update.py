@@ -268,6 +268,61 @@ def test_rewards_are_what_the_kl_takes_off(policy, answers):
     policy_lab.close(made)
 
 
+def shaken(policy):
+    """Another policy of the same vocabulary."""
+    other = load_policy(policy, Numerics())
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return other
+
+
+def test_a_teacher_alone_distills_by_reverse_kl(policy, answers):
+    """-1/N Σ_t sg(log π_T - log π) log π by autograd; equal rewards are trained on, too, and rewards do not matter."""
+    made, teacher = policy_lab.learner(policy_lab.algorithm("dapo", teacher={"alone": True}), policy), shaken(policy)
+    batch = collate([(document(one.prompt_ids, one.ids),) for one in answers], Numerics(), 0)
+    own = load_policy(policy, Numerics())
+    logps_N, _ = own(batch, temperature=policy_lab.TEMPERATURE)
+    with torch.no_grad():
+        gap_N = teacher(batch, temperature=policy_lab.TEMPERATURE)[0] - logps_N
+    gradients = torch.autograd.grad(-(gap_N * logps_N).sum() / len(logps_N), list(own.parameters()))
+    for rewards in ([answer.reward for answer in answers], [0.0] * len(answers)):
+        given = [replace(answer, reward=reward) for answer, reward in zip(answers, rewards, strict=True)]
+        twin = policy_lab.learner(made.algorithm, policy, teacher=teacher)
+        done = update_policy(twin, given, 4, 0, initial_state(made.algorithm)).metrics
+        assert done["teacher_reward"] == pytest.approx(gap_N.mean().item(), rel=1e-4) and done["informative_groups"] == 4
+        assert done["loss"] == pytest.approx(-gap_N.mean().item(), rel=1e-4)
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+        assert done["grad_norm"] == pytest.approx(norm, rel=1e-3)
+        policy_lab.close(twin)
+    policy_lab.close(made)
+
+
+def test_a_teachers_rewards_enter_returns_and_answers_advantages(policy, answers):
+    """w (log π_T - log π_ref) of each token: added to what comes after it, or to the answer's advantage."""
+    rewards_PG = torch.tensor([answer.reward for answer in answers]).view(4, 4)
+    for type, fields in (("reinforce_pp", {"kl": None}), ("dr_grpo", {})):
+        made = policy_lab.learner(policy_lab.algorithm(type, teacher={"weight": 0.5, "against": "reference"}, **fields), policy)
+        ((one,),) = micro_batches(made, answers, [[list(range(p * 4, p * 4 + 4)) for p in range(4)]], old_logprobs=True)
+        assert one.old_logps_N is not None
+        gap_N = torch.linspace(-1, 1, len(one.old_logps_N))
+        seen = replace(one, reference_logps_N=one.old_logps_N, teacher_logps_N=one.old_logps_N + gap_N)
+        state = initial_state(made.algorithm)
+        (((found,),), _) = compute_advantages(made, answers, [[seen]], rewards_PG, state, state, None)
+        expected, start = [], 0
+        for number in one.sample_D.tolist():
+            answer, group = answers[number], rewards_PG[number // 4]
+            taught = 0.5 * gap_N[start : (start := start + len(answer.ids))]
+            if type == "reinforce_pp":
+                expected += [(taught[t:].sum() + answer.reward).item() for t in range(len(taught))]
+            else:
+                expected += (taught + answer.reward - group.mean()).tolist()
+        wanted_N = torch.tensor(expected)
+        assert torch.allclose(found.advantages_N, masked_whiten(wanted_N) if type == "reinforce_pp" else wanted_N, atol=1e-4), type
+        policy_lab.close(made)
+
+
 def masked_whiten(values_N: torch.Tensor) -> torch.Tensor:
     """The whitening of TRL's and open-instruct's PPO: `(values - mean) * rsqrt(var + 1e-8)`, var with Bessel's correction."""
     mean, count = values_N.sum() / len(values_N), len(values_N)
@@ -406,11 +461,12 @@ def test_the_stage_builds_what_its_config_and_inputs_say(policy, answers, tmp_pa
     given = {
         "policy": {"p": policy},
         "reference": {"p": models.tiny_policy(tmp_path / "other", seed=1)},
+        "teacher": {"t": models.tiny_policy(tmp_path / "teacher", seed=2)},
         "value": {"r": models.publish(tmp_path / "reward", "reward_model", "reward_model")},
     }
     rate = {"learning_rate": 1e-3}
     fields = {"steps": 5, "prompts_per_step": 4, "samples_per_prompt": 4, "sampling": {"max_tokens": 8, "temperature": 0.8}}
-    ppo = {"type": "ppo", "critic": {"optimizer": rate, "warmup_steps": 2}, "inner_epochs": 3}
+    ppo = {"type": "ppo", "critic": {"optimizer": rate, "warmup_steps": 2}, "inner_epochs": 3, "teacher": {"against": "reference"}}
     rest = {"max_prompt_length": 60, "dtype": "fp32", "lora": {"rank": 2}, "optimizer": rate, "max_logprob_gap": 1.0}
     config = models.config_of("rlvr", algorithm=ppo, **fields, **rest)
     made = make_learner(config, given, chat, models.a_job(tmp_path / "job", Numerics(threads=1)))
@@ -419,6 +475,7 @@ def test_the_stage_builds_what_its_config_and_inputs_say(policy, answers, tmp_pa
     assert (made.trainer.total_steps, made.critic.total_steps) == (9, 15)
     before = {name: value.detach().clone() for name, value in made.trainer.module.module.named_parameters()}
     done = update_policy(made, answers, 4, 2, initial_state(config.algorithm))
+    assert made.teacher is not None and abs(done.metrics["teacher_reward"]) > 1e-3
     assert done.metrics["kl_k2"] > 1e-6 and done.updates == 3
     moved = {name for name, value in made.trainer.module.module.named_parameters() if not torch.equal(value, before[name])}
     assert moved and all("lora" in name for name in moved)
