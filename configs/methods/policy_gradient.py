@@ -180,7 +180,7 @@ class PolicyGradient(Frozen):
     entropy: EntropyBonus | None = added(None)
     """Bonus for the policy's entropy; by default it is only measured."""
     top_entropy: float | None = added(None, gt=0, lt=1)
-    """Share of tokens, those with the highest entropy, whose objective has a gradient (0.2 in Wang et al. 2025, arXiv 2506.01939, eq. 5):
+    """Share of tokens, those with the highest entropy, whose objective has a gradient (0.2 in Wang et al. 2025, arXiv 2506.01939):
     the 1 + ⌊share · (N - 1)⌋ highest of the N tokens of a mini-batch, under the policy that answered. The others count in divisors, in the
     KL and in whitening, not in the entropy bonus. By default all tokens have one."""
 

@@ -156,7 +156,7 @@ def adapted(coefficient: float, measured: float, answers: int, settings: Adaptiv
 
 
 def entropy_threshold(entropies_N: Tensor, share: float) -> Tensor:
-    """The lowest of the 1 + ⌊share · (N - 1)⌋ highest entropies (arXiv 2506.01939, eq. 5). Those at or above it are the tokens at or above
+    """The lowest of the 1 + ⌊share · (N - 1)⌋ highest entropies (arXiv 2506.01939). Those at or above it are the tokens at or above
     the linearly interpolated quantile 1 - share of TRL and torch, which takes at most 2^24 values."""
     kept = 1 + math.floor(share * (len(entropies_N) - 1) + 1e-9)  # 0.7 * 10 is less than 7 in floating point
     return entropies_N.sort(descending=True).values[kept - 1]

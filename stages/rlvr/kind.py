@@ -80,7 +80,7 @@ def work(stage: PlannedStage) -> Amounts:
     document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.sampling.max_tokens, "at most")
     return Amounts(
         rows=rows, document=document, steps=Amount(config.steps, "counted"), prompt=prompt, requests=requests,
-        plan=sampling_plan(config), tokens=document.times(config.steps * a_step), answer=config.sampling.max_tokens,
+        plan=sampling_plan(config), tokens=document.times(config.steps * training_plan(config).batch), answer=config.sampling.max_tokens,
     )  # fmt: skip
 
 

@@ -9,7 +9,10 @@ import pytest
 from models import config_of
 from pydantic import ValidationError
 
+from pedigree.configs.base.shrink import Cut, StandIns
+from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.methods.policy_gradient import Keep
+from pedigree.configs.methods.training import Rlvr
 from pedigree.stages.rlvr.rolling import Rollout
 from pedigree.stages.rlvr.run import training_samples
 from pedigree.stages.rlvr.selection import kept
@@ -63,6 +66,15 @@ def test_other_answers_have_no_reward_and_cut_off_ones_are_masked():
     assert [sample.masked for sample in samples] == [False, True, False, False, False, True]
     plain = training_samples(rollouts, config_of("rlvr", algorithm={"type": "grpo"}, **PLAN))
     assert [sample.reward for sample in plain] == rewards and not any(sample.masked for sample in plain)
+
+
+def test_a_rehearsal_keeps_some_of_its_fewer_answers():
+    algorithm = {"type": "grpo", "keep": {"answers": 16}}
+    config = config_of("rlvr", algorithm=algorithm, **PLAN | {"samples_per_prompt": 64})
+    cut = Cut("r/rlvr", config, {}, StandIns())
+    KINDS["rlvr"].shrink(cut)
+    rehearsed = Rlvr.model_validate(cut.written)
+    assert (rehearsed.samples_per_prompt, rehearsed.algorithm.keep) == (8, Keep(answers=4))
 
 
 @pytest.mark.parametrize("answers", [1, 4])
