@@ -104,6 +104,8 @@ class TrainingPlan:
     """Whether a frozen model is held next to the policy: the one at the port `reference`, else the initial policy."""
     without_reference: str = ""
     """How to do without it, as an instruction; empty if there is no way."""
+    teacher: bool = False
+    """Whether another frozen model is held: the one at the port `teacher`."""
     value: bool = False
     """Whether a value model is trained too: from the model at the port `value`, else from the policy."""
     updates: int = 1

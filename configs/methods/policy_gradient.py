@@ -5,8 +5,8 @@ each of P prompts; C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A). All 
 
 An answer without a reward (its verifier could not run) is excluded from everything. A group (the answers to one prompt) whose advantages
 are all 0 still counts in every denominator, in the statistics of whitened advantages, and in the KL, unless `resampling` replaces it. If
-nothing gives it a gradient (no KL, no whitening, advantages per answer), its forward pass is skipped, which changes no other number. A
-mini-batch without any gradient makes no update, because the optimizer would only apply momentum.
+nothing gives it a gradient (no KL, entropy bonus, teacher or whitening; advantages per answer), its forward pass is skipped, which
+changes no other number. A mini-batch without any gradient makes no update, because the optimizer would only apply momentum.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -62,6 +62,42 @@ class Kl(Frozen):
         return self
 
 
+class AdaptiveEntropy(Frozen):
+    """Adapts the coefficient to the measured entropy after every batch of rollouts. No bonus before the first measurement."""
+
+    formula: ClassVar[str] = "c ← min(c + step, high) if H ≤ target, else max(c - step, low); α = c if H ≤ target, else 0"
+    source: ClassVar[str] = "Skywork 2025, arXiv 2505.22312; as in TRL 1.16"
+
+    target: float = Field(gt=0)
+    """Entropy in nats per token, at or below which the bonus applies: the mean over the tokens that the bonus acts on."""
+    step: float = Field(default=0.005, gt=0)
+    """Change of the coefficient per batch of rollouts."""
+    low: float = Field(default=0.0, ge=0)
+    """Minimum coefficient."""
+    high: float = Field(default=1.0, gt=0)
+    """Maximum coefficient."""
+
+
+class EntropyBonus(Frozen):
+    """A bonus for the policy's entropy, with its exact gradient. All aggregations have the same bonus."""
+
+    formula: ClassVar[str] = "loss - α mean_t H_t over the tokens of a mini-batch; H_t = -Σ_v π_θ(v) log π_θ(v)"
+    source: ClassVar[str] = "Mnih et al. 2016, arXiv 1602.01783, §4; as in TRL 1.16"
+
+    coefficient: float = Field(ge=0)
+    """α; the initial c if it is adaptive."""
+    adaptive: AdaptiveEntropy | None = None
+    """Adapt the coefficient; fixed by default."""
+
+    @model_validator(mode="after")
+    def _check_coefficient(self) -> "EntropyBonus":
+        if self.adaptive is None and self.coefficient == 0:
+            raise ValueError("coefficient is 0, so there is no bonus: raise it, or remove `entropy`")
+        if self.adaptive is not None and not self.adaptive.low <= self.coefficient <= self.adaptive.high:
+            raise ValueError(f"coefficient {self.coefficient} is outside low {self.adaptive.low} and high {self.adaptive.high}: change one")
+        return self
+
+
 class Correction(Frozen):
     """Weights a token's loss by w, bounded, to correct for numerical differences between sampler and trainer."""
 
@@ -92,6 +128,38 @@ class Resampling(Frozen):
     has; without any, it is as without resampling. No prompt is drawn twice in a step."""
 
 
+class Teacher(Frozen):
+    """Rewards each token by the log-ratio of the policy at the port `teacher` to another."""
+
+    formula: ClassVar[str] = "r_t = w (log π_T(y_t) - log π_b(y_t)), |log-ratio| ≤ 20; with advantages per answer, A_t = A_i + r_t"
+    source: ClassVar[str] = (
+        "`policy`: on-policy distillation by reverse KL, Agarwal et al. 2023, arXiv 2306.13649; `reference`: Zhong et al. 2024, arXiv "
+        "2404.18922 (RTO, with a DPO policy), Cui et al. 2025, arXiv 2502.01456 (PRIME)"
+    )
+
+    weight: float = Field(default=1.0, gt=0)
+    """w."""
+    against: Literal["policy", "reference"] = "policy"
+    """π_b: the policy that answered, or the fixed reference."""
+    alone: bool = False
+    """Whether nothing else is rewarded: the rewards of answers are measured, but take no part in advantages."""
+
+
+class Keep(Frozen):
+    """Trains on some of the answers to each prompt. Advantages and divisors are those of the chosen answers alone."""
+
+    formula: ClassVar[str] = "S ⊂ {1..G}, |S| = m; `variance`: S maximizes Var{R_i : i ∈ S}, which k lowest and m - k highest rewards do"
+    source: ClassVar[str] = (
+        "Xu et al. 2025, arXiv 2504.13818 (PODS); extremes: Shen and Zhang 2024, arXiv 2409.06957 (PF-PPO, best and worst)"
+    )
+
+    answers: int = Field(ge=1)
+    """m: answers per prompt to train on, of `samples_per_prompt`."""
+    by: Literal["variance", "extremes", "top"] = "variance"
+    """`variance`: the m answers whose rewards vary most; `extremes`: ⌊m/2⌋ with the lowest rewards and the others with the highest; `top`:
+    the m with the highest rewards. Of equal rewards, that of the later answer counts as higher."""
+
+
 class PolicyGradient(Frozen):
     """Fields common to all algorithms."""
 
@@ -101,6 +169,20 @@ class PolicyGradient(Frozen):
     """Penalty on divergence from the reference."""
     correction: Correction | None = None
     """Weights that correct for the mismatch between sampler and trainer; by default the mismatch is only measured."""
+    teacher: Teacher | None = added(None)
+    """Reward tokens by another policy; by default only answers have rewards."""
+    keep: Keep | None = added(None)
+    """Train on some of the answers to each prompt; by default on all with a reward."""
+    mask_truncated: bool = added(False)
+    """Exclude answers that `max_tokens` cut off from the loss and from the divisors that count tokens (DAPO's overlong filtering, arXiv
+    2503.14476, §3.4; TRL's `mask_truncated_completions`). Their rewards count in the advantages of their group, and they count where a loss
+    is a mean over answers. By default they are trained on."""
+    entropy: EntropyBonus | None = added(None)
+    """Bonus for the policy's entropy; by default it is only measured."""
+    top_entropy: float | None = added(None, gt=0, lt=1)
+    """Share of tokens, those with the highest entropy, whose objective has a gradient (0.2 in Wang et al. 2025, arXiv 2506.01939):
+    the 1 + ⌊share · (N - 1)⌋ highest of the N tokens of a mini-batch, under the policy that answered. The others count in divisors, in the
+    KL and in whitening, not in the entropy bonus. By default all tokens have one."""
 
     formula: ClassVar[str]
     source: ClassVar[str]
@@ -118,6 +200,17 @@ class PolicyGradient(Frozen):
     def mini_batches(self) -> int:
         """Mini-batches per pass over the rollouts, one update each."""
         return 1
+
+    @property
+    def looks(self) -> bool:
+        """Whether old log-probs and entropies are computed before the first update."""
+        in_reward = self.kl is not None and self.kl.where == "reward"
+        return self.updates > 1 or in_reward or self.top_entropy is not None or self.teacher is not None
+
+    @property
+    def refers(self) -> bool:
+        """Whether log-probs of the reference are computed."""
+        return self.kl is not None or (self.teacher is not None and self.teacher.against == "reference")
 
     @property
     def per_token(self) -> bool:

@@ -370,6 +370,11 @@ class Rlvr(Frozen):
             raise ValueError(f"{algorithm.type} compares the answers to a prompt, so samples_per_prompt must be at least 2: raise it")
         if algorithm.resampling and self.samples_per_prompt < 2:
             raise ValueError("resampling keeps prompts whose answers differ, so samples_per_prompt must be at least 2: raise it")
+        if algorithm.keep is not None and not 1 + algorithm.compares <= algorithm.keep.answers <= self.samples_per_prompt:
+            raise ValueError(
+                f"keep.answers is {algorithm.keep.answers}, but must be from {1 + algorithm.compares} to samples_per_prompt "
+                f"{self.samples_per_prompt}: change it, or raise samples_per_prompt"
+            )
         cuts = algorithm.mini_batches
         if cuts > self.prompts_per_step:
             raise ValueError(f"updates_per_rollout {cuts} exceeds prompts_per_step {self.prompts_per_step}: lower it")
@@ -383,8 +388,12 @@ class Rlvr(Frozen):
 def rlvr_problem(config: Rlvr, arrived: Arrived) -> str | None:
     """Error message if the algorithm has no use for an input, else None."""
     algorithm = config.algorithm
-    if arrived.get("reference") and algorithm.kl is None:
+    if arrived.get("reference") and not algorithm.refers:
         return f"the input reference is set, but {algorithm.type} has no kl: set algorithm.kl, or remove the input"
+    if arrived.get("teacher") and algorithm.teacher is None:
+        return "the input teacher is set, but algorithm.teacher is not: set it, e.g. to {}, or remove the input"
+    if algorithm.teacher is not None and not arrived.get("teacher"):
+        return "algorithm.teacher is set, but the input teacher is missing: add it, or remove algorithm.teacher"
     if arrived.get("value") and not isinstance(algorithm, Ppo):
         return f"the input value is set, but {algorithm.type} has no value model: use algorithm ppo, or remove the input"
     return None

@@ -305,8 +305,7 @@ def operations(amounts: Amounts, facts: Facts | None, checkpointing: bool) -> fl
         return flops.forward(facts.served or facts.policy, document) * amounts.tokens.value
     trained = flops.training(facts.policy, document, checkpointing=checkpointing, adapters=plan.adapters is not None)
     a_token = plan.updates * trained + plan.looks * flops.forward(facts.policy, document)
-    if facts.reference is not None:
-        a_token += flops.forward(facts.reference, document)
+    a_token += sum(flops.forward(shape, document) for shape in (facts.reference, facts.teacher) if shape is not None)
     if facts.value is not None:  # one forward pass per token, and full training
         a_token += flops.forward(facts.value, document) + plan.updates * flops.training(facts.value, document, checkpointing=checkpointing)
     return a_token * amounts.tokens.value

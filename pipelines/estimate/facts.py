@@ -25,7 +25,7 @@ def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts, due: 
     that the recipe states, rather than those of an earlier one."""
     kind, config = node.declaration, node.config
     training, scoring, sampling = kind.training_plan(config), kind.scoring_plan(config), amounts.plan or kind.sampling_plan(config)
-    beside = [port for port in ("reference", "value") if training and getattr(training, port)]
+    beside = [port for port in ("reference", "teacher", "value") if training and getattr(training, port)]
     ports = [*(["policy"] if training else ()), *(plan.port for plan in (scoring, sampling) if plan), *beside]
     largest: dict[str, Shape] = {}
     for port, source in _models(graph, node, ports):
@@ -46,6 +46,7 @@ def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts, due: 
         served=largest.get(sampling.port) if sampling else None,
         reference=held.get("reference"),
         reference_is_policy=_sources(node, "reference") <= _sources(node, "policy"),
+        teacher=held.get("teacher"),
         value=held.get("value"),
         finer=above is not None and _dtype(above) == "fp32",
         document=amounts.document.value if amounts.document and amounts.document.how != "at most" else None,

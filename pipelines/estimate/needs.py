@@ -29,6 +29,7 @@ class Facts:
     """Reference model."""
     reference_is_policy: bool = False
     """Whether it is the policy before training, which with adapters is the trained model with its adapters switched off."""
+    teacher: Shape | None = None
     value: Shape | None = None
     """PPO's value model."""
     finer: bool = False
@@ -159,6 +160,11 @@ def _one_after_the_other(scoring: Needs, rating: Needs, numerics: Numerics) -> N
     return replace(larger, engine=rating.engine, tokens_a_pass=scoring.tokens_a_pass, lesser=lesser)
 
 
+def _frozen(shape: Shape, plan: TrainingPlan, numerics: Numerics) -> int:
+    """Bytes of a frozen model next to the trained one, per rank."""
+    return SIZES[plan.dtype] * -(-shape.parameters // (numerics.world_size if numerics.zero_stage == 3 else 1))
+
+
 def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics: Numerics, engines: int) -> Needs:
     scores, tokens = plan.scalar_head, tokens_of_a_pass(facts, plan, numerics)
     shape = scored(facts.policy) if scores else facts.policy
@@ -167,8 +173,9 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
     loading = {"weights": peak_memory.loading(model, numerics)}
     host = peak_memory.host(model, numerics)
     if facts.reference is not None and not (facts.reference_is_policy and plan.adapters):
-        shards = numerics.world_size if numerics.zero_stage == 3 else 1
-        terms["reference"] = SIZES[plan.dtype] * -(-facts.reference.parameters // shards)
+        terms["reference"] = _frozen(facts.reference, plan, numerics)
+    if facts.teacher is not None:
+        terms["teacher"] = _frozen(facts.teacher, plan, numerics)
     critic = None
     if facts.value is not None:
         critic = Trained(scored(facts.value), plan.dtype, scored(facts.value).parameters)
@@ -183,7 +190,7 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
         awake = peak_memory.total(_engine_on(engine, numerics))
         terms["sampler"] = loading["sampler"] = engines * awake if numerics.device == "cpu" else engine.overhead  # asleep
         if numerics.device == "cuda":
-            rollouts = peak_memory.at_rest(model, numerics) | {name: terms[name] for name in ("reference",) if name in terms}
+            rollouts = peak_memory.at_rest(model, numerics) | {name: terms[name] for name in ("reference", "teacher") if name in terms}
             if critic is not None:
                 rollouts["value_model"] = peak_memory.total(peak_memory.at_rest(critic, numerics))
             rollouts |= {"sampler": awake} | _runtime(numerics)

@@ -78,6 +78,7 @@ FORMULAS = (
         "eΨ, eΨ/R with ZeRO-3; nothing with adapters if it is the policy before training",
         "`stages/training/reference.py`, `fixed_policy`",
     ),
+    Formula("teacher", "eΨ of the teacher, eΨ/R with ZeRO-3", "`stages/training/reference.py`, `fixed_policy`"),
     Formula(
         "value_model",
         "PPO's value model in addition to the policy: weights, gradients, optimizer, and buckets, with a scalar head; its "

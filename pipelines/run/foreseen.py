@@ -249,7 +249,7 @@ def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:
                 f"{what} max_tokens {asked.answer} exceed the model's context of {served.context} tokens: lower "
                 f"{'one of them' if asked.max_prompt else 'max_tokens'}, or use a model with a longer context"
             )
-    for port, other in (("reference", facts.reference), ("value", facts.value)):
+    for port, other in (("reference", facts.reference), ("teacher", facts.teacher), ("value", facts.value)):
         if other and abs(other.vocabulary - facts.policy.vocabulary) > ADDED_TOKENS:
             yield (
                 f"the {port} has a vocabulary of {other.vocabulary} and the policy one of {facts.policy.vocabulary}: use one of the "

@@ -7,12 +7,13 @@ over all micro-batches of all ranks is the loss, and splitting the batch into mi
 Results equal TRL 1.16's for the methods that it has (`tests/stages/test_policy_trl.py`).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pedigree.configs.methods.policy_gradient import AdaptiveKl, Algorithm, Cispo, Clipped, Correction, Dcpo, Kl, Ratio
+from pedigree.configs.methods.policy_gradient import AdaptiveEntropy, AdaptiveKl, Algorithm, Cispo, Clipped, Correction, Dcpo, Kl, Ratio
 from pedigree.stages.core.batches import sum_by_document
 
 LARGEST_DELTA = 20.0
@@ -29,33 +30,36 @@ class Objective(NamedTuple):
     """1 where the upper bound clips the gradient (CISPO: the weight)."""
 
 
-def has_gradient(algorithm: Algorithm, advantages_PG: Tensor | None, present_PG: Tensor) -> Tensor:
+def has_gradient(algorithm: Algorithm, advantages_PG: Tensor | None, present_PG: Tensor, bonus: bool = False) -> Tensor:
     """Which answers can have a gradient, (P, G) bool: the others need no forward pass, but count in the loss's divisor.
 
     An answer without a reward has none. An answer whose group has no advantages has none either, except with a KL (in the loss it pulls
-    every answer to the reference; in the reward it creates advantages) or with whitening, which shifts an advantage of 0 by the batch's
-    mean. TRL 1.16 and verl 0.9 compute all answers; skipping these gives the same loss and gradient.
+    every answer to the reference; in the reward it creates advantages), with an entropy bonus or a teacher, or with whitening, which shifts
+    an advantage of 0 by the batch's mean. TRL 1.16 and verl 0.9 compute all answers; skipping these gives the same loss and gradient.
 
     Args:
         advantages_PG: advantage of each answer from its reward alone; None for algorithms with advantages per token.
         present_PG: which answers have a reward.
+        bonus: whether the loss has an entropy bonus.
     """
-    if advantages_PG is None or algorithm.kl is not None or algorithm.whitened:
+    if advantages_PG is None or algorithm.kl is not None or algorithm.whitened or bonus or algorithm.teacher:
         return present_PG
     return present_PG & (advantages_PG != 0).any(1, keepdim=True)
 
 
-def informative(rewards_PG: Tensor, advantages_PG: Tensor | None) -> Tensor:
+def informative(rewards_PG: Tensor, advantages_PG: Tensor | None, taught: bool = False) -> Tensor:
     """Which groups have a learning signal, (P,) bool: those with a nonzero advantage; with advantages per token, all groups if rewards
-    differ within the batch.
+    differ within the batch; with a teacher, all.
 
     Args:
         rewards_PG: NaN if missing.
         advantages_PG: advantage of each answer from its reward alone; None for algorithms with advantages per token.
     """
+    present_PG = ~rewards_PG.isnan()
+    if taught:
+        return present_PG.any(1)
     if advantages_PG is not None:
         return (advantages_PG != 0).any(1)
-    present_PG = ~rewards_PG.isnan()
     known = rewards_PG[present_PG]
     return present_PG.any(1) & bool(len(known) and (known != known[0]).any())
 
@@ -151,6 +155,22 @@ def adapted(coefficient: float, measured: float, answers: int, settings: Adaptiv
     return coefficient * (1 + error * answers / settings.horizon)
 
 
+def entropy_threshold(entropies_N: Tensor, share: float) -> Tensor:
+    """The lowest of the 1 + ⌊share · (N - 1)⌋ highest entropies (arXiv 2506.01939). Those at or above it are the tokens at or above
+    the linearly interpolated quantile 1 - share of TRL and torch, which takes at most 2^24 values."""
+    kept = 1 + math.floor(share * (len(entropies_N) - 1) + 1e-9)  # 0.7 * 10 is less than 7 in floating point
+    return entropies_N.sort(descending=True).values[kept - 1]
+
+
+def adapted_entropy(coefficient: float, measured: float, settings: AdaptiveEntropy) -> tuple[float, float]:
+    """(c, α) after a batch of rollouts with this mean entropy (Skywork-OR1, arXiv 2505.22312): c rises by `step` where H ≤ target and falls
+    by it otherwise, within its bounds; α = c where H ≤ target, else 0."""
+    if measured <= settings.target:
+        coefficient = min(coefficient + settings.step, settings.high)
+        return coefficient, coefficient
+    return max(coefficient - settings.step, settings.low), 0.0
+
+
 def correction_weights(
     settings: Correction, old_logps_N: Tensor, sampled_logps_N: Tensor, documents_N: Tensor, num_documents: int
 ) -> tuple[Tensor, Tensor]:
@@ -178,14 +198,15 @@ def token_weights(aggregation: str, lengths_D: Tensor, num_prompts: int, longest
     Args:
         aggregation: `token-mean` 1 / Σ|y|; `seq-mean-token-mean` 1 / (D |y|); `seq-mean-token-sum` 1 / D;
             `seq-mean-token-sum-norm` 1 / (D · longest); `token-sum` 1; `seq-sum-token-mean` 1 / (P |y|).
-        lengths_D: |y| in tokens.
+        lengths_D: |y| in tokens; 0 if the answer is masked.
         num_prompts: P.
         longest: maximum tokens of an answer.
     """
     lengths_D, num_answers = lengths_D.float(), len(lengths_D)
-    ones_D = torch.ones_like(lengths_D)
+    total = lengths_D.sum()
+    ones_D, lengths_D = torch.ones_like(lengths_D), lengths_D.clamp(min=1)
     weights = {
-        "token-mean": ones_D / lengths_D.sum(),
+        "token-mean": ones_D / total,
         "seq-mean-token-mean": ones_D / (num_answers * lengths_D),
         "seq-mean-token-sum": ones_D / num_answers,
         "seq-mean-token-sum-norm": ones_D / (num_answers * longest),

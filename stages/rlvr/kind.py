@@ -35,13 +35,17 @@ def shrink(cut: Cut) -> None:
     for number, term in enumerate(config.reward.terms):
         if isinstance(term, Overlong):
             cut.most(f"reward.terms.{number}.buffer", cut.get("sampling.max_tokens"), "lengths")
+    if config.algorithm.keep:
+        cut.most("algorithm.keep.answers", max(2, cut.get("samples_per_prompt") // 2), "samples")
     if config.algorithm.resampling:
         cut.most("algorithm.resampling.max_batches", BATCHES, "batches")  # a tiny model's answers seldom differ
 
 
 def decided_by(config: Rlvr) -> tuple[str, ...]:
     functions = ("stages/verifiers/reward_programs.py", "stages/verifiers/sandboxed.py") if config.reward.programs else ()
-    return (*RENDERING, *REWARDING, "stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/resampling.py", *functions)
+    selection = ("stages/rlvr/selection.py",) if config.algorithm.keep else ()
+    chosen = ("stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/resampling.py", *selection)
+    return (*RENDERING, *REWARDING, *chosen, *functions)
 
 
 def sampling_plan(config: Rlvr) -> SamplingPlan:
@@ -54,12 +58,15 @@ def sampling_plan(config: Rlvr) -> SamplingPlan:
 
 
 def training_plan(config: Rlvr) -> TrainingPlan:
-    algorithm, batch = config.algorithm, config.prompts_per_step * config.samples_per_prompt
-    longest, name = config.max_prompt_length + config.sampling.max_tokens, "prompts_per_step * samples_per_prompt"
+    algorithm = config.algorithm
+    answers = algorithm.keep.answers if algorithm.keep else config.samples_per_prompt
+    batch, longest = config.prompts_per_step * answers, config.max_prompt_length + config.sampling.max_tokens
+    name = f"prompts_per_step * {'algorithm.keep.answers' if algorithm.keep else 'samples_per_prompt'}"
     return TrainingPlan(
-        config.dtype, batch, name, "rollouts", longest, made_of=f"{config.prompts_per_step} prompts x {config.samples_per_prompt} answers",
-        steps=config.steps, adapters=config.lora and config.lora.adapters, adaptable=True, reference=algorithm.kl is not None,
-        value=isinstance(algorithm, Ppo), updates=getattr(algorithm, "inner_epochs", 1), looks=int(algorithm.updates > 1), head=config.head,
+        config.dtype, batch, name, "rollouts", longest, made_of=f"{config.prompts_per_step} prompts x {answers} answers",
+        steps=config.steps, adapters=config.lora and config.lora.adapters, adaptable=True, reference=algorithm.refers,
+        teacher=algorithm.teacher is not None,
+        value=isinstance(algorithm, Ppo), updates=getattr(algorithm, "inner_epochs", 1), looks=int(algorithm.looks), head=config.head,
     )  # fmt: skip
 
 
@@ -74,7 +81,7 @@ def work(stage: PlannedStage) -> Amounts:
     document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.sampling.max_tokens, "at most")
     return Amounts(
         rows=rows, document=document, steps=Amount(config.steps, "counted"), prompt=prompt, requests=requests,
-        plan=sampling_plan(config), tokens=document.times(config.steps * a_step), answer=config.sampling.max_tokens,
+        plan=sampling_plan(config), tokens=document.times(config.steps * training_plan(config).batch), answer=config.sampling.max_tokens,
     )  # fmt: skip
 
 
@@ -86,6 +93,7 @@ KIND = Kind(
         "policy": port("policy"),
         "prompts": port("prompt"),
         "reference": port("policy", optional=True),
+        "teacher": port("policy", optional=True),
         "value": port("reward_model", optional=True),
     },
     output=gives("policy"),

@@ -32,6 +32,7 @@ from pedigree.stages.rlvr.clock import Clock
 from pedigree.stages.rlvr.handover import awake, release, sleep_level, start_before_trainer, takes_turns
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
+from pedigree.stages.rlvr.selection import without_others
 from pedigree.stages.sampling.engines import Fleet, WarmEngines, open_engines, open_sampler
 from pedigree.stages.sampling.sampler import Generation, Sampler, engine_settings, model_context, write_version
 from pedigree.stages.training import kernels
@@ -88,7 +89,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             rollouts = rolled.rollouts
             refuse_unrewarded(rollouts, step)
             lag = refuse_stale([rollout.answer for rollout in rollouts], state["recent"], most_behind, step)
-            samples = [TrainingSample(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
+            samples = training_samples(rollouts, config)
             learning = replace(learner, max_gap=math.inf) if lag else learner
             done = update_policy(learning, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
             emptied = takes_turns(config, job.numerics) and sleep_level(config, step) == 2
@@ -131,6 +132,17 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {"prompts": len(prompts), "dropped_prompts": dropped} | totals(state, config)
 
 
+def training_samples(rollouts: list[Rollout], config: Rlvr) -> list[TrainingSample]:
+    """What the update takes of the answers."""
+    masks, size = config.algorithm.mask_truncated, config.samples_per_prompt
+    rewards = without_others([one.reward for one in rollouts], size, config.algorithm.keep)
+    samples = []
+    for one, reward in zip(rollouts, rewards, strict=True):
+        masked, answer = masks and one.answer.finish_reason == "length", one.answer
+        samples.append(TrainingSample(one.prompt["id"], one.prompt_ids, answer.response_ids, answer.logprobs, reward, masked))
+    return samples
+
+
 def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
     """The policy with its optimizer, and the reference and value model if the algorithm requires them."""
     policy, numerics, algorithm = only(inputs, "policy"), job.numerics, config.algorithm
@@ -141,11 +153,14 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
         module = load_policy(policy, numerics, config.lora, config.seed, config.head)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, **settings)
     probe(trainer.module, numerics, trainer.device)
-    reference = critic = None
-    if algorithm.kl is not None:
+    reference = teacher = critic = None
+    if algorithm.refers:
         start = only_or_none(inputs, "reference") or policy
         with job.busy("loading the reference"):
             reference = fixed_policy(start, policy, trainer, numerics)
+    if algorithm.teacher is not None:
+        with job.busy("loading the teacher"):
+            teacher = fixed_policy(only(inputs, "teacher"), policy, trainer, numerics)
     if isinstance(algorithm, Ppo):
         with job.busy("loading the value model"):
             module = load_value_model(only_or_none(inputs, "value") or policy, numerics, chat.pad_id)
@@ -162,6 +177,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
         max_tokens=config.sampling.max_tokens,
         seed=config.seed,
         reference=reference,
+        teacher=teacher,
         critic=critic,
         max_gap=config.max_logprob_gap,
     )
@@ -171,7 +187,7 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
     """Check the inputs before any model is loaded."""
     kernels.refuse(only(inputs, "policy").payload, job.numerics)
     routers_of(only(inputs, "policy").payload, config.router_aux_loss_coef)
-    for port in ("reference", "value"):
+    for port in ("reference", "teacher", "value"):
         given = only_or_none(inputs, port)
         if given is not None and vocabulary(given) != vocabulary(only(inputs, "policy")):
             raise StageError(f"the {port} has a different vocabulary than the policy: use one with the same base model")

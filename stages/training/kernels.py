@@ -29,7 +29,7 @@ from pedigree.configs.base.installation import missing
 from pedigree.configs.language.execution import Numerics
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.training.logprobs import PolicyModule, RewardModule, RowKernels, rows_forward
+from pedigree.stages.training.logprobs import EntropyGradient, PolicyModule, RewardModule, RowKernels, rows_forward
 
 Module = TypeVar("Module", bound=PolicyModule | RewardModule)
 
@@ -166,11 +166,23 @@ def _rotate_by(model: nn.Module, rotate: Callable[..., Any]) -> None:
             part.forward = MethodType(own, part)
 
 
-def fusable_rows_backward(logits_NV: Tensor, targets_N: Tensor, normalizers_N: Tensor, weights_N: Tensor, temperature: float) -> Tensor:
+def fusable_rows_backward(
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    normalizers_N: Tensor,
+    weights_N: Tensor,
+    temperature: float,
+    entropies: EntropyGradient | None = None,
+) -> Tensor:
     """`rows_backward` without a scatter, which would materialize an fp32 copy of the rows."""
-    probabilities = (logits_NV.float() / temperature - normalizers_N[:, None]).exp()
+    logps = logits_NV.float() / temperature - normalizers_N[:, None]
+    probabilities = logps.exp()
     hits = torch.arange(logits_NV.shape[1], device=logits_NV.device)[None] == targets_N[:, None]
-    return ((hits.float() - probabilities) * weights_N[:, None]).to(logits_NV.dtype)
+    gradient = (hits.float() - probabilities) * weights_N[:, None]
+    if entropies is not None:
+        entropies_N, gradients_N = entropies
+        gradient = gradient - gradients_N[:, None] * probabilities * (logps + entropies_N[:, None])
+    return gradient.to(logits_NV.dtype)
 
 
 def settle(module: Any, trained: Sequence[nn.Parameter], numerics: Numerics, device: torch.device) -> None:

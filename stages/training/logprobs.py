@@ -26,6 +26,9 @@ from pedigree.stages.core.batches import MicroBatch
 from pedigree.stages.training import attention
 from pedigree.stages.training.sequence_parallel import OwnTokens, slice_of
 
+EntropyGradient = tuple[Tensor, Tensor]
+"""(entropies, their gradient over T), each of shape (n,)."""
+
 
 @dataclass(frozen=True)
 class RowKernels:
@@ -33,8 +36,8 @@ class RowKernels:
 
     forward: Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor, Tensor]]
     """(logits, targets, T, whether to compute entropies) → (log π of the targets, log Σ exp(logits / T), entropies), each of shape (n,)."""
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-    """(logits, targets, log Σ exp, gradient of log π over T, T) → gradient of the logits, in their dtype."""
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor, float, EntropyGradient | None], Tensor]
+    """(logits, targets, log Σ exp, gradient of log π over T, T, that of the entropies) → gradient of the logits, in their dtype."""
 
 
 def rows_forward(logits_NV: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,10 +50,21 @@ def rows_forward(logits_NV: Tensor, targets_N: Tensor, temperature: float, entro
     return logps_N, normalizers_N, entropies_N
 
 
-def rows_backward(logits_NV: Tensor, targets_N: Tensor, normalizers_N: Tensor, weights_N: Tensor, temperature: float) -> Tensor:
-    probabilities = _scaled(logits_NV, temperature).sub_(normalizers_N[:, None]).exp_()
-    weight = weights_N[:, None]
-    return probabilities.mul_(-weight).scatter_add_(-1, targets_N[:, None], weight).to(logits_NV.dtype)
+def rows_backward(
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    normalizers_N: Tensor,
+    weights_N: Tensor,
+    temperature: float,
+    entropies: EntropyGradient | None = None,
+) -> Tensor:
+    """Gradient of Σ w log π_t + g H: w (1[v = target] - π_v) - g π_v (log π_v + H), over T."""
+    logps, weight = _scaled(logits_NV, temperature).sub_(normalizers_N[:, None]), weights_N[:, None]
+    factor = -weight
+    if entropies is not None:
+        entropies_N, gradients_N = entropies
+        factor = (logps + entropies_N[:, None]).mul_(-gradients_N[:, None]).sub_(weight)
+    return logps.exp_().mul_(factor).scatter_add_(-1, targets_N[:, None], weight).to(logits_NV.dtype)
 
 
 def _scaled(logits_NV: Tensor, temperature: float) -> Tensor:
@@ -72,10 +86,12 @@ class PolicyModule(nn.Module):
         output = head_of(model)[1]
         output.forward = MethodType(_head_or_work, output)
 
-    def forward(self, batch: MicroBatch, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, batch: MicroBatch, temperature: float = 1.0, entropy: bool = False, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """(log π(y_t), entropy of π(· | y_<t)) for each trained token, both fp32 of shape (N,).
 
-        The entropy has no gradient, and is zero unless requested.
+        The entropy is zero unless requested, and has a gradient only with `entropy_gradient`.
         """
         seen = _body_outputs(self.model, batch)
         own = OwnTokens.of(batch, batch.places_N)
@@ -84,11 +100,12 @@ class PolicyModule(nn.Module):
 
         def token_logps(hidden_nH: Tensor, targets_n: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
             logits_nV = _own_logits(self.model, type(seen)(last_hidden_state=hidden_nH[None]), head)
-            return _TokenLogps.apply(logits_nV, targets_n, temperature, entropy, self.rows)  # pyright: ignore[reportReturnType]
+            return _TokenLogps.apply(logits_nV, targets_n, temperature, entropy, entropy_gradient, self.rows)  # pyright: ignore
 
         def work(hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
             graph = torch.is_grad_enabled() and hidden_NH.requires_grad
-            return _Chunks.apply(hidden_NH, targets_N, *head.weights, head, token_logps, self.chunk, entropy, graph)  # pyright: ignore
+            settings = (self.chunk, entropy or entropy_gradient, entropy_gradient, graph)
+            return _Chunks.apply(hidden_NH, targets_N, *head.weights, head, token_logps, *settings)  # pyright: ignore
 
         logps_N, entropies_N = head_of(self.model)[1](hidden_NH, work=work)
         return own.whole(logps_N), own.whole(entropies_N)
@@ -170,11 +187,12 @@ class _Chunks(torch.autograd.Function):
         token_logps: Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]],
         chunk: int,
         entropy: bool,
+        entropy_gradient: bool,
         graph: bool,
     ) -> tuple[Tensor, Tensor]:
         pieces = max(1, -(-len(targets_N) // chunk))
         ctx.save_for_backward(hidden_NH, targets_N)
-        ctx.head, ctx.token_logps, ctx.pieces, ctx.last = head, token_logps, pieces, None
+        ctx.head, ctx.token_logps, ctx.pieces, ctx.last, ctx.entropy = head, token_logps, pieces, None, entropy_gradient
         found = []
         for place, (hidden, targets) in enumerate(zip(hidden_NH.tensor_split(pieces), targets_N.tensor_split(pieces), strict=True)):
             last = graph and place == pieces - 1
@@ -182,58 +200,68 @@ class _Chunks(torch.autograd.Function):
             with torch.set_grad_enabled(last):
                 found.append(token_logps(hidden, targets, entropy))
             if last:
-                ctx.last = hidden, found[-1][0]
+                ctx.last = hidden, found[-1]
         logps_N, entropies_N = (torch.cat([values.detach() for values in each]) for each in zip(*found, strict=True))
-        ctx.mark_non_differentiable(entropies_N)
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropies_N)
         return logps_N, entropies_N
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NH, targets_N = ctx.saved_tensors
-        parts = [tensor.tensor_split(ctx.pieces) for tensor in (hidden_NH, targets_N, grad_outputs[0])]
+        wanted = 1 + ctx.entropy  # outputs with a gradient
+        parts = [tensor.tensor_split(ctx.pieces) for tensor in (hidden_NH, targets_N, *grad_outputs[:wanted])]
         gradients = []
-        for hidden, targets, weights in reversed(list(zip(*parts, strict=True))):
+        for hidden, targets, *weights in reversed(list(zip(*parts, strict=True))):
             if ctx.last is None:
                 hidden = hidden.detach().requires_grad_()
                 with torch.enable_grad():
-                    logps, _ = ctx.token_logps(hidden, targets, False)
+                    found = ctx.token_logps(hidden, targets, ctx.entropy)
             else:
-                (hidden, logps), ctx.last = ctx.last, None
-            gradients += torch.autograd.grad(logps, hidden, weights)
+                (hidden, found), ctx.last = ctx.last, None
+            gradients += torch.autograd.grad(found[:wanted], hidden, weights)
         sums = [total if total is None else total.to(weight.dtype) for total, weight in zip(ctx.head.sums, ctx.head.weights, strict=True)]
-        return torch.cat(gradients[::-1]), None, *sums, None, None, None, None, None
+        return torch.cat(gradients[::-1]), None, *sums, *[None] * 6
 
 
 class _TokenLogps(torch.autograd.Function):
     """log softmax(logits / T) at the targets, in fp32, one block of rows at a time: no tensor of the size of the logits is stored besides
     the logits.
 
-    ∂ log π_t / ∂ logit_v = (1[v = target] - π_v) / T.
+    ∂ log π_t / ∂ logit_v = (1[v = target] - π_v) / T; ∂ H / ∂ logit_v = -π_v (log π_v + H) / T.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperature: float, entropy: bool, kernels: RowKernels
+        ctx: Any,
+        logits_NV: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        entropy: bool,
+        entropy_gradient: bool,
+        kernels: RowKernels,
     ) -> tuple[Tensor, Tensor]:
         logps_N = logits_NV.new_empty(len(targets_N), dtype=torch.float32)
         normalizers_N, entropies_N = torch.empty_like(logps_N), torch.empty_like(logps_N)
         for rows in _blocks(logits_NV):
             found = kernels.forward(logits_NV[rows], targets_N[rows], temperature, entropy)
             logps_N[rows], normalizers_N[rows], entropies_N[rows] = found
-        ctx.save_for_backward(logits_NV, targets_N, normalizers_N)
-        ctx.temperature, ctx.kernels = temperature, kernels
-        ctx.mark_non_differentiable(entropies_N)
+        ctx.temperature, ctx.kernels, ctx.entropy = temperature, kernels, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropies_N)
+        ctx.save_for_backward(logits_NV, targets_N, normalizers_N, entropies_N)
         return logps_N, entropies_N
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
-        weights_N = grad_outputs[0] / ctx.temperature
-        logits_NV, targets_N, normalizers_N = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        weights_N, *gradients = (gradient / ctx.temperature for gradient in grad_outputs[: 1 + ctx.entropy])
+        logits_NV, targets_N, normalizers_N, entropies_N = ctx.saved_tensors
         grad_NV = torch.empty_like(logits_NV)
         for rows in _blocks(logits_NV):
             given = (logits_NV[rows], targets_N[rows], normalizers_N[rows], weights_N[rows], ctx.temperature)
-            grad_NV[rows] = ctx.kernels.backward(*given)
-        return grad_NV, None, None, None, None
+            entropies = [(entropies_N[rows], gradient_N[rows]) for gradient_N in gradients]
+            grad_NV[rows] = ctx.kernels.backward(*given, *entropies)
+        return grad_NV, *[None] * 5
 
 
 def _blocks(logits_NV: Tensor) -> list[slice]:

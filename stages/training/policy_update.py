@@ -19,10 +19,8 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,10 +28,9 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.policy_gradient import Algorithm, Correction, Kl, Ppo, ReinforcePp
 from pedigree.stages.core import advantages
 from pedigree.stages.core import policy_losses as pg
-from pedigree.stages.core.batches import Document, MicroBatch, Unit, document, share_prompts
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch
 from pedigree.stages.training.reference import FixedPolicy
+from pedigree.stages.training.rollout_batches import MiniBatchPlan, RolloutMicroBatch, TrainingSample, mini_batches
 from pedigree.stages.training.router_loss import ROUTER_METRICS, RouterLoss
 from pedigree.stages.training.trainer import MetricSums, Trainer
 
@@ -44,21 +41,6 @@ RATIO_MAX = "ratio_max"
 ERRORS = 3.0
 """Standard errors by which the mean gap of log-probs must exceed its bound to be no chance."""
 """The only metric of a micro-batch that is a maximum instead of a sum over tokens."""
-
-
-@dataclass(frozen=True)
-class TrainingSample:
-    """One rollout with its reward."""
-
-    prompt: str
-    """Prompt id."""
-    prompt_ids: Sequence[int]
-    ids: Sequence[int]
-    """Token ids of the answer."""
-    logprobs: Sequence[float]
-    """The sampler's log-prob of each of `ids`."""
-    reward: float
-    """NaN if missing."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +59,7 @@ class Learner:
     seed: int = 0
     reference: FixedPolicy | None = None
     """The fixed reference policy of the KL."""
+    teacher: FixedPolicy | None = None
     critic: Trainer | None = None
     """PPO's value model."""
     max_gap: float = math.inf
@@ -90,32 +73,8 @@ class AlgorithmState(TypedDict):
     """β of the KL penalty; None without one."""
     prompts: dict[str, list[Any]]
     """DCPO: id of a prompt → reward statistics of all its visits (`advantages.Visits`)."""
-
-
-@dataclass(frozen=True)
-class RolloutMicroBatch:
-    """One forward pass of this rank over rollouts, with all per-token quantities."""
-
-    batch: MicroBatch
-    weight: float
-    """0 for a repeated pass that only keeps the ranks in step."""
-    mini_batch_tokens: int
-    """Trained tokens of the mini-batch over all ranks."""
-    max_length: int
-    """Tokens of the longest answer."""
-    sample_D: Tensor
-    """Index of each answer among the step's samples."""
-    token_weights_N: Tensor
-    """Weight of each token in the loss."""
-    sampler_logps_N: Tensor
-    old_logps_N: Tensor | None = None
-    entropy_N: Tensor | None = None
-    """Entropy of the old policy."""
-    reference_logps_N: Tensor | None = None
-    values_N: Tensor | None = None
-    """Values before the first update."""
-    advantages_N: Tensor | None = None
-    returns_N: Tensor | None = None
+    entropy: NotRequired[list[float]]
+    """c and α of an adaptive entropy bonus."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +96,10 @@ MiniBatchSums = dict[str, float]
 
 
 def initial_state(algorithm: Algorithm) -> AlgorithmState:
-    return {"coefficient": algorithm.kl.coefficient if algorithm.kl else None, "prompts": {}}
+    state = AlgorithmState(coefficient=algorithm.kl.coefficient if algorithm.kl else None, prompts={})
+    if algorithm.entropy is not None and algorithm.entropy.adaptive is not None:
+        state["entropy"] = [algorithm.entropy.coefficient, 0.0]
+    return state
 
 
 def update_policy(
@@ -168,18 +130,19 @@ def update_policy(
         rewards_PG = rewards_PG.masked_fill(torch.tensor(greedy_rewards)[:, None].isnan(), math.nan)
     chosen, next_state = choose_answers(algorithm, samples, rewards_PG, state, greedy_rewards)
     if learner.router_loss.trains:  # every token has a gradient
-        chosen = replace(chosen, skipped=frozenset())
+        chosen = replace(chosen, skipped=chosen.masked)
     num_kept = sum(len(group) for group in chosen.groups) - len(chosen.skipped)
     kept_groups = sum(not chosen.skipped.issuperset(group) for group in chosen.groups)
     kept = {"informative_groups": float(chosen.informative), "kept_groups": float(kept_groups), "kept_answers": float(num_kept)}
     cut = mini_batches(chosen.groups, algorithm.mini_batches, f"{learner.seed}/{step}")
     grouped = [groups for groups in cut if not all(map(chosen.skipped.issuperset, groups))]
     if not grouped:
-        nothing = {"updates": 0.0, "trained_tokens": 0.0}
-        return UpdateResult(nothing | kept | metrics_without_update(learner, samples, group_size), next_state, 0)
-    old_logprobs = algorithm.updates > 1 or _kl_in_reward(algorithm) is not None or policy_frozen
-    batches = micro_batches(learner, samples, grouped, old_logprobs=old_logprobs, skipped=chosen.skipped)
+        metrics = {"updates": 0.0, "trained_tokens": 0.0} | kept | metrics_without_update(learner, samples, group_size)
+        return UpdateResult(metrics, adapt_entropy(algorithm, next_state, metrics), 0)
+    batches = micro_batches(learner, samples, grouped, old_logprobs=algorithm.looks or policy_frozen, skipped=chosen.skipped)
     batches, next_state = compute_advantages(learner, samples, batches, rewards_PG, state, next_state, greedy_rewards)
+    bonus = entropy_coefficient(algorithm, state)
+    batches = [weigh_by_entropy(learner, batch, bonus) for batch in batches]
     metrics, first_epoch_sums = run_updates(learner, batches, step, policy_frozen, state["coefficient"])
     metrics |= kept | rollout_metrics(first_epoch_sums)
     if algorithm.kl is not None:
@@ -188,7 +151,12 @@ def update_policy(
         if algorithm.kl.adaptive is not None:
             mean_kl = sum(sums["k1"] for sums in first_epoch_sums) / num_kept
             coefficient = pg.adapted(state["coefficient"], mean_kl, num_kept, algorithm.kl.adaptive)
-            next_state = AlgorithmState(coefficient=coefficient, prompts=next_state["prompts"])
+            adapted: AlgorithmState = {**next_state, "coefficient": coefficient}
+            next_state = adapted
+    if algorithm.entropy is not None:
+        metrics["entropy_coefficient"] = bonus
+    if not policy_frozen:
+        next_state = adapt_entropy(algorithm, next_state, metrics)
     updates = 0 if policy_frozen else len(batches) * algorithm.updates // algorithm.mini_batches
     computed = [index for groups in grouped for group in groups for index in group if index not in chosen.skipped]
     trained = 0 if policy_frozen else sum(len(samples[index].ids) for index in computed)
@@ -213,6 +181,8 @@ class ChosenAnswers:
     """Indices of samples with a reward, by prompt; all count in the loss's divisor."""
     skipped: frozenset[int]
     """Those among them that cannot have a gradient."""
+    masked: frozenset[int]
+    """Those among the skipped that are not in the loss."""
     informative: int
     """Number of groups with a learning signal."""
 
@@ -229,12 +199,15 @@ def choose_answers(
     if not algorithm.per_token:
         advantages_PG, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
         next_state = state if _kl_in_reward(algorithm) is not None else after  # with a KL in the reward, rewards are still incomplete
-    gradient_PG = pg.has_gradient(algorithm, advantages_PG, present_PG)
+    gradient_PG = pg.has_gradient(algorithm, advantages_PG, present_PG, entropy_coefficient(algorithm, state) > 0)
     group_size = rewards_PG.shape[1]
     groups = [[p * group_size + g for g in range(group_size) if present_PG[p, g]] for p in range(len(present_PG))]
-    skipped = frozenset((present_PG & ~gradient_PG).flatten().nonzero().flatten().tolist())
-    informative = int(pg.informative(rewards_PG, advantages_PG).sum())
-    return ChosenAnswers([group for group in groups if group], skipped, informative), next_state
+    masked_PG = torch.tensor([sample.masked for sample in samples]).view_as(present_PG)
+    skipped, masked = (
+        frozenset((present_PG & without_PG).flatten().nonzero().flatten().tolist()) for without_PG in (masked_PG | ~gradient_PG, masked_PG)
+    )
+    informative = int(pg.informative(rewards_PG, advantages_PG, algorithm.teacher is not None).sum())
+    return ChosenAnswers([group for group in groups if group], skipped, masked, informative), next_state
 
 
 def answer_advantages(
@@ -261,77 +234,8 @@ def answer_advantages(
             history_P = [advantages.Visits(*state["prompts"].get(prompt, ())) for prompt in prompts]
             advantages_PG, history_P = advantages.smoothed(rewards_PG, history_P)
             visited = {prompt: list(visits) for prompt, visits in zip(prompts, history_P, strict=True)}
-            return advantages_PG, AlgorithmState(coefficient=state["coefficient"], prompts=state["prompts"] | visited)
+            return advantages_PG, {**state, "prompts": state["prompts"] | visited}
     raise StageError(f"{algorithm.type} has advantages per token, not per answer")
-
-
-def mini_batches(groups: list[list[int]], count: int, seed: str) -> list[list[list[int]]]:
-    """Groups shuffled into `count` mini-batches of nearly equal size; fewer if there are fewer groups."""
-    if count > 1:
-        groups = random.Random(seed).sample(groups, len(groups))
-    edges = [len(groups) * i // count for i in range(count + 1)]
-    return [groups[start:end] for start, end in pairwise(edges) if end > start]
-
-
-@dataclass(frozen=True)
-class MiniBatchPlan:
-    """Division of a mini-batch into micro-batches; the same on every rank."""
-
-    samples: Sequence[TrainingSample]
-    """All samples of the step."""
-    indices: Sequence[int]
-    """Indices in `samples` of the answers to compute, grouped by prompt."""
-    units: Sequence[Unit]
-    """The same answers, grouped by forward pass."""
-    unit_starts: Sequence[int]
-    """Start of each unit in `indices`."""
-    token_weights_D: np.ndarray
-    """For each of `indices`, the loss weight of each of its tokens."""
-
-    @classmethod
-    def of(cls, learner: Learner, samples: Sequence[TrainingSample], groups: list[list[int]], skipped: frozenset[int]) -> "MiniBatchPlan":
-        """Plan a mini-batch. `groups` has the indices of the answers to each prompt; `skipped` those that only count in the divisor."""
-        counted = [index for group in groups for index in group]
-        lengths_D = torch.tensor([len(samples[index].ids) for index in counted])
-        weights_D = pg.token_weights(learner.algorithm.aggregation, lengths_D, len(groups), learner.max_tokens)
-        computed = [[index for index in group if index not in skipped] for group in groups]
-        indices = [index for group in computed for index in group]
-        documents = [document(samples[index].prompt_ids, samples[index].ids) for index in indices]
-        units = prompt_sharing_units(documents, [len(group) for group in computed], learner.trainer.world_size, learner.numerics)
-        weights_D = weights_D[[place for place, index in enumerate(counted) if index not in skipped]]
-        return cls(samples, indices, units, [0, *accumulate(len(unit) for unit in units)], weights_D.numpy())
-
-    def global_batch(self) -> GlobalBatch:
-        return GlobalBatch(self.units, self._token_tensors)
-
-    def micro_batch(self, prepared: PreparedMicroBatch) -> RolloutMicroBatch:
-        num_tokens = sum(len(self.samples[index].ids) for index in self.indices)
-        max_length = max(len(self.samples[self.indices[answer]].ids) for answer in self._answers(prepared.units))
-        return RolloutMicroBatch(prepared.batch, prepared.weight, num_tokens, max_length, **prepared.extras)
-
-    def _answers(self, units: Sequence[int]) -> list[int]:
-        """Places in `indices` of the answers in these units."""
-        return [answer for unit in units for answer in range(self.unit_starts[unit], self.unit_starts[unit + 1])]
-
-    def _token_tensors(self, units: Sequence[int]) -> dict[str, Tensor]:
-        answers = self._answers(units)
-        samples = [self.samples[self.indices[answer]] for answer in answers]
-        return {
-            "sample_D": torch.tensor([self.indices[answer] for answer in answers]),
-            "token_weights_N": torch.from_numpy(np.repeat(self.token_weights_D[answers], [len(sample.ids) for sample in samples])),
-            "sampler_logps_N": torch.tensor([logp for sample in samples for logp in sample.logprobs]),
-        }
-
-
-def prompt_sharing_units(documents: Sequence[Document], group_sizes: Sequence[int], ranks: int, numerics: Numerics) -> list[Unit]:
-    """Group answers to the same prompt into units that share a forward pass: as large as fit, but small enough to occupy every rank.
-    `documents` are grouped by prompt, in groups of these sizes."""
-    max_answers = max(1, len(documents) // ranks)
-    units: list[Unit] = []
-    for start, end in pairwise([0, *accumulate(group_sizes)]):
-        for first in range(start, end, max_answers):
-            units += share_prompts(documents[first : min(end, first + max_answers)], numerics)
-    return units
 
 
 def micro_batches(
@@ -346,7 +250,8 @@ def micro_batches(
 
     `grouped` has, for each mini-batch, the indices of the answers to each of its prompts; those in `skipped` only count in the divisors.
     """
-    plans = [MiniBatchPlan.of(learner, samples, groups, skipped) for groups in grouped]
+    settings = (learner.algorithm.aggregation, learner.max_tokens, learner.trainer.world_size, learner.numerics)
+    plans = [MiniBatchPlan.of(samples, groups, skipped, *settings) for groups in grouped]
     with learner.trainer.feed((plan.global_batch() for plan in plans), learner.pad_id) as feed:
         return [
             [compute_old_quantities(learner, plan.micro_batch(prepared), old_logprobs) for prepared in feed.micro_batches()]
@@ -363,6 +268,8 @@ def compute_old_quantities(learner: Learner, micro_batch: RolloutMicroBatch, old
         found["old_logps_N"], found["entropy_N"] = learner.trainer.module(batch, temperature=temperature, entropy=True)
     if learner.reference is not None:
         found["reference_logps_N"], _ = learner.reference(batch, temperature=temperature)
+    if learner.teacher is not None:
+        found["teacher_logps_N"], _ = learner.teacher(batch, temperature=temperature)
     if learner.critic is not None:
         found["values_N"] = learner.critic.module(batch)
     return replace(micro_batch, **found)
@@ -372,6 +279,7 @@ def metrics_without_update(learner: Learner, samples: Sequence[TrainingSample], 
     """Metrics of the rollouts of a step in which no group has a learning signal."""
     groups = [list(range(start, start + group_size)) for start in range(0, len(samples), group_size)]
     (all_samples,) = micro_batches(learner, samples, [groups], old_logprobs=True)
+    all_samples = weigh_by_entropy(learner, all_samples, 0.0)
     sums = [(micro_batch, rollout_sums(learner, micro_batch)) for micro_batch in all_samples]
     return rollout_metrics([_sum_over_ranks(learner, sums)])
 
@@ -388,6 +296,9 @@ def compute_advantages(
     """(micro-batches with the advantages of their tokens, next state)."""
     algorithm, device = learner.algorithm, learner.trainer.device
     kl, coefficient = _kl_in_reward(algorithm), state["coefficient"]
+    if algorithm.teacher is not None and algorithm.teacher.alone:
+        rewards_PG = torch.where(rewards_PG.isnan(), rewards_PG, 0.0)
+        greedy_rewards = greedy_rewards and [0.0] * len(greedy_rewards)
     if algorithm.per_token:
         rewards_A = rewards_PG.flatten().to(device)
         batches = [[_with_token_advantages(learner, one, rewards_A, coefficient) for one in batch] for batch in batches]
@@ -398,7 +309,7 @@ def compute_advantages(
         advantages_PG, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
         next_state = after if kl is not None else next_state
         advantages_A = advantages_PG.flatten().to(device)
-        batches = [[_with_answer_advantages(one, advantages_A) for one in batch] for batch in batches]
+        batches = [[_with_answer_advantages(algorithm, one, advantages_A) for one in batch] for batch in batches]
     return (_whiten_advantages(learner, batches) if algorithm.whitened else batches), next_state
 
 
@@ -416,9 +327,20 @@ def _answer_kl(learner: Learner, batches: list[list[RolloutMicroBatch]], kl: Kl,
     return learner.trainer.summed(sums_A).float().cpu()
 
 
-def _with_answer_advantages(micro_batch: RolloutMicroBatch, advantages_A: Tensor) -> RolloutMicroBatch:
-    """Give every token its answer's advantage."""
-    return replace(micro_batch, advantages_N=advantages_A[micro_batch.sample_D][micro_batch.batch.documents_N])
+def teacher_rewards(algorithm: Algorithm, micro_batch: RolloutMicroBatch) -> Tensor | None:
+    """w (log π_T - log π_b) of each token; None without a teacher."""
+    if algorithm.teacher is None or micro_batch.teacher_logps_N is None:
+        return None
+    other_N = micro_batch.reference_logps_N if algorithm.teacher.against == "reference" else micro_batch.old_logps_N
+    assert other_N is not None
+    return algorithm.teacher.weight * pg.kl("k1", micro_batch.teacher_logps_N, other_N)
+
+
+def _with_answer_advantages(algorithm: Algorithm, micro_batch: RolloutMicroBatch, advantages_A: Tensor) -> RolloutMicroBatch:
+    """Give every token its answer's advantage, and what a teacher adds."""
+    advantages_N = advantages_A[micro_batch.sample_D][micro_batch.batch.documents_N]
+    taught_N = teacher_rewards(algorithm, micro_batch)
+    return replace(micro_batch, advantages_N=advantages_N if taught_N is None else advantages_N + taught_N)
 
 
 def _with_token_advantages(
@@ -431,6 +353,9 @@ def _with_token_advantages(
     if kl is not None and coefficient is not None:
         assert micro_batch.old_logps_N is not None and micro_batch.reference_logps_N is not None
         penalties_N = coefficient * pg.kl(kl.estimator, micro_batch.old_logps_N, micro_batch.reference_logps_N)
+    taught_N = teacher_rewards(algorithm, micro_batch)
+    if taught_N is not None:
+        penalties_N = penalties_N - taught_N
     max_length = micro_batch.max_length
     rewards_DT = advantages.token_rewards(rewards_A[micro_batch.sample_D], penalties_N, documents_N, max_length)
     if isinstance(algorithm, ReinforcePp):
@@ -460,6 +385,46 @@ def _whiten_advantages(learner: Learner, batches: list[list[RolloutMicroBatch]])
         return replace(micro_batch, advantages_N=(micro_batch.advantages_N - mean) * scale)
 
     return [[whitened(one) for one in batch] for batch in batches]
+
+
+def entropy_coefficient(algorithm: Algorithm, state: AlgorithmState) -> float:
+    """α of the entropy bonus in this step."""
+    if algorithm.entropy is None:
+        return 0.0
+    return state["entropy"][1] if "entropy" in state else algorithm.entropy.coefficient
+
+
+def adapt_entropy(algorithm: Algorithm, state: AlgorithmState, metrics: dict[str, float]) -> AlgorithmState:
+    """The state after a step with these metrics."""
+    if algorithm.entropy is None or algorithm.entropy.adaptive is None or "entropy" not in state:
+        return state
+    return {**state, "entropy": [*pg.adapted_entropy(state["entropy"][0], metrics["bonus_entropy"], algorithm.entropy.adaptive)]}
+
+
+def weigh_by_entropy(learner: Learner, batch: list[RolloutMicroBatch], bonus: float) -> list[RolloutMicroBatch]:
+    """The micro-batches of a mini-batch with the weights of their entropies; without advantages for all but the top tokens."""
+    algorithm = learner.algorithm
+    if algorithm.top_entropy is None:
+        if algorithm.entropy is None:
+            return batch
+        even = [torch.full_like(one.sampler_logps_N, 1 / one.mini_batch_tokens) for one in batch]
+        return [_with_entropy_weights(one, weights_N, bonus) for one, weights_N in zip(batch, even, strict=True)]
+    own = [one.entropy_N for one in batch if one.weight and one.entropy_N is not None]
+    all_N = learner.trainer.gathered(torch.cat([torch.empty(0, device=learner.trainer.device), *own]))
+    threshold = pg.entropy_threshold(all_N, algorithm.top_entropy)
+    number = (all_N >= threshold).sum()
+
+    def weighed(one: RolloutMicroBatch) -> RolloutMicroBatch:
+        assert one.entropy_N is not None
+        kept_N = (one.entropy_N >= threshold).float()
+        advantages_N = None if one.advantages_N is None else one.advantages_N * kept_N
+        return _with_entropy_weights(replace(one, advantages_N=advantages_N), kept_N / number, bonus)
+
+    return [weighed(one) for one in batch]
+
+
+def _with_entropy_weights(micro_batch: RolloutMicroBatch, weights_N: Tensor, bonus: float) -> RolloutMicroBatch:
+    return replace(micro_batch, entropy_weights_N=weights_N, bonus_N=bonus * weights_N if bonus else None)
 
 
 def run_updates(
@@ -518,9 +483,11 @@ def accumulate_policy_gradient(
 ) -> tuple[RolloutMicroBatch, TokenSums]:
     """Forward and backward of the policy: (micro-batch with its old log-probs, sums over its tokens and the largest ratio)."""
     algorithm, batch, kl = learner.algorithm, micro_batch.batch, learner.algorithm.kl
-    logps_N, entropy_N = learner.trainer.module(batch, temperature=learner.temperature, entropy=micro_batch.old_logps_N is None)
+    entropy, bonus_N = micro_batch.old_logps_N is None, micro_batch.bonus_N
+    wanted = {"entropy": entropy, "entropy_gradient": bonus_N is not None}
+    logps_N, entropy_N = learner.trainer.module(batch, temperature=learner.temperature, **wanted)
     if micro_batch.old_logps_N is None:  # one update per batch of rollouts: the current policy is the old policy
-        micro_batch = replace(micro_batch, old_logps_N=logps_N.detach(), entropy_N=entropy_N)
+        micro_batch = replace(micro_batch, old_logps_N=logps_N.detach(), entropy_N=entropy_N.detach())
     old_logps_N, advantages_N = micro_batch.old_logps_N, micro_batch.advantages_N
     assert old_logps_N is not None and advantages_N is not None
     log_ratios_N = logps_N - old_logps_N
@@ -533,6 +500,8 @@ def accumulate_policy_gradient(
         assert micro_batch.reference_logps_N is not None and coefficient is not None
         loss_N = loss_N + coefficient * pg.kl_loss(kl, logps_N, micro_batch.reference_logps_N, log_ratios_N.exp())
     loss = (micro_batch.token_weights_N * loss_N).sum()
+    if bonus_N is not None:
+        loss = loss - (bonus_N * entropy_N).sum()
     learner.router_loss.backward(loss, micro_batch)
     ratios_N = ratios_N.detach()
     sums = {"clip_low": objective.low_N.sum(), "clip_high": objective.high_N.sum(), "ratio_mean": ratios_N.sum()}
@@ -555,8 +524,13 @@ def rollout_sums(learner: Learner, micro_batch: RolloutMicroBatch) -> TokenSums:
     assert old_logps_N is not None and micro_batch.entropy_N is not None
     gaps_N = (old_logps_N - micro_batch.sampler_logps_N).abs()
     sums = {"entropy": micro_batch.entropy_N.sum(), "gap": gaps_N.sum(), "gap_squares": (gaps_N.double() ** 2).sum()}
+    if micro_batch.entropy_weights_N is not None:
+        sums["bonus_entropy"] = (micro_batch.entropy_weights_N * micro_batch.entropy_N).sum()
     if micro_batch.reference_logps_N is not None:
         sums |= {name: pg.kl(name, old_logps_N, micro_batch.reference_logps_N).sum() for name in KL_ESTIMATORS}
+    taught_N = teacher_rewards(learner.algorithm, micro_batch)
+    if taught_N is not None:
+        sums["teacher_reward"] = taught_N.sum()
     if micro_batch.advantages_N is not None:
         sums["advantage"] = micro_batch.advantages_N.abs().sum()
         if learner.algorithm.correction is not None:
@@ -590,10 +564,12 @@ def rollout_metrics(mini_batch_sums: list[MiniBatchSums]) -> dict[str, float]:
     """Means per token of the metrics of `rollout_sums`, over all mini-batches."""
     total = {name: sum(sums[name] for sums in mini_batch_sums) for name in mini_batch_sums[0]}
     tokens = total["tokens"]
-    metric_names = {"entropy": "entropy", "gap": "logprob_gap", "advantage": "advantage_size"}
+    metric_names = {"entropy": "entropy", "gap": "logprob_gap", "advantage": "advantage_size", "teacher_reward": "teacher_reward"}
     metric_names |= {"correction": "correction_mean", "correction_cut": "correction_cut"}
     metric_names |= {name: f"kl_{name}" for name in KL_ESTIMATORS}
     metrics = {metric: total[name] / tokens for name, metric in metric_names.items() if name in total}
+    if "bonus_entropy" in total:
+        metrics["bonus_entropy"] = total["bonus_entropy"] / len(mini_batch_sums)
     if "return" in total:
         return_variance, error_variance = (total[f"{name}_squares"] / tokens - (total[name] / tokens) ** 2 for name in ("return", "error"))
         metrics["explained_variance"] = 1 - error_variance / return_variance if return_variance > 0 else 0.0

@@ -267,6 +267,12 @@ class Trainer:
         found_K = self._every(values_K).sum(0)
         return found_K if self.numerics.sequence_parallel == 1 else found_K / self.numerics.sequence_parallel
 
+    def gathered(self, values_N: Tensor) -> Tensor:
+        """The values of all ranks, which may have different numbers of them."""
+        counts = [int(count) for count in self._every(torch.full((1,), len(values_N), device=self.device))]
+        every_RN = self._every(torch.nn.functional.pad(values_N, (0, max(counts) - len(values_N))))
+        return torch.cat([own_N[:count] for own_N, count in zip(every_RN, counts, strict=True)])
+
     def sum(self, *values: float) -> list[float]:
         """Each host value summed over ranks."""
         return list(self.totals({str(place): value for place, value in enumerate(values)}).values()) if self.world_size > 1 else [*values]

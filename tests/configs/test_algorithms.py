@@ -1,8 +1,9 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from pedigree.configs.base.frozen import PortInput
 from pedigree.configs.methods.policy_gradient import Algorithm, Kl, Resampling
-from pedigree.configs.methods.training import Rlvr
+from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 READ = TypeAdapter(Algorithm).validate_python
 FIELDS = {
@@ -25,6 +26,28 @@ def test_defaults_are_the_papers():
     assert (gspo.clip_low, gspo.clip_high, gspo.updates) == (3e-4, 4e-4, 4)
     assert (ppo.gamma, ppo.gae_lambda, ppo.updates, ppo.kl.where) == (1.0, 0.95, 4, "reward")
     assert READ({"type": "grpo", "kl": None}).kl is None
+
+
+def test_a_bonus_that_cannot_act_is_refused():
+    with pytest.raises(ValidationError, match=r"coefficient is 0, so there is no bonus: raise it, or remove `entropy`"):
+        READ({"type": "dapo", "entropy": {"coefficient": 0.0}})
+    with pytest.raises(ValidationError, match=r"coefficient 2.0 is outside low 0.0 and high 1.0"):
+        READ({"type": "dapo", "entropy": {"coefficient": 2.0, "adaptive": {"target": 0.2}}})
+    assert READ({"type": "dapo", "entropy": {"coefficient": 0.0, "adaptive": {"target": 0.2}}}).entropy.adaptive.step == 0.005
+    assert READ({"type": "dapo", "top_entropy": 0.2}).looks and not READ({"type": "dapo"}).looks and READ({"type": "rloo"}).looks
+
+
+def test_a_teacher_and_its_input_belong_together():
+    policy = {"p": PortInput("policy", Resampling())}
+
+    def problem(algorithm, *ports):
+        return rlvr_problem(Rlvr.model_validate(FIELDS | {"algorithm": {"type": "dapo", **algorithm}}), dict.fromkeys(ports, policy))
+
+    assert "input teacher is set, but algorithm.teacher is not" in problem({}, "teacher")
+    assert "algorithm.teacher is set, but the input teacher is missing" in problem({"teacher": {}})
+    assert problem({"teacher": {}}, "teacher") is None
+    assert "the input reference is set" in problem({"teacher": {}}, "teacher", "reference")
+    assert problem({"teacher": {"against": "reference"}}, "teacher", "reference") is None
 
 
 def test_some_algorithms_fix_their_aggregation():

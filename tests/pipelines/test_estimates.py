@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from pedigree.configs.base.project import Project
-from pedigree.configs.base.work import Amount
+from pedigree.configs.base.work import Amount, Amounts
 from pedigree.configs.judging.pools import PoolSampling, Sample, Window
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.execution import Machine, Numerics, Placement, engines_problem
 from pedigree.configs.language.kinds import kind_of
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.methods.optimizer import Optimizer
-from pedigree.configs.methods.policy_gradient import Correction, Grpo, Ppo
+from pedigree.configs.methods.policy_gradient import Correction, Grpo, Keep, Ppo, Teacher
 from pedigree.configs.methods.preference import Dpo, Kto
 from pedigree.configs.methods.training import Asynchronous, Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
 from pedigree.configs.rows.suite_forms import form_names, load_form
 from pedigree.pipelines.estimate import flops, machines, peak_memory
 from pedigree.pipelines.estimate.amounts import amounts_of, tokens_of
-from pedigree.pipelines.estimate.estimates import START_S, Estimates, Seconds
+from pedigree.pipelines.estimate.estimates import START_S, Estimates, Seconds, operations
 from pedigree.pipelines.estimate.fit import Trial, lacks, misfit
 from pedigree.pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pedigree.pipelines.estimate.needs import Facts, needs_of, scored, trained_parameters
@@ -296,6 +296,19 @@ def test_rollouts_whose_cache_never_fits_in_chunks_queue_if_they_are_recorded():
     found = misfit(trial(config, on_gpus(), placement=placement))
     assert found is not None and found.remedies == ("set replay: recorded in the recipe",)
     assert misfit(trial(config.model_copy(update={"replay": "recorded"}), on_gpus(), placement=placement)) is None
+
+
+def test_a_teacher_is_held_and_computes_every_kept_answer_once_after_the_old_policy():
+    """Next to the reference; 8 of 16 answers to each of 48 prompts make a step."""
+    config = rlvr(Grpo(type="grpo", teacher=Teacher(), keep=Keep(answers=8)))
+    given = facts(config, LLAMA, reference=LLAMA, teacher=LLAMA)
+    assert given.training is not None
+    assert (given.training.batch, given.training.teacher, given.training.looks) == (48 * 8, True, 1)
+    device = needs_of(given, on_gpus(), Placement()).device
+    assert device["teacher"] == device["reference"] == 2 * PARAMETERS // 8
+    amounts = Amounts(document=Amount(1000, "counted"), tokens=Amount(1, "counted"))
+    alone, taught = (operations(amounts, replace(given, teacher=teacher), checkpointing=False) for teacher in (None, LLAMA))
+    assert taught - alone == flops.forward(LLAMA, 1000)
 
 
 def test_what_cannot_be_refused_because_nobody_knows_the_gpu():

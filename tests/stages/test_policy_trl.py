@@ -1,6 +1,8 @@
 """An independent implementation gets the same policy-gradient losses and gradients from the same tokens, advantages and old log-probs."""
 
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +12,10 @@ import torch
 from datasets import Dataset
 
 from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.policy_gradient import AdaptiveEntropy
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
-from pedigree.stages.core.policy_losses import token_weights
+from pedigree.stages.core.policy_losses import adapted_entropy, token_weights
 from pedigree.stages.training.models import load_policy
 from pedigree.stages.training.policy_update import (
     RolloutMicroBatch,
@@ -20,12 +23,15 @@ from pedigree.stages.training.policy_update import (
     accumulate_policy_gradient,
     initial_state,
     update_policy,
+    weigh_by_entropy,
 )
 from pedigree.stages.training.router_loss import RouterLoss
 
 pytestmark = pytest.mark.slow
 PROMPTS, ANSWERS = [[5, 6, 7], [8, 9, 10, 11, 12]], [[20, 21, 22, 23, 24, 25], [30], [40, 41, 42], [50, 51, 52, 53]]
 """Two prompts, two answers to each, of unequal lengths."""
+IN_ARGS = ("delta", "use_bias_correction_kl", "entropy_target")
+"""Settings that TRL reads from its config."""
 ADVANTAGES = [1.3, -0.4, -1.1, 0.7]
 
 
@@ -42,7 +48,7 @@ def ours(policy):
     documents = [document(PROMPTS[i // 2], answer) for i, answer in enumerate(ANSWERS)]
     batch = collate([(documents[0], documents[1]), (documents[2], documents[3])], made.numerics, 0)
     with torch.no_grad():
-        logps_N, _ = made.trainer.module(batch, temperature=policy_lab.TEMPERATURE)
+        logps_N, entropy_N = made.trainer.module(batch, temperature=policy_lab.TEMPERATURE, entropy=True)
 
     def loss(fields: dict[str, Any], old: list[list[float]], reference: list[list[float]]) -> tuple[float, torch.Tensor]:
         algorithm = policy_lab.algorithm(**fields)
@@ -58,6 +64,7 @@ def ours(policy):
             old_logps_N=logps_N + torch.tensor([value for row in old for value in row]),
             reference_logps_N=logps_N + torch.tensor([value for row in reference for value in row]),
             advantages_N=torch.tensor(ADVANTAGES)[batch.documents_N],
+            entropy_N=entropy_N,
         )
         parameters = list(made.trainer.module.module.parameters())
         gradients: list[torch.Tensor] = []
@@ -67,6 +74,7 @@ def ours(policy):
 
         trainer = Watched(made.trainer, grab)
         watched = replace(made, algorithm=algorithm, trainer=trainer, router_loss=RouterLoss(trainer, None))
+        (one,) = weigh_by_entropy(watched, [one], algorithm.entropy.coefficient if algorithm.entropy else 0.0)
         _, sums = accumulate_policy_gradient(watched, one, algorithm.kl.coefficient if algorithm.kl else None)
         return sums["loss"].item(), torch.cat([gradient.flatten() for gradient in gradients])
 
@@ -78,7 +86,7 @@ class Watched:
     """A trainer whose loss is differentiated here instead of adding to its gradient."""
 
     def __init__(self, trainer, backward):
-        self.module, self.backward = trainer.module, backward
+        self.module, self.backward, self.gathered, self.device = trainer.module, backward, trainer.gathered, trainer.device
 
 
 @pytest.fixture(scope="module")
@@ -115,19 +123,28 @@ def theirs(policy, tmp_path_factory):
         logps_BT = made["grpo"]._get_per_token_logps_and_entropies(model.eval(), ids, mask, inputs["completion_ids"].shape[1])[0]
 
     def loss(
-        settings: dict[str, Any], old: list[list[float]], reference: list[list[float]], advantages: list[float] = ADVANTAGES
+        settings: dict[str, Any],
+        old: list[list[float]],
+        reference: list[list[float]],
+        advantages: list[float] = ADVANTAGES,
+        training: bool = False,
+        masked: Sequence[int] = (),
     ) -> tuple[float, torch.Tensor]:
         trainer = made["rloo" if settings.pop("rloo", False) else "grpo"]
         for name, value in settings.items():
-            setattr(trainer.args if name in ("delta", "use_bias_correction_kl") else trainer, name, value)
+            setattr(trainer.args if name in IN_ARGS or name.startswith("entropy_coef_") else trainer, name, value)
+        model.train(training)
         old_BT, reference_BT = (logps_BT + table(rows) for rows in (old, reference))
+        mask = inputs["completion_mask"].clone()
+        mask[list(masked)] = 0
         given = {
             **inputs,
+            "completion_mask": mask,
             "advantages": torch.tensor(advantages),
             "old_per_token_logps": old_BT,
             "old_logps": (old_BT * inputs["completion_mask"]).sum(1),
             "ref_per_token_logps": reference_BT,
-            "num_items_in_batch": inputs["completion_mask"].sum(),
+            "num_items_in_batch": mask.sum(),
         }
         value = trainer._compute_loss(model, given)
         return value.item(), torch.cat([gradient.flatten() for gradient in torch.autograd.grad(value, list(model.parameters()))])
@@ -152,7 +169,9 @@ def padded() -> dict[str, torch.Tensor]:
     }
 
 
-PLAIN = {"beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.2, "delta": None, "importance_sampling_level": "token"}
+PLAIN: dict[str, Any] = {"beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.2, "delta": None, "importance_sampling_level": "token"}
+PLAIN |= {"top_entropy_quantile": 1.0, "entropy_coef": 0.0, "_entropy_bonus_enabled": False}
+BONUS = {"entropy_coef": 0.3, "_entropy_bonus_enabled": True}
 KL = {"beta": 0.1, "use_bias_correction_kl": False}
 CASES = {
     "grpo": ({"type": "grpo", "kl": None}, {**PLAIN, "loss_type": "grpo"}),
@@ -169,6 +188,17 @@ CASES = {
         {"type": "gspo", "clip_low": 0.03, "clip_high": 0.04},
         {**PLAIN, "epsilon_low": 0.03, "epsilon_high": 0.04, "loss_type": "grpo", "importance_sampling_level": "sequence"},
     ),
+    "entropy bonus": ({"type": "grpo", "kl": None, "entropy": {"coefficient": 0.3}}, {**PLAIN, **BONUS, "loss_type": "grpo"}),
+    "top tokens": ({"type": "dapo", "top_entropy": 0.4}, {**PLAIN, "top_entropy_quantile": 0.4, "epsilon_high": 0.28, "loss_type": "dapo"}),
+    "top tokens, k3, entropy bonus": (
+        {"type": "grpo", "kl": {"coefficient": 0.1}, "top_entropy": 0.7, "entropy": {"coefficient": 0.3}},
+        {**PLAIN, **KL, **BONUS, "top_entropy_quantile": 0.7, "loss_type": "grpo"},
+    ),
+    "gspo, top tokens": (
+        {"type": "gspo", "clip_low": 0.03, "clip_high": 0.04, "top_entropy": 0.4},
+        {**PLAIN, "epsilon_low": 0.03, "epsilon_high": 0.04, "top_entropy_quantile": 0.4, "loss_type": "grpo"}
+        | {"importance_sampling_level": "sequence"},
+    ),
     "cispo": ({"type": "cispo", "clip_max": 1.2}, {**PLAIN, "epsilon_high": 1.2, "loss_type": "cispo"}),
     "rloo": ({"type": "rloo", "kl": None}, {"rloo": True, "epsilon_low": 0.2, "epsilon_high": 0.2}),
 }
@@ -183,6 +213,25 @@ def test_losses_and_gradients_are_trls(ours, theirs, fields, settings, size):
     expected, expected_gradient = theirs(dict(settings), old, reference)
     assert loss == pytest.approx(expected, abs=1e-5)
     assert torch.allclose(gradient, expected_gradient, atol=1e-5) and expected_gradient.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("above", [0.5, -0.5], ids=["low entropy", "high entropy"])
+def test_an_adaptive_bonus_moves_as_trls(theirs, above):
+    """Three steps of the same entropy on either side of the target, with a bound in reach; the first step has no bonus."""
+    still, grpo = distances(1, 0.0), {**PLAIN, "loss_type": "grpo"}
+    loss, _ = theirs(dict(grpo), still, still)
+    entropy = (loss - theirs({**grpo, **BONUS}, still, still)[0]) / 0.3
+    adaptive = AdaptiveEntropy(target=entropy + above, step=0.1, low=0.15, high=0.45)
+    bounds = {"entropy_target": adaptive.target, "entropy_coef_delta": 0.1, "entropy_coef_min": 0.15, "entropy_coef_max": 0.45}
+    start = {**bounds, "use_adaptive_entropy": True, "_last_world_entropy": math.inf, "current_gradient_accumulation_steps": 1}
+    coefficient, applied, given = 0.3, 0.0, {**grpo, **BONUS, **start}
+    for _ in range(3):
+        found, _ = theirs(given, still, still, training=True)
+        assert found == pytest.approx(loss - applied * entropy, abs=1e-5)
+        coefficient, applied = adapted_entropy(coefficient, entropy, adaptive)
+        given = {}
+    assert coefficient == (0.45 if above > 0 else 0.15)
+    theirs({"use_adaptive_entropy": False}, still, still)
 
 
 def test_the_cases_differ(ours):
@@ -221,4 +270,20 @@ def test_a_group_of_equal_rewards_keeps_its_kl_and_its_place_in_the_divisor(poli
     assert done.metrics["loss"] == pytest.approx(expected, abs=1e-5)
     assert done.metrics["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
     assert done.metrics["kept_answers"] == (4 if made.algorithm.kl else 2)
+    policy_lab.close(made)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "bnpo"])
+def test_a_masked_answer_leaves_the_loss_but_not_its_groups_advantages(policy, theirs, name):
+    """A mean over answers counts it, a mean over tokens does not."""
+    fields, settings = CASES[name]
+    size = 0.5 if name == "dr_grpo" else 0.5 / (0.5**0.5 + 1e-4)
+    made = policy_lab.learner(policy_lab.algorithm(**fields), policy)
+    own = [[-1.0] * len(answer) for answer in ANSWERS]
+    samples = [TrainingSample(f"p{i // 2}", PROMPTS[i // 2], ANSWERS[i], own[i], float(i % 2 == 0), masked=i == 3) for i in range(4)]
+    still = distances(1, 0.0)
+    expected, gradient = theirs(dict(settings), still, still, [size, -size, size, -size], masked=[3])
+    done = update_policy(made, samples, 2, 0, initial_state(made.algorithm))
+    assert done.metrics["loss"] == pytest.approx(expected, abs=1e-5) and done.metrics["kept_answers"] == 3
+    assert done.metrics["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
     policy_lab.close(made)

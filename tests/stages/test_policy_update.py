@@ -23,10 +23,10 @@ from pedigree.stages.training.policy_update import (
     compute_advantages,
     initial_state,
     micro_batches,
-    mini_batches,
-    prompt_sharing_units,
     update_policy,
+    weigh_by_entropy,
 )
+from pedigree.stages.training.rollout_batches import mini_batches, prompt_sharing_units
 
 pytestmark = pytest.mark.slow
 TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "dcpo", "rloo", "remax", "reinforce_pp", "reinforce_pp_baseline", "ppo"]
@@ -126,6 +126,7 @@ CASES = [
     {"type": "grpo", **SEVERAL, **IN_REWARD},
     {"type": "dapo", "kl": {"estimator": "k3", "coefficient": 0.1, "unbiased": True}, "inner_epochs": 3, "dual_clip": 3.0},
     {"type": "dapo", "aggregation": "token-sum"},
+    {"type": "grpo", **SEVERAL, "top_entropy": 0.3, "entropy": {"coefficient": 0.1, "adaptive": {"target": 10.0}}},
 ]
 
 
@@ -160,7 +161,7 @@ def test_two_ranks_change_nothing(policy, whole, tmp_path):
 
 REMEMBERING = {
     "a value model, an adaptive coefficient": {"type": "ppo", "kl": {"where": "reward", "coefficient": 0.1, "adaptive": {"target": 0.01}}},
-    "visits to prompts": {"type": "dcpo", **SEVERAL},
+    "visits to prompts, an adaptive bonus": {"type": "dcpo", **SEVERAL, "entropy": {"coefficient": 0.1, "adaptive": {"target": 10.0}}},
 }
 
 
@@ -193,6 +194,36 @@ def test_dcpo_remembers_and_uses_a_group_without_differences(policy, answers):
     assert second.metrics["kept_groups"] == 3 and second.state["prompts"]["p1"][:3] == [2, 8, 0.75]
     fresh = update_policy(made, equal, 4, 1, initial_state(made.algorithm))
     assert fresh.metrics["kept_groups"] == 0 and fresh.updates == 0 and "grad_norm" not in fresh.metrics
+    policy_lab.close(made)
+
+
+def test_a_bonus_trains_where_rewards_do_not_differ_and_raises_the_entropy(policy, answers):
+    """Without it the step has no update; an adaptive one has no effect before the first measurement."""
+    equal = [replace(answer, reward=1.0) for answer in answers]
+    made = policy_lab.learner(policy_lab.algorithm("dapo", entropy={"coefficient": 0.5}), policy)
+    first, second = policy_lab.steps(made, equal, 2)
+    assert first.updates == 1 and first.metrics["kept_answers"] == 16 and first.metrics["entropy_coefficient"] == 0.5
+    assert first.metrics["loss"] == pytest.approx(-0.5 * first.metrics["entropy"], rel=1e-5)
+    assert second.metrics["entropy"] > first.metrics["entropy"]
+    policy_lab.close(made)
+    low = {"coefficient": 0.5, "adaptive": {"target": 10.0, "step": 0.25}}
+    made = policy_lab.learner(policy_lab.algorithm("dapo", entropy=low), policy)
+    assert [one.updates for one in policy_lab.steps(made, equal, 2)] == [0, 1]
+    policy_lab.close(made)
+
+
+def test_only_the_top_tokens_have_advantages_and_the_bonus(policy, answers):
+    """The threshold is that of all micro-batches of the mini-batch."""
+    numerics = Numerics(threads=1, micro_batch_tokens=24)
+    made = policy_lab.learner(policy_lab.algorithm("dapo", top_entropy=0.25), policy, numerics)
+    (batch,) = micro_batches(made, answers, [[[*range(4)], [*range(4, 8)]]], old_logprobs=True)
+    entropies_N = torch.cat([one.entropy_N for one in batch])
+    found = weigh_by_entropy(made, [replace(one, advantages_N=torch.ones_like(one.sampler_logps_N)) for one in batch], 2.0)
+    kept_N = torch.cat([one.advantages_N for one in found])
+    number = 1 + (len(entropies_N) - 1) // 4
+    assert len(batch) > 1 and kept_N.sum() == number
+    assert entropies_N[kept_N == 1].min() > entropies_N[kept_N == 0].max()
+    assert torch.allclose(torch.cat([one.bonus_N for one in found]), 2 / number * kept_N)
     policy_lab.close(made)
 
 
@@ -235,6 +266,61 @@ def test_rewards_are_what_the_kl_takes_off(policy, answers):
     done = update_policy(replace(made, reference=other), answers, 4, 0, initial_state(made.algorithm))
     assert done.metrics["advantage_size"] == pytest.approx(((advantages.abs() * lengths).sum() / lengths.sum()).item(), rel=1e-4)
     policy_lab.close(made)
+
+
+def shaken(policy):
+    """Another policy of the same vocabulary."""
+    other = load_policy(policy, Numerics())
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return other
+
+
+def test_a_teacher_alone_distills_by_reverse_kl(policy, answers):
+    """-1/N Σ_t sg(log π_T - log π) log π by autograd; equal rewards are trained on, too, and rewards do not matter."""
+    made, teacher = policy_lab.learner(policy_lab.algorithm("dapo", teacher={"alone": True}), policy), shaken(policy)
+    batch = collate([(document(one.prompt_ids, one.ids),) for one in answers], Numerics(), 0)
+    own = load_policy(policy, Numerics())
+    logps_N, _ = own(batch, temperature=policy_lab.TEMPERATURE)
+    with torch.no_grad():
+        gap_N = teacher(batch, temperature=policy_lab.TEMPERATURE)[0] - logps_N
+    gradients = torch.autograd.grad(-(gap_N * logps_N).sum() / len(logps_N), list(own.parameters()))
+    for rewards in ([answer.reward for answer in answers], [0.0] * len(answers)):
+        given = [replace(answer, reward=reward) for answer, reward in zip(answers, rewards, strict=True)]
+        twin = policy_lab.learner(made.algorithm, policy, teacher=teacher)
+        done = update_policy(twin, given, 4, 0, initial_state(made.algorithm)).metrics
+        assert done["teacher_reward"] == pytest.approx(gap_N.mean().item(), rel=1e-4) and done["informative_groups"] == 4
+        assert done["loss"] == pytest.approx(-gap_N.mean().item(), rel=1e-4)
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+        assert done["grad_norm"] == pytest.approx(norm, rel=1e-3)
+        policy_lab.close(twin)
+    policy_lab.close(made)
+
+
+def test_a_teachers_rewards_enter_returns_and_answers_advantages(policy, answers):
+    """w (log π_T - log π_ref) of each token: added to what comes after it, or to the answer's advantage."""
+    rewards_PG = torch.tensor([answer.reward for answer in answers]).view(4, 4)
+    for type, fields in (("reinforce_pp", {"kl": None}), ("dr_grpo", {})):
+        made = policy_lab.learner(policy_lab.algorithm(type, teacher={"weight": 0.5, "against": "reference"}, **fields), policy)
+        ((one,),) = micro_batches(made, answers, [[list(range(p * 4, p * 4 + 4)) for p in range(4)]], old_logprobs=True)
+        assert one.old_logps_N is not None
+        gap_N = torch.linspace(-1, 1, len(one.old_logps_N))
+        seen = replace(one, reference_logps_N=one.old_logps_N, teacher_logps_N=one.old_logps_N + gap_N)
+        state = initial_state(made.algorithm)
+        (((found,),), _) = compute_advantages(made, answers, [[seen]], rewards_PG, state, state, None)
+        expected, start = [], 0
+        for number in one.sample_D.tolist():
+            answer, group = answers[number], rewards_PG[number // 4]
+            taught = 0.5 * gap_N[start : (start := start + len(answer.ids))]
+            if type == "reinforce_pp":
+                expected += [(taught[t:].sum() + answer.reward).item() for t in range(len(taught))]
+            else:
+                expected += (taught + answer.reward - group.mean()).tolist()
+        wanted_N = torch.tensor(expected)
+        assert torch.allclose(found.advantages_N, masked_whiten(wanted_N) if type == "reinforce_pp" else wanted_N, atol=1e-4), type
+        policy_lab.close(made)
 
 
 def masked_whiten(values_N: torch.Tensor) -> torch.Tensor:
@@ -375,11 +461,12 @@ def test_the_stage_builds_what_its_config_and_inputs_say(policy, answers, tmp_pa
     given = {
         "policy": {"p": policy},
         "reference": {"p": models.tiny_policy(tmp_path / "other", seed=1)},
+        "teacher": {"t": models.tiny_policy(tmp_path / "teacher", seed=2)},
         "value": {"r": models.publish(tmp_path / "reward", "reward_model", "reward_model")},
     }
     rate = {"learning_rate": 1e-3}
     fields = {"steps": 5, "prompts_per_step": 4, "samples_per_prompt": 4, "sampling": {"max_tokens": 8, "temperature": 0.8}}
-    ppo = {"type": "ppo", "critic": {"optimizer": rate, "warmup_steps": 2}, "inner_epochs": 3}
+    ppo = {"type": "ppo", "critic": {"optimizer": rate, "warmup_steps": 2}, "inner_epochs": 3, "teacher": {"against": "reference"}}
     rest = {"max_prompt_length": 60, "dtype": "fp32", "lora": {"rank": 2}, "optimizer": rate, "max_logprob_gap": 1.0}
     config = models.config_of("rlvr", algorithm=ppo, **fields, **rest)
     made = make_learner(config, given, chat, models.a_job(tmp_path / "job", Numerics(threads=1)))
@@ -388,6 +475,7 @@ def test_the_stage_builds_what_its_config_and_inputs_say(policy, answers, tmp_pa
     assert (made.trainer.total_steps, made.critic.total_steps) == (9, 15)
     before = {name: value.detach().clone() for name, value in made.trainer.module.module.named_parameters()}
     done = update_policy(made, answers, 4, 2, initial_state(config.algorithm))
+    assert made.teacher is not None and abs(done.metrics["teacher_reward"]) > 1e-3
     assert done.metrics["kl_k2"] > 1e-6 and done.updates == 3
     moved = {name for name, value in made.trainer.module.module.named_parameters() if not torch.equal(value, before[name])}
     assert moved and all("lora" in name for name in moved)

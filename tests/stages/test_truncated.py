@@ -1,17 +1,17 @@
 """An answer that its length limit cut off is never taught to stop: from the sampler's row to the tokens of every stage that trains."""
 
 import models
-import policy_lab
 import pytest
 from data_lab import publish, rows_of, run_stage
 
+from pedigree.configs.language.execution import Numerics
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Conversations, Pairs
 from pedigree.stages.core.batches import document
 from pedigree.stages.preference_train.run import comparisons, documents_of
 from pedigree.stages.reference_logprobs import run as reference_logprobs
-from pedigree.stages.training.policy_update import MiniBatchPlan, TrainingSample
 from pedigree.stages.training.reference import content_key
+from pedigree.stages.training.rollout_batches import MiniBatchPlan, TrainingSample
 from pedigree.stages.training.training_rows import pairs
 
 pytestmark = pytest.mark.slow
@@ -114,9 +114,7 @@ def test_cached_log_probabilities_are_of_the_same_tokens(preferences, policy, tm
             assert found[content_key(doc)] == doc.num_trained
 
 
-def test_policy_gradients_train_the_very_tokens_that_were_sampled(policy):
-    made = policy_lab.learner(policy_lab.algorithm("dapo"), policy)
+def test_policy_gradients_train_the_very_tokens_that_were_sampled():
     samples = [TrainingSample("p", [5, 6], ids, [-1.0] * len(ids), float(i)) for i, ids in enumerate(([7, 8, 2], [7, 8, 9, 10]))]
-    plan = MiniBatchPlan.of(made, samples, [[0, 1]], frozenset())
+    plan = MiniBatchPlan.of(samples, [[0, 1]], frozenset(), "token-mean", 8, 1, Numerics())
     assert [doc.ids.tolist() for unit in plan.units for doc in unit] == [[5, 6, 7, 8, 2], [5, 6, 7, 8, 9, 10]]
-    policy_lab.close(made)

@@ -236,13 +236,45 @@ def test_the_gradient_is_autograds(dtype, backward):
     torch.manual_seed(0)
     logits = (3 * torch.randn(37, 50)).to(dtype).requires_grad_()
     targets, weights, temperature = torch.randint(50, (37,)), torch.randn(37), 0.7
-    logps, entropy = _TokenLogps.apply(logits, targets, temperature, True, RowKernels(rows_forward, backward))
+    logps, entropy = _TokenLogps.apply(logits, targets, temperature, True, False, RowKernels(rows_forward, backward))
     (given,) = torch.autograd.grad((logps * weights).sum(), logits)
     plain = (logits.double() / temperature).log_softmax(-1)
     (expected,) = torch.autograd.grad((plain.gather(-1, targets[:, None])[:, 0] * weights).sum(), logits)
     assert torch.allclose(logps.double(), plain.gather(-1, targets[:, None])[:, 0], atol=1e-5)
     assert torch.allclose(entropy.double(), -(plain.exp() * plain).sum(-1), atol=1e-5)
     assert torch.allclose(given.double(), expected.double(), atol=1e-5 if dtype == torch.float32 else 2e-2) and not entropy.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backward", [rows_backward, fusable_rows_backward])
+def test_the_gradient_of_the_entropy_is_autograds(dtype, backward):
+    """Beside that of log-probs, and alone."""
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(37, 50)).to(dtype).requires_grad_()
+    targets, weights, shares, temperature = torch.randint(50, (37,)), torch.randn(37), torch.randn(37), 0.7
+    for weight in (weights, torch.zeros(37)):
+        logps, entropy = _TokenLogps.apply(logits, targets, temperature, True, True, RowKernels(rows_forward, backward))
+        (given,) = torch.autograd.grad((logps * weight + entropy * shares).sum(), logits)
+        plain = (logits.double() / temperature).log_softmax(-1)
+        loss = plain.gather(-1, targets[:, None])[:, 0] * weight - (plain.exp() * plain).sum(-1) * shares
+        (expected,) = torch.autograd.grad(loss.sum(), logits)
+        assert torch.allclose(given.double(), expected.double(), atol=1e-5 if dtype == torch.float32 else 4e-2)
+
+
+@pytest.mark.parametrize("numerics", [PACKED, PADDED], ids=["varlen", "padded"])
+@pytest.mark.parametrize("chunk", [1024, 2])
+def test_the_entropys_gradient_passes_through_head_and_body(llama, numerics, chunk):
+    """That of H + 2 log π; autograd through the model's own forward, a document at a time, in double precision."""
+    plain = copy.deepcopy(llama).double()
+    for doc in DOCS:
+        rows = plain(torch.from_numpy(doc.ids)[None]).logits[0][:-1].div(0.7).log_softmax(-1)[torch.from_numpy(doc.trained[1:])]
+        targets = torch.from_numpy(doc.ids[1:][doc.trained[1:]])[:, None]
+        (2 * rows.gather(-1, targets).sum() - (rows.exp() * rows).sum()).backward()
+    policy = policy_of(llama, numerics, chunk)
+    logps, entropies = policy(collate(UNITS, numerics, pad_id=2), 0.7, entropy_gradient=True)
+    (2 * logps + entropies).sum().backward()
+    for own, expected in zip(policy.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(own.grad.double(), expected.grad, atol=2e-5)
 
 
 class Largest(TorchDispatchMode):

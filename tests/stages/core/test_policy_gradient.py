@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from pedigree.configs.methods.policy_gradient import AdaptiveKl, Algorithm, Correction, Kl
+from pedigree.configs.methods.policy_gradient import AdaptiveEntropy, AdaptiveKl, Algorithm, Correction, Kl
 from pedigree.stages.core import policy_losses as pg
 
 DOCUMENTS = torch.tensor([0, 0, 0, 1])
@@ -177,3 +177,21 @@ def test_which_groups_teach_something():
     assert pg.informative(rewards, None).tolist() == [True, True, False]  # per token, rewards are compared over the batch
     assert pg.informative(torch.tensor([[1.0, nan], [1.0, 1.0]]), None).tolist() == [False, False]
     assert pg.informative(torch.full((2, 2), nan), None).tolist() == [False, False]
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.2, 3), (0.25, 3), (0.05, 1), (0.7, 8), (0.99, 10)])
+def test_the_top_tokens_are_those_at_or_above_torchs_quantile(share, kept):
+    # 1 + ⌊share · 10⌋ of eleven
+    entropies = torch.tensor([0.3, 2.1, 0.9, 0.0, 1.7, 1.1, 0.2, 3.0, 0.5, 1.3, 0.7])
+    threshold = pg.entropy_threshold(entropies, share)
+    assert (entropies >= threshold).sum() == kept
+    if share != 0.7:  # (1 - 0.7) · 10 is more than 3 in floating point
+        assert ((entropies >= threshold) == (entropies >= torch.quantile(entropies, 1 - share))).all()
+    assert (torch.tensor([1.0, 1.0, 0.5]) >= pg.entropy_threshold(torch.tensor([1.0, 1.0, 0.5]), 0.1)).tolist() == [True, True, False]
+
+
+def test_the_coefficient_of_the_entropy_steps_towards_its_target():
+    settings = AdaptiveEntropy(target=0.5, step=0.25, high=0.6)
+    assert pg.adapted_entropy(0.25, 0.5, settings) == (0.5, 0.5)  # at the target, as below it
+    assert pg.adapted_entropy(0.5, 0.4, settings) == (0.6, 0.6)
+    assert pg.adapted_entropy(0.5, 0.6, settings) == (0.25, 0.0) and pg.adapted_entropy(0.1, 0.6, settings) == (0.0, 0.0)
