@@ -14,7 +14,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -27,11 +27,12 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
-from pedigree.stages.rlvr.handover import awake, release, shares_gpus, sleep_level, start_before_trainer
+from pedigree.stages.rlvr.handover import awake, shares_gpus, sleep_level, start_before_trainer
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
+from pedigree.stages.rlvr.weights import load_weights, refuse_stale
 from pedigree.stages.sampling.engines import Fleet, WarmEngines, open_engines, open_sampler
-from pedigree.stages.sampling.sampler import Sampler, engine_settings, model_context, write_version
+from pedigree.stages.sampling.sampler import Sampler, engine_settings, model_context
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import load_policy, load_value_model
@@ -250,36 +251,6 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Flee
         fleet = Fleet(engines)
         start_before_trainer(fleet, job)
         yield fleet
-
-
-def load_weights(engines: Fleet | None, trainer: Trainer, version: int, config: Rlvr, chat: Chat, job: Job) -> None:
-    """Transfer the trained weights, or only the adapters, to the engines through a folder; called on all ranks. Their version is the
-    number of updates that made them."""
-    folder = job.folder / "weights"
-    if engines:
-        shutil.rmtree(folder, ignore_errors=True)
-    if config.lora is not None:
-        trainer.export_adapters(folder, config.lora)
-    else:
-        trainer.export(folder, chat)
-    release(trainer)
-    if engines:
-        write_version(folder, version)
-        (engines.load if config.lora is None else engines.load_adapters)(folder)
-
-
-def refuse_stale(versions: Collection[int], updates: int, step: int) -> None:
-    """Check that all answers were sampled with the trainer's weights. One update may move log-probs by less than rounding does, so their
-    gap alone cannot tell.
-
-    Raises:
-        StageError: they were not.
-    """
-    if stale := sorted(set(versions) - {updates}):
-        raise StageError(
-            f"answers of step {step + 1} were sampled with weights after {stale[0]} updates, but the trainer has made {updates}: the "
-            "sampler did not load the trainer's weights. Run the stage again, and report the error if it returns"
-        )
 
 
 def tokens_of(rollouts: list[Rollout], config: Rlvr, job: Job) -> int:

@@ -26,7 +26,8 @@ from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.rlvr.rewarding import Rewards, reward
 from pedigree.stages.rlvr.rolling import Roller, Rollout, reward_numbers, score_of
-from pedigree.stages.rlvr.run import refuse, refuse_stale, rollout_sampler, usable_prompts
+from pedigree.stages.rlvr.run import refuse, rollout_sampler, usable_prompts
+from pedigree.stages.rlvr.weights import refuse_stale
 from pedigree.stages.sampling import engines
 from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Child, Generation, read_version
