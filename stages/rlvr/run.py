@@ -68,7 +68,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
         state = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
         if state["updates"]:
-            load_weights(engines, trainer, state["updates"], config, chat, job)
+            load_weights(engines, trainer, state["updates"], config, job)
 
         for step in range(state["step"], config.steps):
             started = time.monotonic()
@@ -84,7 +84,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
             emptied = shares_gpus(job.numerics) and sleep_level(config, step) == 2
             if (done.updates or emptied) and step + 1 < config.steps:
-                load_weights(engines, trainer, state["updates"] + done.updates, config, chat, job)
+                load_weights(engines, trainer, state["updates"] + done.updates, config, job)
 
             numbers = rolled.numbers | done.metrics
             speed = rolled.tokens / (time.monotonic() - started)

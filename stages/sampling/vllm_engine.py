@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from pedigree.stages.sampling.sampler import (
     Beat,
     Continuation,
     Generation,
+    Part,
     Request,
     Sampler,
     architecture,
@@ -274,9 +276,22 @@ class Inline(Sampler):
         with serving():
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
         if self._packs_weights:
-            self._engine.apply_model(_pack_output_head)
+            from pedigree.stages.sampling.weight_parts import pack_output_head
+
+            self._engine.apply_model(pack_output_head)
         self._folder, self._version = Path(model_folder), read_version(model_folder)
         self._forget()
+
+    def update(self, part: Part) -> None:
+        from pedigree.stages.sampling.weight_parts import take
+
+        if part.begins:
+            self._wake_weights()
+        with serving():
+            self._engine.collective_rpc(partial(take, part=part))
+        if part.version is not None:
+            self._version = part.version
+            self._forget()
 
     def load_adapters(self, folder: Path) -> None:
         self._wake_weights()
@@ -324,16 +339,6 @@ class Inline(Sampler):
                 f"a chunk of {len(lengths)} requests needs up to {blocks} KV-cache blocks of {cache.block_size} tokens, but the engine has "
                 f"{cache.num_gpu_blocks - 1}: raise placement.sampler_memory_gb (CPU) or gpu_memory_utilization, or lower the chunk size"
             )
-
-
-def _pack_output_head(model: Any) -> None:
-    """Repack the output head. On CPU the head uses a packed copy of its weights, which `reload_weights` does not update if it is tied to
-    the embeddings (vLLM 0.32): new embeddings would be used with the old head."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)
 
 
 def _generation(output: Any, version: int) -> Generation:
@@ -421,6 +426,8 @@ def _obey(engine: Inline, order: dict[str, Any], lines: Iterator[str], tell: Cal
     match order["do"]:
         case "load":
             engine.load(Path(order["folder"]))
+        case "update":
+            engine.update(Part(**order["part"]))
         case "load_adapters":
             engine.load_adapters(Path(order["folder"]))
         case "sleep":
