@@ -3,7 +3,7 @@
     python -m benchmarks.weights POLICY [--readings N]
 
 POLICY is the folder of a model, e.g. `artifacts/demo/sft/payload`. Trainer and engine are in this process, both ways alternate, and after
-each the engine answers the same.
+each the engine answers the same. Run it with the environment of a job (`device_settings`), and with 5 GiB of memory free.
 """
 
 import argparse
@@ -19,7 +19,6 @@ from benchmarks.report import RUNS, Reading, Watch, write
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Optimizer, Sampling
 from pedigree.data.chat.chat import Chat
-from pedigree.pipelines.jobs.launcher import device_settings
 from pedigree.stages.rlvr.weights import HostMemory, parts
 from pedigree.stages.sampling.engines import open_sampler
 from pedigree.stages.sampling.sampler import Request, Sampler, write_version
@@ -56,9 +55,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("policy", type=Path)
     parser.add_argument("--readings", type=int, default=RUNS)
     given = parser.parse_args(arguments)
-    os.environ.update(device_settings(NUMERICS))
     watch, policy = Watch(), SimpleNamespace(payload=given.policy)
-    settings: dict[str, Any] = {"dtype": "bf16", "context": 80, "numerics": NUMERICS, "placement": Placement(sampler_memory_gb=0.25), "inline": True}
+    placement = Placement(sampler_memory_gb=0.25)
+    settings: dict[str, Any] = {"dtype": "bf16", "context": 80, "numerics": NUMERICS, "placement": placement, "inline": True}
     ways = {"folder": by_folder, "memory": by_memory}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     trainers: dict[str, list[float]] = {name: [] for name in ways}
@@ -73,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
                 if turn:  # the first fills caches
                     taken[name].append(time.perf_counter() - began)
                     trainers[name].append(own)
-                answers.add(repr(engine.generate([Request(list(range(3, 40)), 7)], Sampling(max_tokens=16), [])).split("version")[0])
+                answers.add(repr(engine.generate([Request(list(range(3, 40)), 7)], Sampling(max_tokens=16), [])))
     if len(answers) != 1:
         sys.exit("the engine does not answer the same")
     notes = {f"trainer's half, {name}, s": [round(one, 3) for one in trainers[name]] for name in ways}
