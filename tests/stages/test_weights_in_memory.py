@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import models
 import pytest
@@ -37,8 +38,8 @@ def untie(folder: Path) -> None:
 def mixture(folder: Path) -> None:
     """Replaces the model of a folder by one whose files have a matrix per expert, and whose parameters have them together."""
     config = json.loads((folder / "config.json").read_text())
-    sizes = {"vocab_size": config["vocab_size"], "hidden_size": 32, "intermediate_size": 32, "num_local_experts": 2}
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {"vocab_size": config["vocab_size"], "hidden_size": 32, "intermediate_size": 32, "num_local_experts": 2}
+    heads: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
     MixtralForCausalLM(MixtralConfig(**sizes, **heads)).save_pretrained(folder)
 
 
@@ -100,7 +101,13 @@ def test_an_engine_computes_with_the_bits_of_the_folder(policies, tmp_path, monk
     trainer.export(tmp_path / "out", Chat(second.payload))
     write_version(tmp_path / "out", 3)
     assert json.loads((second.payload / "config.json").read_text())["vocab_size"] % 64
-    settings = {"dtype": dtype, "context": 128, "numerics": Numerics(threads=1, **numerics), "placement": PLACEMENT, "head": head}
+    settings: dict[str, Any] = {
+        "dtype": dtype,
+        "context": 128,
+        "numerics": Numerics(threads=1, **numerics),
+        "placement": PLACEMENT,
+        "head": head,
+    }
 
     with open_sampler(first.payload, inline=False, **settings) as engine:
 
