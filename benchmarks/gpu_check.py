@@ -16,7 +16,6 @@ import math
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,7 +26,9 @@ from typing import Any, Literal
 
 import torch
 
-from pedigree.configs.language.execution import ENGINE_OVERHEAD, Numerics, Placement
+from benchmarks.gpu_engine import engine_memory, engine_weights
+from benchmarks.gpu_models import SHAPES, TINY, Failed, Setting, Shape, Skip, made_ids, made_policy
+from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.provenance import hardware
 from pedigree.stages.core.batches import Unit, collate, document
 from pedigree.stages.training import attention
@@ -44,63 +45,6 @@ PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "peft", "liger_kernel"
 Kernels = Literal["torch", "compiled", "liger"]
 
 
-class Skip(Exception):
-    """The check cannot be made here; the message says why."""
-
-
-class Failed(Exception):
-    """The check was made and does not hold."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Of a Llama."""
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocabulary: int
-    head_dim: int
-    tied: bool = False
-
-
-SHAPES = (
-    Shape("0.5B", 28, 1024, 16, 8, 4096, 49152, 64, tied=True),
-    Shape("1.5B", 28, 1536, 12, 2, 8960, 151936, 128, tied=True),
-    Shape("4B", 36, 2560, 32, 8, 9728, 151936, 128, tied=True),
-    Shape("8B", 32, 4096, 32, 8, 14336, 128256, 128),
-)
-"""Of SmolLM2 widened, Qwen2.5, Qwen3 and Llama 3.1."""
-TINY = Shape("tiny", 2, 64, 4, 2, 128, 320, 16, tied=True)
-SERVABLE = Shape("tiny", 2, 128, 4, 2, 128, 320, 32, tied=True)
-"""With heads for which vLLM has attention on a CPU."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Where it runs and how large things are."""
-
-    device: torch.device
-    peak_tflops: float | None
-    folder: Path
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def shape(self) -> Shape:
-        """The model of the checks of correctness."""
-        return SHAPES[0] if self.on_gpu else TINY
-
-    def synchronize(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize()
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What became of one check."""
@@ -112,37 +56,8 @@ class Outcome:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-def made_policy(shape: Shape, device: torch.device, dtype: torch.dtype, kernel: str, chunk: int = 1024) -> PolicyModule:
-    """A policy with made weights, the same for every dtype and kernel."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    attention.register()
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=32768,
-        tie_word_embeddings=shape.tied,
-        attn_implementation=kernel,
-    )
-    torch.manual_seed(0)
-    with device:
-        model = LlamaForCausalLM(config)
-    for parameter in model.parameters():  # fp32 beside bf16 must compute with the same numbers; buffers stay in fp32
-        parameter.data = parameter.data.to(torch.bfloat16).to(dtype)
-    return PolicyModule(model, chunk)
-
-
 def numerics_of(kernel: str) -> Numerics:
     return Numerics.model_validate({"attention": kernel, "micro_batch_tokens": 1 << 20})
-
-
-def made_ids(length: int, seed: int, vocabulary: int) -> list[int]:
-    return torch.randint(3, vocabulary, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def made_units(lengths: Sequence[tuple[int, int, int]], vocabulary: int) -> list[Unit]:
@@ -433,67 +348,6 @@ def zero_curve(setting: Setting, stage: int) -> list[float]:
     return losses
 
 
-def engine_memory(setting: Setting) -> dict[str, Any]:
-    """vLLM takes no more than its share while another process allocates and frees beside it, frees all but `ENGINE_OVERHEAD` when it
-    sleeps, and wakes with the weights that it had (level 1) or that were loaded (level 2): equal answers, of the version loaded."""
-    if importlib.util.find_spec("vllm") is None:
-        raise Skip("vllm is not installed")
-    from pedigree.configs.methods.training import Sampling
-    from pedigree.stages.sampling.engines import open_sampler
-    from pedigree.stages.sampling.sampler import Request, write_version
-
-    shape = setting.shape if setting.on_gpu else SERVABLE
-    first, second = setting.folder / "engine", setting.folder / "engine-updated"
-    for folder in (first, second):
-        made_policy(shape, torch.device("cpu"), torch.bfloat16, "sdpa").model.save_pretrained(folder)
-    write_version(second, 1)
-    numerics = Numerics.model_validate({"device": setting.device.type, "threads": 1})
-    placement = Placement(gpu_memory_utilization=0.3, sampler_memory_gb=0.1)
-    requests = [Request(made_ids(40, number, shape.vocabulary), number) for number in range(8)]
-    before, ready, marks = free_bytes(setting), threading.Event(), {}
-    neighbor = threading.Thread(target=come_and_go, args=(setting, ready), daemon=True)
-    with open_sampler(first, dtype="bf16", context=256, numerics=numerics, placement=placement, inline=False, sleeps=True) as sampler:
-        neighbor.start()
-        try:
-            sampler.ready()
-        finally:
-            ready.set()
-            neighbor.join()
-        marks["awake"] = before - free_bytes(setting)
-        answers = [sampler.generate(requests, Sampling(max_tokens=16), [])]
-        sampler.sleep(1)
-        marks["asleep"] = before - free_bytes(setting)
-        sampler.wake()
-        answers.append(sampler.generate(requests, Sampling(max_tokens=16), []))
-        sampler.sleep(2)
-        sampler.load(second)
-        sampler.wake()
-        answers.append(sampler.generate(requests, Sampling(max_tokens=16), []))
-    told = [[(one.response_ids, one.logprobs) for one in some] for some in answers]
-    if not told[0] == told[1] == told[2]:
-        raise Failed("answers after sleep differ from those before")
-    if [{one.version for one in some} for some in answers] != [{0}, {0}, {1}]:
-        raise Failed("answers do not bear the version of the weights that were loaded")
-    if not setting.on_gpu:
-        return {"memory": "measured on GPUs only"}
-    share = int(0.3 * torch.cuda.mem_get_info()[1])
-    numbers = {f"{name}_gib": count / 2**30 for name, count in marks.items()} | {"share_gib": share / 2**30}
-    if marks["awake"] > share or marks["asleep"] > ENGINE_OVERHEAD:
-        raise Failed(f"vLLM takes more than its share awake, or than {ENGINE_OVERHEAD / 2**30:.0f} GiB asleep: {numbers}")
-    return numbers
-
-
-def free_bytes(setting: Setting) -> int:
-    return torch.cuda.mem_get_info()[0] if setting.on_gpu else 0
-
-
-def come_and_go(setting: Setting, ended: threading.Event) -> None:
-    """Allocate and free 2 GiB of the GPU again and again."""
-    while setting.on_gpu and not ended.wait(0.2):
-        torch.empty(2 << 30, dtype=torch.uint8, device=setting.device)
-        torch.cuda.empty_cache()
-
-
 def parameters_of(shape: Shape) -> int:
     """Without the input embedding; a tied one counts as the output's."""
     width, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -621,6 +475,7 @@ CHECKS: dict[str, Callable[[Setting], dict[str, Any]]] = {
         no_waiting,
         deepspeed_zero,
         engine_memory,
+        engine_weights,
         utilisation,
     )
 }

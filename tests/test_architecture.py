@@ -88,7 +88,11 @@ DOORS = {
     "numba": "data/contamination/compiled.py",
     "langdetect": "data/filters/languages.py",
     "deepspeed": "stages/training/trainer.py",
-    "vllm": {"stages/sampling/vllm_engine.py", "stages/sampling/cpu_engine.py"},  # the second is a class of vLLM's own
+    "vllm": {  # a class of vLLM's own, and what its workers run
+        "stages/sampling/vllm_engine.py",
+        "stages/sampling/cpu_engine.py",
+        "stages/sampling/weight_parts.py",
+    },
     "peft": "stages/training/adapters.py",
     "liger_kernel": "stages/training/kernels.py",
     "datasets": "data/sources/hub.py",

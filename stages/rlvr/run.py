@@ -27,14 +27,15 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
-from pedigree.stages.rlvr.ahead import Ahead, oldest_update, staleness
+from pedigree.stages.rlvr.ahead import Ahead
 from pedigree.stages.rlvr.clock import Clock
-from pedigree.stages.rlvr.handover import awake, release, sleep_level, start_before_trainer, takes_turns
+from pedigree.stages.rlvr.handover import awake, sleep_level, start_before_trainer, takes_turns
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
 from pedigree.stages.rlvr.selection import without_others
+from pedigree.stages.rlvr.weights import load_weights, refuse_stale
 from pedigree.stages.sampling.engines import Fleet, WarmEngines, open_engines, open_sampler
-from pedigree.stages.sampling.sampler import Generation, Sampler, engine_settings, model_context, write_version
+from pedigree.stages.sampling.sampler import Sampler, engine_settings, model_context
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import load_policy, load_value_model
@@ -73,7 +74,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         state = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
         state.setdefault("recent", [state["updates"]])
         if state["updates"]:
-            load_weights(engines, trainer, state["updates"], config, chat, job)
+            load_weights(engines, trainer, state["updates"], config, job)
         given, ahead = config.asynchronous, None
         most_behind = given.max_staleness if given else 0
         if given and given.max_staleness and given.in_flight and TIMED not in job.marks:
@@ -97,7 +98,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 with clock.waiting():
                     ahead.before_load()
             if (done.updates or emptied) and step + 1 < config.steps:
-                load_weights(engines, trainer, state["updates"] + done.updates, config, chat, job)
+                load_weights(engines, trainer, state["updates"] + done.updates, config, job)
             if ahead:
                 ahead.done(step + 1)
 
@@ -293,22 +294,6 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Flee
         yield fleet
 
 
-def load_weights(engines: Fleet | None, trainer: Trainer, version: int, config: Rlvr, chat: Chat, job: Job) -> None:
-    """Transfer the trained weights, or only the adapters, to the engines through a folder; called on all ranks. Their version is the
-    number of updates that made them."""
-    folder = job.folder / "weights"
-    if engines:
-        shutil.rmtree(folder, ignore_errors=True)
-    if config.lora is not None:
-        trainer.export_adapters(folder, config.lora)
-    else:
-        trainer.export(folder, chat)
-    release(trainer)
-    if engines:
-        write_version(folder, version)
-        (engines.load if config.lora is None else engines.load_adapters)(folder)
-
-
 def in_turn(roller: Roller | None, engines: Fleet | None, trainer: Trainer, position: int, config: Rlvr, step: int) -> StepRollouts | None:
     """Roll out a step while the trainer waits; called on all ranks."""
     with awake(engines, trainer, sleep_level(config, step)):
@@ -320,27 +305,6 @@ def refuse_unrewarded(rollouts: Sequence[Rollout], step: int) -> None:
     if all(math.isnan(rollout.reward) for rollout in rollouts):
         cause = next((rollout.cause for rollout in rollouts if rollout.cause), "see the log for the reasons")
         raise StageError(f"no answer of step {step + 1} has a reward: {cause}")
-
-
-def refuse_stale(answers: Sequence[Generation], updates_after: Sequence[int], max_staleness: int, step: int) -> float:
-    """Check that all answers were sampled with the trainer's weights, or those of the allowed steps before it; returns their `staleness`.
-    One update may move log-probs by less than rounding does, so their gap alone cannot tell.
-
-    Args:
-        updates_after: number of updates after each of the last steps, the current one last.
-
-    Raises:
-        StageError: they were not.
-    """
-    oldest, updates = oldest_update(updates_after, max_staleness), updates_after[-1]
-    found = {version for answer in answers for version, _ in answer.versions}
-    if wrong := sorted(version for version in found if not oldest <= version <= updates):
-        allowed = f"those after {oldest} to {updates} may" if oldest < updates else f"the trainer has made {updates}"
-        raise StageError(
-            f"answers of step {step + 1} were sampled with weights after {wrong[0]} updates, but {allowed}: the "
-            "sampler did not load the trainer's weights. Run the stage again, and report the error if it returns"
-        )
-    return staleness(answers, updates)
 
 
 def tokens_of(rollouts: list[Rollout], config: Rlvr, job: Job) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, cast
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.sampling.sampler import Arrived, Beat, Child, Generation, Request, Sampler, engine_settings
+from pedigree.stages.sampling.sampler import Arrived, Beat, Child, Generation, Part, Request, Sampler, engine_settings
 from pedigree.stages.sampling.vllm_engine import Inline
 
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -199,8 +199,8 @@ class Fleet:
     def wake(self) -> None:
         self._each(lambda _, engine, report: engine.wake())
 
-    def load(self, model_folder: Path) -> None:
-        self._each(lambda _, engine, report: engine.load(model_folder))
+    def update(self, part: Part) -> None:
+        self._each(lambda _, engine, report: engine.update(part))
 
     def load_adapters(self, folder: Path) -> None:
         self._each(lambda _, engine, report: engine.load_adapters(folder))

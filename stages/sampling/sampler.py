@@ -56,6 +56,21 @@ class Continuation:
     response_ids: list[int]
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some of the weights. Those that follow the last part of a version begin the next."""
+
+    tensors: list[tuple[str, str, list[int]]]
+    """Name in a folder of transformers, dtype, shape."""
+    begins: bool
+    version: int | None
+    """Of the weights, with their last part."""
+    path: str = ""
+    """Of memory of the host that holds the tensors one after the other, see `weight_parts.offsets`."""
+    handles: str = ""
+    """What `torch.multiprocessing` sends for tensors on GPUs, by UUID of each GPU that has them: pickled, in base64."""
+
+
 def request_key(one: Request | Continuation) -> dict[str, Any]:
     """Everything that determines its answer, as JSON."""
     return {name: value for name, value in vars(one).items() if value is not None}
@@ -168,6 +183,11 @@ class Sampler(ABC):
         Raises:
             StageError: the folder holds another architecture.
         """
+
+    @abstractmethod
+    def update(self, part: Part) -> None:
+        """Take a part of new weights of the same architecture; with the last one, empty the prefix cache. Until then the engine cannot
+        answer."""
 
     @abstractmethod
     def load_adapters(self, folder: Path) -> None:
@@ -335,6 +355,9 @@ class Child(Sampler):
 
     def load(self, model_folder: Path) -> None:
         self._ask({"do": "load", "folder": str(model_folder)})
+
+    def update(self, part: Part) -> None:
+        self._ask({"do": "update", "part": vars(part)})
 
     def load_adapters(self, folder: Path) -> None:
         self._ask({"do": "load_adapters", "folder": str(folder)})

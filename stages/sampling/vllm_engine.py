@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from pedigree.stages.sampling.sampler import (
     Beat,
     Continuation,
     Generation,
+    Part,
     Request,
     Sampler,
     architecture,
@@ -155,7 +157,9 @@ class Inline(Sampler):
         self._asleep: int | None = None
         self.in_flight: bool = settings["in_flight"]
         self.between: Callable[[], None] = lambda: None
-        """Called between two steps of the engine; may load weights."""
+        """Called before each step of the engine; may load weights."""
+        self.incomplete = False
+        """Whether more parts of the weights must come before the next step."""
         self._context: int = settings["context"]
         self._packs_weights = numerics.device == "cpu"
         dtype: Any = DTYPES[settings["dtype"]]  # vLLM types it as a union of literals
@@ -262,6 +266,7 @@ class Inline(Sampler):
                 begun += 1
             if begun == ended:
                 return
+            self.between()
             outputs: Any = self._engine.step()  # its type includes outputs of pooling models
             for output in outputs:
                 arrived(int(output.request_id), output)
@@ -269,7 +274,6 @@ class Inline(Sampler):
             steps += 1
             if beat is not None and steps % BEAT_EVERY_STEPS == 0:
                 beat(ended)
-            self.between()
 
     def load(self, model_folder: Path) -> None:
         wanted, present = architecture(model_folder), architecture(self._folder)
@@ -280,9 +284,22 @@ class Inline(Sampler):
         with serving():
             self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
         if self._packs_weights:
-            self._engine.apply_model(_pack_output_head)
+            from pedigree.stages.sampling.weight_parts import pack_output_head
+
+            self._engine.apply_model(pack_output_head)
         self._folder = Path(model_folder)
-        self._loaded(model_folder)
+        self._loaded(read_version(model_folder))
+
+    def update(self, part: Part) -> None:
+        from pedigree.stages.sampling.weight_parts import take
+
+        if part.begins:
+            self._wake_weights()
+        self.incomplete = part.version is None
+        with serving():
+            self._engine.collective_rpc(partial(take, part=part))
+        if part.version is not None:
+            self._loaded(part.version)
 
     def load_adapters(self, folder: Path) -> None:
         self._wake_weights()
@@ -292,13 +309,13 @@ class Inline(Sampler):
         self._adapters = self._adapters_of(f"adapters-{self._loads}", self._loads, str(folder))
         with serving():
             self._engine.add_lora(self._adapters)
-        self._loaded(folder)
+        self._loaded(read_version(folder))
 
-    def _loaded(self, folder: Path) -> None:
+    def _loaded(self, version: int) -> None:
         """Note the version of the weights, and compute the KV cache of running requests again: with that of old weights, log-probs would be
         those of neither policy."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
-        self._engine.set_weight_version(str(read_version(folder)))
+        self._engine.set_weight_version(str(version))
 
     def sleep(self, level: Literal[1, 2]) -> None:
         self._engine.sleep(level)  # vLLM's worker on CPUs ignores it: there, only scheduling pauses
@@ -335,16 +352,6 @@ class Inline(Sampler):
                 f"a chunk of {len(lengths)} requests needs up to {blocks} KV-cache blocks of {cache.block_size} tokens, but the engine has "
                 f"{cache.num_gpu_blocks - 1}: raise placement.sampler_memory_gb (CPU) or gpu_memory_utilization, or lower the chunk size"
             )
-
-
-def _pack_output_head(model: Any) -> None:
-    """Repack the output head. On CPU the head uses a packed copy of its weights, which `reload_weights` does not update if it is tied to
-    the embeddings (vLLM 0.32): new embeddings would be used with the old head."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)
 
 
 def _generation(output: Any) -> Generation:
@@ -446,7 +453,7 @@ class _Messages:
         early: deque[dict[str, Any]] = deque()
 
         def between() -> None:
-            while message := self.next(wait=False):
+            while message := self.next(wait=engine.incomplete):
                 (obey if "do" in message else early.append)(message)
 
         if engine.in_flight:
@@ -454,6 +461,8 @@ class _Messages:
         for _ in range(count):
             while (message := early.popleft() if early else self.next()) and "do" in message:
                 obey(message)
+                if engine.incomplete:
+                    between()
             if message is None:
                 return
             yield Request(**message)
@@ -471,6 +480,8 @@ def _obey(engine: Inline, order: dict[str, Any], messages: _Messages, tell: Call
     match order["do"]:
         case "load":
             engine.load(Path(order["folder"]))
+        case "update":
+            engine.update(Part(**order["part"]))
         case "load_adapters":
             engine.load_adapters(Path(order["folder"]))
         case "sleep":

@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -297,6 +297,12 @@ class Trainer:
         torch.distributed.broadcast_object_list(box, src=0, group=_waiting_group())
         return box[0]
 
+    def from_all_ranks(self, value: Any) -> list[Any]:
+        """The value of every rank, on every rank."""
+        every = [value] * self.world_size
+        torch.distributed.all_gather_object(every, value, group=_waiting_group())
+        return every
+
     def barrier(self) -> None:
         """Wait for all ranks, like `broadcast`."""
         torch.distributed.barrier(_waiting_group())
@@ -347,16 +353,38 @@ class Trainer:
         """Write a folder that transformers and vLLM load, in the compute dtype; called on all ranks, written by rank 0."""
         model = self.engine.module.model
         state: dict[str, Tensor] = {}
-        for name, parts, whole in plain_weights(model):
-            with _gathered(parts):
-                if self.rank == 0:
-                    state[name] = whole().to("cpu", self.dtype).clone().contiguous()
+        for name, whole in self._whole_weights():
+            if self.rank == 0:
+                state[name] = whole().to("cpu").clone().contiguous()
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             model.config.dtype = self.dtype
             model.save_pretrained(folder, state_dict=state)
             chat.tokenizer.save_pretrained(folder)
         self.barrier()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of all that `export` writes, in the compute dtype; called on all ranks, and of the same order on each.
+
+        A tensor is valid until the next is drawn: under ZeRO-3 no rank holds more than one whole parameter.
+        """
+        from transformers.core_model_loading import WeightConverter, revert_weight_conversion
+
+        model = self.engine.module.model
+        conversions = getattr(model, "_weight_conversions", None) or ()
+        if any(isinstance(one, WeightConverter) and len(one.target_patterns) > 1 for one in conversions):
+            # A file's tensor is made of several parameters
+            state = {name: whole().to("cpu").clone() for name, whole in self._whole_weights()}
+            yield from revert_weight_conversion(model, state).items()
+            return
+        for name, whole in self._whole_weights():
+            yield from revert_weight_conversion(model, {name: whole()}).items()
+
+    def _whole_weights(self) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+        """(name in a plain model, function that gives it in the compute dtype) of each weight while it is gathered."""
+        for name, parts, whole in plain_weights(self.engine.module.model):
+            with _gathered(parts):
+                yield name, lambda whole=whole: whole().detach().to(self.dtype)
 
     def export_adapters(self, folder: Path, lora: Lora) -> None:
         """Write only the adapters, bitwise as this trainer uses them; called on all ranks, written by rank 0."""

@@ -16,7 +16,7 @@ from waiting import deadline
 from pedigree.stages.rlvr import handover
 from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.rlvr.handover import shares_gpus, sleep_level
-from pedigree.stages.sampling.sampler import Child, Generation, read_version
+from pedigree.stages.sampling.sampler import Child, Generation
 
 TIMES = ("tokens_per_second", "trainer_idle", "sampler_idle")
 
@@ -71,7 +71,7 @@ def test_weights_that_were_dropped_are_loaded_again_also_after_a_step_without_up
         ready=lambda: done.append("ready"),
         wake=lambda: done.append("wake"),
         sleep=lambda level: done.append(("sleep", level)),
-        load=lambda folder: done.append(("load", read_version(folder))),
+        update=lambda part: done.append(("load", part.version)),
     )
     monkeypatch.setattr(rlvr, "open_sampler", lambda *_, **__: nullcontext(always))
     hopeless = [prompt(number, verifier={"name": "arithmetic", "answer": "123456789"}) for number in range(8)]

@@ -30,7 +30,7 @@ from pedigree.stages.rlvr.rolling import Roller, Rollout, reward_numbers, score_
 from pedigree.stages.rlvr.run import refuse, rollout_sampler, usable_prompts
 from pedigree.stages.sampling import engines
 from pedigree.stages.sampling.engines import Fleet, open_sampler
-from pedigree.stages.sampling.sampler import Child, Generation, read_version
+from pedigree.stages.sampling.sampler import Child, Generation
 from pedigree.stages.verifiers import Verifying, sandbox, verify_each
 
 ONE_THREAD = Numerics(threads=1)
@@ -325,7 +325,7 @@ def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
 
     loaded = [0]
     given = answers([5, 2], version=lambda: loaded[-1])
-    always = SimpleNamespace(stream=given, load=lambda folder: loaded.append(read_version(folder)))
+    always = SimpleNamespace(stream=given, update=lambda part: loaded.append(part.version))
     monkeypatch.setattr(rlvr, "open_sampler", lambda *_, **__: nullcontext(always))
     hopeless = [prompt(number, verifier={"name": "arithmetic", "answer": "123456789"}) for number in range(8)]
     given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", hopeless)}}
@@ -339,7 +339,7 @@ def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_sampler_that_keeps_its_weights_is_refused_at_the_next_step_where_log_probs_cannot_tell(inputs, tmp_path, monkeypatch):
     """At this learning rate an update moves them by less than the bound of the gap."""
-    monkeypatch.setattr(Child, "load", lambda self, folder: None)
+    monkeypatch.setattr(Child, "update", lambda self, part: None)
     fields = FIELDS | {"optimizer": {"learning_rate": 1e-7, "schedule": "constant"}, "max_logprob_gap": 0.1}
     done = run(tmp_path / "job", "rlvr", fields, inputs, ONE_THREAD)
     assert (done["ok"], done["cause"]) == (False, "refused")

@@ -4,9 +4,12 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_sampler import PLACEMENT, STOP, hf_logprobs
 from tiny_models import make
 from waiting import deadline
@@ -14,6 +17,7 @@ from waiting import deadline
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.stages.job.failures import StageError
+from pedigree.stages.rlvr import weights
 from pedigree.stages.sampling.engines import Fleet, open_sampler
 from pedigree.stages.sampling.sampler import Child, Generation, Request, Sampler, write_version
 
@@ -39,14 +43,19 @@ def engine(models) -> Iterator[Sampler]:
 
 
 @pytest.mark.slow
-def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_version(engine, models):
+def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_version(engine, models, monkeypatch):
     fleet, running, found = Fleet([engine]), threading.Event(), dict[int, Generation]()
     streaming = threading.Thread(
         target=lambda: fleet.answer(REQUESTS, LONG, [], found.__setitem__, lambda _: running.set(), None), daemon=True
     )
     streaming.start()
     assert running.wait(deadline(120))
-    fleet.load(models["new"])  # returns while the answers still run
+    monkeypatch.setattr(weights, "PART_BYTES", 1 << 16)
+    trainer: Any = SimpleNamespace(rank=0, weights=lambda: load_file(models["new"] / "model.safetensors").items())
+    sent = 0
+    for sent, part in enumerate(weights.parts(trainer, weights.HostMemory(trainer), 5), start=1):
+        fleet.update(part)  # returns while the answers still run, but no token is sampled between two parts
+    assert sent > 2
     assert streaming.is_alive() and not found
     streaming.join(deadline(120))
     for place, request in enumerate(REQUESTS):

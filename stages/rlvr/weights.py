@@ -1,0 +1,160 @@
+"""The trained weights reach the engines, without a file: parameter by parameter into memory that engines copy from, part by part."""
+
+import base64
+import mmap
+import os
+import pickle
+import shutil
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pedigree.configs.methods.training import Rlvr
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Job
+from pedigree.stages.rlvr.ahead import oldest_update, staleness
+from pedigree.stages.rlvr.handover import release
+from pedigree.stages.sampling.engines import Fleet
+from pedigree.stages.sampling.sampler import Generation, Part, write_version
+from pedigree.stages.sampling.weight_parts import offsets
+from pedigree.stages.training.trainer import Trainer
+
+PART_BYTES = 64 << 20
+"""Bytes of a part; a larger parameter is a part of its own."""
+
+
+def load_weights(engines: Fleet | None, trainer: Trainer, version: int, config: Rlvr, job: Job) -> None:
+    """Transfer the trained weights to the engines, adapters through a folder; called on all ranks. Their version is the number of updates
+    that made them."""
+    if config.lora is not None:
+        folder = job.folder / "weights"
+        if engines:
+            shutil.rmtree(folder, ignore_errors=True)
+        trainer.export_adapters(folder, config.lora)
+        release(trainer)
+        if engines:
+            write_version(folder, version)
+            engines.load_adapters(folder)
+        return
+    release(trainer)
+    memory = GpuMemory(trainer) if reachable(job) else HostMemory(trainer)
+    try:
+        for part in parts(trainer, memory, version):
+            if engines:
+                engines.update(part)
+            trainer.barrier()
+    finally:
+        memory.close()
+
+
+def reachable(job: Job) -> bool:
+    """Whether each engine is another process on a GPU of one of this machine's ranks, where it can use the rank's memory."""
+    placement, numerics = job.placement, job.numerics
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    own = numerics.device == "cuda" and placement.sampler_process == "own"
+    return own and placement.engines * numerics.tensor_parallel <= ranks
+
+
+class HostMemory:
+    """Memory of the host that rank 0 fills. Its file has no name in any folder: the kernel frees it with the last process that uses it,
+    however that ends, and the size of /dev/shm is no limit."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._rank = trainer.rank
+        self._file = os.memfd_create("weights")
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._tensors: list[tuple[str, str, list[int]]] = []
+        self.used = 0
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        start, end = self.used, self.used + offsets([tensor.nbytes])[-1]
+        if end > len(self._bytes) and self._rank == 0:
+            size = max(end, PART_BYTES)
+            os.ftruncate(self._file, size)
+            self._bytes = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
+        if self._rank == 0:
+            self._bytes[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        self._tensors.append(_described(name, tensor))
+        self.used = end
+
+    def part(self, begins: bool, version: int | None) -> Part:
+        found = Part(self._tensors, begins, version, path=f"/proc/{os.getpid()}/fd/{self._file}")
+        self._tensors, self.used = [], 0
+        return found
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class GpuMemory:
+    """Copies on each rank's GPU, which engines on the same GPU open by CUDA's handles (`reduce_tensor`, as vLLM's `ipc_engine.py`).
+
+    Expandable segments, which jobs on GPUs use, have no such handles: they are off while the copies are made.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._held: list[tuple[str, Tensor]] = []
+        self._sent: list[tuple[str, Tensor]] = []
+        settings = (os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+        self._expandable = any("expandable_segments:True" in one for one in settings)
+        if self._expandable:
+            torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+        self.used = 0
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        self._held.append((name, tensor.contiguous().clone()))
+        self.used += tensor.nbytes
+
+    def part(self, begins: bool, version: int | None) -> Part:
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        torch.cuda.synchronize()
+        uuid = str(torch.cuda.get_device_properties(self._trainer.device).uuid)
+        handles = self._trainer.from_all_ranks({uuid: [reduce_tensor(tensor)[1] for _, tensor in self._held]})
+        pickled = base64.b64encode(pickle.dumps({gpu: own for one in handles for gpu, own in one.items()})).decode()
+        self._sent, self._held, self.used = self._held, [], 0  # engines use it until the next part
+        return Part([_described(*one) for one in self._sent], begins, version, handles=pickled)
+
+    def close(self) -> None:
+        self._sent = []
+        torch.cuda.ipc_collect()
+        if self._expandable:
+            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+
+
+def parts(trainer: Trainer, memory: HostMemory | GpuMemory, version: int) -> Iterator[Part]:
+    """All weights in `memory`, as many at a time as `PART_BYTES` hold; called on all ranks."""
+    begins = True
+    for name, tensor in trainer.weights():
+        if memory.used and memory.used + tensor.nbytes > PART_BYTES:
+            yield memory.part(begins, None)
+            begins = False
+        memory.put(name, tensor)
+    yield memory.part(begins, version)
+
+
+def _described(name: str, tensor: Tensor) -> tuple[str, str, list[int]]:
+    return name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+
+
+def refuse_stale(answers: Sequence[Generation], updates_after: Sequence[int], max_staleness: int, step: int) -> float:
+    """Check that all answers were sampled with the trainer's weights, or those of the allowed steps before it; returns their `staleness`.
+    One update may move log-probs by less than rounding does, so their gap alone cannot tell.
+
+    Args:
+        updates_after: number of updates after each of the last steps, the current one last.
+
+    Raises:
+        StageError: they were not.
+    """
+    oldest, updates = oldest_update(updates_after, max_staleness), updates_after[-1]
+    found = {version for answer in answers for version, _ in answer.versions}
+    if wrong := sorted(version for version in found if not oldest <= version <= updates):
+        allowed = f"those after {oldest} to {updates} may" if oldest < updates else f"the trainer has made {updates}"
+        raise StageError(
+            f"answers of step {step + 1} were sampled with weights after {wrong[0]} updates, but {allowed}: the "
+            "sampler did not load the trainer's weights. Run the stage again, and report the error if it returns"
+        )
+    return staleness(answers, updates)
