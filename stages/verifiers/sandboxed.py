@@ -115,6 +115,7 @@ class Fork:
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):  # the files of the order and of the verdict
             os.dup2(nothing, stream)
+        os.close(nothing)
         while (what := os.read(theirs, 1)) == b"s":
             child = os.fork()
             if not child:

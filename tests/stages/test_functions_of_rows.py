@@ -1,10 +1,12 @@
 """A reward function of the project as a scorer of `judge`, `select_rows` and `evaluate`: the same file, the same three values."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from data_lab import publish, rows_of, run_stage
 from pydantic import ValidationError
 
@@ -208,3 +210,20 @@ def test_a_rehearsal_allows_a_function_to_know_nothing_of_a_tiny_models_answers(
     cut = Cut("r/judge", config, {}, StandIns())
     KINDS["judge"].shrink(cut)
     assert KINDS["judge"].config.model_validate(cut.written).max_unscored_share == MAX_UNKNOWN
+
+
+def test_the_file_of_the_manual_filters_rows_and_scores_answers_by_its_recipe(tmp_path):
+    """The other two of its stages need engines; `test_rlvr` and `test_sampling_stages` have such files there."""
+    page = (Path(__file__).parents[2] / "docs" / "own-reward.md").read_text()
+    stages = yaml.safe_load(re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0])["stages"]
+    config = {name: {key: value for key, value in stages[name].items() if key not in ("kind", "in")} for name in ("boxed", "judged")}
+    (tmp_path / "mine.py").write_text(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0])
+    files, texts = {"rewards/mine.py": tmp_path / "mine.py"}, [r"\boxed{12}", r"\boxed{1}", "12"]
+    data = publish(tmp_path / "rows", "conversation", [conversation(text, text) for text in texts])
+    found = run_stage(tmp_path / "boxed", "select_rows", config["boxed"], files, data=data)
+    assert [row["id"] for row in rows_of(found)] == texts[:2]
+    answers = [completion("p", str(number), text, {"name": "gsm", "answer": "12"}) for number, text in enumerate(texts)]
+    found = run_stage(tmp_path / "judged", "judge", config["judged"], files, completions=publish(tmp_path / "in", "completion", answers))
+    assert [(row["programs"]["mine"], row["score"]) for row in rows_of(found)] == [
+        (1.1, 0.5 + 2 * 1.1), (0.1, 2 * 0.1), (0.0, 0.5),
+    ]  # fmt: skip
