@@ -276,9 +276,10 @@ def numbered(
     def groups() -> Iterator[list[Answered]]:
         for (item, own), scores in zip(places(suite), scored, strict=True):
             ahead.append(scores)
-            given = zip(scores, (answers[place] for place in own), strict=True)
+            given: list[Any] = [answers[place] for place in own]
             yield [
-                Answered(item, one["text"], answer.response_ids, answer.finish_reason, one["scores"].get(primary)) for one, answer in given
+                Answered(item, score["text"], answer.response_ids, answer.finish_reason, score["scores"].get(primary))
+                for score, answer in zip(scores, given, strict=True)
             ]
 
     for values in values_of(function, groups()):

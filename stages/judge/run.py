@@ -108,7 +108,7 @@ class JudgedAnswers:
 
     def numbers(self, place: int) -> dict[str, float | None]:
         """Name → number of a function."""
-        return {name: None if isinstance(values[place], str) else values[place] for name, values in self.programs.items()}
+        return {name: value if isinstance(value := values[place], float) else None for name, values in self.programs.items()}
 
     @cached_property
     def by_prompt(self) -> dict[str, list[int]]:

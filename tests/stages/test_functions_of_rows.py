@@ -14,9 +14,9 @@ from pedigree.configs.base.frozen import PortInput
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.shrink import MAX_UNKNOWN, Cut, StandIns
 from pedigree.configs.judging.measuring import Evaluate, evaluate_problem
+from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.kinds import KINDS
-from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.evaluate.suite_scores import Draws, tabulate
@@ -205,11 +205,10 @@ def test_without_functions_configs_keep_their_identity_and_with_them_their_code_
 
 
 def test_a_rehearsal_allows_a_function_to_know_nothing_of_a_tiny_models_answers():
-    config = KINDS["judge"].config.model_validate({"programs": [PROGRAM]})
-    assert [type(one) for one in config.model_dump()["programs"]] == [dict] and isinstance(config.programs[0], RewardProgram)
+    config = Judge.model_validate({"programs": [PROGRAM]})
     cut = Cut("r/judge", config, {}, StandIns())
     KINDS["judge"].shrink(cut)
-    assert KINDS["judge"].config.model_validate(cut.written).max_unscored_share == MAX_UNKNOWN
+    assert Judge.model_validate(cut.written).max_unscored_share == MAX_UNKNOWN
 
 
 def test_the_file_of_the_manual_filters_rows_and_scores_answers_by_its_recipe(tmp_path):
