@@ -431,16 +431,14 @@ def test_the_program_of_the_manual_makes_the_rows_that_its_source_asks_for():
     assert len(rows) == source.count and all(set(row) <= set(LAYOUT_COLUMNS) for row in rows)
 
 
-def test_the_reward_of_the_manual_is_a_file_of_its_stage_and_rewards_answers(tmp_path):
+def test_the_reward_of_the_manual_is_a_file_of_four_stages(tmp_path):
     shutil.copy(ROOT / "configs" / "recipes" / "tiny.yaml", tmp_path / "tiny.yaml")
     (tmp_path / "mine.yaml").write_text(example("docs/own-reward.md", "type: program"))
-    node = load_recipe(tmp_path, "mine").find("rlvr")
-    assert isinstance(node.config, Rlvr) and node.files == ("rewards/mine.py",) and not node.config.reward.verifies
-    assert [term.called for term in node.config.reward.terms] == ["mine", "overlong"]
-    namespace: dict[str, Any] = {}
-    exec(example("docs/own-reward.md", "def reward", "python"), namespace)
-    texts = [[{"role": "assistant", "content": text}] for text in (r"\boxed{12}", r"\boxed{1}", "12")]
-    assert namespace["reward"](texts, ["12"] * 3) == [1.1, 0.1, 0.0]
+    graph = load_recipe(tmp_path, "mine")
+    assert {node.name for node in graph.own if node.files == ("rewards/mine.py",)} == {"boxed", "rlvr", "judged", "scores"}
+    config = graph.find("rlvr").config
+    assert isinstance(config, Rlvr) and not config.reward.verifies
+    assert [term.called for term in config.reward.terms] == ["mine", "overlong"]
 
 
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):

@@ -47,6 +47,8 @@ RENDERING = ("data/chat/chat.py", "data/chat/documents.py", "data/chat/tools.py"
 """Code that turns messages into tokens, for `Kind.decided_by`."""
 REWARDING = ("data/chat/reward_stats.py", "stages/sampling/rewards.py")
 """Code that scores answers by reward models."""
+FUNCTIONS = ("stages/verifiers/reward_programs.py", "stages/verifiers/sandboxed.py")
+"""Code that scores answers by functions of the project."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Python files of the project that a config names, with a function in each."""
 
+import ast
 import keyword
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,12 +51,33 @@ def keyword_arguments(value: dict[str, Any], passed: Collection[str]) -> dict[st
     return value
 
 
-def problem_of_program(name: str, file: Path, function: str) -> str | None:
-    """Why a file, called `name` by its recipe, cannot have a function, without running it; None if it may."""
+def problem_of_program(root: Path, name: str, function: str) -> str | None:
+    """Why the file `name` of the project at `root` cannot have a function, or imports other files of the project, without running it."""
     try:
-        text = file.read_bytes()
-        code = compile(text, name, "exec", dont_inherit=True)
+        text = (root / name).read_bytes()
+        tree = ast.parse(text, name)
+        code = compile(tree, name, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError) as error:
         return f"{name} is not Python: {error}"
+    for module in _imported(tree):
+        if module.startswith(".") or _is_in(root, module) or _is_in((root / name).parent, module):
+            return f"{name} imports {module} from the project, but is hashed and given to jobs alone: copy what it needs into {name}"
     lacks = function not in code.co_names and b"import *" not in text
     return f"{name} has no function {function}: define it, or set `function`" if lacks else None
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """Modules that a file imports; `from a import b` counts as `a.b`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            before = "." * node.level + (f"{node.module}." if node.module else "")
+            yield from (before + alias.name for alias in node.names)
+
+
+def _is_in(folder: Path, module: str) -> bool:
+    """Whether a module is a file below a folder, and not of Python's standard library."""
+    parts = module.split(".")
+    places = [folder.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)] if parts[0] not in sys.stdlib_module_names else []
+    return any(place.with_name(f"{place.name}.py").is_file() or (place / "__init__.py").is_file() for place in places)

@@ -1,10 +1,11 @@
 """Configs of the stages that measure policies and choose one."""
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many
+from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
+from pedigree.configs.methods.reward_terms import RewardProgram, distinct
 from pedigree.configs.methods.training import Sampling
-from pedigree.configs.rows.datasets import PrepareData
+from pedigree.configs.rows.datasets import PrepareData, form_of
 from pedigree.configs.rows.suite_forms import Form
 
 
@@ -25,6 +26,17 @@ class Evaluate(Frozen):
     """Dtype for inference."""
     seed: int = Field(default=0, ge=0)
     """Seed of sampling and of the bootstrap."""
+    programs: Many[RewardProgram] = added(())
+    """Functions of the project, as in the reward of `rlvr`. Each is a metric of every suite; of a suite whose items have the verifier
+    `facts`, the first one is the score."""
+
+    @model_validator(mode="after")
+    def _check_programs(self) -> "Evaluate":
+        distinct(self.programs, "programs")
+        for program in self.programs:
+            if program.weight != 1:
+                raise ValueError(f"the weight of {program.called} is {program.weight:g}, but a metric has none: remove weight")
+        return self
 
     def sampling_of(self, form: Form | None) -> Sampling | None:
         """Sampling parameters for a suite: those of its form, else of this evaluation; None if choices are compared."""
@@ -50,6 +62,12 @@ def evaluate_problem(config: Evaluate, arrived: Arrived) -> str | None:
         return f"all suites have forms ({', '.join(made)}), which define the sampling parameters: remove sampling"
     if made and len(without) == len(made) and config.max_tokens is not None:
         return "max_tokens applies only to suites with a form, and there are none: set sampling.max_tokens instead"
+    for label, suite in made.items() if config.programs else ():
+        form = form_of(suite)
+        if form and form.choose:
+            return f"suite {label} compares choices, but programs score texts: evaluate it in a stage without programs"
+        for name in {program.called for program in config.programs} & {*(form.metrics if form else ["score"])}:
+            return f"suite {label} has a metric {name} already: give the program another name"
     return None
 
 

@@ -5,12 +5,13 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from pedigree.configs.base import kind
-from pedigree.configs.base.frozen import Arrived, Dtype, Frozen
+from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
 from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, at_ports, generation, only
 from pedigree.configs.judging.language_model import ByEndpoint, speaker_sampling_plan
 from pedigree.configs.judging.pools import Sample
 from pedigree.configs.judging.rubrics import Rating
+from pedigree.configs.methods.reward_terms import RewardProgram, distinct
 
 
 class Mean(Frozen):
@@ -46,8 +47,8 @@ Ensemble = Annotated[Mean | WorstCase | UncertaintyWeighted, Field(discriminator
 
 
 class Scorers(Frozen):
-    """Models that score answers: reward_weight * reward(prompt, answer) + rating_weight * rating, where rating is the mean over all
-    rubrics."""
+    """Scorers of answers: reward_weight * reward(prompt, answer) + rating_weight * rating, where rating is the mean over all rubrics, plus
+    weight * program for each of `programs`."""
 
     reward_weight: float = Field(default=0.0, ge=0)
     """If above zero, the input `reward_models` is required."""
@@ -59,6 +60,8 @@ class Scorers(Frozen):
     """Ratings by a language model, which enter the score with `rating_weight`."""
     rating_weight: float = Field(default=0.0, ge=0)
     """If above zero, `rating` is required. Ratings are 1 to 5, without normalization."""
+    programs: Many[RewardProgram] = added(())
+    """Functions of the project, as in the reward of `rlvr`: each enters the score with its `weight`."""
     max_unscored_share: float = Field(default=0.1, ge=0, lt=1)
     """The stage fails if more than this share of the answers has no score, e.g. because a judge is down or unsuited to the prompts."""
 
@@ -70,12 +73,18 @@ class Scorers(Frozen):
             raise ValueError("rating has no effect, because rating_weight is 0: raise it, or remove rating")
         if self.rating is None and self.rating_weight > 0:
             raise ValueError(f"rating_weight is {self.rating_weight}, but rating is not set: set it, or remove rating_weight")
+        distinct(self.programs, "programs")
         return self
 
     @property
     def rated_by_policy(self) -> bool:
         """Whether the policy at the input `judge` gives ratings."""
         return self.rating is not None and self.rating.by.type == "policy"
+
+    @property
+    def scores(self) -> bool:
+        """Whether anything scores answers, apart from verifiers."""
+        return bool(self.reward_weight or self.rating_weight or any(program.weight for program in self.programs))
 
 
 def scorers_need(config: Scorers) -> frozenset[str]:
@@ -97,15 +106,17 @@ def scorers_problem(config: Scorers, arrived: Arrived) -> str | None:
 
 class Judge(Scorers):
     """Scores completions: score = verifier_weight * verifier(answer) + reward_weight * reward(prompt, answer) + rating_weight * rating,
-    where rating is the mean over all rubrics."""
+    where rating is the mean over all rubrics, plus weight * program for each of `programs`."""
 
     verifier_weight: float = Field(default=1.0, ge=0)
-    """For prompts with a verifier; otherwise this term is omitted."""
+    """For prompts with a verifier other than `facts`; otherwise this term is omitted."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> "Judge":
-        if self.verifier_weight == 0 and self.reward_weight == 0 and self.rating_weight == 0:
-            raise ValueError("verifier_weight, reward_weight and rating_weight are all 0, so no answer gets a score: raise one")
+        if self.verifier_weight == 0 and not self.scores:
+            raise ValueError(
+                "verifier_weight, reward_weight, rating_weight and the weights of programs are all 0, so no answer gets a score: raise one"
+            )
         return self
 
 
@@ -142,11 +153,11 @@ SCORERS = {
 def shrink_scorers(cut: Cut) -> None:
     """Short ratings, by the rehearsal's own judge."""
     assert isinstance(cut.config, Scorers)
+    if (cut.config.rating or cut.config.programs) and cut.get("max_unscored_share") < MAX_UNKNOWN:
+        cut.set("max_unscored_share", MAX_UNKNOWN, "thresholds")
     if cut.config.rating is None:
         return
     cut.most("rating.sampling.max_tokens", TOKENS, "lengths")
-    if cut.get("max_unscored_share") < MAX_UNKNOWN:
-        cut.set("max_unscored_share", MAX_UNKNOWN, "thresholds")
     if cut.config.rated_by_policy:  # a tiny model has no opinion: its ratings are drawn
         cut.set("rating.sampling.temperature", 1.0, "judges")
     if isinstance(cut.config.rating.by, ByEndpoint):

@@ -96,7 +96,7 @@ class Above(Frozen):
 class SelectRows(Scorers):
     """Keeps the rows whose answers score highest, unchanged and in order. The scored answer is the last turn of a conversation, given the
     turns before it, or the best answer of a preference. Scores are computed as in `judge`: reward_weight * reward + rating_weight * rating,
-    where rating is the mean over all rubrics. Rows without a score are dropped."""
+    where rating is the mean over all rubrics, plus weight * program for each of `programs`. Rows without a score are dropped."""
 
     keep: Annotated[TopShare | Above, Field(discriminator="type")]
     """Which rows to keep."""
@@ -105,8 +105,8 @@ class SelectRows(Scorers):
 
     @model_validator(mode="after")
     def _check_weights(self) -> "SelectRows":
-        if self.reward_weight == 0 and self.rating_weight == 0:
-            raise ValueError("reward_weight and rating_weight are both 0, so no row gets a score: raise one")
+        if not self.scores:
+            raise ValueError("reward_weight, rating_weight and the weights of programs are all 0, so no row gets a score: raise one")
         return self
 
 

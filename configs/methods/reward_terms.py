@@ -1,5 +1,6 @@
 """Config of rewards: the verifier's score, functions of the project, and terms that shape them."""
 
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,8 +22,8 @@ class Term(Frozen):
     weight: float = 1.0
     """Factor in the sum, possibly negative; with 0 the term is only measured."""
     name: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
-    """Its column `reward_NAME` in the curve; by default its type; for a program the name of its function, or of its file if the function
-    is called `reward`."""
+    """Its column `reward_NAME` in the curve of `rlvr`; by default its type; for a program the name of its function, or of its file if the
+    function is called `reward`."""
 
     @property
     def called(self) -> str:
@@ -50,7 +51,8 @@ class RewardProgram(Term):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Additional keyword arguments, as JSON values."""
     seconds: float = Field(default=60.0, gt=0)
-    """Time limit of the answers to one prompt; for an `async` function of a trusted file, of all answers of a step."""
+    """Time limit of the answers to one prompt; for an `async` function of a trusted file, of all answers of a step of `rlvr`, and
+    elsewhere of the answers to 64 prompts."""
     trusted: bool = False
     """Run the function outside the sandbox, with the network, the files and the packages of this environment."""
 
@@ -62,6 +64,14 @@ class RewardProgram(Term):
     def _check_arguments(self) -> "RewardProgram":
         keyword_arguments(self.arguments, VERL_ARGUMENTS if self.form == "verl" else COLUMNS)
         return self
+
+
+def distinct(terms: Iterable[Term], field: str) -> None:
+    """Raise ValueError if two terms of a field have the same name."""
+    names = [term.called for term in terms]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{field} has two terms called {name}: give one of them another `name`")
 
 
 class Overlong(Term):
@@ -168,10 +178,7 @@ class Reward(Frozen):
     def _check_terms(self) -> "Reward":
         if not self.right and not any(term.weight for term in self.terms):
             raise ValueError("right is 0 and no term has a weight, so all rewards would be 0: raise right, or add terms")
-        names = [term.called for term in self.terms]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"terms has two terms called {name}: give one of them another `name`")
+        distinct(self.terms, "terms")
         return self
 
     @field_validator("clip")

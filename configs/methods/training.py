@@ -15,7 +15,7 @@ from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, 
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
 from pedigree.configs.methods.preference import Kto, PreferenceLoss
-from pedigree.configs.methods.reward_terms import Reward, reward_problem
+from pedigree.configs.methods.reward_terms import Reward, RewardProgram, reward_problem
 
 
 class Lora(Frozen):
@@ -324,6 +324,11 @@ class Rlvr(Frozen):
     first updates away (maximum rank 512). A value model is trained in full."""
     seed: int = Field(default=0, ge=0)
     """Seed of prompt order, sampling and newly initialized weights."""
+
+    @property
+    def programs(self) -> list[RewardProgram]:
+        """Functions of the project, under the name that they have in other stages."""
+        return self.reward.programs
 
     @model_validator(mode="after")
     def _check_sampling(self) -> "Rlvr":

@@ -179,6 +179,8 @@ class Judgment(TypedDict):
     """Name of a rubric → a language model's rating; empty if there is no judge."""
     rating: float | None
     """Mean of `ratings`; null unless all of them exist."""
+    programs: NotRequired[dict[str, float | None]]
+    """Name of a function of the project → its number; null where it left the answer out, or could not score it."""
     score: float | None
     win_rate: float | None
     """P(it is better than a random one of the scored answers, itself included), see `stages.judge.win_rates`."""

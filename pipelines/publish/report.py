@@ -266,10 +266,12 @@ def _task_chart(task: str, policies: Mapping[str, Any], measure: Mapping[str, An
 
 
 def _differences(differences: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """One chart per task: the mean difference and its interval for each compared pair of policies."""
+    """One chart per task, and per further metric: the mean difference and its interval for each compared pair of policies."""
     by_task: dict[str, list[Estimate]] = {}
     for row in differences:
-        by_task.setdefault(str(row["task"]), []).append(_estimate(f"{row['candidate']} − {row['baseline']}", row))
+        by_task.setdefault(f"{row['task']} ({row['metric']})" if "metric" in row else str(row["task"]), []).append(
+            _estimate(f"{row['candidate']} − {row['baseline']}", row)
+        )
     return [
         Chart(task, f'<div class="differences">{intervals_svg(rows, f"Paired differences on {task}", zero_line=True)}</div>')
         for task, rows in sorted(by_task.items())

@@ -24,7 +24,6 @@ from pedigree.configs.judging.language_model import asks_endpoint
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
 from pedigree.configs.methods.reward_terms import RewardProgram
-from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
 from pedigree.configs.rehearsal.shrinking import FILE_ROWS, rehearsed, rehearsed_profile
 from pedigree.configs.rows.datasets import PrepareData
@@ -162,8 +161,7 @@ def _sources(node: Node) -> Iterator[tuple[str, Any]]:
             yield "shots.source", node.config.shots.source
     elif isinstance(node.config, SourceModel):
         yield "source", node.config.source
-    elif isinstance(node.config, Rlvr):
-        yield from ((f"reward.{term.called}", term) for term in node.config.reward.programs)
+    yield from ((f"programs.{term.called}", term) for term in getattr(node.config, "programs", ()))
 
 
 def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known: Mapping[str, ModelFamily]) -> str | None:

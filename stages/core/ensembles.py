@@ -3,13 +3,14 @@
 All rewards are normalized to standard deviations of each member's held-out answers, so that members are comparable.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, pstdev, pvariance
 from typing import TypeVar
 
 from pedigree.configs.judging.scoring import Ensemble, Mean, Scorers, UncertaintyWeighted, WorstCase
+from pedigree.configs.methods.reward_terms import RewardProgram
 
 Number = TypeVar("Number", int, float)
 
@@ -40,6 +41,13 @@ def model_terms(scorers: Scorers, reward: float | None, rating: float | None) ->
     """Terms of an answer's score from an ensemble's reward and a mean rating; terms of weight zero are omitted."""
     weighed = ((scorers.reward_weight, reward), (scorers.rating_weight, rating))
     return [None if number is None else weight * number for weight, number in weighed if weight > 0]
+
+
+def program_terms(programs: Iterable[RewardProgram], values: Mapping[str, Sequence[float | str | None]], place: int) -> list[float | None]:
+    """Terms of an answer's score from functions (`values`: name → value of each answer): None if a function could not score it, and none
+    where a function leaves it out or has the weight 0."""
+    found = ((program.weight, values[program.called][place]) for program in programs if program.weight)
+    return [None if isinstance(value, str) else weight * value for weight, value in found if value is not None]
 
 
 def total(terms: Iterable[float | None]) -> float | None:

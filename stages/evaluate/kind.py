@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pedigree.configs.base.kind import RENDERING, Kind, gives, port
+from pedigree.configs.base.kind import FUNCTIONS, RENDERING, Kind, gives, port
 from pedigree.configs.base.shrink import MAX_UNKNOWN, RESAMPLES, TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan
 from pedigree.configs.judging.measuring import Evaluate, evaluate_problem
@@ -50,6 +50,11 @@ def work(stage: PlannedStage) -> Amounts:
     )  # fmt: skip
 
 
+def decided_by(config: Evaluate) -> tuple[str, ...]:
+    functions = FUNCTIONS if config.programs else ()
+    return (*RENDERING, "stages/core/statistics.py", "stages/evaluate/pass_at_k.py", "stages/evaluate/suite_scores.py", *functions)
+
+
 KIND = Kind(
     name="evaluate",
     version=3,
@@ -58,7 +63,7 @@ KIND = Kind(
     output=gives("scores"),
     engine="vllm",
     verified=frozenset({"suites"}),
-    decided_by=lambda config: (*RENDERING, "stages/core/statistics.py", "stages/evaluate/pass_at_k.py", "stages/evaluate/suite_scores.py"),
+    decided_by=decided_by,
     problem=evaluate_problem,
     work=work,
     sampling_plan=sampling_plan,

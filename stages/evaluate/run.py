@@ -14,9 +14,11 @@ the same seeds, so differences are paired. Intervals are percentile bootstraps o
 Unknown scores are null, counted, and excluded from means.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,13 @@ from typing import Any
 from pedigree.configs.judging.measuring import Evaluate
 from pedigree.configs.language.kinds import is_frozen
 from pedigree.configs.methods.training import Sampling
-from pedigree.configs.rows.suite_forms import Form
-from pedigree.data.artifacts.artifacts import Artifact, read_lineage, write_json, write_rows
+from pedigree.configs.rows.suite_forms import Form, Metric
+from pedigree.data.artifacts.artifacts import Artifact, read_lineage, sha256_file, write_json, write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.data.records.records import AnswerScore, ItemScore
 from pedigree.stages.evaluate.suite_scores import (
+    BY_PROGRAM,
     Draws,
     Task,
     answers_of,
@@ -41,14 +44,17 @@ from pedigree.stages.evaluate.suite_scores import (
     tabulate,
     task_hash,
     verifiers_of,
+    with_number,
 )
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job
 from pedigree.stages.sampling.engines import WarmEngines
+from pedigree.stages.sampling.functions import opened, values_of
 from pedigree.stages.sampling.generate import Ask, Score, generate
 from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Continuation, Generation, Request, seed_of
 from pedigree.stages.verifiers import names, sandbox
+from pedigree.stages.verifiers.reward_programs import Answered, RewardFunction
 
 SHOWN_ITEMS = 8
 """Items per task in the evidence."""
@@ -66,6 +72,18 @@ class Suite:
     sampling: Sampling | None
     """None if choices are compared."""
     hash: str
+    programs: Sequence[str] = ()
+    """Names of functions of the project."""
+
+    @cached_property
+    def verified(self) -> Mapping[str, Metric]:
+        """Metrics by verifiers; none if all items have the verifier `facts`, which scores no answer."""
+        return metrics_of(self.form) if any(item["verifier"]["name"] != "facts" for item in self.items) else {}
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """All metrics by name, the primary one first."""
+        return {**self.verified, **dict.fromkeys(self.programs, BY_PROGRAM)}
 
     @property
     def samples(self) -> int:
@@ -78,7 +96,7 @@ class Suite:
 
     @property
     def has_programs(self) -> bool:
-        return any("python" in names(one) for item in self.items for one in verifiers_of(item, metrics_of(self.form)).values())
+        return any("python" in names(one) for item in self.items for one in verifiers_of(item, self.verified).values())
 
 
 def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -88,12 +106,12 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         StageError: a suite is empty, two items have the same name, an item does not fit into a policy's context, an unseen suite is
             evaluated together with a dev suite, with a model that is not frozen, or with one that has the suite in its lineage, or too
             many scores are unknown.
-        PedigreeError: a suite has programs, and this machine has no sandbox for them.
+        PedigreeError: a suite has programs, and this machine has no sandbox for them; or a function of the project cannot be used.
         EngineLost: the engine died or stopped responding; finished chunks are kept.
     """
     split = split_of(inputs)
     with job.busy("reading rows"):
-        suites = gather(config, inputs)
+        suites = gather(config, inputs, job)
         tasks = tasks_of(suites)
         if any(suite.has_programs for suite in suites):
             sandbox.require()
@@ -102,7 +120,11 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     def beat() -> None:
         job.doing("tokenizing", next(tokenized), total, "items")
 
-    with WarmEngines(job.numerics, job.placement.engines) as ahead, Scoring(job.numerics.threads * job.placement.engines) as scoring:
+    with (
+        opened(config.programs, (item["verifier"] for suite in suites for item in suite.items), job) as functions,
+        WarmEngines(job.numerics, job.placement.engines) as ahead,
+        Scoring(job.numerics.threads * job.placement.engines, functions) as scoring,
+    ):
         chats = {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
         asks = {
             (label, suite.label): build_requests(config, suite, policy, chats[label], job.folder, beat)
@@ -126,8 +148,7 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
                 rows.append(row)
     refuse_unknown(config, rows)
     with job.busy("comparing policies"):
-        labels = list(chats)
-        table = tabulate(rows, labels, tasks, comparisons(labels), Draws(config.resamples, config.seed))
+        table = tabulate(rows, [*chats], tasks, comparisons([*chats]), Draws(config.resamples, config.seed))
     for label, policy in inputs["policies"].items():
         table["policies"][label]["content"] = policy.record.content
     with job.busy("writing rows"):
@@ -202,10 +223,12 @@ def places(suite: Suite) -> Iterator[tuple[dict[str, Any], Sequence[Place]]]:
 class Scoring:
     """Score answers in background threads while the engine generates others. A context manager that cancels pending work at its end.
 
-    Programs run in parallel sandboxes, one per worker and at least `sandbox.AT_ONCE`, since some of them sleep.
+    Programs run in parallel sandboxes, one per worker and at least `sandbox.AT_ONCE`, since some of them sleep. Functions of the project
+    get answers when verifiers have scored them.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, functions: Mapping[str, RewardFunction] | None = None) -> None:
+        self.functions = functions or {}
         self._programs, self._others = ThreadPoolExecutor(max(workers, sandbox.AT_ONCE), "programs"), ThreadPoolExecutor(1, "verifiers")
         self._begun: dict[tuple[str, str], tuple[Sequence[Any], list[list[Future[AnswerScore]]]]] = {}
 
@@ -230,22 +253,45 @@ class Scoring:
         """
         macro = suite.form is not None and suite.form.average == "macro"
         answers, futures = self._begun.pop((label, suite.label))
-        for (item, own), begun in zip(places(suite), futures, strict=True):
-            scores: list[AnswerScore] = []
-            for future in begun:
-                while not wait([future], timeout=LOOK_SECONDS).done:
-                    beat()
-                scores.append(future.result())
-            row = score_item(label, item, metrics_of(suite.form), scores, macro=macro)
+        scored = ([_ended(one, beat) for one in begun] for begun in futures)
+        for name, function in self.functions.items():
+            scored = numbered(suite, scored, answers, name, function)
+        for (item, own), scores in zip(places(suite), scored, strict=True):
+            row = score_item(label, item, suite.metrics, scores, macro=macro)
             yield {**row, "logprobs": [sum(choice) for choice in answers[own[0]]]} if suite.sampling is None else row
+
+
+def _ended(future: Future[AnswerScore], beat: Callable[[], None]) -> AnswerScore:
+    while not wait([future], timeout=LOOK_SECONDS).done:
+        beat()
+    return future.result()
+
+
+def numbered(
+    suite: Suite, scored: Iterator[list[AnswerScore]], answers: Sequence[Any], name: str, function: RewardFunction
+) -> Iterator[list[AnswerScore]]:
+    """Add a function's numbers to the scores of each item's answers, which it gets together."""
+    primary, ahead = next(iter(suite.verified), ""), deque[list[AnswerScore]]()
+
+    def groups() -> Iterator[list[Answered]]:
+        for (item, own), scores in zip(places(suite), scored, strict=True):
+            ahead.append(scores)
+            given: list[Any] = [answers[place] for place in own]
+            yield [
+                Answered(item, score["text"], answer.response_ids, answer.finish_reason, score["scores"].get(primary))
+                for score, answer in zip(scores, given, strict=True)
+            ]
+
+    for values in values_of(function, groups()):
+        yield [with_number(score, name, value) for score, value in zip(ahead.popleft(), values, strict=True)]
 
 
 def score(suite: Suite, item: dict[str, Any], answers: Sequence[Any], place: Place, chat: Chat) -> AnswerScore:
     """Score one answer by every metric, or the preferred choice where choices are compared."""
     given: Any = answers[place]
     if suite.sampling is None:
-        return score_choices(item, metrics_of(suite.form), given)
-    return score_answer(item, metrics_of(suite.form), cut(chat.decode(given.response_ids), suite.stop))
+        return score_choices(item, suite.verified, given)
+    return score_answer(item, suite.verified, cut(chat.decode(given.response_ids), suite.stop))
 
 
 def is_cut_off(answer: Generation, suite: Suite, chat: Chat) -> bool:
@@ -260,17 +306,17 @@ def tasks_of(suites: list[Suite]) -> dict[str, Task]:
     """Tasks by name, in order of first appearance.
 
     Raises:
-        StageError: a task's items are in two suites, which may be prompted differently.
+        StageError: a task's items are in two suites, which may be prompted or scored differently.
     """
     items: dict[str, dict[str, Any]] = {}
     found: dict[str, Suite] = {}
     for suite in suites:
         for item in suite.items:
             first = found.setdefault(item["task"], suite)
-            if first is not suite and (first.form or suite.form):
+            if first is not suite and (first.form or suite.form or first.metrics != suite.metrics):
                 raise StageError(f"task {item['task']} is in the suites {first.label} and {suite.label}: give each suite its own task name")
             items.setdefault(item["task"], {})[item["id"]] = item
-    return {name: Task(suite.label, suite.hash, suite.form, items[name]) for name, suite in found.items()}
+    return {name: Task(suite.label, suite.hash, suite.form, items[name], suite.metrics) for name, suite in found.items()}
 
 
 def is_unknown(answer: AnswerScore | ItemScore) -> bool:
@@ -324,13 +370,16 @@ def refuse_seen(label: str, policy: Artifact, unseen: dict[str, str]) -> None:
                 )
 
 
-def gather(config: Evaluate, inputs: Inputs) -> list[Suite]:
+def gather(config: Evaluate, inputs: Inputs, job: Job) -> list[Suite]:
     """Load the suites, in recipe order.
 
     Raises:
-        StageError: a suite is empty or needs `sampling`, or an item is there twice.
+        StageError: a suite is empty, needs `sampling`, or has no metric; or an item is there twice.
     """
     suites = []
+    called = [program.called for program in config.programs]
+    programs = [{**one.model_dump(mode="json"), "sha256": sha256_file(job.source_files[one.path])} for one in config.programs]
+    settings = {"programs": programs} if programs else {}
     seen: set[tuple[str, str]] = set()
     for label, artifact in inputs["suites"].items():
         items, form = records.load(artifact), records.form_of(artifact)
@@ -345,9 +394,11 @@ def gather(config: Evaluate, inputs: Inputs) -> list[Suite]:
         rows = records.digest_of(items)
         verifiers = [verifier for item in items for verifier in (item["verifier"], *item.get("others", {}).values())]
         drawn = sampling.model_dump(mode="json") if sampling else None
-        suites.append(
-            Suite(label, items, form, sampling, task_hash(form, rows, sorted(set().union(*map(names, verifiers))), sampling=drawn))
-        )
+        hashed = task_hash(form, rows, sorted(set().union(*map(names, verifiers))), sampling=drawn, **settings)
+        suite = Suite(label, items, form, sampling, hashed, called)
+        if not suite.metrics:
+            raise StageError(f"the items of suite {label} have the verifier facts, which scores no answer: add programs to the evaluation")
+        suites.append(suite)
     return suites
 
 

@@ -15,6 +15,8 @@ from pedigree.stages.verifiers.choices import decide
 
 PLAIN: Mapping[str, Metric] = {"score": Metric(verifier="")}
 """Metric of a suite without a form: the score of each item's own verifier."""
+BY_PROGRAM = Metric(verifier="")
+"""Metric of a function of the project."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Draws:
 
 
 def metrics_of(form: Form | None) -> Mapping[str, Metric]:
-    """Metrics by name, the primary one first."""
+    """Metrics by verifiers by name, the primary one first."""
     return form.metrics if form else PLAIN
 
 
@@ -73,10 +75,18 @@ def _scored(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: str, a
                 by_verifier[key] = error
         found[name] = by_verifier[key]
     scores = {name: None if isinstance(one, VerifierError) else one.score for name, one in found.items()}
-    first = next(iter(found.values()))
+    first = next(iter(found.values()), None)
     unknown = next((f"unknown: {one}" for one in found.values() if isinstance(one, VerifierError)), None)
     answer, reason = (first.answer, first.reason) if isinstance(first, Verdict) else (None, "")
     return {"text": text, "answer": answer, "scores": scores, "reason": unknown or reason}
+
+
+def with_number(score: AnswerScore, name: str, value: float | str | None) -> AnswerScore:
+    """Add the number of a function to the scores of an answer; a text is the cause of an unknown one."""
+    known = isinstance(value, float)
+    cause = f"unknown: {name}: {value or 'left the answer out'}"
+    reason = score["reason"] if known or None in score["scores"].values() else cause
+    return {**score, "scores": {**score["scores"], name: value if isinstance(value, float) else None}, "reason": reason}
 
 
 def score_item(
@@ -125,16 +135,23 @@ class Task:
     form: Form | None
     items: Mapping[str, Mapping[str, Any]]
     """Items by id."""
+    metrics: Mapping[str, Metric]
+    """By name, the primary one first."""
 
     @property
     def primary(self) -> str:
-        return next(iter(metrics_of(self.form)))
+        return next(iter(self.metrics))
+
+    @property
+    def compared(self) -> list[str]:
+        """Metrics by which policies are compared in pairs."""
+        return [name for name, metric in self.metrics.items() if name == self.primary or metric is BY_PROGRAM]
 
     def estimate(self, metric: str, scores: Mapping[str, float], draws: Draws) -> dict[str, float]:
         """Average and 95 % interval over items (id → score), micro or macro according to the form."""
         items = [self.items[name] for name in scores]
         groups = [item["category"] for item in items] if self.form and self.form.average == "macro" else None
-        weighted = metrics_of(self.form)[metric].weight is not None
+        weighted = self.metrics[metric].weight is not None
         weights = [item["weights"][metric] for item in items] if weighted else None
         found = bootstrap_average(list(scores.values()), groups=groups, weights=weights, resamples=draws.resamples, seed=draws.seed)
         return {"n": len(scores), **found._asdict()}
@@ -163,7 +180,8 @@ def tabulate(
          "policies": {label: {"tasks": {task: {n, mean, low, high}}, "mean": mean over tasks,
                               "metrics": {task: {metric: {n, unknown, unknown_answers, mean, low, high}}},
                               "categories": {task: {category: mean}}}},
-         "differences": [{candidate, baseline, task, n, mean, low, high}], if at least one item is known for both}
+         "differences": [{candidate, baseline, task, n, mean, low, high}], if at least one item is known for both; with `metric` for
+                        functions of the project that are not the primary metric}
     """
     by_policy: dict[str, dict[str, list[ItemScore]]] = {label: {} for label in labels}
     for row in rows:
@@ -181,10 +199,12 @@ def tabulate(
             "categories": {name: _categories(tasks[name], primary[label][name]) for name in by_task},
         }
     differences = [
-        {"candidate": candidate, "baseline": baseline, "task": name, **tasks[name].estimate(tasks[name].primary, both, draws)}
+        {"candidate": candidate, "baseline": baseline, "task": name, **named, **task.estimate(metric, both, draws)}
         for baseline, candidate in comparisons
-        for name, scores in primary[candidate].items()
-        if (both := _differences(scores, primary[baseline][name]))
+        for name, task in ((name, tasks[name]) for name in by_policy[candidate])
+        for metric in task.compared
+        if (both := _differences(*(_known(by_policy[label][name], metric) for label in (candidate, baseline))))
+        for named in [{} if metric == task.primary else {"metric": metric}]
     ]
     return {"tasks": {name: task.description() for name, task in tasks.items()}, "policies": policies, "differences": differences}
 
@@ -196,7 +216,7 @@ def _known(rows: Sequence[ItemScore], metric: str) -> dict[str, float]:
 
 def _metrics(task: Task, rows: Sequence[ItemScore], draws: Draws) -> dict[str, dict[str, float]]:
     found = {}
-    for metric in metrics_of(task.form):
+    for metric in task.metrics:
         known = _known(rows, metric)
         unknown_answers = sum(answer["scores"][metric] is None for row in rows for answer in answers_of(row))
         counts = {"unknown": len(rows) - len(known), "unknown_answers": unknown_answers}

@@ -1,6 +1,6 @@
 """`judge` as recipes, plans, rehearsals and reports see it."""
 
-from pedigree.configs.base.kind import RENDERING, REWARDING, Kind, gives, port
+from pedigree.configs.base.kind import FUNCTIONS, RENDERING, REWARDING, Kind, gives, port
 from pedigree.configs.base.work import Amount, PlannedStage, only, tokens_at
 from pedigree.configs.judging.scoring import (
     SCORERS,
@@ -18,6 +18,11 @@ def rows(stage: PlannedStage) -> Amount | None:
     return only(stage, "completions").rows
 
 
+def decided_by(config: Judge) -> tuple[str, ...]:
+    functions = FUNCTIONS if config.programs else ()
+    return (*RENDERING, *REWARDING, "stages/core/ensembles.py", "stages/core/rating.py", "stages/judge/win_rates.py", *functions)
+
+
 KIND = Kind(
     name="judge",
     version=7,
@@ -26,7 +31,7 @@ KIND = Kind(
     output=gives("judgment"),
     engine="torch",
     verified=frozenset({"completions"}),
-    decided_by=lambda config: (*RENDERING, *REWARDING, "stages/core/ensembles.py", "stages/core/rating.py", "stages/judge/win_rates.py"),
+    decided_by=decided_by,
     needs=scorers_need,
     problem=scorers_problem,
     work=scorers_work,

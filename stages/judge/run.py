@@ -1,4 +1,4 @@
-"""Turn completions into judgments: score each answer by a verifier, reward models and a language model.
+"""Turn completions into judgments: score each answer by a verifier, reward models, a language model, and functions of the project.
 
     payload/rows-*.parquet   judgments, in the order of the completions; null where a judge could not score
     evidence/failures.jsonl  which judge failed on which answer, and why
@@ -7,20 +7,22 @@
     evidence/questions.jsonl the language model's questions and replies for the first answers
 
     score = verifier_weight * verifier + reward_weight * ensemble((reward_i - mean_i) / std_i) + rating_weight * mean_aspects(rating)
+            + Σ_k weight_k * program_k
     win_rate = mean over the scored answers to the prompt of P(this one is better), see `answers_win_rates`
 
 Rewards are normalized by the mean and standard deviation of each reward model's held-out answers (`reward_stats.json`), so that
 weights are comparable across reward models. Rows store the raw rewards. Terms of weight zero are excluded from the score, as is the
 verifier for prompts without one. If one member could not score, the ensemble has no reward, because the mean of the others would be a
-different ensemble; likewise an answer with an unrated aspect has no rating. Reward models score a truncated answer at its last token,
-without an added end-of-turn token.
+different ensemble; likewise an answer with an unrated aspect has no rating, and one that a function could not score has no score.
+Reward models score a truncated answer at its last token, without an added end-of-turn token. A function gets the answers of all policies
+to a prompt together, and its term is omitted for answers for which it returns None.
 
 Answers are read on demand; only ids, scores and the language model's replies stay in memory.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, tee
 from statistics import fmean
@@ -30,12 +32,14 @@ from pedigree.configs.judging.scoring import Judge
 from pedigree.data.artifacts.artifacts import Artifact, write_json, write_rows
 from pedigree.data.records import records
 from pedigree.data.records.records import AspectRating, Completion, Judgment
-from pedigree.stages.core.ensembles import Member, agreement, combine, disagreement, model_terms, of_all, total
+from pedigree.stages.core.ensembles import Member, agreement, combine, disagreement, model_terms, of_all, program_terms, total
 from pedigree.stages.core.rating import mean_rating
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.judge.win_rates import win_rate_table, win_rates
+from pedigree.stages.sampling.functions import opened, values_of
 from pedigree.stages.verifiers import Verdict, VerifierError, verify_each
+from pedigree.stages.verifiers.reward_programs import Answered, RewardFunction, Value
 
 if TYPE_CHECKING:  # loads engines, which a verifier does not need
     from pedigree.stages.sampling.raters import Ratings
@@ -55,7 +59,7 @@ class Verified(NamedTuple):
     prompt_id: str
     policy: str
     counts: bool
-    """Whether its prompt has a verifier."""
+    """Whether its prompt has a verifier that scores answers."""
     score: float | None
     """The verifier's score."""
 
@@ -79,6 +83,8 @@ class JudgedAnswers:
     """Label → rewards of a reward model."""
     rated: "Ratings | None"
     config: Judge
+    programs: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    """Name → values of a function."""
 
     @cached_property
     def scores(self) -> list[Scores]:
@@ -92,6 +98,7 @@ class JudgedAnswers:
         verified = self.verified[place]
         if self.config.verifier_weight > 0 and verified.counts:
             terms.insert(0, None if verified.score is None else self.config.verifier_weight * verified.score)
+        terms += program_terms(self.config.programs, self.programs, place)
         apart = disagreement(rewards) if rewards and len(rewards) > 1 else None
         return Scores(verified.score, reward, apart, rating, total(terms))
 
@@ -99,13 +106,21 @@ class JudgedAnswers:
         """Rubric → rating."""
         return self.rated.by_answer[place] if self.rated else {}
 
+    def numbers(self, place: int) -> dict[str, float | None]:
+        """Name → number of a function."""
+        return {name: value if isinstance(value := values[place], float) else None for name, values in self.programs.items()}
+
     @cached_property
     def by_prompt(self) -> dict[str, list[int]]:
         """Prompt id → places of its answers."""
-        groups: dict[str, list[int]] = defaultdict(list)
-        for place, one in enumerate(self.verified):
-            groups[one.prompt_id].append(place)
-        return groups
+        return by_prompt(self.verified)
+
+
+def by_prompt(verified: Sequence[Verified]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = defaultdict(list)
+    for place, one in enumerate(verified):
+        groups[one.prompt_id].append(place)
+    return groups
 
 
 def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -114,22 +129,25 @@ def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
     Raises:
         StageError: too many answers have no score, a completion is there twice, or a reward model's statistics are missing.
         EngineLost: the language model is down; its replies are kept.
+        PedigreeError: a function cannot be used.
     """
     given = only(inputs, "completions")
     with job.busy("reading rows"):
         records.check_ids(row["id"] for row in records.stream(given.payload, ("id",)))
         completions = records.opened(given)
     failures: list[dict[str, Any]] = []
-    verified = verify_all(given, len(completions), failures, job)
+    with opened(config.programs, (row["verifier"] for row in records.stream(given.payload, ("verifier",))), job) as functions:
+        verified = verify_all(given, len(completions), failures, job)
+        values = {name: ask_function(name, one, completions, verified, failures) for name, one in functions.items()}
     members = ask_members(config, inputs, job, completions, verified, failures)
-    found = JudgedAnswers(verified, members, ask_ratings(config, inputs, job, completions, failures), config)
+    found = JudgedAnswers(verified, members, ask_ratings(config, inputs, job, completions, failures), config, values)
     write_rows(job.evidence / "failures.jsonl", failures)
     unscored = sum(one.score is None for one in found.scores)
     if not verified or unscored > config.max_unscored_share * len(verified):
         reason = failures[0]["reason"] if failures else "their prompts have no verifier"
         raise StageError(
             f"{unscored} of {len(verified)} answers have no score, more than {config.max_unscored_share:.0%} ({reason}): add "
-            "reward_weight and a reward model, rating_weight and a rating, or prompts with verifiers; or raise max_unscored_share"
+            "reward_weight and a reward model, rating_weight and a rating, programs, or prompts with verifiers; or raise max_unscored_share"
         )
     agreed = member_agreement(found)
     if agreed:
@@ -150,7 +168,7 @@ def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def verify_all(given: Artifact, answers: int, failures: list[dict[str, Any]], job: Job) -> list[Verified]:
-    """The verifier's score of every answer; failures are appended to `failures`."""
+    """The verifier's score of every answer; failures are appended to `failures`. The verifier `facts` scores none."""
     same: dict[str, str] = {}  # interns the names
     found: list[Verified] = []
     rows, asked = tee(records.stream(given.payload, VERIFIED))
@@ -158,13 +176,38 @@ def verify_all(given: Artifact, answers: int, failures: list[dict[str, Any]], jo
     def beat() -> None:
         job.doing("verifying", len(found), answers, "answers")
 
-    for row, verdict in zip(rows, verify_each(((one["verifier"], one["text"]) for one in asked), beat), strict=True):
+    for row, verdict in zip(rows, verify_each(((scoring_verifier(one), one["text"]) for one in asked), beat), strict=True):
         beat()
         score = verdict.score if isinstance(verdict, Verdict) else None
         if isinstance(verdict, VerifierError):
             failures.append({"id": row["id"], "judge": "verifier", "reason": str(verdict)})
         prompt_id, policy = (same.setdefault(row[name], row[name]) for name in ("prompt_id", "policy"))
-        found.append(Verified(row["id"], prompt_id, policy, row["verifier"] is not None, score))
+        found.append(Verified(row["id"], prompt_id, policy, scoring_verifier(row) is not None, score))
+    return found
+
+
+def scoring_verifier(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    return None if row["verifier"] and row["verifier"].get("name") == "facts" else row["verifier"]
+
+
+def ask_function(
+    name: str, function: RewardFunction, completions: Sequence[dict[str, Any]], verified: Sequence[Verified], failures: list[dict[str, Any]]
+) -> list[Value]:
+    """The values of a function for all answers."""
+
+    def group(places: Sequence[int]) -> list[Answered]:
+        rows = ((verified[place].score, completions[place]) for place in places)
+        return [
+            Answered(row | {"id": row["prompt_id"]}, row["text"], row["response_ids"], row["finish_reason"], score) for score, row in rows
+        ]
+
+    found: list[Value] = [None] * len(verified)
+    groups = by_prompt(verified).values()
+    for places, values in zip(groups, values_of(function, map(group, groups)), strict=True):
+        for place, value in zip(places, values, strict=True):
+            found[place] = value
+            if isinstance(value, str):
+                failures.append({"id": verified[place].id, "judge": name, "reason": value})
     return found
 
 
@@ -227,6 +270,8 @@ def judgments(given: Artifact, found: JudgedAnswers, job: Job) -> Iterator[Judgm
             "win_rate": rates[place],
             **records.context_of(row),
         }
+        if found.programs:
+            judged["programs"] = found.numbers(place)
         if "temperature" in row:
             judged["temperature"] = row["temperature"]
         yield judged
@@ -287,4 +332,6 @@ def means(found: JudgedAnswers) -> dict[str, float]:
                 values[f"mean_{name}"].append(value)
         if scores.score is not None:
             values[f"mean_score/{one.policy}"].append(scores.score)
-    return {name: sum(given) / len(given) for name, given in sorted(values.items())}
+    for name, given in found.programs.items():
+        values[f"mean_program/{name}"] += [value for value in given if isinstance(value, float)]
+    return {name: sum(given) / len(given) for name, given in sorted(values.items()) if given}

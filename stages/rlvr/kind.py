@@ -1,6 +1,6 @@
 """`rlvr` as recipes, plans, rehearsals and reports see it."""
 
-from pedigree.configs.base.kind import RENDERING, REWARDING, Kind, gives, port
+from pedigree.configs.base.kind import FUNCTIONS, RENDERING, REWARDING, Kind, gives, port
 from pedigree.configs.base.shrink import TOKENS, Cut, even
 from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, TrainingPlan, at_ports
 from pedigree.configs.methods.policy_gradient import Ppo
@@ -42,7 +42,7 @@ def shrink(cut: Cut) -> None:
 
 
 def decided_by(config: Rlvr) -> tuple[str, ...]:
-    functions = ("stages/verifiers/reward_programs.py", "stages/verifiers/sandboxed.py") if config.reward.programs else ()
+    functions = FUNCTIONS if config.reward.programs else ()
     selection = ("stages/rlvr/selection.py",) if config.algorithm.keep else ()
     chosen = ("stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/resampling.py", *selection)
     return (*RENDERING, *REWARDING, *chosen, *functions)

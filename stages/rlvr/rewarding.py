@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import regex
@@ -11,6 +10,7 @@ import regex
 from pedigree.configs.methods.reward_terms import Cosine, Format, Length, Overlong, RepeatedNgrams, Reward, RewardProgram, Term
 from pedigree.configs.methods.training import Rlvr
 from pedigree.stages.job.job import Job
+from pedigree.stages.sampling.functions import opened
 from pedigree.stages.verifiers.reward_programs import Answered, RewardFunction, Value
 
 SEARCH_SECONDS = 2.0
@@ -66,15 +66,7 @@ def open_rewards(config: Rlvr, prompts: Sequence[Mapping[str, Any]], job: Job) -
     if job.rank != 0:
         yield None
         return
-    with ExitStack() as stack:
-        functions = {}
-        for term in config.reward.programs:
-            verifiers = (prompt["verifier"] for prompt in prompts)
-            beat = partial(job.doing, f"rewarding by {term.called}")
-            functions[term.called] = RewardFunction(term, job.source_files[term.path], verifiers, job.numerics.threads, beat)
-            stack.callback(functions[term.called].close)
-            if term.trusted:
-                job.note(f"{term.path} ran outside the sandbox (trusted: true)")
+    with opened(config.reward.programs, (prompt["verifier"] for prompt in prompts), job) as functions:
         yield Rewards(config.reward, config.sampling.max_tokens, functions)
 
 

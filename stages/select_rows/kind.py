@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from pedigree.configs.base.kind import Kind, port
+from pedigree.configs.base.kind import FUNCTIONS, Kind, port
 from pedigree.configs.base.shrink import LOWEST, Cut
 from pedigree.configs.base.work import Amount, PlannedStage, rows_at, tokens_at
 from pedigree.configs.judging.scoring import (
@@ -51,7 +51,7 @@ KIND = Kind(
     sampling_plan=scorers_sampling_plan,
     shrink=shrink,
     family="judging",
-    decided_by=lambda config: ("stages/core/keeping.py", "stages/select_rows/run.py"),
+    decided_by=lambda config: ("stages/core/keeping.py", "stages/select_rows/run.py", *(FUNCTIONS if config.programs else ())),
     reports_drops=True,
     subset_of="data",
 )

@@ -6,10 +6,11 @@
     evidence/counts.json     rows read, kept and dropped by reason, and score statistics, in total and per source
     evidence/questions.jsonl the language model's questions and replies for the first rows
 
-    score = reward_weight * ensemble((reward_i - mean_i) / std_i) + rating_weight * mean_aspects(rating), as `judge` scores answers
+    score = reward_weight * ensemble((reward_i - mean_i) / std_i) + rating_weight * mean_aspects(rating) + Σ_k weight_k * program_k, as
+    `judge` scores answers
 
 The score is that of the last (assistant) turn of a conversation in its context, or of the best answer of a preference.
-Language models rate a turn that ends with tool calls, shown as JSON; reward models cannot score it.
+Language models rate a turn that ends with tool calls, shown as JSON; reward models and functions of the project cannot score it.
 Rows are read on demand; only ids, sources, scores and the language model's replies stay in memory.
 """
 
@@ -28,25 +29,32 @@ from pedigree.data.records import records
 from pedigree.data.records.messages import CALL, divided
 from pedigree.data.records.scattered import Scattered
 from pedigree.data.records.sequences import Mapped
-from pedigree.stages.core.ensembles import Member, combine, model_terms, of_all, total
+from pedigree.stages.core.ensembles import Member, combine, model_terms, of_all, program_terms, total
 from pedigree.stages.core.keeping import NO_SCORE, Scored, left_out
 from pedigree.stages.core.rating import mean_rating
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
+from pedigree.stages.sampling.functions import opened, values_of
+from pedigree.stages.verifiers.reward_programs import Answered, RewardFunction, Value
 
 if TYPE_CHECKING:
     from pedigree.stages.sampling.raters import Ratings
 
+LACKING = ("completion_ids", "verifier", "verifier_score")
+"""Columns of a function that rows do not have."""
+
 
 @dataclass
 class Opinions:
-    """Scores of all rows by all models."""
+    """Scores of all rows by all scorers."""
 
     members: dict[str, Member] = field(default_factory=dict)
     """Label → rewards of a reward model."""
     rated: "Ratings | None" = None
+    programs: dict[str, list[Value]] = field(default_factory=dict)
+    """Name → values of a function."""
     problems: dict[int, str] = field(default_factory=dict)
-    """Place → the first reason why a model could not score the row."""
+    """Place → the first reason why a scorer could not score the row."""
 
     def reward(self, place: int, config: SelectRows) -> float | None:
         rewards = of_all(self.members.values(), place)
@@ -56,7 +64,8 @@ class Opinions:
         return mean_rating(one["rating"] for one in self.rated.by_answer[place].values()) if self.rated else None
 
     def score(self, place: int, config: SelectRows) -> float | None:
-        return total(model_terms(config, self.reward(place, config), self.rating(place)))
+        models = model_terms(config, self.reward(place, config), self.rating(place))
+        return total([*models, *program_terms(config.programs, self.programs, place)])
 
 
 def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -65,7 +74,7 @@ def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
     Raises:
         StageError: too many rows have no score, or fewer than `min_rows` are kept; the message counts the reasons.
         EngineLost: the language model is down; its replies are kept.
-        PedigreeError: a row is there twice.
+        PedigreeError: a row is there twice, or a function cannot be used.
     """
     data = only(inputs, "data")
     with job.busy("reading rows"):
@@ -120,23 +129,36 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     messages = [{"role": message["role"], "content": message["content"]} for message in before]
     ending = "stop" if records.ended(last) else "length"
     calls = {"calls": True} if last.get("role") == CALL else {}
-    return {"id": row["id"], "messages": messages, "text": text, "finish_reason": ending, **calls, **records.context_of(row)}
+    return {
+        "id": row["id"],
+        "source": row["source"],
+        "messages": messages,
+        "text": text,
+        "finish_reason": ending,
+        **calls,
+        **records.context_of(row),
+    }
 
 
 def ask(config: SelectRows, inputs: Inputs, rows: Sequence[dict[str, Any]], ids: Iterable[str], job: Job) -> Opinions:
-    """Score all rows with all models, one after the other.
+    """Score all rows with all scorers, one after the other.
 
     Raises:
-        StageError: a model cannot score too many rows; the remaining models are skipped.
+        StageError: one cannot score too many rows; the remaining ones are skipped.
     """
     found = Opinions()
+
+    def note(label: str, reasons: dict[int, str]) -> None:
+        for place, reason in reasons.items():
+            found.problems.setdefault(place, f"{label}: {reason}")
+        refuse_unscored(len(found.problems), len(rows), found.problems, config)
+
+    with opened(config.programs, (), job, LACKING) as functions:
+        for name, function in functions.items():
+            found.programs[name] = ask_function(function, rows)
+            note(name, {place: value for place, value in enumerate(found.programs[name]) if isinstance(value, str)})
     if config.reward_weight > 0:
         from pedigree.stages.sampling.rewards import ask_all
-
-        def note(label: str, reasons: dict[int, str]) -> None:
-            for place, reason in reasons.items():
-                found.problems.setdefault(place, f"{label}: {reason}")
-            refuse_unscored(len(found.problems), len(rows), found.problems, config)
 
         found.members = ask_all(inputs["reward_models"], rows, config.dtype, job, note)
     if config.rating is not None:
@@ -148,6 +170,13 @@ def ask(config: SelectRows, inputs: Inputs, rows: Sequence[dict[str, Any]], ids:
             if name in reasons:
                 found.problems.setdefault(place, reasons[name])
     return found
+
+
+def ask_function(function: RewardFunction, rows: Sequence[dict[str, Any]]) -> list[Value]:
+    """The values of a function for all rows, each the only answer to its prompt."""
+    groups = ([Answered(row | {"verifier": None}, row["text"], (), row["finish_reason"], None)] for row in rows)
+    found = [value for (value,) in values_of(function, groups)]
+    return ["the answer calls tools" if row.get("calls") else value for row, value in zip(rows, found, strict=True)]
 
 
 def refuse_unscored(unscored: int, rows: int, problems: Mapping[int, str], config: SelectRows) -> None:
@@ -219,6 +248,8 @@ def line(place: int, row: Scored, reason: str | None, opinions: Opinions, config
         found["reward"] = opinions.reward(place, config)
     if opinions.rated is not None:
         found["ratings"], found["rating"] = opinions.rated.by_answer[place], opinions.rating(place)
+    if opinions.programs:
+        found["programs"] = {name: None if isinstance(values[place], str) else values[place] for name, values in opinions.programs.items()}
     if row.score is None:
         found["problem"] = opinions.problems.get(place, "")
     return found

@@ -19,4 +19,7 @@ def check(verifier: Mapping[str, Any]) -> None:
 
 
 def refuse(verifier: Mapping[str, Any], text: str) -> Verdict:
-    raise VerifierError("facts score no answer: set `reward: {right: 0, terms: [{type: program, path: ...}]}` in the stage `rlvr`")
+    raise VerifierError(
+        "facts score no answer: set `reward: {right: 0, terms: [{type: program, path: ...}]}` in the stage `rlvr`, or `programs` in an "
+        "evaluation whose items all have the verifier facts"
+    )

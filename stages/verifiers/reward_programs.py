@@ -6,7 +6,7 @@ is replaced.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ class Answered(NamedTuple):
     prompt: Mapping[str, Any]
     text: str
     ids: Sequence[int]
-    """Tokens, with the end-of-turn token."""
+    """Tokens, with the end-of-turn token, if it has one."""
     finish_reason: str
     score: float | None
     """The verifier's; None if it is unknown, or no term needs it."""
@@ -67,19 +67,27 @@ class RewardFunction:
         verifiers: verifiers of all prompts; the names of their arguments are columns.
         threads: processes of a sandboxed function. A trusted one has a single process, which may hold a model.
         beat: called while waiting.
+        without: columns that the answers lack.
 
     Raises:
         PedigreeError: the file raises, has no such function, or requires other arguments; or there is no sandbox.
     """
 
     def __init__(
-        self, term: RewardProgram, file: Path, verifiers: Iterable[Mapping[str, Any] | None], threads: int, beat: Callable[[], None]
+        self,
+        term: RewardProgram,
+        file: Path,
+        verifiers: Iterable[Mapping[str, Any] | None],
+        threads: int,
+        beat: Callable[[], None],
+        without: Collection[str] = (),
     ) -> None:
         if not term.trusted:
             sandbox.require("reward functions", f"set `trusted: true` for {term.path}, which runs it without a sandbox")
         self.term, self.beat = term, beat
+        self._columns = [name for name in COLUMNS if name not in without]
         self._fields = sorted({name for verifier in verifiers if verifier for name in verifier} - {"name", *COLUMNS, *term.arguments})
-        passed = VERL_ARGUMENTS if term.form == "verl" else (*COLUMNS, *self._fields)
+        passed = VERL_ARGUMENTS if term.form == "verl" else (*self._columns, *self._fields)
         self._order = {
             "name": file.name,
             "program": sandbox.text_of(file),
@@ -152,11 +160,20 @@ class RewardFunction:
 
     def _calls(self, group: Sequence[Answered]) -> list[_Call]:
         if self.term.form == "verl":
-            return [_Call(None, {**_verl(answer), **self.term.arguments}) for answer in group]
+            return [_Call(None, {**self._verl(answer), **self.term.arguments}) for answer in group]
         rows = [_columns(answer) for answer in group]
-        columns = {name: [row[name] for row in rows] for name in COLUMNS}
+        columns = {name: [row[name] for row in rows] for name in self._columns}
         fields = {name: [(answer.prompt["verifier"] or {}).get(name) for answer in group] for name in self._fields}
         return [_Call(len(group), {**columns, **fields, **self.term.arguments})]
+
+    def _verl(self, answer: Answered) -> dict[str, Any]:
+        verifier, columns = answer.prompt["verifier"] or {}, _columns(answer)
+        return {
+            "data_source": answer.prompt["source"],
+            "solution_str": answer.text,
+            "ground_truth": verifier.get("answer", verifier or None),
+            "extra_info": {name: columns[name] for name in self._columns},
+        }
 
 
 def _columns(answer: Answered) -> dict[str, Any]:
@@ -171,16 +188,6 @@ def _columns(answer: Answered) -> dict[str, Any]:
         "verifier_score": answer.score,
         "finish_reason": answer.finish_reason,
         "template_arguments": prompt.get("template_arguments"),
-    }
-
-
-def _verl(answer: Answered) -> dict[str, Any]:
-    verifier = answer.prompt["verifier"] or {}
-    return {
-        "data_source": answer.prompt["source"],
-        "solution_str": answer.text,
-        "ground_truth": verifier.get("answer", verifier or None),
-        "extra_info": _columns(answer),
     }
 
 

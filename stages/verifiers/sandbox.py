@@ -140,16 +140,14 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int, example
         "tests": tests,
         "entry": entry,
         "examples": [dict(one) for one in examples],
-        "user": _user(),
         "word": secrets.token_hex(16),
-        "limits": {**LIMITS, "RLIMIT_CPU": seconds},
     }
     # No pipes: a leftover process could keep one open, or fill it endlessly.
     files = (open(os.memfd_create(name), "rb+") for name in ("order", "said", "complaints"))
     with next(files) as asked, next(files) as output, next(files) as complaints:
         asked.write(json.dumps(order).encode())
         asked.seek(0)
-        process = _start("tests", stdin=asked, stdout=output, stderr=complaints)
+        process = _start("tests", {**LIMITS, "RLIMIT_CPU": seconds}, stdin=asked, stdout=output, stderr=complaints)
         try:
             late = _late(process, output, seconds)
         finally:
@@ -245,16 +243,17 @@ class Runner:
         self.wait = wait
         with open(os.memfd_create("complaints"), "rb+") as complaints:
             if confined:
-                self.process = _start(mode, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints)
+                self.process = _start(mode, LIMITS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints)
             else:
-                command, variables = [sys.executable, "-P", "-B", str(RUNNER), mode], {**os.environ, "PYTHONHASHSEED": "0"}
+                variables = {**os.environ, "PYTHONHASHSEED": "0"}
+                command = [sys.executable, "-P", "-B", str(RUNNER), mode, json.dumps([None, None])]
                 self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, process_group=0)
             assert self.process.stdin is not None and self.process.stdout is not None
             self._requests = self.process.stdin.fileno()
             os.set_blocking(self._requests, False)
             self.lines = _lines(self.process.stdout.fileno(), wait)
             try:
-                self.tell({**call, "user": _user(), "word": "", "limits": LIMITS if confined else None})
+                self.tell({**call, "word": ""})
                 if next(self.lines, None) is None:
                     raise _not_up(complaints)
             except BrokenPipeError as error:
@@ -308,12 +307,14 @@ def _text(stream: BinaryIO) -> str:
     return stream.read(SAID_BYTES).decode(errors="replace")
 
 
-def _start(mode: str, stdin: BinaryIO | int, stdout: BinaryIO | int, stderr: BinaryIO) -> "subprocess.Popen[bytes]":
+def _start(
+    mode: str, limits: Mapping[str, int], stdin: BinaryIO | int, stdout: BinaryIO | int, stderr: BinaryIO
+) -> "subprocess.Popen[bytes]":
     """Start a sandbox. The runner is passed through a file descriptor, so that no mount reveals the project's path."""
     with RUNNER.open("rb") as runner:
         before, after = _command(mode)
         given = ("--perms", "0444", "--ro-bind-data", str(runner.fileno()), str(RUNNER_INSIDE))
-        command = [*before, *given, *after, str(RUNNER_INSIDE), mode]
+        command = [*before, *given, *after, str(RUNNER_INSIDE), mode, json.dumps([_user(), limits])]
         return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=[runner.fileno()], process_group=0)
 
 

@@ -1,31 +1,27 @@
 """Runner inside the sandbox: runs the tests in one process and the tested program in another, or calls a function that generates rows or
 rewards answers. Imports nothing from the project.
 
-The first process reads a JSON object from its standard input, writes `started`, runs the tests and writes its verdict, each line prefixed
-with the object's secret word; or it calls the function that generates rows, and writes a line per row and a final one; or it reads further
-lines with answers, and writes a line with the rewards of each batch. The tests call the
-program's function through a pipe and get values back, never objects, so nothing that a program does to its interpreter (exits, patched
-builtins, objects that equal everything) can make a test pass. No process can inspect the first one.
+The first process confines itself and, for tests, forks the program's process, which knows nothing of what follows. Then it reads a JSON
+object from its standard input, writes `started`, runs the tests and writes its verdict, each line prefixed with the object's secret word;
+or it calls the function that generates rows, and writes a line per row and a final one; or it reads further lines with answers, and writes
+a line with the rewards of each batch. The tests call the program's function through a pipe and get values back, never objects, so nothing
+that a program does to its interpreter (exits, patched builtins, objects that equal everything) can make a test pass. No process can inspect
+the first one.
 """
 
 import builtins
 import contextlib
 import ctypes
-import decimal
-import fractions
-import itertools
 import json
-import linecache
-import math
 import os
 import resource
 import select
 import signal
-import subprocess
 import sys
-import traceback
-import types
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a program waits for each import
+    from typing import Any
 
 PACKAGES = "/packages"
 SET_DEATH_SIGNAL, SET_DUMPABLE = 1, 4
@@ -51,7 +47,7 @@ def encode(value):
         return value if value is None or type(value) in (bool, str) else str(value)
     if isinstance(value, int):
         return {"int": hex(value)}
-    for kind, one in NUMBERS.items():
+    for kind, one in numbers().items():
         if isinstance(value, one):
             return {kind: str(one(value))}
     if isinstance(value, (bytes, bytearray)):
@@ -66,7 +62,7 @@ def encode(value):
     raise TypeError(f"a {type(value).__name__} is no value of the usual types")
 
 
-def decode(given) -> Any:
+def decode(given) -> "Any":
     """Inverse of `encode`."""
     if not isinstance(given, dict):
         return given
@@ -74,7 +70,7 @@ def decode(given) -> Any:
     if kind == "int":
         return int(inner, 16)
     if kind in NUMBERS:
-        return NUMBERS[kind](inner)
+        return numbers()[kind](inner)
     if kind == "bytes":
         return bytes.fromhex(inner)
     if kind in COLLECTIONS:
@@ -82,20 +78,83 @@ def decode(given) -> Any:
     return {decode(key): decode(one) for key, one in inner}
 
 
-NUMBERS: dict[str, Any] = {"float": float, "complex": complex, "decimal": decimal.Decimal, "fraction": fractions.Fraction}
-COLLECTIONS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+NUMBERS = ("float", "complex", "decimal", "fraction")
+COLLECTIONS: "dict[str, Any]" = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def numbers() -> "dict[str, Any]":
+    """Types of numbers; the modules of two are slow to load."""
+    import decimal
+    import fractions
+
+    return dict(zip(NUMBERS, (float, complex, decimal.Decimal, fractions.Fraction), strict=True))
 
 
 # --- the program -------------------------------------------------------------------------------------------------------
 
 
-def serve(limits):
+class Fork:
+    """The process of the program, or of one program after another, forked before this process knows the tests.
+
+    It reads a letter: `f` makes it a program that answers calls (`serve`); `s` makes it fork a process that reads a script and its input
+    (`run_script`), and report how that ended. The script prints into a file in memory that this process reads.
+    """
+
+    def __init__(self, limits):
+        theirs, requests = os.pipe()
+        answers, ours = os.pipe()
+        self.output = os.memfd_create("output")
+        self.child = os.fork()
+        if self.child:
+            os.close(theirs)
+            os.close(ours)
+            self.requests, self.answers = os.fdopen(requests, "wb"), answers
+            return
+        os.close(requests)
+        os.close(answers)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):  # the files of the order and of the verdict
+            os.dup2(nothing, stream)
+        os.close(nothing)
+        while (what := os.read(theirs, 1)) == b"s":
+            child = os.fork()
+            if not child:
+                os.close(ours)
+                run_script(theirs, self.output)
+                sys.exit()  # as at the end of any script
+            status, used = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), resource.getrusage(resource.RUSAGE_CHILDREN)
+            os.write(ours, f"{status} {used.ru_utime + used.ru_stime}\n".encode())
+        if not what:
+            os._exit(0)
+        os.close(self.output)
+        serve(limits, os.fdopen(theirs, "rb"), os.fdopen(ours, "wb"))
+
+    def tell(self, *parts):
+        try:
+            for part in parts:
+                self.requests.write(part)
+            self.requests.flush()
+        except BrokenPipeError:
+            raise Ended("the program has ended") from None
+
+    def line(self, pending=b""):
+        """The next line from it, and what follows. The program's leftover processes may keep its pipe open after it has ended."""
+        while b"\n" not in pending:
+            if not select.select([self.answers], [], [], LOOK_SECONDS)[0] and not os.waitpid(self.child, os.WNOHANG)[0]:
+                continue
+            read = os.read(self.answers, 2**20) if select.select([self.answers], [], [], 0)[0] else b""
+            if not read:
+                raise Ended("the program has ended")
+            pending += read
+            if len(pending) > LONGEST_VALUE:
+                raise Ended(f"the program's answer has more than {LONGEST_VALUE} bytes")
+        line, _, pending = pending.partition(b"\n")
+        return line, pending
+
+
+def serve(limits, questions, answers):
     """Run the program and answer calls, one line each, until the input ends."""
     limit(limits)
-    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nothing, stream)
     order = json.loads(questions.readline())
     namespace: dict[str, Any] = {"__name__": "program"}
     try:
@@ -134,10 +193,9 @@ class Ended(Exception):
 class Program:
     """Proxy of the function under test."""
 
-    def __init__(self, order):
-        command = [sys.executable, "-I", "-S", "-B", __file__, "program", json.dumps(order["limits"])]
-        self.process: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        self.pending = b""
+    def __init__(self, order, fork):
+        self.fork, self.pending = fork, b""
+        self.fork.tell(b"f")
         self._tell({"program": order["before"] + order["program"], "entry": order["entry"]})
         self._answer()
 
@@ -154,31 +212,13 @@ class Program:
                     old.update(new)
         return value
 
-    def _line(self):
-        """The next line. The program's leftover processes may keep its pipe open after it has ended."""
-        pipe = self.process.stdout.fileno()
-        while b"\n" not in self.pending:
-            if not select.select([pipe], [], [], LOOK_SECONDS)[0] and self.process.poll() is None:
-                continue
-            read = os.read(pipe, 2**20) if select.select([pipe], [], [], 0)[0] else b""
-            if not read:
-                raise Ended("the program has ended")
-            self.pending += read
-            if len(self.pending) > LONGEST_VALUE:
-                raise Ended(f"the program's answer has more than {LONGEST_VALUE} bytes")
-        line, _, self.pending = self.pending.partition(b"\n")
-        return line
-
     def _tell(self, message):
-        try:
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise Ended("the program has ended") from None
+        self.fork.tell(json.dumps(message).encode() + b"\n")
 
     def _answer(self):
+        line, self.pending = self.fork.line(self.pending)
         try:
-            answer = json.loads(self._line())
+            answer = json.loads(line)
             if set(answer) == {"value"}:
                 return answer["value"]
             kind, text = str(answer["raised"]), str(answer["said"])
@@ -191,10 +231,10 @@ class Program:
         raise error or RuntimeError(f"{kind}: {text}")
 
 
-def test(order, tell):
+def test(order, fork, tell):
     """Run the tests against the program, or the program on the examples, and report a verdict."""
     try:
-        run_examples(order) if order["examples"] else run_tests(order)
+        run_examples(order, fork) if order["examples"] else run_tests(order, fork)
     except BaseException as error:
         tell({"wrong": f"{type(error).__name__}: {message_of(error)}"[:300]})
     else:
@@ -202,49 +242,51 @@ def test(order, tell):
     os._exit(0)
 
 
-def run_tests(order):
+def run_tests(order, fork):
     namespace: dict[str, Any] = {"__name__": "tests"}
     with contextlib.suppress(Exception):  # helpers that the prompt defines; it may be incomplete as a program
         exec(compile(order["before"], "before", "exec"), namespace)
-    program = Program(order)
+    program = Program(order, fork)
     namespace[order["entry"]] = namespace["candidate"] = program
     exec(compile(order["tests"], "tests", "exec"), namespace)
     if callable(namespace.get("check")):
         namespace["check"](program)
 
 
-def run_examples(order):
+def run_examples(order, fork):
     """Run the program on each input, in a new process that sees only this input; outputs are equal up to white space at ends of lines."""
+    program, left = order["program"].encode(), order["limits"]["RLIMIT_CPU"]
     for number, example in enumerate(order["examples"], start=1):
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        left = order["limits"]["RLIMIT_CPU"] - int(used.ru_utime + used.ru_stime)
         assert left > 0, f"no CPU time left for example {number}"
-        with in_memory(order["program"]) as program, in_memory(example["input"]) as given, in_memory("") as output:
-            limits = json.dumps({**order["limits"], "RLIMIT_CPU": left})
-            command = [sys.executable, "-I", "-S", "-B", __file__, "script", limits, str(program.fileno())]
-            ended = subprocess.run(command, stdin=given, stdout=output, stderr=subprocess.DEVNULL, pass_fds=[program.fileno()])
-            assert ended.returncode == 0, f"example {number} ended with status {ended.returncode}"
-            output.seek(0)
-            found = output.read().decode(errors="replace")
+        os.ftruncate(fork.output, 0)
+        os.lseek(fork.output, 0, os.SEEK_SET)
+        given = example["input"].encode()
+        fork.tell(b"s", f"{left} {len(program)} {len(given)}\n".encode(), program, given)
+        status, used = fork.line()[0].split()
+        assert status == b"0", f"example {number} ended with status {int(status)}"
+        left = order["limits"]["RLIMIT_CPU"] - int(float(used))
+        found = os.pread(fork.output, os.fstat(fork.output).st_size, 0).decode(errors="replace")
         assert lines_of(found) == lines_of(example["output"]), f"example {number} printed {found[:100]!r}"
-
-
-def in_memory(text):
-    file = os.fdopen(os.memfd_create("text"), "wb+")
-    file.write(text.encode())
-    file.seek(0)
-    return file
 
 
 def lines_of(text):
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-def run_script(limits, file):
-    """Run the program as a script, with the standard input and output of this process."""
-    limit(limits)
-    with os.fdopen(file, "rb") as stream:
-        source = stream.read()
+def run_script(requests, output):
+    """Read a program and its input, and run it as a script, with this as its standard input."""
+    with os.fdopen(requests, "rb") as stream:
+        seconds, size, length = map(int, stream.readline().split())
+        source, given = stream.read(size), os.memfd_create("input")
+        os.write(given, stream.read(length))
+    os.lseek(given, 0, os.SEEK_SET)
+    os.dup2(given, 0)
+    os.dup2(output, 1)
+    os.close(given)
+    os.close(output)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))  # which counts the process that forked this one
     builtins.exit = builtins.quit = sys.exit  # as in an interpreter with `site`
     exec(compile(source, "program", "exec"), {"__name__": "__main__"})
 
@@ -254,6 +296,8 @@ def run_script(limits, file):
 
 def make_rows(order, write):
     """Call a program's function and write its rows, at most `count`."""
+    import itertools
+
     try:
         made = function_of(order)(count=order["count"], seed=order["seed"], **order["arguments"])
         for row in itertools.islice(made, order["count"]):
@@ -265,12 +309,15 @@ def make_rows(order, write):
     os._exit(0)
 
 
-def function_of(order) -> Any:
+def function_of(order) -> "Any":
     """Run a file as a module and return its function.
 
     Raises:
         NameError: it has no such function.
     """
+    import linecache
+    import types
+
     name, source = order["name"], order["program"]
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)  # for tracebacks
     module: Any = types.ModuleType(name.partition(".")[0])
@@ -309,6 +356,8 @@ def excerpt(row):
 
 def last_words(error):
     """The last lines of a traceback, without the runner's own frames."""
+    import traceback
+
     inner = error.__traceback__
     while inner is not None and inner.tb_frame.f_code.co_filename == __file__:
         inner = inner.tb_next
@@ -362,7 +411,7 @@ def passed(signature, names):
 class RewardCall:
     """One call of a reward function, for several answers, or for a single one if `size` is null."""
 
-    def __init__(self, function, arguments, size: Any):
+    def __init__(self, function, arguments, size: "Any"):
         self.function, self.arguments, self.size = function, arguments, size
 
     def rewards(self):
@@ -397,14 +446,17 @@ async def together(batches, gather):
     return [[reward for _ in calls for reward in next(found)] for calls in batches]
 
 
+NAN, INFINITY = float("nan"), float("inf")
+
+
 def number_of(value):
     if value is None:
         return None
     try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+        number = NAN if isinstance(value, (str, bytes)) else float(value)
     except BaseException:
-        number = math.nan
-    return number if math.isfinite(number) else f"returned {excerpt(value)}, and a reward is a finite number"
+        number = NAN
+    return number if abs(number) < INFINITY else f"returned {excerpt(value)}, and a reward is a finite number"
 
 
 # --- limits ------------------------------------------------------------------------------------------------------------
@@ -471,38 +523,37 @@ def refuse_calls():
 
 def limit(limits):
     for name, value in limits.items():
-        resource.setrlimit(getattr(resource, name), (value, value + (name == "RLIMIT_CPU")))
+        resource.setrlimit(getattr(resource, name), (value, value + (name in ("RLIMIT_CPU", "RLIMIT_NPROC"))))
 
 
-def confine(order):
-    if order["user"] is not None:  # root has no process limit
+def confine(user, limits):
+    if user is not None:  # root has no process limit
         os.setgroups([])
-        os.setgid(order["user"])
-        os.setuid(order["user"])
+        os.setgid(user)
+        os.setuid(user)
     ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
     refuse_calls()
-    limit(order["limits"])
+    limit(limits)
 
 
 def main():
-    mode = sys.argv[1]
+    mode, user, limits = sys.argv[1], *json.loads(sys.argv[2])
     if mode != "rows":
         sys.path.append(PACKAGES)
-    if mode == "program":
-        serve(json.loads(sys.argv[2]))
-    if mode == "script":
-        return run_script(json.loads(sys.argv[2]), int(sys.argv[3]))
+    confined, fork = limits is not None, None  # a trusted file is run outside any sandbox, and its output is logged
+    if confined:
+        confine(user, limits)
+    else:
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if mode == "tests":
+        fork = Fork(limits)
     pipe, requests = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0), "rb")
     order = json.loads(requests.readline())
     nothing = os.open(os.devnull, os.O_RDWR)
-    confined = order["limits"] is not None  # a trusted file is run outside any sandbox, and its output is logged
     for stream in (0, 1, 2) if confined else (0,):
         os.dup2(nothing, stream)
-    if confined:
-        confine(order)
-    else:
+    if not confined:
         os.dup2(2, 1)
-        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
     def write(text):
         pipe.write(f"{order['word']}{text}\n")
@@ -516,7 +567,7 @@ def main():
         make_rows(order, write)
     if mode == "rewards":
         give_rewards(order, requests, write)
-    test(order, tell)
+    test({**order, "limits": limits}, fork, tell)
 
 
 if __name__ == "__main__":

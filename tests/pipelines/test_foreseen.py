@@ -135,9 +135,10 @@ def program(text: str, message: str) -> Case:
     return Case({"chat_raw.sources": [source]}, f"stage chat_raw: made.py {message}", {"made.py": text})
 
 
-def reward(text: str, message: str) -> Case:
+def reward(text: str, message: str, **others: str) -> Case:
     terms = [{"type": "program", "path": "mine.py"}]
-    return Case({"rlvr.reward": {"terms": terms}}, f"stage rlvr: mine.py {message}", {"mine.py": text})
+    files = {"mine.py": text, **{f"{name}.py": other for name, other in others.items()}}
+    return Case({"rlvr.reward": {"terms": terms}}, f"stage rlvr: mine.py {message}", files)
 
 
 def model(message: str, ranks: int = 1, **sizes: int) -> Case:
@@ -232,6 +233,9 @@ WRONG: dict[str, Case] = {
     "too few rows": rows({"rows.jsonl": ROWS}, "rows: count 11 > 10 rows: take fewer", count=11),
     "no Python": program("def rows(:\n", "is not Python: "),
     "no function": program("def row():\n  pass\n", "has no function rows: "),
+    "a reward that imports its neighbor": reward(
+        "from other import one\ndef reward():\n  pass\n", "imports other.one from the", other="one = 1"
+    ),
     "no reward function": reward("def score():\n  pass\n", "has no function reward: "),
     "heads of 16": model("the model's head size is 16, but vLLM on a CPU serves 32, 64", heads=12),
     "heads": model("tensor_parallel 4 does not divide the model's 6 attention heads: ", 4, heads=6),

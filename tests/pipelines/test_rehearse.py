@@ -205,13 +205,16 @@ def test_files_of_the_project_are_cut_and_it_is_said(bare, monkeypatch, kind):
 
 def test_a_reward_function_is_taken_as_it_is(bare):
     shutil.copy(Path(__file__).parents[2] / "configs" / "recipes" / "tiny.yaml", bare / "configs" / "recipes" / "tiny.yaml")
-    stage = "rlvr: {reward: {terms: [{type: program, path: mine.py}, {type: overlong, buffer: 8}]}}"
-    (bare / "configs" / "recipes" / "mine.yaml").write_text(f"extends: tiny\nexecution: cpu\nstages:\n  {stage}\n")
+    stages = "  rlvr: {reward: {terms: [{type: program, path: mine.py}, {type: overlong, buffer: 8}]}}\n"
+    stages += "  judge_0: {programs: [{type: program, path: judging.py}]}\n  scores: {programs: [{type: program, path: judging.py}]}\n"
+    (bare / "configs" / "recipes" / "mine.yaml").write_text(f"extends: tiny\nexecution: cpu\nstages:\n{stages}")
+    (bare / "judging.py").write_text("def reward(completions):\n    return [1.0] * len(completions)\n")
     with pytest.raises(ConfigError, match=r"stage rlvr: mine.py does not exist: add it"):
         prepare(Project(bare), "mine")
     (bare / "mine.py").write_text("def reward(completions):\n    return [1.0] * len(completions)\n")
     made = prepare(Project(bare), "mine")
-    assert (made.project.root / "mine.py").read_bytes() == (bare / "mine.py").read_bytes()
+    for name in ("mine.py", "judging.py"):
+        assert (made.project.root / name).read_bytes() == (bare / name).read_bytes()
 
 
 def test_a_file_of_few_rows_is_taken_as_it_is_and_one_that_lacks_is_named(bare, monkeypatch):

@@ -216,7 +216,7 @@ def test_what_one_member_cannot_score_has_no_reward_of_the_others(tmp_path, memb
 
 
 def test_what_would_ask_nobody_is_refused():
-    with pytest.raises(ValueError, match="verifier_weight, reward_weight and rating_weight are all 0"):
+    with pytest.raises(ValueError, match="verifier_weight, reward_weight, rating_weight and the weights of programs are all 0"):
         config_of("judge", verifier_weight=0.0)
     with pytest.raises(ValueError, match="ensemble worst_case has no effect, because reward_weight is 0"):
         config_of("judge", ensemble={"type": "worst_case"})

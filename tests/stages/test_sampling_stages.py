@@ -229,13 +229,16 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeyp
         "words": dataset(tmp_path / "words", "item", [constraint(number) for number in range(10)]),
     }
     labels = {"base": policies["a"], "tuned": policies["b"], "other": policies["deep"], "again": policies["a"]}
-    config = {"sampling": {"temperature": 0.0, "max_tokens": 16}, "chunk_size": 8, "resamples": 200, "dtype": "fp32"}
+    mine = tmp_path / "mine.py"
+    mine.write_text("def reward(completions, source):\n    return [float(len(one[0]['content'])) for one in completions]\n")
+    program = {"type": "program", "path": "mine.py", "name": "size"}
+    config = {"sampling": {"temperature": 0.0, "max_tokens": 16}, "chunk_size": 8, "resamples": 200, "dtype": "fp32", "programs": [program]}
     order = []
     for module, name in ((answer_log.AnswerLog, "keep"), (evaluate, "score")):
         own = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, own=own, name=name: (order.append(name), own(*given))[1])
     asked = counted(monkeypatch, "generate", len)
-    done = run(tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD)
+    done = run(tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD, files={"mine.py": mine})
     assert done["ok"], done
     assert len(asked) == 2  # one of each architecture
     last_made = max(place for place, name in enumerate(order) if name == "keep")
@@ -257,6 +260,10 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeyp
     difference = next(row for row in table["differences"] if (row["candidate"], row["baseline"], row["task"]) == ("other", "base", "words"))
     expected = paired_difference(scores("other", "words"), scores("base", "words"), resamples=200, seed=0)
     assert (difference["mean"], difference["low"], difference["high"]) == pytest.approx(tuple(expected))
+    assert all(row["scores"]["size"] == len(row["text"]) for row in rows)
+    sizes = next(row for row in table["differences"] if (row["candidate"], row["task"], row.get("metric")) == ("tuned", "words", "size"))
+    means = {label: table["policies"][label]["metrics"]["words"]["size"]["mean"] for label in labels}
+    assert sizes["mean"] == pytest.approx(means["tuned"] - means["base"]) and sizes["low"] <= sizes["mean"] <= sizes["high"]
     texts = {label: [row["text"] for row in rows if row["policy"] == label] for label in labels}
     assert texts["base"] == texts["again"] != texts["tuned"] != texts["other"]  # equal weights, whatever was loaded in between
     samples = read_rows(tmp_path / "job" / "out" / "evidence" / "samples.jsonl")

@@ -273,7 +273,7 @@ def test_another_machine_goes_on_with_what_was_scored_and_said(
 
 
 def test_scorers_that_nobody_asks_are_refused() -> None:
-    with pytest.raises(ValueError, match="reward_weight and rating_weight are both 0, so no row gets a score"):
+    with pytest.raises(ValueError, match="reward_weight, rating_weight and the weights of programs are all 0, so no row gets a score"):
         config_of("select_rows", keep=ABOVE_ALL)
     with pytest.raises(ValueError, match="ensemble worst_case has no effect, because reward_weight is 0"):
         config_of("select_rows", keep=ABOVE_ALL, ensemble={"type": "worst_case"})

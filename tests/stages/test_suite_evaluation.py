@@ -100,7 +100,7 @@ def scored(policy: str, name: str, score: float | None) -> Any:
 
 
 def task(form: Form | None = None, **items: dict[str, Any]) -> Task:
-    return Task("s", "h" * 64, form, items)
+    return Task("s", "h" * 64, form, items, metrics_of(form))
 
 
 def test_averages_over_items_and_over_categories_and_their_differences():

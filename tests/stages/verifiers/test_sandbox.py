@@ -287,6 +287,16 @@ def test_a_program_prints_the_output_of_each_example(program, reason):
 
 
 @locked
+def test_a_script_has_its_input_and_output_and_no_open_file_of_the_process_that_forked_it():
+    program = (
+        "import os\ngiven = input()\n"
+        "print(given, sorted(int(name) for name in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{name}')))\n"
+    )
+    examples = [{"input": str(number), "output": f"{number} [0, 1, 2]"} for number in range(3)]
+    assert verify({"name": "python", "examples": examples, "seconds": 5}, program).reason == "right"
+
+
+@locked
 def test_tests_that_do_not_end_are_ended_too(outcome_of):
     assert outcome_of("    return 2 * x\n", "while True:\n    pass\n") == (False, "ended before its tests did")
 
