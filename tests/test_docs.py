@@ -30,12 +30,12 @@ from pedigree.configs.base.document import parse_value
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.published import Published
-from pedigree.configs.judging.language_model import key_variable
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import Reproduce, recipe_names
+from pedigree.configs.methods.language_model import key_variable
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rehearsal.families import ModelFamily
 from pedigree.configs.rows.datasets import PrepareData

@@ -3,7 +3,7 @@
 from pydantic import Field, field_validator
 
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many
-from pedigree.configs.methods.training import Sampling
+from pedigree.configs.methods.sampling import Sampling
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.suite_forms import Form
 

@@ -16,6 +16,7 @@ from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
 from pedigree.configs.methods.preference import Kto, PreferenceLoss
 from pedigree.configs.methods.reward_terms import Reward, reward_problem
+from pedigree.configs.methods.sampling import Sampling
 
 
 class Lora(Frozen):
@@ -237,17 +238,6 @@ MAX_SERVED_RANK = SERVED_RANKS[-1]
 def served_rank(rank: int) -> int:
     """The rank for which vLLM reserves memory to serve adapters of this rank, at most `MAX_SERVED_RANK`."""
     return min(served for served in SERVED_RANKS if served >= rank)
-
-
-class Sampling(Frozen):
-    """Sampling parameters. Temperature 0 is greedy decoding."""
-
-    temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy decoding."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling threshold; 1 disables it."""
-    max_tokens: int = Field(ge=1)
-    """Maximum answer length in tokens."""
 
 
 class Rlvr(Frozen):

@@ -10,9 +10,9 @@ from typing import Any
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import SHARE_OF_A_BOUND, Amounts
-from pedigree.configs.judging.language_model import asks_endpoint
 from pedigree.configs.language.execution import FORMERLY, Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.methods.language_model import asks_endpoint
 from pedigree.configs.rows.source_models import PackagedModel, RandomLlama
 from pedigree.data.artifacts.artifacts import Run, read_run
 from pedigree.data.host.machine import settled

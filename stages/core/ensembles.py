@@ -9,7 +9,8 @@ from itertools import combinations
 from statistics import fmean, pstdev, pvariance
 from typing import TypeVar
 
-from pedigree.configs.judging.scoring import Ensemble, Mean, Scorers, UncertaintyWeighted, WorstCase
+from pedigree.configs.judging.scoring import Scorers
+from pedigree.configs.methods.ensembles import Ensemble, Mean, UncertaintyWeighted, WorstCase
 
 Number = TypeVar("Number", int, float)
 

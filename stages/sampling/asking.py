@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.texts import shown
-from pedigree.configs.judging.language_model import ByEndpoint, ByPolicy, Speaker
+from pedigree.configs.methods.language_model import ByEndpoint, ByPolicy, Speaker
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat, ChatError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pedigree.configs.judging.rubrics import Rating, load_rubric
+from pedigree.configs.methods.rubrics import Rating, load_rubric
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.records import records
