@@ -15,7 +15,7 @@ from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, 
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
 from pedigree.configs.methods.preference import Kto, PreferenceLoss
-from pedigree.configs.methods.reward_terms import Reward, reward_problem
+from pedigree.configs.methods.reward_terms import Reward, model_problem, reward_problem
 from pedigree.configs.methods.sampling import Sampling
 
 
@@ -255,7 +255,7 @@ class Rlvr(Frozen):
     sampling: Sampling
     """Sampling parameters of rollouts."""
     reward: Reward = Reward()
-    """Rewards of answers: by verifiers, by functions of the project, by terms such as length."""
+    """Rewards of answers: by verifiers, functions of the project, reward models, language models, and terms such as length."""
     replay: Literal["exact", "recorded"] = added("exact")
     """How an interrupted run repeats its answers. `exact`: it samples them again, with equal bits, in fixed chunks of 256 answers, each of
     which must fit into the KV cache of an engine. `recorded`: engines run as many answers as fit, and each is stored as it finishes, with
@@ -331,7 +331,7 @@ def rlvr_problem(config: Rlvr, arrived: Arrived) -> str | None:
         return f"the input reference is set, but {algorithm.type} has no kl: set algorithm.kl, or remove the input"
     if arrived.get("value") and not isinstance(algorithm, Ppo):
         return f"the input value is set, but {algorithm.type} has no value model: use algorithm ppo, or remove the input"
-    return None
+    return model_problem(config.reward, arrived)
 
 
 REHEARSED_BATCH, REHEARSED_EPOCHS = 4, 2

@@ -10,7 +10,7 @@ from statistics import fmean, pstdev, pvariance
 from typing import TypeVar
 
 from pedigree.configs.judging.scoring import Scorers
-from pedigree.configs.methods.ensembles import Ensemble, Mean, UncertaintyWeighted, WorstCase
+from pedigree.configs.methods.combining import Ensemble, Mean, UncertaintyWeighted, WorstCase
 
 Number = TypeVar("Number", int, float)
 
