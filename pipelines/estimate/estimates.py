@@ -276,6 +276,8 @@ def operations(amounts: Amounts, facts: Facts | None, checkpointing: bool) -> fl
         a_token += flops.forward(facts.reference, document)
     if facts.value is not None:  # one forward pass per token, and full training
         a_token += flops.forward(facts.value, document) + plan.updates * flops.training(facts.value, document, checkpointing=checkpointing)
+    if facts.rewarding is not None:
+        a_token += facts.rewarding_models * flops.forward(facts.rewarding, document)
     return a_token * amounts.tokens.value
 
 
