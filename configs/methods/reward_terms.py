@@ -3,12 +3,12 @@
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
 from pedigree.configs.base.python_files import FunctionName, PythonFile, keyword_arguments
 from pedigree.configs.methods.combining import Ensemble, Mean
-from pedigree.configs.methods.language_model import ByPolicy, Speaker
+from pedigree.configs.methods.language_model import ByEndpoint
 from pedigree.configs.methods.rubrics import Rating
 
 COLUMNS = ("prompts", "completions", "completion_ids", "id", "source", "verifier", "verifier_score", "finish_reason", "template_arguments")
@@ -87,6 +87,15 @@ class ModelReward(Term):
     """Compute dtype of the models."""
 
 
+def _no_policy(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type") == "policy":
+        raise ValueError(
+            "by is a policy, but the engines of rlvr hold the policy that is trained: serve the judge, e.g. with `vllm serve`, and set "
+            "`by: {type: endpoint, base_url: ..., model: ...}`"
+        )
+    return value
+
+
 class RatedReward(Term, Rating):
     """The mean rating of an answer by a language model, as in `judge`: 1 to 5, one question for each rubric.
 
@@ -96,18 +105,10 @@ class RatedReward(Term, Rating):
     formula: ClassVar[str] = "mean over the rubrics of the rating; unknown if one has none"
     source: ClassVar[str] = "Cui et al. 2023, arXiv 2310.01377 (UltraFeedback), app. G.1; Tülu 3, arXiv 2411.15124, §5.2.1"
     type: Literal["rating"]
+    by: Annotated[ByEndpoint, BeforeValidator(_no_policy)]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The server of the model that rates. A policy of the recipe has no engine next to those of the policy that is trained."""
     max_unanswered_share: float = Field(default=0.1, ge=0, lt=1)
     """The attempt ends if the server leaves more than this share of a batch's answers without a rating."""
-
-    @field_validator("by")
-    @classmethod
-    def _check_by(cls, value: Speaker) -> Speaker:
-        if isinstance(value, ByPolicy):
-            raise ValueError(
-                "by is a policy, but the engines of rlvr hold the policy that is trained: serve the judge, e.g. with `vllm serve`, and set "
-                "`by: {type: endpoint, base_url: ..., model: ...}`"
-            )
-        return value
 
 
 class Majority(Term):

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
-from pedigree.configs.methods.language_model import ByEndpoint
 from pedigree.configs.methods.reward_terms import ModelReward, RatedReward
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.records import records
@@ -100,7 +99,6 @@ class RatedRewards:
 
     def values(self, groups: Sequence[Sequence[Answered]]) -> list[list[Value]]:
         term, job = self._term, self._job
-        assert isinstance(term.by, ByEndpoint)
         questions = RatingQuestions(term, [row for group in groups for row in rows_of(group)])
         bound = Bound(term.max_unanswered_share, len(questions.completions), "no rating for {} of {} answers", "max_unanswered_share")
         progress: Callable[[int, int], None] = partial(job.doing, f"rewarding by {term.called}", unit="questions")
