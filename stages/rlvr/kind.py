@@ -41,7 +41,7 @@ def shrink(cut: Cut) -> None:
         if isinstance(term, RatedReward):
             cut.set(f"{place}.by.base_url", cut.stand_ins.judge_url, "judges")
             cut.most(f"{place}.sampling.max_tokens", TOKENS, "lengths")
-            cut.set(f"{place}.max_unanswered_share", MAX_UNKNOWN, "thresholds")
+            cut.set(f"{place}.max_unanswered_share", max(term.max_unanswered_share, MAX_UNKNOWN), "thresholds")
     if config.algorithm.resampling:
         cut.most("algorithm.resampling.max_batches", BATCHES, "batches")  # a tiny model's answers seldom differ
 

@@ -153,7 +153,7 @@ def test_a_killed_run_with_rewards_of_every_kind_resumes_to_the_same_weights(mod
             {"type": "program", "path": "rewards/mine.py"},
             {"type": "overlong", "buffer": 6, "weight": 0.5},
         ]
-        return FIELDS | {"reward": {"right": 0, "terms": terms}}
+        return FIELDS | {"algorithm": {"type": "dr_grpo"}, "steps": 3, "reward": {"right": 0, "terms": terms}}
 
     with chat_server(by_text) as chats:
         fields, files = fields_of(chats.base_url), {"rewards/mine.py": mine}
