@@ -11,7 +11,7 @@ from pedigree.stages.verifiers import maths, numbers, sandbox
 from pedigree.stages.verifiers.reward_programs import BEAT_SECONDS, Answered, Value
 
 
-class Rule(NamedTuple):
+class VotingRule(NamedTuple):
     """What a verifier takes for an answer's result, and when two are equal."""
 
     result: Callable[[str], Hashable | None]
@@ -29,14 +29,14 @@ def _number(found: tuple[str, Any] | None) -> Any:
 
 
 RULES = {
-    "math": Rule(lambda text: _expression(maths.candidates(text)[0]), maths.equal),
-    "strict_math": Rule(lambda text: _expression(maths.in_minervas_place(text) or text), maths.equal),
-    "arithmetic": Rule(lambda text: _number(numbers.read(text)), lambda one, other: one == other),
-    "gsm": Rule(lambda text: _number(numbers.in_gsms_place(text)), lambda one, other: one == other),
+    "math": VotingRule(lambda text: _expression(maths.candidates(text)[0]), maths.equal),
+    "strict_math": VotingRule(lambda text: _expression(maths.in_minervas_place(text) or text), maths.equal),
+    "arithmetic": VotingRule(lambda text: _number(numbers.read(text)), lambda one, other: one == other),
+    "gsm": VotingRule(lambda text: _number(numbers.in_gsms_place(text)), lambda one, other: one == other),
 }
 
 
-def agreement(texts: Sequence[str], rule: Rule) -> list[Value]:
+def agreement(texts: Sequence[str], rule: VotingRule) -> list[Value]:
     """1 for each answer whose result is the most frequent one, 0 for each with another or none, and the cause where that is undecided."""
     results = [rule.result(text) for text in texts]
 

@@ -4,7 +4,7 @@ import pytest
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.reward_terms import Majority
-from pedigree.stages.rlvr.majority import RULES, Majorities, Rule, agreement
+from pedigree.stages.rlvr.majority import RULES, Majorities, VotingRule, agreement
 from pedigree.stages.verifiers.reward_programs import Answered
 
 
@@ -14,7 +14,7 @@ def undecided(one: str, other: str) -> bool:
     return one.lower() == other.lower()
 
 
-WORDS = Rule(lambda text: text or None, undecided)
+WORDS = VotingRule(lambda text: text or None, undecided)
 
 
 @pytest.mark.unit
