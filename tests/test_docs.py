@@ -528,5 +528,5 @@ def test_the_recipe_of_all_methods_has_all_methods():
     for kind, configs in generate.methods().items():
         used = set().union(*(types_in(node.config.model_dump(mode="json")) for node in graph.nodes.values() if node.kind == kind))
         listed = {typing.get_args(config.model_fields["type"].annotation)[0] for config in configs if "type" in config.model_fields}
-        listed -= {"program", "rating"} if kind == "rlvr" else {"program"}  # a file and a server of the user's
+        listed -= {"program", "rating"}  # a file of the user's project, and a server
         assert listed <= used, f"{kind}: configs/recipes/methods.yaml lacks {sorted(listed - used)}"
