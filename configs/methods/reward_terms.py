@@ -1,13 +1,16 @@
-"""Config of rewards: the verifier's score, functions of the project, and terms that shape them."""
+"""Config of rewards: the verifier's score, functions of the project, models, votes, and terms that shape them."""
 
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from pedigree.configs.base.frozen import Frozen, Many, added
+from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
 from pedigree.configs.base.python_files import FunctionName, PythonFile, keyword_arguments
+from pedigree.configs.methods.combining import Ensemble, Mean
+from pedigree.configs.methods.language_model import ByEndpoint
+from pedigree.configs.methods.rubrics import Rating
 
 COLUMNS = ("prompts", "completions", "completion_ids", "id", "source", "verifier", "verifier_score", "finish_reason", "template_arguments")
 """Keyword arguments of a reward function in TRL's form, before those of the rows' verifiers."""
@@ -19,6 +22,8 @@ class Term(Frozen):
 
     needs_score: ClassVar[bool] = False
     """Whether it is a function of the verifier's score."""
+    compares: ClassVar[bool] = False
+    """Whether it compares the answers to a prompt."""
     weight: float = 1.0
     """Factor in the sum, possibly negative; with 0 the term is only measured."""
     name: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
@@ -74,6 +79,63 @@ def distinct(terms: Iterable[Term], field: str) -> None:
             raise ValueError(f"{field} has two terms called {name}: give one of them another `name`")
 
 
+class ModelReward(Term):
+    """The reward of the models at the input `reward_models`, as in `judge`: normalized, and combined if there are several.
+
+    On GPUs the models are loaded next to the engines while they score, one after the other, and leave the memory to the trainer
+    afterwards. An answer that one of them cannot read has no reward.
+    """
+
+    formula: ClassVar[str] = "ensemble(R_1, ..., R_k), R_i = (s_i - mean_i) / std_i over model i's held-out answers; one model: R_1"
+    source: ClassVar[str] = "Ouyang et al. 2022, arXiv 2203.02155, §3.5; ensembles: Coste et al. 2024, arXiv 2310.02743, §3"
+    type: Literal["reward_model"]
+    models: Many[str] | None = None
+    """Labels of the input's models that this term uses; `null`: all."""
+    ensemble: Ensemble = Mean(type="mean")
+    """How the rewards of several models become one."""
+    dtype: Dtype = "bf16"
+    """Compute dtype of the models."""
+
+
+def _no_policy(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type") == "policy":
+        raise ValueError(
+            "by is a policy, but the engines of rlvr hold the policy that is trained: serve the judge, e.g. with `vllm serve`, and set "
+            "`by: {type: endpoint, base_url: ..., model: ...}`"
+        )
+    return value
+
+
+class RatedReward(Term, Rating):
+    """The mean rating of an answer by a language model, as in `judge`: 1 to 5, one question for each rubric.
+
+    Replies are stored, so that an interrupted run asks nothing twice. If the server is down, the attempt ends.
+    """
+
+    formula: ClassVar[str] = "mean over the rubrics of the rating; unknown if one has none"
+    source: ClassVar[str] = "Cui et al. 2023, arXiv 2310.01377 (UltraFeedback), app. G.1; Tülu 3, arXiv 2411.15124, §5.2.1"
+    type: Literal["rating"]
+    by: Annotated[ByEndpoint, BeforeValidator(_no_policy)]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The server of the model that rates. A policy of the recipe has no engine next to those of the policy that is trained."""
+    max_unanswered_share: float = Field(default=0.1, ge=0, lt=1)
+    """The attempt ends if the server leaves more than this share of a batch's answers without a rating."""
+
+
+class Majority(Term):
+    """Agreement with the most frequent answer to the prompt, which needs no ground truth.
+
+    Among equally frequent answers, the one that occurs first is taken. An answer without a result has no vote and agrees with none. One
+    that can be neither proved equal nor different has an unknown reward.
+    """
+
+    compares: ClassVar[bool] = True
+    formula: ClassVar[str] = "1 if a_i = a*, else 0; a* = argmax_a |{j : a_j = a}| over the answers to the prompt"
+    source: ClassVar[str] = "Zuo et al. 2025, arXiv 2504.16084 (TTRL), §2"
+    type: Literal["majority"]
+    compared_by: Literal["math", "strict_math", "arithmetic", "gsm"] = "math"
+    """The verifier whose rules find the results of answers and compare them."""
+
+
 class Overlong(Term):
     """Soft overlong punishment: nothing up to a buffer before `max_tokens`, then linearly down to −1."""
 
@@ -88,6 +150,7 @@ class Length(Term):
     """Length reward: the shortest answers to a prompt gain up to ½, the longest lose up to ½; wrong answers gain nothing."""
 
     needs_score: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
     formula: ClassVar[str] = (
         "λ if right, else min(0, λ); λ = ½ - (n - min n) / (max n - min n) over the answers to the prompt; 0 if all are equally long"
     )
@@ -146,7 +209,9 @@ class Format(Term):
         return value
 
 
-RewardTerm = Annotated[RewardProgram | Overlong | Length | Cosine | RepeatedNgrams | Format, Field(discriminator="type")]
+RewardTerm = Annotated[
+    RewardProgram | ModelReward | RatedReward | Majority | Overlong | Length | Cosine | RepeatedNgrams | Format, Field(discriminator="type")
+]
 
 
 class Reward(Frozen):
@@ -174,6 +239,10 @@ class Reward(Frozen):
     def programs(self) -> list[RewardProgram]:
         return [term for term in self.terms if isinstance(term, RewardProgram)]
 
+    @property
+    def by_models(self) -> list[ModelReward]:
+        return [term for term in self.terms if isinstance(term, ModelReward)]
+
     @model_validator(mode="after")
     def _check_terms(self) -> "Reward":
         if not self.right and not any(term.weight for term in self.terms):
@@ -194,7 +263,25 @@ def reward_problem(reward: Reward, max_tokens: int, samples: int, greedy: bool) 
     for term in reward.terms:
         if isinstance(term, Overlong) and term.buffer > max_tokens:
             return f"the buffer of overlong is {term.buffer}, more than max_tokens {max_tokens}: lower it"
-        if isinstance(term, Length) and (greedy or samples < 2):
+        if term.compares and (greedy or samples < 2):
             what = "remax rewards greedy answers alone" if greedy else f"samples_per_prompt is {samples}"
-            return f"the term length compares the answers to a prompt, but {what}: use another term, e.g. overlong"
+            return f"the term {term.called} compares the answers to a prompt, but {what}: use another term, e.g. overlong"
+    return None
+
+
+def model_problem(reward: Reward, arrived: Arrived) -> str | None:
+    """Error message if the reward models do not fit the terms, else None."""
+    given, used = arrived.get("reward_models", {}), set[str]()
+    for term in reward.by_models:
+        labels = given if term.models is None else term.models
+        if not labels:
+            return f"models of {term.called} is empty: name some of {', '.join(given)}, or remove models"
+        for name in labels:
+            if name not in given:
+                return f"{term.called} uses the reward model {name}, but reward_models has {', '.join(given)}: use one of these"
+        if len(labels) < 2 and term.ensemble.type != "mean":
+            return f"ensemble {term.ensemble.type} of {term.called} needs at least 2 reward models, not 1: add some, or remove ensemble"
+        used.update(labels)
+    if unused := sorted(given.keys() - used):
+        return f"reward_models has {', '.join(unused)}, which no term of reward uses: add {{type: reward_model}}, or remove the input"
     return None

@@ -15,7 +15,8 @@ from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, 
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
 from pedigree.configs.methods.preference import Kto, PreferenceLoss
-from pedigree.configs.methods.reward_terms import Reward, RewardProgram, reward_problem
+from pedigree.configs.methods.reward_terms import Reward, RewardProgram, model_problem, reward_problem
+from pedigree.configs.methods.sampling import Sampling
 
 
 class Lora(Frozen):
@@ -239,17 +240,6 @@ def served_rank(rank: int) -> int:
     return min(served for served in SERVED_RANKS if served >= rank)
 
 
-class Sampling(Frozen):
-    """Sampling parameters. Temperature 0 is greedy decoding."""
-
-    temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy decoding."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling threshold; 1 disables it."""
-    max_tokens: int = Field(ge=1)
-    """Maximum answer length in tokens."""
-
-
 class Asynchronous(Frozen):
     """Rollouts of the next steps while the trainer updates the policy.
 
@@ -293,7 +283,7 @@ class Rlvr(Frozen):
     sampling: Sampling
     """Sampling parameters of rollouts."""
     reward: Reward = Reward()
-    """Rewards of answers: by verifiers, by functions of the project, by terms such as length."""
+    """Rewards of answers: by verifiers, functions of the project, reward models, language models, and terms such as length."""
     replay: Literal["exact", "recorded"] = added("exact")
     """How an interrupted run repeats its answers. `exact`: it samples them again, with equal bits, in fixed chunks of 256 answers, each of
     which must fit into the KV cache of an engine. `recorded`: engines run as many answers as fit, and each is stored as it finishes, with
@@ -401,7 +391,7 @@ def rlvr_problem(config: Rlvr, arrived: Arrived) -> str | None:
         return "algorithm.teacher is set, but the input teacher is missing: add it, or remove algorithm.teacher"
     if arrived.get("value") and not isinstance(algorithm, Ppo):
         return f"the input value is set, but {algorithm.type} has no value model: use algorithm ppo, or remove the input"
-    return None
+    return model_problem(config.reward, arrived)
 
 
 REHEARSED_BATCH, REHEARSED_EPOCHS = 4, 2

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.frozen import digest
-from pedigree.configs.judging.rubrics import FRAME, HIGHEST
+from pedigree.configs.methods.rubrics import FRAME, HIGHEST
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints, Stored
 from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import sha256_file

@@ -10,9 +10,9 @@ from typing import Any
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import SHARE_OF_A_BOUND, Amounts
-from pedigree.configs.judging.language_model import asks_endpoint
 from pedigree.configs.language.execution import FORMERLY, Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.methods.language_model import asks_endpoint
 from pedigree.configs.rows.source_models import PackagedModel, RandomLlama
 from pedigree.data.artifacts.artifacts import Run, read_run
 from pedigree.data.host.machine import settled
@@ -308,6 +308,8 @@ def operations(amounts: Amounts, facts: Facts | None, checkpointing: bool) -> fl
     a_token += sum(flops.forward(shape, document) for shape in (facts.reference, facts.teacher) if shape is not None)
     if facts.value is not None:  # one forward pass per token, and full training
         a_token += flops.forward(facts.value, document) + plan.updates * flops.training(facts.value, document, checkpointing=checkpointing)
+    if facts.rewarding is not None:
+        a_token += facts.rewarding_models * flops.forward(facts.rewarding, document)
     return a_token * amounts.tokens.value
 
 

@@ -48,6 +48,8 @@ def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts, due: 
         reference_is_policy=_sources(node, "reference") <= _sources(node, "policy"),
         teacher=held.get("teacher"),
         value=held.get("value"),
+        rewarding=largest.get(scoring.port) if training and scoring else None,
+        rewarding_models=len(_sources(node, scoring.port)) if training and scoring else 0,
         finer=above is not None and _dtype(above) == "fp32",
         document=amounts.document.value if amounts.document and amounts.document.how != "at most" else None,
         prompt=amounts.prompt.value if amounts.prompt and amounts.prompt.how != "at most" else None,

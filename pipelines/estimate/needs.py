@@ -32,6 +32,10 @@ class Facts:
     teacher: Shape | None = None
     value: Shape | None = None
     """PPO's value model."""
+    rewarding: Shape | None = None
+    """The largest of the reward models that score next to a training."""
+    rewarding_models: int = 0
+    """Their number."""
     finer: bool = False
     """Whether the policy's stored weights have more precision than bf16."""
     document: float | None = None
@@ -88,7 +92,7 @@ class Needs:
     host: int = 0
     """Host memory per rank if the device is a GPU."""
     asleep: int = 0
-    """Host memory of one node for the weights of a sleeping engine."""
+    """Host memory of one node for the weights of a sleeping engine, and of reward models."""
     ranks: int = 1
     beside: int = 0
     """GPUs of engines that generate while the ranks train."""
@@ -108,7 +112,7 @@ class Needs:
 
     @property
     def together(self) -> int:
-        """Total of all ranks on one machine; only rank 0 has the sampler."""
+        """Total of all ranks on one machine; only rank 0 has the sampler and reward models."""
         return max(_of_all_ranks(terms, self.ranks // self.nodes) for terms in (self.device, self.loading))
 
     @property
@@ -123,15 +127,15 @@ class Needs:
 
 
 def _of_all_ranks(terms: Mapping[str, int], ranks: int) -> int:
-    sampler = terms.get("sampler", 0)
-    return ranks * (peak_memory.total(terms) - sampler) + sampler
+    once = terms.get("sampler", 0) + terms.get("reward_models", 0)
+    return ranks * (peak_memory.total(terms) - once) + once
 
 
 def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: int | None = None) -> Needs:
     """Needs of a stage under a profile; `gpu_bytes`: memory of one GPU if known, of which vLLM reserves a share."""
     engine = _engine(facts, numerics, placement, gpu_bytes)
     if facts.training is not None:
-        return _training(facts, facts.training, engine, numerics, placement.engines)
+        return _rewarded(_training(facts, facts.training, engine, numerics, placement.engines), facts, numerics, placement)
     scoring = _scoring(facts, facts.scoring, numerics, placement) if facts.scoring else None
     if engine is not None:
         sampling = Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
@@ -201,6 +205,31 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
         asleep=engine.weights * engine.ranks * engines if rollouts and engine and not beside else 0,
         beside=engine.ranks * engines if engine and beside else 0, ranks=numerics.world_size, nodes=numerics.nodes, tokens_a_pass=tokens,
     )  # fmt: skip
+
+
+def _rewarded(training: Needs, facts: Facts, numerics: Numerics, placement: Placement) -> Needs:
+    """Needs of a training with reward models: on GPUs one after the other has memory during rollouts, on a CPU all stay."""
+    plan, shape = facts.scoring, facts.rewarding
+    if plan is None or shape is None:
+        return training
+    copies, models, tokens = (
+        placement.engines * numerics.tensor_parallel,
+        facts.rewarding_models,
+        tokens_of_a_frozen_pass(facts, plan, numerics),
+    )
+    terms = peak_memory.inference(scored(shape), numerics, SIZES[plan.dtype], tokens, plan.scalar_head)
+    contexts = models * _runtime(numerics)["runtime"] if copies > 1 else 0  # of processes of their own
+    if numerics.device == "cpu":
+        own = copies * (peak_memory.total(terms) + (models - 1) * terms["weights"] + contexts)
+        return replace(training, device=training.device | {"reward_models": own})
+    between = {"reward_models": contexts} if contexts else {}
+    return replace(
+        training,
+        device=training.device | between,
+        loading=training.loading | between,
+        rollouts=training.rollouts | {"reward_models": peak_memory.total(terms) + contexts},
+        asleep=training.asleep + models * copies * peak_memory.read(shape.parameters, plan.dtype, facts.finer),
+    )
 
 
 def tokens_of_a_pass(facts: Facts, plan: TrainingPlan, numerics: Numerics) -> int:

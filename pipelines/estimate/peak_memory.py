@@ -86,6 +86,12 @@ FORMULAS = (
         "`stages/training/policy_update.py`",
     ),
     Formula(
+        "reward_models",
+        "of `rlvr`, on GPUs only in `rollouts`: eΨ and `working` of the largest one, since one scores after the other; their weights "
+        "stay in host memory; `runtime` of each copy with a process of its own; on a CPU eΨ of all in addition",
+        "`stages/rlvr/model_rewards.py`",
+    ),
+    Formula(
         "sampler",
         "vLLM takes `gpu_memory_utilization` of the GPU: eΨ/P, adapters, 2 GiB, and the rest as KV cache, P = `tensor_parallel`; in "
         "`rlvr` on GPUs 2 GiB while it sleeps",
@@ -94,7 +100,7 @@ FORMULAS = (
     Formula(
         "rollouts",
         "in `rlvr` on GPUs: `sampler` with what the trainer keeps between steps: weights without those gathered, optimizer, gradients "
-        "with ZeRO-1 and 3, buckets of 4·B with ZeRO-3, the same of a value model, and the reference",
+        "with ZeRO-1 and 3, buckets of 4·B with ZeRO-3, the same of a value model, the reference, and a reward model",
         "`stages/rlvr/handover.py`",
     ),
     Formula(

@@ -14,8 +14,8 @@ from typing import Any
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.judging.rephrased import SAME
-from pedigree.configs.judging.rubrics import HIGHEST
 from pedigree.configs.judging.synthesis import CLOSE, OPEN
+from pedigree.configs.methods.rubrics import HIGHEST
 from pedigree.data.artifacts.artifacts import write_text
 
 PORT = "judge.port"

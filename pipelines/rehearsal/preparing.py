@@ -20,9 +20,9 @@ from pedigree.configs.base.paths import place_of, written_of
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_repo, rehearsed_name
-from pedigree.configs.judging.language_model import asks_endpoint
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
+from pedigree.configs.methods.language_model import asks_endpoint
 from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
 from pedigree.configs.rehearsal.shrinking import FILE_ROWS, rehearsed, rehearsed_profile

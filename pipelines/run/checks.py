@@ -17,9 +17,9 @@ from pedigree.configs.base.installation import missing
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.judging.language_model import endpoints, key_variable
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node, shown_name
+from pedigree.configs.methods.language_model import endpoints, key_variable
 from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
 from pedigree.pipelines.jobs import checkpoint_store

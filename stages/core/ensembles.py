@@ -9,7 +9,8 @@ from itertools import combinations
 from statistics import fmean, pstdev, pvariance
 from typing import TypeVar
 
-from pedigree.configs.judging.scoring import Ensemble, Mean, Scorers, UncertaintyWeighted, WorstCase
+from pedigree.configs.judging.scoring import Scorers
+from pedigree.configs.methods.combining import Ensemble, Mean, UncertaintyWeighted, WorstCase
 from pedigree.configs.methods.reward_terms import RewardProgram
 
 Number = TypeVar("Number", int, float)

@@ -10,7 +10,7 @@ from statistics import fmean
 from string import Template
 
 from pedigree.configs.base.frozen import digest
-from pedigree.configs.judging.rubrics import CUT_OFF, FRAME, HIGHEST, Rubric
+from pedigree.configs.methods.rubrics import CUT_OFF, FRAME, HIGHEST, Rubric
 from pedigree.data.records.records import Message
 from pedigree.stages.core.ensembles import all_known
 

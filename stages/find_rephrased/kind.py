@@ -14,8 +14,8 @@ from pedigree.configs.base.work import (
     rows_written,
     tokens_at,
 )
-from pedigree.configs.judging.language_model import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
 from pedigree.configs.judging.rephrased import FindRephrased
+from pedigree.configs.methods.language_model import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
 from pedigree.configs.rows.overlap_criteria import shrink_comparison
 
 

@@ -1,16 +1,18 @@
 """`rlvr` as recipes, plans, rehearsals and reports see it."""
 
 from pedigree.configs.base.kind import FUNCTIONS, RENDERING, REWARDING, Kind, gives, port
-from pedigree.configs.base.shrink import TOKENS, Cut, even
-from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, TrainingPlan, at_ports
+from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut, even
+from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, TrainingPlan, at_ports
 from pedigree.configs.methods.policy_gradient import Ppo
-from pedigree.configs.methods.reward_terms import Overlong
+from pedigree.configs.methods.reward_terms import Majority, ModelReward, Overlong, RatedReward, RewardProgram, Term
 from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
 """Prompts of a step, answers to each."""
 BATCHES = 2
 """Batches of rollouts per step, where prompts without a signal are replaced."""
+VOTING = ("maths", "numbers", "algebra", "expressions", "tokens", "units")
+"""Verifiers' modules that find and compare results for a vote."""
 ROLLOUT_CHUNK = 256
 """Requests submitted together, unless answers are recorded."""
 
@@ -33,19 +35,40 @@ def shrink(cut: Cut) -> None:
         cut.set("samples_per_prompt", even(min(config.samples_per_prompt, SAMPLES)), "samples")
     cut.most("sampling.max_tokens", TOKENS, "lengths")
     for number, term in enumerate(config.reward.terms):
+        place = f"reward.terms.{number}"
         if isinstance(term, Overlong):
-            cut.most(f"reward.terms.{number}.buffer", cut.get("sampling.max_tokens"), "lengths")
+            cut.most(f"{place}.buffer", cut.get("sampling.max_tokens"), "lengths")
+        if isinstance(term, RatedReward):
+            cut.set(f"{place}.by.base_url", cut.stand_ins.judge_url, "judges")
+            cut.most(f"{place}.sampling.max_tokens", TOKENS, "lengths")
+            cut.set(f"{place}.max_unanswered_share", max(term.max_unanswered_share, MAX_UNKNOWN), "thresholds")
     if config.algorithm.keep:
         cut.most("algorithm.keep.answers", max(2, cut.get("samples_per_prompt") // 2), "samples")
     if config.algorithm.resampling:
         cut.most("algorithm.resampling.max_batches", BATCHES, "batches")  # a tiny model's answers seldom differ
 
 
+DECIDING: dict[type[Term], tuple[str, ...]] = {
+    RewardProgram: FUNCTIONS,
+    ModelReward: ("stages/rlvr/model_rewards.py", "stages/core/ensembles.py"),
+    RatedReward: ("stages/rlvr/model_rewards.py", "stages/core/rating.py"),
+    Majority: ("stages/rlvr/majority.py", *(f"stages/verifiers/{name}.py" for name in VOTING)),
+}
+"""The code of terms that are not in `rewarding.py`."""
+
+
 def decided_by(config: Rlvr) -> tuple[str, ...]:
-    functions = FUNCTIONS if config.reward.programs else ()
+    terms = dict.fromkeys(part for term in config.reward.terms for part in DECIDING.get(type(term), ()))
     selection = ("stages/rlvr/selection.py",) if config.algorithm.keep else ()
     chosen = ("stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/resampling.py", *selection)
-    return (*RENDERING, *REWARDING, *chosen, *functions)
+    return (*RENDERING, *REWARDING, *chosen, *terms)
+
+
+def scoring_plan(config: Rlvr) -> ScoringPlan | None:
+    if not (terms := config.reward.by_models):
+        return None
+    dtype = "fp32" if any(term.dtype == "fp32" for term in terms) else "bf16"
+    return ScoringPlan("reward_models", dtype, config.max_prompt_length + config.sampling.max_tokens, scalar_head=True)
 
 
 def sampling_plan(config: Rlvr) -> SamplingPlan:
@@ -95,15 +118,18 @@ KIND = Kind(
         "reference": port("policy", optional=True),
         "teacher": port("policy", optional=True),
         "value": port("reward_model", optional=True),
+        "reward_models": port("reward_model", many=True, optional=True),
     },
     output=gives("policy"),
     engine="deepspeed+vllm",
     trains_on=frozenset({"prompts"}),
     verified=frozenset({"prompts"}),
     decided_by=decided_by,
+    needs=lambda config: frozenset({"reward_models"} if config.reward.by_models else ()),
     problem=rlvr_problem,
     work=work,
     training_plan=training_plan,
+    scoring_plan=scoring_plan,
     sampling_plan=sampling_plan,
     shrink=shrink,
     family="training",

@@ -1,17 +1,34 @@
-"""The rewards of answers: by verifiers, by functions of the project, by length and form. `configs.methods.reward_terms` has formulas."""
+"""The rewards of answers: by verifiers, functions of the project, models, votes, length and form. `configs.methods.reward_terms` has
+formulas."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol
 
 import regex
 
-from pedigree.configs.methods.reward_terms import Cosine, Format, Length, Overlong, RepeatedNgrams, Reward, RewardProgram, Term
+from pedigree.configs.methods.reward_terms import (
+    Cosine,
+    Format,
+    Length,
+    Majority,
+    ModelReward,
+    Overlong,
+    RatedReward,
+    RepeatedNgrams,
+    Reward,
+    Term,
+)
 from pedigree.configs.methods.training import Rlvr
+from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.stages.job.job import Job
+from pedigree.stages.rlvr.majority import Majorities
+from pedigree.stages.rlvr.model_rewards import ModelRewards, RatedRewards
+from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.functions import opened
-from pedigree.stages.verifiers.reward_programs import Answered, RewardFunction, Value
+from pedigree.stages.verifiers.reward_programs import Answered, Value
 
 SEARCH_SECONDS = 2.0
 """Time limit for a pattern, which may take forever."""
@@ -27,11 +44,19 @@ class Rewarded(NamedTuple):
     """Why a term is unknown."""
 
 
-class Rewards:
-    """Rewards answers as a config has it."""
+class Rewarder(Protocol):
+    """What gives a term's values where no function of one group does."""
 
-    def __init__(self, given: Reward, max_tokens: int, functions: Mapping[str, RewardFunction]) -> None:
-        self.given, self.max_tokens, self.functions = given, max_tokens, functions
+    def values(self, groups: Sequence[Sequence[Answered]]) -> list[list[Value]]: ...
+
+    def close(self) -> None: ...
+
+
+class Rewards:
+    """Rewards answers as a config has it; `rewarders` are those of terms, by name."""
+
+    def __init__(self, given: Reward, max_tokens: int, rewarders: Mapping[str, Rewarder]) -> None:
+        self.given, self.max_tokens, self.rewarders = given, max_tokens, rewarders
 
     def of(self, answers: Sequence[Answered], samples: int) -> list[Rewarded]:
         """The rewards of whole groups, each of `samples` answers to one prompt."""
@@ -40,8 +65,8 @@ class Rewards:
         return [self._rewarded(answer, {name: values[place] for name, values in terms.items()}) for place, answer in enumerate(answers)]
 
     def _values(self, term: Term, groups: Sequence[Sequence[Answered]]) -> list[Value]:
-        if isinstance(term, RewardProgram):
-            found = self.functions[term.called].values(groups)
+        if term.called in self.rewarders:
+            found = self.rewarders[term.called].values(groups)
         else:
             found = [TERMS[type(term)](term, group, self.max_tokens) for group in groups]
         for group, values in zip(groups, found, strict=True):
@@ -57,17 +82,36 @@ class Rewards:
 
 
 @contextmanager
-def open_rewards(config: Rlvr, prompts: Sequence[Mapping[str, Any]], job: Job) -> Iterator[Rewards | None]:
-    """The rewards on rank 0, None elsewhere. Functions of the project run until the end of the block.
+def open_rewards(config: Rlvr, prompts: Sequence[Mapping[str, Any]], models: Mapping[str, Artifact], job: Job) -> Iterator[Rewards | None]:
+    """The rewards on rank 0, None elsewhere. Functions of the project and reward models run until the end of the block.
 
     Raises:
-        PedigreeError: a function cannot be used.
+        PedigreeError: a function or a model cannot be used.
     """
     if job.rank != 0:
         yield None
         return
-    with opened(config.reward.programs, (prompt["verifier"] for prompt in prompts), job) as functions:
-        yield Rewards(config.reward, config.sampling.max_tokens, functions)
+    with ExitStack() as stack:
+        log = cache(lambda: stack.enter_context(AnswerLog(job)))
+        functions = stack.enter_context(opened(config.reward.programs, (prompt["verifier"] for prompt in prompts), job))
+        rewarders: dict[str, Rewarder] = {**functions}
+        for term in config.reward.terms:
+            if found := _opened(term, models, job, log):
+                stack.callback(found.close)
+                rewarders[term.called] = found
+        yield Rewards(config.reward, config.sampling.max_tokens, rewarders)
+
+
+def _opened(term: Term, models: Mapping[str, Artifact], job: Job, log: Callable[[], AnswerLog]) -> Rewarder | None:
+    match term:
+        case ModelReward():
+            return ModelRewards(term, models, job, log())
+        case RatedReward():
+            return RatedRewards(term, job, log())
+        case Majority():
+            return Majorities(term, partial(job.doing, f"rewarding by {term.called}"))
+        case _:
+            return None
 
 
 def reward(score: float, finish_reason: str, given: Reward, terms: Mapping[str, float | None] | None = None) -> float:

@@ -63,7 +63,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     prompts, dropped = usable_prompts(pool, chat, config, job)
     with (
         Verifying() as verifying,
-        open_rewards(config, [row for row, _ in prompts], job) as rewards,
+        open_rewards(config, [row for row, _ in prompts], inputs.get("reward_models", {}), job) as rewards,
         rollout_sampler(policy.payload, config, job) as engines,
         ExitStack() as running,
     ):

@@ -4,13 +4,13 @@ equal questions only once.
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.texts import shown
-from pedigree.configs.judging.language_model import ByEndpoint, ByPolicy, Speaker
+from pedigree.configs.methods.language_model import ByEndpoint, ByPolicy, Speaker
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat, ChatError
@@ -97,7 +97,8 @@ def ask(by: Speaker, policy: Artifact | None, questions: Questions, job: Job, bo
             )
         with WarmEngines(job.numerics, job.placement.engines) as ahead:
             return _of_policy(by, policy, questions, job, ahead)
-    return _of_endpoint(by, questions, job, bound)
+    with AnswerLog(job) as log:
+        return ask_endpoint(by, questions, job, bound, log, job.progress)
 
 
 def reported(replies: Iterable[Reply | str]) -> dict[str, dict[str, int]]:
@@ -163,7 +164,10 @@ def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, a
     return replies
 
 
-def _of_endpoint(by: ByEndpoint, questions: Questions, job: Job, bound: Bound) -> list[Reply | str]:
+def ask_endpoint(
+    by: ByEndpoint, questions: Questions, job: Job, bound: Bound, log: AnswerLog, progress: Callable[[int, int], None]
+) -> list[Reply | str]:
+    """As `ask`, with a log of the caller's. `progress` is called with the number of replies and that of questions."""
     server = ChatServer(by, job.placement)
     replies: list[Reply | str] = ["it was not asked"] * len(questions)
     keys: dict[int, str] = {}
@@ -185,36 +189,34 @@ def _of_endpoint(by: ByEndpoint, questions: Questions, job: Job, bound: Bound) -
             if problem is not None:
                 raise problem
         done += 1
-        job.progress(done, len(questions))
+        progress(done, len(questions))
 
-    with AnswerLog(job) as log:
-
-        def unknown() -> Iterator[tuple[int, dict[str, Any]]]:
-            """Requests for questions without a reply, equal ones once: a second reply could differ, and only one would be kept."""
-            for number in range(len(questions)):
-                messages = questions.messages(number)
-                if token := control_token(messages):
-                    settle(number, NoReply(f"what is asked about spells out the control token {token!r}, which could forge a turn", True))
-                    continue
-                body = request_body(by, questions.sampling, messages, questions.seed(number))
-                key = digest([by.base_url, body])
-                known = Reply(**log[key]) if key in log else unanswered.get(key)
-                if known is not None:
-                    settle(number, known)
-                elif key in askers:
-                    askers[key].append(number)
-                else:
-                    keys[number], askers[key] = key, [number]
-                    yield number, body
-
-        def arrived(number: int, outcome: Reply | NoReply) -> None:
-            key = keys.pop(number)
-            if isinstance(outcome, Reply):
-                log.keep({key: vars(outcome)})
+    def unknown() -> Iterator[tuple[int, dict[str, Any]]]:
+        """Requests for questions without a reply, equal ones once: a second reply could differ, and only one would be kept."""
+        for number in range(len(questions)):
+            messages = questions.messages(number)
+            if token := control_token(messages):
+                settle(number, NoReply(f"what is asked about spells out the control token {token!r}, which could forge a turn", True))
+                continue
+            body = request_body(by, questions.sampling, messages, questions.seed(number))
+            key = digest([by.base_url, body])
+            known = Reply(**log[key]) if key in log else unanswered.get(key)
+            if known is not None:
+                settle(number, known)
+            elif key in askers:
+                askers[key].append(number)
             else:
-                unanswered[key] = outcome
-            for one in askers.pop(key):
-                settle(one, outcome)
+                keys[number], askers[key] = key, [number]
+                yield number, body
 
-        server.ask(unknown(), arrived, lambda: job.doing("waiting for the model's endpoint"))
+    def arrived(number: int, outcome: Reply | NoReply) -> None:
+        key = keys.pop(number)
+        if isinstance(outcome, Reply):
+            log.keep({key: vars(outcome)})
+        else:
+            unanswered[key] = outcome
+        for one in askers.pop(key):
+            settle(one, outcome)
+
+    server.ask(unknown(), arrived, lambda: job.doing("waiting for the model's endpoint"))
     return replies

@@ -4,7 +4,7 @@ Transient failures (no connection, timeout, 408, 409, 425, 429, 5xx, a malformed
 (400, 413, 422) is final for that request; errors that affect all requests (401, 403, 404, a redirect) end the stage. A failed request has
 no answer, so an error can never be mistaken for one.
 
-The key comes from the environment (`configs.judging.language_model.key_variable`), is sent only to that host, and is redacted
+The key comes from the environment (`configs.methods.language_model.key_variable`), is sent only to that host, and is redacted
 from everything that the server returns.
 """
 
@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pedigree.configs.judging.language_model import ByEndpoint, key_variable
 from pedigree.configs.language.execution import Placement
+from pedigree.configs.methods.language_model import ByEndpoint, key_variable
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records.records import Message
 from pedigree.stages.job.failures import EngineLost, StageError

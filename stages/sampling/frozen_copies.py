@@ -30,6 +30,10 @@ AHEAD = 2
 """Parts for each process that are begun before the first of them is yielded."""
 
 
+RESTING = "rest"
+"""What a copy is sent, and replies, in place of rows."""
+
+
 class Part(NamedTuple):
     """Rows that pass through the model together."""
 
@@ -47,6 +51,10 @@ class FrozenModel(ABC):
     @abstractmethod
     def score(self, rows: Any, progress: Callable[[int], None]) -> list[Any]:
         """The values of a part's rows; `progress` is called with the number of finished ones."""
+
+    def rest(self) -> None:
+        """Free the device memory until the next rows."""
+        self.close()
 
     def close(self) -> None:
         """Free the device memory: later engines reserve a share of the total, and fail to start if it is not free."""
@@ -67,30 +75,41 @@ def in_parts(
     """Yield the values of each part, in order. Finished parts are kept across restarts.
 
     Args:
-        open_model: called in each process, `placement.engines` times `tensor_parallel` of them; it must be picklable.
+        open_model: called in each process; it must be picklable.
         progress: called with the number of finished rows.
 
     Raises:
         EngineLost: a process died.
     """
-    count, done = job.placement.engines * job.numerics.tensor_parallel, 0
-    with AnswerLog(job) as log:
-        if count > 1:
-            with closing(_Copies(open_model, job, count)) as copies:
-                yield from copies.values(iter(parts), log, progress)
-            return
-        with closing(open_model(job)) as model:
-            for part in parts:
-
-                def compute(rows: Any = part.rows, done: int = done) -> list[Any]:
-                    return model.score(rows, lambda scored: progress(done + scored))
-
-                yield log.together(part.keys, compute)
-                done += len(part.keys)
-                progress(done)
+    with AnswerLog(job) as log, closing(copies_of(open_model, job)) as copies:
+        yield from copies.values(iter(parts), log, progress)
 
 
-class _Copies:
+def copies_of(open_model: Callable[[Job], FrozenModel], job: Job) -> "Alone | Copies":
+    """Copies of a model, `placement.engines` times `tensor_parallel` of them; a single one is in this process."""
+    count = job.placement.engines * job.numerics.tensor_parallel
+    return Copies(open_model, job, count) if count > 1 else Alone(open_model(job))
+
+
+class Alone:
+    """A model in this process."""
+
+    def __init__(self, model: FrozenModel) -> None:
+        self._model, self.rest, self.close = model, model.rest, model.close
+
+    def values(self, parts: Iterable[Part], log: AnswerLog, progress: Callable[[int], None]) -> Iterator[list[Any]]:
+        done = 0
+        for part in parts:
+
+            def compute(rows: Any = part.rows, done: int = done) -> list[Any]:
+                return self._model.score(rows, lambda scored: progress(done + scored))
+
+            yield log.together(part.keys, compute)
+            done += len(part.keys)
+            progress(done)
+
+
+class Copies:
     """Processes with a copy of the model each, started when they have a part."""
 
     def __init__(self, open_model: Callable[[Job], FrozenModel], job: Job, count: int) -> None:
@@ -160,6 +179,13 @@ class _Copies:
             raise message
         return message
 
+    def rest(self) -> None:
+        for copy in self._processes:
+            copy.send(RESTING)
+        for copy in self._processes:
+            while self._read(copy) != RESTING:
+                pass
+
     def close(self) -> None:
         for copy, process in self._processes.items():
             process.kill()
@@ -192,7 +218,11 @@ def _serve(pipe: Connection, parent: int, open_model: Callable[[Job], FrozenMode
     try:
         model = open_model(job)
         while True:
-            pipe.send({"values": model.score(pipe.recv(), lambda scored: job.progress(scored, 0))})
+            if (rows := pipe.recv()) == RESTING:
+                model.rest()
+                pipe.send(RESTING)
+            else:
+                pipe.send({"values": model.score(rows, lambda scored: job.progress(scored, 0))})
     except Exception as error:  # the boundary of the process: the parent raises it
         error.add_note(traceback.format_exc())
         pipe.send(error)

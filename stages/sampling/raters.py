@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pedigree.configs.judging.rubrics import Rating, load_rubric
+from pedigree.configs.methods.rubrics import Rating, load_rubric
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.records import records
@@ -88,13 +88,18 @@ def rate(
     questions = RatingQuestions(rating, completions)
     bound = Bound(max_unanswered_share, len(completions), "no rating for {} of {} answers", "max_unscored_share")
     replies = ask(rating.by, judge, questions, job, bound)
-    shown = min(len(questions), SHOWN_ANSWERS * len(questions.rubrics))
-    write_rows(job.evidence / "questions.jsonl", [_shown(questions, number, replies[number]) for number in range(shown)])
+    write_rows(job.evidence / "questions.jsonl", some_of(questions, replies))
     mark_models("rated", replies, job)
-    return _read(questions, replies)
+    return ratings_of(questions, replies)
 
 
-def _read(questions: RatingQuestions, replies: list[Reply | str]) -> Ratings:
+def some_of(questions: RatingQuestions, replies: list[Reply | str]) -> list[dict[str, Any]]:
+    """The questions about the first answers, with their replies, for human readers."""
+    count = min(len(questions), SHOWN_ANSWERS * len(questions.rubrics))
+    return [_shown(questions, number, replies[number]) for number in range(count)]
+
+
+def ratings_of(questions: RatingQuestions, replies: list[Reply | str]) -> Ratings:
     by_answer: list[dict[str, AspectRating]] = [{} for _ in range(len(questions.completions))]
     failures: list[dict[str, Any]] = []
     for number, reply in enumerate(replies):

@@ -21,7 +21,7 @@ from pedigree.stages.core.ensembles import Member
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.answer_log import keys_of
-from pedigree.stages.sampling.frozen_copies import FrozenModel, Part, in_parts
+from pedigree.stages.sampling.frozen_copies import FrozenModel, Part, give_back, in_parts
 from pedigree.stages.sampling.sampler import model_context
 from pedigree.stages.training.feed import GlobalBatch, feed
 from pedigree.stages.training.models import frozen, load_reward_model
@@ -51,9 +51,17 @@ class FrozenRewardModel(FrozenModel):
     @cached_property
     def _module(self) -> torch.nn.Module:
         with self._job.busy("loading the model"):
-            module = frozen(load_reward_model(self._payload, self._job.numerics), self._device, self._dtype)
-            probe(module, self._job.numerics, self._device)
+            module = frozen(load_reward_model(self._payload, self._job.numerics), torch.device("cpu"), self._dtype)
+            self._on_host = [parameter.data for parameter in module.parameters()]
+            probe(module.to(self._device), self._job.numerics, self._device)
         return module
+
+    def rest(self) -> None:
+        """Weights never change, so those in host memory, which may be pages of the file, take the place of those on the device."""
+        if "_module" in vars(self):
+            for parameter, on_host in zip(self._module.parameters(), self._on_host, strict=True):
+                parameter.data = on_host
+            give_back(self._device)
 
     def rewards(self, answers: Sequence[dict[str, Any]], progress: Callable[[int], None]) -> tuple[list[float | None], dict[int, str]]:
         """(raw rewards; index → why there is none).
@@ -69,7 +77,7 @@ class FrozenRewardModel(FrozenModel):
         units = dict(self._documents(answers, problems))
         if not units:
             return rewards, problems
-        module, places, done = self._module, list(units), 0
+        module, places, done = self._module.to(self._device), list(units), 0
         batches = [GlobalBatch(list(units.values()))]
         with torch.no_grad(), feed(batches, 0, 1, self._job.numerics, self._chat.pad_id, self._device) as fed:
             for micro_batch in fed.micro_batches():
@@ -105,19 +113,21 @@ class FrozenRewardModel(FrozenModel):
                 yield place, (unit,)
 
 
+def part_of(model: Artifact, answers: list[dict[str, Any]], dtype: Dtype, job: Job) -> Part:
+    """Answers that pass through a model together. Their rewards depend on weights, answers, dtype and numerics."""
+    decides = {"weights": model.record.content, "answers": answers, "dtype": dtype, "numerics": job.numerics.deciding()}
+    return Part(keys_of(decides, len(answers)), answers)
+
+
 def rewards_in_parts(
     model: Artifact, answers: Iterable[dict[str, Any]], dtype: Dtype, job: Job, progress: Callable[[int], None]
 ) -> Generator[list[RawReward], None, None]:
-    """Score any number of answers, `PART` at a time; finished parts are kept across restarts.
-
-    A part's rewards depend on weights, answers, dtype and numerics.
-    """
+    """Score any number of answers, `PART` at a time; finished parts are kept across restarts."""
 
     def parts() -> Iterator[Part]:
         rest = iter(answers)
         while part := list(islice(rest, PART)):
-            decides = {"weights": model.record.content, "answers": part, "dtype": dtype, "numerics": job.numerics.deciding()}
-            yield Part(keys_of(decides, len(part)), part)
+            yield part_of(model, part, dtype, job)
 
     with closing(in_parts(partial(FrozenRewardModel, model.payload, dtype), parts(), job, progress)) as scored:
         for part in scored:

@@ -3,8 +3,8 @@
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, generation, only, rows_written
-from pedigree.configs.judging.language_model import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
 from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
+from pedigree.configs.methods.language_model import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
 
 REQUESTS, SHOTS = 8, 2
 """Requests, and examples that each shows."""

@@ -221,9 +221,14 @@ def arithmetic(verifier: Mapping[str, Any], text: str) -> Verdict:
     return _verdict(read(text), verifier["answer"])
 
 
-def gsm(verifier: Mapping[str, Any], text: str) -> Verdict:
+def in_gsms_place(text: str) -> tuple[str, Fraction | None] | None:
+    """As `read`, in the place where `gsm` expects the answer."""
     _, marker, tail = text.rpartition("####")
-    return _verdict(read(tail, first=True) if marker else read(text), verifier["answer"])
+    return read(tail, first=True) if marker else read(text)
+
+
+def gsm(verifier: Mapping[str, Any], text: str) -> Verdict:
+    return _verdict(in_gsms_place(text), verifier["answer"])
 
 
 PLAIN = re.compile(r"[-+]?(?:\d*\.\d+|\d+)")

@@ -12,11 +12,11 @@ from pedigree.configs.base.mistakes import validated
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.published import Published
 from pedigree.configs.judging.constraining import ConstraintRules
-from pedigree.configs.judging.rubrics import Rubric
 from pedigree.configs.judging.synthesis import Writing
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe_files import Reproduce
+from pedigree.configs.methods.rubrics import Rubric
 from pedigree.configs.rehearsal.families import ModelFamily
 from pedigree.configs.rows.suite_forms import Form
 

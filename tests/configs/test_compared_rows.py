@@ -8,10 +8,10 @@ from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.judging import rephrased
-from pedigree.configs.judging.language_model import ByEndpoint
 from pedigree.configs.judging.rephrased import FindRephrased
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.methods.language_model import ByEndpoint
 from pedigree.configs.rehearsal.shrinking import rehearsed
 from pedigree.pipelines.estimate.amounts import amounts_of
 from pedigree.pipelines.run import checks, pins

@@ -9,9 +9,9 @@ from recipe_lab import STAND, Recipe
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.judging import synthesis
-from pedigree.configs.judging.language_model import ByEndpoint
 from pedigree.configs.judging.synthesis import Synthesize
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.methods.language_model import ByEndpoint
 from pedigree.configs.rehearsal.shrinking import reduced, rehearsed
 from pedigree.pipelines.estimate.amounts import amounts_of
 from pedigree.stages.prepare_data.kind import RULE_TOKENS

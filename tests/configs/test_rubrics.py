@@ -1,10 +1,10 @@
 import pytest
 from pydantic import ValidationError
 
-from pedigree.configs.judging import rubrics
-from pedigree.configs.judging.language_model import key_variable
-from pedigree.configs.judging.rubrics import load_rubric, rubric_names
 from pedigree.configs.judging.scoring import Judge
+from pedigree.configs.methods import rubrics
+from pedigree.configs.methods.language_model import key_variable
+from pedigree.configs.methods.rubrics import load_rubric, rubric_names
 
 RATING = {"rubrics": ["helpfulness", "honesty"], "by": {"type": "policy"}}
 SERVER = {"type": "endpoint", "base_url": "https://judge.example/v1", "model": "m"}

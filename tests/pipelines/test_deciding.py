@@ -9,7 +9,7 @@ from running_lab import Lab, outcomes
 
 from pedigree.configs.language.graph import Edge, Node
 from pedigree.configs.language.kinds import KINDS
-from pedigree.configs.methods.reward_terms import Reward, RewardProgram
+from pedigree.configs.methods.reward_terms import Majority, ModelReward, Reward, RewardProgram
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.records import records
@@ -76,22 +76,27 @@ def test_all_code_that_kinds_declare_is_listed():
         "record": "prompt", "sources": [{"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 3, "seed": 1}],
         "filters": [{"type": "exact_duplicates"}],
     })  # fmt: skip
-    rewarded = KINDS["rlvr"].config.model_construct(reward=Reward(terms=(RewardProgram(type="program", path="mine.py"),)))
+    terms = (RewardProgram(type="program", path="mine.py"), ModelReward(type="reward_model"), Majority(type="majority"))
+    rewarded = KINDS["rlvr"].config.model_construct(reward=Reward(terms=terms))
     configs = {"prepare_data": config, "rlvr": rewarded}
     declared = {part for kind in KINDS.values() for part in kind.decided_by(configs.get(kind.name) or kind.config.model_construct())}
     assert declared == {name for name in hashes() if not name.startswith(VERIFIER)}
 
 
+NUMBERS = "stages/verifiers/numbers.py"
+"""Code of votes, too."""
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "expected"),
     [
-        ("stages/verifiers/numbers.py", "import re\n", "import re\n\nANSWER = 42\n", {"arithmetic", "gsm", "gsm8k", "extracted"}),
-        ("stages/verifiers/algebra.py", "return bool(", "return not bool(", ALGEBRA),  # runs in a process
+        (NUMBERS, "import re\n", "import re\n\nANSWER = 42\n", {"arithmetic", "gsm", "gsm8k", "extracted", NUMBERS}),
+        ("stages/verifiers/algebra.py", "return bool(", "return not bool(", {*ALGEBRA, "stages/verifiers/algebra.py"}),  # runs in a process
         ("stages/verifiers/sandboxed.py", "import ", "import abc\nimport ", {"python", "stages/verifiers/sandboxed.py"}),
         ("stages/verifiers/__init__.py", "numbers.gsm8k)", "numbers.gsm)", {"gsm8k"}),
         ("data/sources/golds.py", "import json\n", "import json\n\nANSWER = 42\n", ALGEBRA),
-        ("stages/verifiers/numbers.py", "import re\n", "import re\n\n# a remark\n", set()),
-        ("stages/verifiers/numbers.py", '"""', '"""Numbers. ', set()),
+        (NUMBERS, "import re\n", "import re\n\n# a remark\n", set()),
+        (NUMBERS, '"""', '"""Numbers. ', set()),
         ("stages/judge/run.py", "RESAMPLES = 1000", "RESAMPLES = 1001", set()),
     ],
 )

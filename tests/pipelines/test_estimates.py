@@ -17,6 +17,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Correction, Grpo, Keep, Ppo, Teacher
 from pedigree.configs.methods.preference import Dpo, Kto
+from pedigree.configs.methods.reward_terms import Reward
 from pedigree.configs.methods.training import Asynchronous, Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
 from pedigree.configs.rows.suite_forms import form_names, load_form
 from pedigree.pipelines.estimate import flops, machines, peak_memory
@@ -288,6 +289,38 @@ def test_a_policy_that_is_trained_has_as_many_engines_as_the_profile_says():
     cpu = Numerics(threads=1)
     one, two = (needs_of(facts(rlvr(), LLAMA, reference=LLAMA), cpu, Placement(engines=engines)) for engines in (1, 2))
     assert two.device["sampler"] == 2 * one.device["sampler"]
+
+
+def with_reward_models(**fields) -> Rlvr:
+    return rlvr().model_copy(update={"reward": Reward.model_validate({"terms": [{"type": "reward_model", **fields}]})})
+
+
+def test_reward_models_have_gpu_memory_one_after_the_other_while_rollouts_are_generated():
+    """A copy for each engine, in a process of its own; between rollouts only their CUDA contexts take memory."""
+    given = {"rewarding": LLAMA, "rewarding_models": 2}
+    two, without = (facts(config, LLAMA, **more) for config, more in ((with_reward_models(), given), (rlvr(), {})))
+    needs, before = (needs_of(one, on_gpus(), Placement(engines=8, slots=8), H100.gpu_bytes) for one in (two, without))
+    # without the vocabulary head, with one output: 8,030,261,248 - 525,336,576 + 4,096; a pass of 16,384 tokens in bf16
+    weights, working = 2 * 7_504_928_768, 16_384 * 2 * (3 * 14_336 + 2 * 4_096)
+    assert needs.rollouts == before.rollouts | {"reward_models": weights + working + 2 * GIB}
+    assert needs.device == before.device | {"reward_models": 2 * GIB} and needs.loading == before.loading | {"reward_models": 2 * GIB}
+    assert needs.asleep == before.asleep  # pages of their files
+    alone = needs_of(two, on_gpus(world_size=1), Placement(), H100.gpu_bytes)
+    assert alone.rollouts["reward_models"] == weights + working and "reward_models" not in alone.device
+    wide = needs_of(replace(two, scoring=replace(two.scoring, dtype="fp32")), on_gpus(), Placement(engines=8, slots=8), H100.gpu_bytes)
+    assert wide.asleep - before.asleep == 2 * 8 * 4 * PARAMETERS
+    found = misfit(Trial(two, on_gpus(), Placement(engines=8, slots=8), H100))
+    assert found is not None and ("reward_models", weights + working + 2 * GIB) in found.lacks[0].largest
+    assert "set placement.gpu_memory_utilization: 0.3" in found.remedies[0]
+
+
+def test_reward_models_on_a_cpu_stay_in_its_memory():
+    given = {"rewarding": LLAMA, "rewarding_models": 2}
+    needs = needs_of(facts(with_reward_models(dtype="fp32"), LLAMA, **given), Numerics(world_size=2), Placement())
+    # one pass has the longest row, 2,048 + 2,048 tokens
+    assert needs.device["reward_models"] == 2 * 4 * 7_504_928_768 + 4096 * 4 * (3 * 14_336 + 2 * 4_096)
+    once = needs.device["sampler"] + needs.device["reward_models"]
+    assert needs.together == 2 * (sum(needs.device.values()) - once) + once
 
 
 def test_rollouts_whose_cache_never_fits_in_chunks_queue_if_they_are_recorded():

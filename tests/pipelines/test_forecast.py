@@ -10,9 +10,9 @@ import pytest
 from handmade import everything, project_at
 
 from pedigree.configs.base.project import Project
-from pedigree.configs.judging.language_model import asks_endpoint
 from pedigree.configs.language.execution import Execution, Machine, Numerics
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.methods.language_model import asks_endpoint
 from pedigree.configs.rows.source_models import HubModel
 from pedigree.data.host.machine import settled
 from pedigree.pipelines.cli import plan as planning

@@ -1,8 +1,8 @@
 """The judge and writer of rehearsals, asked as stages ask an endpoint."""
 
-from pedigree.configs.judging.language_model import ByEndpoint
 from pedigree.configs.judging.synthesis import SelfInstruct
 from pedigree.configs.language.execution import Placement
+from pedigree.configs.methods.language_model import ByEndpoint
 from pedigree.pipelines.rehearsal.judge import answer, rating, serve
 from pedigree.stages.core.rating import parse_rating
 from pedigree.stages.sampling.endpoint import ChatServer

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.judging.language_model import ByEndpoint
 from pedigree.configs.language.execution import Placement
+from pedigree.configs.methods.language_model import ByEndpoint
 from pedigree.pipelines.lineage import openlineage
 from pedigree.pipelines.run.checks import _unanswering
 from pedigree.stages.job.failures import StageError

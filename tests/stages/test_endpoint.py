@@ -10,9 +10,9 @@ import pytest
 from chat_lab import Chats, chat_server, completion_of, say, send
 from waiting import deadline
 
-from pedigree.configs.judging.language_model import ByEndpoint, key_variable
-from pedigree.configs.judging.rubrics import Rating
 from pedigree.configs.language.execution import Placement
+from pedigree.configs.methods.language_model import ByEndpoint, key_variable
+from pedigree.configs.methods.rubrics import Rating
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records.records import Message
 from pedigree.stages.job.failures import EngineLost, Preempted, StageError

@@ -1,6 +1,7 @@
 """Frozen models in several processes: each has a GPU of its own, values do not depend on the process, and a dead one ends the attempt."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.stages.job.failures import EngineLost, StageError
 from pedigree.stages.reference_logprobs import run as reference_logprobs
 from pedigree.stages.sampling import rewards
-from pedigree.stages.sampling.frozen_copies import Part, in_parts
+from pedigree.stages.sampling.answer_log import AnswerLog
+from pedigree.stages.sampling.frozen_copies import Part, copies_of, in_parts
 
 ON_GPUS = Numerics(device="cuda", threads=1)
 
@@ -36,6 +38,16 @@ def test_parts_are_shared_by_processes_with_a_gpu_each_and_no_part_is_computed_t
     assert told == sorted(told) and told[-1] == 12
     again = [value for part in in_parts(Witness, parts("a", "b", "c", "d", "e", "f"), job, told.append) for value in part]
     assert again == found
+
+
+def test_copies_rest_between_batches_and_are_the_same_processes_afterwards(tmp_path: Path, visible: None) -> None:
+    job = a_job(tmp_path, ON_GPUS, engines=2, slots=2)
+    with AnswerLog(job) as log, closing(copies_of(Witness, job)) as copies:
+        used = []
+        for batch in (parts("a", "b"), parts("c", "d")):
+            used.append({value[1] for part in copies.values(iter(batch), log, print) for value in part})
+            copies.rest()
+    assert used[0] == used[1] and len(used[0]) == 2
 
 
 def test_a_process_that_dies_loses_its_part_only(tmp_path: Path, visible: None) -> None:

@@ -9,9 +9,9 @@ from models import a_job, dataset, publish, run
 from row_reading import read_rows
 from tiny_models import make, make_judge, make_writer
 
-from pedigree.configs.judging.language_model import ByPolicy
 from pedigree.configs.judging.pools import Sample
 from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.language_model import ByPolicy
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pedigree.configs.base.frozen import PortInput
 from pedigree.configs.base.shrink import TOKENS, Cut, StandIns
 from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.methods.language_model import endpoints
 from pedigree.configs.methods.reward_terms import Reward
 from pedigree.configs.methods.training import Rlvr
 from pedigree.stages.rlvr.rewarding import Rewards, reward
@@ -106,6 +108,8 @@ RLVR = {
     "max_prompt_length": 8, "optimizer": {"learning_rate": 1e-6},
 }  # fmt: skip
 PROGRAM = {"type": "program", "path": "rewards/mine.py"}
+BY = {"type": "endpoint", "base_url": "https://example.org/v1", "model": "m"}
+RATING = {"type": "rating", "rubrics": ["helpfulness"], "by": BY, "sampling": {"temperature": 0.0, "max_tokens": 512}}
 
 
 @pytest.mark.parametrize(
@@ -117,6 +121,17 @@ PROGRAM = {"type": "program", "path": "rewards/mine.py"}
         ({"terms": [{"type": "overlong", "buffer": 9}]}, {}, "buffer of overlong is 9, more than max_tokens 8"),
         ({"terms": [{"type": "length"}]}, {"algorithm": {"type": "remax"}}, "length compares the answers to a prompt, but remax"),
         ({"terms": [{"type": "format", "pattern": "("}]}, {}, r"'\(' is not a regular expression"),
+        (
+            {"terms": [{"type": "majority"}]},
+            {"samples_per_prompt": 1, "algorithm": {"type": "reinforce_pp"}},
+            "majority compares the answers",
+        ),
+        (
+            {"terms": [RATING | {"by": {"type": "policy"}}]},
+            {},
+            "by is a policy, but the engines of rlvr hold the policy that is trained: serve",
+        ),
+        ({"terms": [RATING | {"rubrics": ["wit"]}]}, {}, "rubric 'wit' is not one of"),
         ({"terms": [PROGRAM | {"path": "mine.txt"}]}, {}, "'mine.txt' is not a Python file"),
         ({"terms": [PROGRAM | {"function": "my reward"}]}, {}, "'my reward' is not a function name"),
         ({"terms": [PROGRAM | {"arguments": {"completions": 1}}]}, {}, "'completions' is not a valid argument name"),
@@ -138,3 +153,37 @@ def test_a_rehearsal_cuts_the_buffer_with_the_answers():
     KINDS["rlvr"].shrink(cut)
     rehearsed = Rlvr.model_validate(cut.written)
     assert rehearsed.sampling.max_tokens == TOKENS and rehearsed.reward.terms[1].model_dump()["buffer"] == TOKENS
+
+
+@pytest.mark.parametrize(
+    ("terms", "given", "told"),
+    [
+        ([{"type": "reward_model"}], ["a"], None),
+        ([{"type": "reward_model", "ensemble": {"type": "worst_case"}}], ["a", "b"], None),
+        ([{"type": "reward_model", "models": ["a"]}, {"type": "reward_model", "models": ["b"], "name": "safe"}], ["a", "b"], None),
+        ([], ["a"], "reward_models has a, which no term of reward uses"),
+        ([{"type": "reward_model", "models": ["a"]}], ["a", "b"], "reward_models has b, which no term of reward uses"),
+        ([{"type": "reward_model", "models": ["c"]}], ["a", "b"], "uses the reward model c, but reward_models has a, b: use one of these"),
+        ([{"type": "reward_model", "models": []}], ["a"], "models of reward_model is empty: name some of a"),
+        (
+            [{"type": "reward_model", "ensemble": {"type": "worst_case"}}],
+            ["a"],
+            "worst_case of reward_model needs at least 2 reward models",
+        ),
+    ],
+)
+def test_reward_models_that_do_not_fit_the_terms_are_refused(terms, given, told):
+    kind, config = KINDS["rlvr"], Rlvr.model_validate(RLVR | {"reward": {"terms": terms}})
+    found = kind.problem(config, {"reward_models": {label: PortInput("reward_model", config) for label in given}})
+    assert (found is None) if told is None else (found is not None and told in found)
+    assert kind.needs(config) == ({"reward_models"} if terms else set())
+
+
+def test_a_rehearsal_asks_its_own_judge():
+    config = Rlvr.model_validate(RLVR | {"reward": {"terms": [{"type": "majority"}, RATING]}})
+    assert [by.base_url for by in endpoints(config)] == ["https://example.org/v1"]
+    cut = Cut("r/rlvr", config, {}, StandIns(judge_url="http://127.0.0.1:1/v1"))
+    KINDS["rlvr"].shrink(cut)
+    term = Rlvr.model_validate(cut.written).reward.terms[1].model_dump()
+    assert (term["by"]["base_url"], term["sampling"]["max_tokens"], term["max_unanswered_share"]) == ("http://127.0.0.1:1/v1", TOKENS, 0.5)
+    assert {change.setting for change in cut.changes} >= {"reward.terms.1.by.base_url", "reward.terms.1.sampling.max_tokens"}

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from pedigree.configs.base.wordings import wordings
-from pedigree.configs.judging.rubrics import FRAME, load_rubric, rubric_names
+from pedigree.configs.methods.rubrics import FRAME, load_rubric, rubric_names
 from pedigree.data.records.records import Message
 from pedigree.stages.core.forging import control_token
 from pedigree.stages.core.rating import mean_rating, parse_rating, question, unused_mark

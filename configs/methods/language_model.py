@@ -86,8 +86,9 @@ def endpoints(config: Frozen) -> Iterator[ByEndpoint]:
     if isinstance(config, ByEndpoint):
         yield config
     for part in vars(config).values():
-        if isinstance(part, Frozen):
-            yield from endpoints(part)
+        for one in part if isinstance(part, tuple) else (part,):
+            if isinstance(one, Frozen):
+                yield from endpoints(one)
 
 
 def asks_endpoint(config: Frozen) -> bool:
