@@ -19,7 +19,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import Any, TypedDict
 
 import numpy as np
@@ -59,6 +59,19 @@ class TrainingSample:
     """The sampler's log-prob of each of `ids`."""
     reward: float
     """NaN if missing."""
+    sampled: Sequence[bool] | None = None
+    """Which of `ids` the policy sampled; None: all. What an environment said between its turns is context alone: the tokens of losses,
+    penalties, ratios, advantages, returns and metrics are the sampled ones, as if nothing were between them (verl,
+    `compute_gae_advantage_return`; TRL, `tool_mask`)."""
+
+    @property
+    def trained(self) -> Sequence[bool]:
+        return [True] * len(self.ids) if self.sampled is None else self.sampled
+
+    @property
+    def length(self) -> int:
+        """|y|, in sampled tokens."""
+        return sum(self.trained)
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,7 @@ class Learner:
     temperature: float
     """Sampling temperature, by which logits are divided."""
     max_tokens: int
-    """Maximum answer length."""
+    """Maximum answer length, of all turns together."""
     seed: int = 0
     reference: FixedPolicy | None = None
     """The fixed reference policy of the KL."""
@@ -191,7 +204,7 @@ def update_policy(
             next_state = AlgorithmState(coefficient=coefficient, prompts=next_state["prompts"])
     updates = 0 if policy_frozen else len(batches) * algorithm.updates // algorithm.mini_batches
     computed = [index for groups in grouped for group in groups for index in group if index not in chosen.skipped]
-    trained = 0 if policy_frozen else sum(len(samples[index].ids) for index in computed)
+    trained = 0 if policy_frozen else sum(samples[index].length for index in computed)
     return UpdateResult(metrics | {"updates": float(updates), "trained_tokens": float(trained)}, next_state, updates)
 
 
@@ -292,11 +305,11 @@ class MiniBatchPlan:
     def of(cls, learner: Learner, samples: Sequence[TrainingSample], groups: list[list[int]], skipped: frozenset[int]) -> "MiniBatchPlan":
         """Plan a mini-batch. `groups` has the indices of the answers to each prompt; `skipped` those that only count in the divisor."""
         counted = [index for group in groups for index in group]
-        lengths_D = torch.tensor([len(samples[index].ids) for index in counted])
+        lengths_D = torch.tensor([samples[index].length for index in counted])
         weights_D = pg.token_weights(learner.algorithm.aggregation, lengths_D, len(groups), learner.max_tokens)
         computed = [[index for index in group if index not in skipped] for group in groups]
         indices = [index for group in computed for index in group]
-        documents = [document(samples[index].prompt_ids, samples[index].ids) for index in indices]
+        documents = [document(samples[index].prompt_ids, samples[index].ids, samples[index].sampled) for index in indices]
         units = prompt_sharing_units(documents, [len(group) for group in computed], learner.trainer.world_size, learner.numerics)
         weights_D = weights_D[[place for place, index in enumerate(counted) if index not in skipped]]
         return cls(samples, indices, units, [0, *accumulate(len(unit) for unit in units)], weights_D.numpy())
@@ -305,8 +318,8 @@ class MiniBatchPlan:
         return GlobalBatch(self.units, self._token_tensors)
 
     def micro_batch(self, prepared: PreparedMicroBatch) -> RolloutMicroBatch:
-        num_tokens = sum(len(self.samples[index].ids) for index in self.indices)
-        max_length = max(len(self.samples[self.indices[answer]].ids) for answer in self._answers(prepared.units))
+        num_tokens = sum(self.samples[index].length for index in self.indices)
+        max_length = max(self.samples[self.indices[answer]].length for answer in self._answers(prepared.units))
         return RolloutMicroBatch(prepared.batch, prepared.weight, num_tokens, max_length, **prepared.extras)
 
     def _answers(self, units: Sequence[int]) -> list[int]:
@@ -318,8 +331,8 @@ class MiniBatchPlan:
         samples = [self.samples[self.indices[answer]] for answer in answers]
         return {
             "sample_D": torch.tensor([self.indices[answer] for answer in answers]),
-            "token_weights_N": torch.from_numpy(np.repeat(self.token_weights_D[answers], [len(sample.ids) for sample in samples])),
-            "sampler_logps_N": torch.tensor([logp for sample in samples for logp in sample.logprobs]),
+            "token_weights_N": torch.from_numpy(np.repeat(self.token_weights_D[answers], [sample.length for sample in samples])),
+            "sampler_logps_N": torch.tensor([logp for sample in samples for logp in compress(sample.logprobs, sample.trained)]),
         }
 
 
