@@ -152,7 +152,7 @@ def _problem_of_export(folder: Path) -> str | None:
 def _unreadable(project: Project, node: Node) -> Iterator[str]:
     """Project files whose first rows cannot be used, and programs without their function."""
     sources = node.config.sources if isinstance(node.config, PrepareData) else ()
-    programs = node.config.reward.programs if isinstance(node.config, Rlvr) else [one for one in sources if isinstance(one, RowProgram)]
+    programs = node.config.programs if isinstance(node.config, Rlvr) else [one for one in sources if isinstance(one, RowProgram)]
     for source in (*programs, *(one for one in sources if isinstance(one, Files))):
         if not (place := place_of(project.root, source.path)).exists():
             continue

@@ -9,6 +9,7 @@ from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
 """Prompts of a step, answers to each."""
+TURNS = 2
 BATCHES = 2
 """Batches of rollouts per step, where prompts without a signal are replaced."""
 ROLLOUT_CHUNK = 256
@@ -35,18 +36,22 @@ def shrink(cut: Cut) -> None:
     for number, term in enumerate(config.reward.terms):
         if isinstance(term, Overlong):
             cut.most(f"reward.terms.{number}.buffer", cut.get("sampling.max_tokens"), "lengths")
+    if config.environment:
+        cut.most("environment.max_turns", TURNS, "lengths")
     if config.algorithm.resampling:
         cut.most("algorithm.resampling.max_batches", BATCHES, "batches")  # a tiny model's answers seldom differ
 
 
 def decided_by(config: Rlvr) -> tuple[str, ...]:
-    functions = ("stages/verifiers/reward_programs.py", "stages/verifiers/sandboxed.py") if config.reward.programs else ()
+    functions = ("stages/verifiers/reward_programs.py", "stages/verifiers/sandboxed.py") if config.programs else ()
+    if config.environment:
+        functions = (*functions, "stages/verifiers/environments.py", "stages/rlvr/conversations.py")
     return (*RENDERING, *REWARDING, "stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/resampling.py", *functions)
 
 
 def sampling_plan(config: Rlvr) -> SamplingPlan:
     together, samples = config.prompts_per_step * config.samples_per_prompt, config.samples_per_prompt
-    chunk, answer = min(ROLLOUT_CHUNK, together) if config.replay == "exact" else 1, config.sampling.max_tokens
+    chunk, answer = min(ROLLOUT_CHUNK, together) if config.replay == "exact" else 1, config.longest_answer
     return SamplingPlan(
         "policy", config.dtype, together, answer, samples, chunk, queued_by="replay: recorded", max_prompt=config.max_prompt_length
     )
@@ -54,7 +59,7 @@ def sampling_plan(config: Rlvr) -> SamplingPlan:
 
 def training_plan(config: Rlvr) -> TrainingPlan:
     algorithm, batch = config.algorithm, config.prompts_per_step * config.samples_per_prompt
-    longest, name = config.max_prompt_length + config.sampling.max_tokens, "prompts_per_step * samples_per_prompt"
+    longest, name = config.max_prompt_length + config.longest_answer, "prompts_per_step * samples_per_prompt"
     return TrainingPlan(
         config.dtype, batch, name, "rollouts", longest, made_of=f"{config.prompts_per_step} prompts x {config.samples_per_prompt} answers",
         steps=config.steps, adapters=config.lora and config.lora.adapters, adaptable=True, reference=algorithm.kl is not None,
@@ -65,12 +70,15 @@ def training_plan(config: Rlvr) -> TrainingPlan:
 def work(stage: PlannedStage) -> Amounts:
     config: Rlvr = stage.config
     rows, prompt = at_ports(stage, ("prompts",), config.max_prompt_length)
-    prompt = prompt or Amount(config.max_prompt_length, "at most")
+    asked = prompt = prompt or Amount(config.max_prompt_length, "at most")
     a_step = config.prompts_per_step * config.samples_per_prompt
     requests = Amount(config.steps * a_step, "at least" if config.algorithm.resampling else "counted")
     if config.algorithm.advantage == "greedy":
         requests = requests.times(1 + 1 / config.samples_per_prompt)
-    document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.sampling.max_tokens, "at most")
+    if config.turns > 1:  # a later prompt has all before it: on average half of what may be added
+        requests = Amount(requests.times(config.turns).value, "at most")
+        prompt = Amount(prompt.value + (config.longest_answer - config.sampling.max_tokens) / 2, "at most")
+    document = Amount(asked.times(1 / config.samples_per_prompt).value + config.longest_answer, "at most")
     return Amounts(
         rows=rows, document=document, steps=Amount(config.steps, "counted"), prompt=prompt, requests=requests,
         plan=sampling_plan(config), tokens=document.times(config.steps * a_step), answer=config.sampling.max_tokens,

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import models
 import policy_lab
@@ -76,10 +77,11 @@ def test_generalized_advantages_go_from_turn_to_turn_as_if_nothing_were_between(
     one = replace(answers[0], ids=[5, 6, 7, 8, 9], logprobs=[-1.0] * 5, sampled=[True, True, False, False, True], reward=10.0)
     made = policy_lab.learner(policy_lab.algorithm("ppo", gamma=0.5, gae_lambda=0.5, kl=None), policy)
     ((seen,),) = micro_batches(made, [one], [[[0]]], old_logprobs=True)
-    seen = replace(seen, values_N=torch.tensor([1.0, 2.0, 4.0]))
+    values_N = torch.tensor([1.0, 2.0, 4.0])
+    seen = replace(seen, values_N=values_N)
     state = initial_state(made.algorithm)
     (((found,),), _) = compute_advantages(made, [one], [[seen]], torch.tensor([[10.0]]), state, state, None)
-    assert found.returns_N is not None and (found.returns_N - seen.values_N).tolist() == [0.375, 1.5, 6.0]  # before whitening
+    assert found.returns_N is not None and (found.returns_N - values_N).tolist() == [0.375, 1.5, 6.0]  # before whitening
     policy_lab.close(made)
 
 
@@ -90,7 +92,8 @@ def agree(found, expected):
 
 def test_neither_micro_batches_nor_ranks_change_anything(policy, tmp_path):
     whole = [policy_lab.numbers_of(policy, {**case, "turns": 2}, Numerics(threads=1)) for case in CASES]
-    for cut in ({"micro_batch_tokens": 20}, {"packing": False, "micro_batch_sequences": 3}):
+    cuts: tuple[dict[str, Any], ...] = ({"micro_batch_tokens": 20}, {"packing": False, "micro_batch_sequences": 3})
+    for cut in cuts:
         for case, expected in zip(CASES, whole, strict=True):
             agree(policy_lab.numbers_of(policy, {**case, "turns": 2}, Numerics(threads=1, **cut)), expected)
     asked = {str(i): ({**case, "turns": 2}, {"threads": 1, "world_size": 2}) for i, case in enumerate(CASES)}
