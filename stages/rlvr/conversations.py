@@ -33,7 +33,7 @@ class Turns:
     """Which of its tokens the policy sampled."""
     answers: int
     messages: list[Message]
-    """Everything after the prompt."""
+    """The whole conversation."""
     seconds: float
     """Of work of the environment."""
 
@@ -45,8 +45,6 @@ class Conversation:
         self.prompt, self.prompt_ids, self.episode = prompt, prompt_ids, episode
         self.messages: list[Message] = prompt["messages"] if episode else []
         """With an environment, those before the last answer."""
-        self.asked = len(self.messages)
-        """How many of them are the prompt's."""
         self.text = ""
         """Of the last answer."""
         self.answers: list[Generation] = []
@@ -79,7 +77,7 @@ class Conversation:
         sampled = [True] * len(self.answers[0].response_ids)
         for said, answer in zip(self.between, self.answers[1:], strict=True):
             sampled += [False] * len(said) + [True] * len(answer.response_ids)
-        messages = [*self.messages[self.asked :], {"role": "assistant", "content": self.text}]
+        messages = [*self.messages, {"role": "assistant", "content": self.text}]
         return Turns(sampled, len(self.answers), messages, self.seconds)
 
     @property
@@ -118,7 +116,7 @@ class Conversation:
         if len(ids) > longest:
             self.cause = f"the prompt has {len(ids)} tokens after reset, more than max_prompt_length {longest}: raise it, or return less"
             return
-        self.messages, self.asked, self.prompt_ids = messages, len(messages), ids
+        self.messages, self.prompt_ids = messages, ids
 
     def follow(self, reaction: Outcome, chat: Chat, config: Environment) -> bool:
         """Take over what `step` returned; whether another answer is due."""

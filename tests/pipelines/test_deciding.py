@@ -9,6 +9,7 @@ from running_lab import Lab, outcomes
 
 from pedigree.configs.language.graph import Edge, Node
 from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.methods.environments import Environment
 from pedigree.configs.methods.reward_terms import Reward, RewardProgram
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.provenance import CODE_ROOT
@@ -76,7 +77,9 @@ def test_all_code_that_kinds_declare_is_listed():
         "record": "prompt", "sources": [{"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 3, "seed": 1}],
         "filters": [{"type": "exact_duplicates"}],
     })  # fmt: skip
-    rewarded = KINDS["rlvr"].config.model_construct(reward=Reward(terms=(RewardProgram(type="program", path="mine.py"),)))
+    rewarded = KINDS["rlvr"].config.model_construct(
+        reward=Reward(terms=(RewardProgram(type="program", path="mine.py"),)), environment=Environment(path="mine.py", max_turns=2)
+    )
     configs = {"prepare_data": config, "rlvr": rewarded}
     declared = {part for kind in KINDS.values() for part in kind.decided_by(configs.get(kind.name))}
     assert declared == {name for name in hashes() if not name.startswith(VERIFIER)}

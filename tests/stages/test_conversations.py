@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from models import a_job, config_of, curve, dataset, killed_at, publish, run
 from row_reading import read_rows
 from test_rlvr import ONE_THREAD, goes_on, prompt
 from test_source_model import corpus, llama  # noqa: F401, fixtures
 from test_templates import sourced  # noqa: F401, a fixture
 from tiny_models import make
+from transformers import AutoModelForCausalLM
 
 from pedigree.configs.rows.source_models import TEMPLATES
 from pedigree.data.chat.chat import Chat, ChatError
@@ -74,7 +76,22 @@ def test_a_template_that_changes_what_was_asked_is_refused(sourced):  # noqa: F8
 def policy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("policy")
     make(folder / "payload")
+    end_turns(folder / "payload")
     return publish(folder, "source_model", "policy")
+
+
+def end_turns(folder: Path) -> None:
+    """Train a random model until most of its answers end."""
+    chat, model = Chat(folder), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for step in range(60):
+        answer = ("a", "b c", "d")[step % 3]
+        ids, mask = chat.training([*prompt(step % 7, None)["messages"], says("assistant", answer)])
+        labels = [token if own else -100 for token, own in zip(ids, mask, strict=True)]
+        model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
 
 
 TALK = """
@@ -136,7 +153,7 @@ def test_a_conversation_is_what_was_sampled_and_what_was_said_between(tmp_path, 
     assert sampled == [token for text in ("a", "b", "end") for token in [*chat.response_ids(text), chat.eos_id]]
     assert [logp == -1.0 for logp in one.answer.logprobs] == one.turns.sampled
     assert (one.reward, one.terms, one.text, one.turns.answers) == (6, {"environment": 6}, "end", 3)
-    assert one.turns.messages == whole[1:]
+    assert one.turns.messages == whole
     lost = rollouts[2]
     assert lost.reward != lost.reward and "no game" in lost.cause and lost.turns.answers == 1
 
@@ -164,7 +181,7 @@ def test_contexts_that_cannot_hold_all_turns_are_refused(tmp_path, policy):
 @needs_sandbox
 def test_a_killed_run_of_a_game_resumes_to_the_same_weights(policy, tmp_path):
     game = tmp_path / "guess.py"
-    game.write_text(PROGRAMS["guess"].replace('return "Say a number.", -0.1, False', 'return "Say a number.", -len(answer) / 40, False'))
+    game.write_text(PROGRAMS["guess"].replace("-0.1", "-len(answer) / 40"))  # the policy says no numbers
     environment = {"path": "environments/mine.py", "max_turns": 2, "max_observation": 30, "arguments": {"highest": 9}}
     fields = PLAN | {"environment": environment, "max_logprob_gap": 0.001, "steps": 3, "samples_per_prompt": 4}
     rows = [prompt(number, None) for number in range(6)]
@@ -173,9 +190,10 @@ def test_a_killed_run_of_a_game_resumes_to_the_same_weights(policy, tmp_path):
     done = run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
     assert done["ok"], done
     rows = curve(a_job(tmp_path / "whole"))
-    assert all(row["turns"] > 1 and row["logprob_gap"] < 1e-4 and row["environment_seconds"] > 0 and row["updates"] for row in rows)
+    assert all(row["turns"] > 1 and row["logprob_gap"] < 1e-4 and row["environment_seconds"] > 0 for row in rows), rows
+    assert done["metrics"]["updates"] > 0
     shown = read_rows(tmp_path / "whole" / "out" / "evidence" / "rollouts.jsonl")
-    assert any(len(one) == 3 and one[1] == says("user", "Say a number.") for row in shown for one in row["conversations"])
+    assert any(len(one) == 4 and one[2] == says("user", "Say a number.") for row in shown for one in row["conversations"])
     killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files, checkpoint_every_steps=1)
     goes_on(tmp_path / "job", fields, given, tmp_path / "whole", files)
 
