@@ -1,6 +1,6 @@
 """Config of an environment: a Python file of the project that answers the policy between its turns."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,8 @@ class Environment(Frozen):
     An exception or a time limit makes the reward of that conversation unknown.
     """
 
+    type: Literal["program"] = "program"
+    """A Python file."""
     path: PythonFile
     """A `.py` file, relative to the project root."""
     function: FunctionName = "Environment"

@@ -97,15 +97,13 @@ def _reads(config: Any) -> Iterator[str]:
     """External sources in a config."""
     if isinstance(config, Mapping):
         kind = config.get("type")
-        where = "WITHOUT A SANDBOX, with your permissions" if config.get("trusted") else "in a sandbox"
         if kind == "hub":
             yield f"{config.get('repo')} from the Hugging Face hub at {config.get('revision')}"
         elif kind == "program":
+            where = "WITHOUT A SANDBOX, with your permissions" if config.get("trusted") else "in a sandbox"
             yield f"the output of {config.get('function')} in {config.get('path')}, run {where}"
         elif "url" in config:
             yield f"{config['url']} with your credentials, if its sha256 is {str(config.get('sha256'))[:12]}"
-        elif "max_turns" in config:
-            yield f"the environment {config.get('function')} in {config.get('path')}, run {where}"
         for inner in config.values():
             yield from _reads(inner)
     elif isinstance(config, list | tuple):
