@@ -44,7 +44,7 @@ PLAN: dict[str, Any] = {
 }
 
 
-def says(role: str, text: str) -> dict[str, str]:
+def says(role: str, text: str) -> Any:
     return {"role": role, "content": text}
 
 
