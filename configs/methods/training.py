@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, HeadPrecision, Many, added
 from pedigree.configs.base.shrink import Cut, even
 from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, TrainingPlan, at_ports
-from pedigree.configs.methods.environments import Environment
+from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
 from pedigree.configs.methods.preference import Kto, PreferenceLoss
@@ -267,7 +267,7 @@ class Rlvr(Frozen):
     """Sampling parameters of rollouts."""
     reward: Reward = Reward()
     """Rewards of answers: by verifiers, by functions of the project, by terms such as length."""
-    environment: Environment | None = added(None)
+    environment: EnvironmentProgram | None = added(None)
     """A class of the project that answers the policy between several turns; the term `environment` of the reward is what it gives for
     them. Verifiers and all other terms see the last answer, in the conversation before it."""
     replay: Literal["exact", "recorded"] = added("exact")
@@ -310,7 +310,7 @@ class Rlvr(Frozen):
         return self.turns * self.sampling.max_tokens + (self.turns - 1) * between
 
     @property
-    def programs(self) -> list[RewardProgram | Environment]:
+    def programs(self) -> list[RewardProgram | EnvironmentProgram]:
         """The project's Python files, with a function each."""
         return [*self.reward.programs, *([self.environment] if self.environment else [])]
 

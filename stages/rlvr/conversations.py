@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pedigree.configs.methods.environments import Environment
+from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.configs.methods.reward_terms import EnvironmentReward
 from pedigree.configs.methods.training import Rlvr
 from pedigree.data.chat.chat import Chat, ChatError
@@ -26,7 +26,7 @@ PROBED: list[Message] = [{"role": "user", "content": "What follows?"}]
 
 
 @dataclass(frozen=True)
-class Turns:
+class SampledTurns:
     """How an answer came to be in turns."""
 
     sampled: list[bool]
@@ -38,7 +38,7 @@ class Turns:
     """Of work of the environment."""
 
 
-class Conversation:
+class Talk:
     """One conversation, up to its last answer."""
 
     def __init__(self, prompt: dict[str, Any], prompt_ids: list[int], episode: Episode | None = None) -> None:
@@ -70,7 +70,7 @@ class Conversation:
         return Generation(ids, logprobs, last, min(answer.version for answer in answers))
 
     @property
-    def turns(self) -> Turns | None:
+    def turns(self) -> SampledTurns | None:
         """None without an environment."""
         if self.episode is None:
             return None
@@ -78,7 +78,7 @@ class Conversation:
         for said, answer in zip(self.between, self.answers[1:], strict=True):
             sampled += [False] * len(said) + [True] * len(answer.response_ids)
         messages = [*self.messages, {"role": "assistant", "content": self.text}]
-        return Turns(sampled, len(self.answers), messages, self.seconds)
+        return SampledTurns(sampled, len(self.answers), messages, self.seconds)
 
     @property
     def earned(self) -> float | str | None:
@@ -118,7 +118,7 @@ class Conversation:
             return
         self.messages, self.prompt_ids = messages, ids
 
-    def follow(self, reaction: Outcome, chat: Chat, config: Environment) -> bool:
+    def follow(self, reaction: Outcome, chat: Chat, config: EnvironmentProgram) -> bool:
         """Take over what `step` returned; whether another answer is due."""
         if isinstance(reaction, str):
             self.cause = reaction
@@ -142,7 +142,7 @@ class Conversation:
 
 
 def converse(
-    talks: Sequence[Conversation],
+    talks: Sequence[Talk],
     environments: Environments | None,
     chat: Chat,
     seed: Callable[[int, int], int],
@@ -216,7 +216,7 @@ def open_environments(config: Rlvr, prompts: Sequence[Mapping[str, Any]], chat: 
         environments.close()
 
 
-def unused_reward(config: Rlvr, talk: Conversation) -> str:
+def unused_reward(config: Rlvr, talk: Talk) -> str:
     """Why the environment's rewards make that of a conversation unknown; empty if they do not."""
     if talk.rewards and not any(isinstance(term, EnvironmentReward) for term in config.reward.terms):
         return "the environment returned a reward, and reward.terms has no {type: environment}: add it, or return None"

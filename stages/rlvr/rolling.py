@@ -14,7 +14,7 @@ from pedigree.configs.base.frozen import digest
 from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.job import Job, checkpoint_names
-from pedigree.stages.rlvr.conversations import Conversation, Turns, awaited, converse, unused_reward
+from pedigree.stages.rlvr.conversations import SampledTurns, Talk, awaited, converse, unused_reward
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.resampling import Choice, choose, differ, upcoming
 from pedigree.stages.rlvr.rewarding import Rewarded, Rewards
@@ -44,7 +44,7 @@ class Rollout:
     terms: dict[str, float | None]
     """As in `rewarding.Rewarded`."""
     cause: str = ""
-    turns: Turns | None = None
+    turns: SampledTurns | None = None
     """None without an environment."""
 
     @property
@@ -165,17 +165,17 @@ class Roller:
             greedy = [one.reward for one in answer(asked, 1, config.sampling.model_copy(update={"temperature": 0.0}))]
         return [Group(batch[i][0], rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
 
-    def _begun(self, drawn: list[tuple[dict[str, Any], list[int], int]], step: int) -> list[Conversation]:
+    def _begun(self, drawn: list[tuple[dict[str, Any], list[int], int]], step: int) -> list[Talk]:
         """Conversations on prompts, after the `reset` of the environment, if there is one."""
         if self.environments is None:
-            return [Conversation(prompt, ids) for prompt, ids, _ in drawn]
+            return [Talk(prompt, ids) for prompt, ids, _ in drawn]
         begun = [self.environments.reset(prompt, seed_of(self.config.seed, step, prompt["id"])) for prompt, *_ in drawn]
-        talks = [Conversation(prompt, ids, episode) for (prompt, ids, _), (episode, _) in zip(drawn, begun, strict=True)]
+        talks = [Talk(prompt, ids, episode) for (prompt, ids, _), (episode, _) in zip(drawn, begun, strict=True)]
         for talk, (_, reaction) in zip(talks, begun, strict=True):
             talk.begin(awaited(reaction, self._wait), self.chat, self.config.max_prompt_length)
         return talks
 
-    def _rollout(self, talk: Conversation, own: Answered, rewarded: Rewarded) -> Rollout:
+    def _rollout(self, talk: Talk, own: Answered, rewarded: Rewarded) -> Rollout:
         """Unknown in all of its reward if the environment failed."""
         reward, terms, cause = rewarded
         score = math.nan if own.score is None else own.score
@@ -258,7 +258,7 @@ def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
     }
 
 
-def numbers_of(turns: list[Turns]) -> dict[str, float]:
+def numbers_of(turns: list[SampledTurns]) -> dict[str, float]:
     """Metrics of conversations: mean answers, and the seconds that the environment worked on all."""
     return {"turns": mean([float(one.answers) for one in turns]), "environment_seconds": sum(one.seconds for one in turns)}
 

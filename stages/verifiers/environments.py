@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.methods.environments import RESET_COLUMNS, Environment
+from pedigree.configs.methods.environment_programs import RESET_COLUMNS, EnvironmentProgram
 from pedigree.data.records.records import Message
 from pedigree.stages.verifiers import sandbox
 from pedigree.stages.verifiers.reward_programs import LOADING_SECONDS, parsed
@@ -73,7 +73,7 @@ class Environments:
         PedigreeError: the file raises, lacks the class or one of its methods, or requires other arguments; or there is no sandbox.
     """
 
-    def __init__(self, config: Environment, file: Path, verifiers: Iterable[Mapping[str, Any] | None], threads: int) -> None:
+    def __init__(self, config: EnvironmentProgram, file: Path, verifiers: Iterable[Mapping[str, Any] | None], threads: int) -> None:
         if not config.trusted:
             sandbox.require("environments", f"set `trusted: true` for {config.path}, which runs it without a sandbox")
         self.config, self._begun = config, 0
@@ -111,7 +111,7 @@ class Environments:
 
 
 class _Process:
-    def __init__(self, config: Environment, order: Mapping[str, Any]) -> None:
+    def __init__(self, config: EnvironmentProgram, order: Mapping[str, Any]) -> None:
         self.config, self._order = config, order
         self.thread = ThreadPoolExecutor(1, "environment")
         self.ended: list[int] = []

@@ -9,7 +9,7 @@ from running_lab import Lab, outcomes
 
 from pedigree.configs.language.graph import Edge, Node
 from pedigree.configs.language.kinds import KINDS
-from pedigree.configs.methods.environments import Environment
+from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.configs.methods.reward_terms import Reward, RewardProgram
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.provenance import CODE_ROOT
@@ -78,7 +78,7 @@ def test_all_code_that_kinds_declare_is_listed():
         "filters": [{"type": "exact_duplicates"}],
     })  # fmt: skip
     rewarded = KINDS["rlvr"].config.model_construct(
-        reward=Reward(terms=(RewardProgram(type="program", path="mine.py"),)), environment=Environment(path="mine.py", max_turns=2)
+        reward=Reward(terms=(RewardProgram(type="program", path="mine.py"),)), environment=EnvironmentProgram(path="mine.py", max_turns=2)
     )
     configs = {"prepare_data": config, "rlvr": rewarded}
     declared = {part for kind in KINDS.values() for part in kind.decided_by(configs.get(kind.name))}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.methods.environments import Environment
+from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.stages.verifiers import sandbox
 from pedigree.stages.verifiers.environments import Environments, Reaction
 
@@ -37,7 +37,7 @@ class Environment:
 
 def opened(folder: Path, text: str, threads: int = 1, **fields: Any) -> Environments:
     (folder / "mine.py").write_text(text)
-    config = Environment.model_validate({"path": "environments/mine.py", "max_turns": 3, **fields})
+    config = EnvironmentProgram.model_validate({"path": "environments/mine.py", "max_turns": 3, **fields})
     return Environments(config, folder / "mine.py", [{"name": "exact_match", "answer": "x"}], threads)
 
 

@@ -11,7 +11,7 @@ RESET_COLUMNS = ("seed", "messages", "id", "source", "verifier", "template_argum
 """Keyword arguments of `reset`, before those of the rows' verifiers."""
 
 
-class Environment(Frozen):
+class EnvironmentProgram(Frozen):
     """A class in a Python file of the project with `reset` and `step`, which makes an answer a conversation of several turns. The file is a
     dependency of the stage.
 
@@ -38,6 +38,6 @@ class Environment(Frozen):
     """Run the file outside the sandbox, with the network, the files and the packages of this environment."""
 
     @model_validator(mode="after")
-    def _check_arguments(self) -> "Environment":
+    def _check_arguments(self) -> "EnvironmentProgram":
         keyword_arguments(self.arguments, RESET_COLUMNS)
         return self
