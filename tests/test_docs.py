@@ -441,6 +441,18 @@ def test_the_reward_of_the_manual_is_a_file_of_four_stages(tmp_path):
     assert [term.called for term in config.reward.terms] == ["mine", "overlong"]
 
 
+def test_the_environment_of_the_manual_is_a_file_of_its_stage_and_plays(tmp_path):
+    shutil.copy(ROOT / "configs" / "recipes" / "tiny.yaml", tmp_path / "tiny.yaml")
+    (tmp_path / "game.yaml").write_text(example("docs/own-environment.md", "environment: {path"))
+    node = load_recipe(tmp_path, "game").find("rlvr")
+    assert isinstance(node.config, Rlvr) and node.files == ("environments/guess.py",) and node.config.longest_answer == 3 * 8 + 2 * 24
+    namespace: dict[str, Any] = {}
+    exec(example("docs/own-environment.md", "def reset(self, seed, highest)", "python"), namespace)
+    game = namespace["Environment"]()
+    assert game.reset(5, 9) == " I have thought of a number from 1 to 9." and game.step("perhaps")[1:] == (-0.1, False)
+    assert game.step(f"{game.number}") == ("Right!", 1.0, True) and game.step(f"It is {game.number - 1}")[0] == "Larger."
+
+
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):
     shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
     block = example("docs/rewards.md", "kind: overoptimization")

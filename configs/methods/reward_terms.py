@@ -209,8 +209,17 @@ class Format(Term):
         return value
 
 
+class EnvironmentReward(Term):
+    """What the conversation's environment gave for its turns; no term of a conversation in which it gave None for each."""
+
+    formula: ClassVar[str] = "Σ_t r_t over the turns of the conversation"
+    source: ClassVar[str] = "verl, BaseInteraction.generate_response"
+    type: Literal["environment"]
+
+
 RewardTerm = Annotated[
-    RewardProgram | ModelReward | RatedReward | Majority | Overlong | Length | Cosine | RepeatedNgrams | Format, Field(discriminator="type")
+    RewardProgram | EnvironmentReward | ModelReward | RatedReward | Majority | Overlong | Length | Cosine | RepeatedNgrams | Format,
+    Field(discriminator="type"),
 ]
 
 

@@ -12,10 +12,11 @@ from pydantic import Field, field_validator, model_validator
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, HeadPrecision, Many, added
 from pedigree.configs.base.shrink import Cut, even
 from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, TrainingPlan, at_ports
+from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
 from pedigree.configs.methods.preference import Kto, PreferenceLoss
-from pedigree.configs.methods.reward_terms import Reward, RewardProgram, model_problem, reward_problem
+from pedigree.configs.methods.reward_terms import EnvironmentReward, Reward, RewardProgram, model_problem, reward_problem
 from pedigree.configs.methods.sampling import Sampling
 
 
@@ -284,6 +285,9 @@ class Rlvr(Frozen):
     """Sampling parameters of rollouts."""
     reward: Reward = Reward()
     """Rewards of answers: by verifiers, functions of the project, reward models, language models, and terms such as length."""
+    environment: EnvironmentProgram | None = added(None)
+    """A class of the project that answers the policy between several turns; the term `environment` of the reward is what it gives for
+    them. Verifiers and all other terms see the last answer, in the conversation before it."""
     replay: Literal["exact", "recorded"] = added("exact")
     """How an interrupted run repeats its answers. `exact`: it samples them again, with equal bits, in fixed chunks of 256 answers, each of
     which must fit into the KV cache of an engine. `recorded`: engines run as many answers as fit, and each is stored as it finishes, with
@@ -316,9 +320,20 @@ class Rlvr(Frozen):
     """Seed of prompt order, sampling and newly initialized weights."""
 
     @property
-    def programs(self) -> list[RewardProgram]:
-        """Functions of the project, under the name that they have in other stages."""
-        return self.reward.programs
+    def turns(self) -> int:
+        """Maximum answers of the policy in a conversation."""
+        return self.environment.max_turns if self.environment else 1
+
+    @property
+    def longest_answer(self) -> int:
+        """Maximum tokens after a prompt: of all turns and of what is between them."""
+        between = self.environment.max_observation if self.environment else 0
+        return self.turns * self.sampling.max_tokens + (self.turns - 1) * between
+
+    @property
+    def programs(self) -> list[RewardProgram | EnvironmentProgram]:
+        """The project's Python files, with a function each."""
+        return [*self.reward.programs, *([self.environment] if self.environment else [])]
 
     @model_validator(mode="after")
     def _check_sampling(self) -> "Rlvr":
@@ -350,6 +365,8 @@ class Rlvr(Frozen):
         greedy = self.algorithm.advantage == "greedy"
         if problem := reward_problem(self.reward, self.sampling.max_tokens, self.samples_per_prompt, greedy):
             raise ValueError(problem)
+        if self.environment is None and any(isinstance(term, EnvironmentReward) for term in self.reward.terms):
+            raise ValueError("reward.terms has the term environment, but there is none: set `environment: {path: ..., max_turns: ...}`")
         return self
 
     @model_validator(mode="after")

@@ -141,6 +141,27 @@ class Chat:
         self._refuse([{"role": "assistant", "content": beginning}])
         return [*self.prompt(messages), *self.response_ids(beginning)]
 
+    def following(self, messages: Sequence[Message], text: str, said: Sequence[Message], arguments: Arguments = None) -> list[int]:
+        """Ids of what the template puts after the answer `text` to `messages`, whose tokens end with the end-of-turn token: its own
+        separators, the messages `said`, and the beginning of the next answer.
+
+        Raises:
+            ChatError: the template renders what is there already otherwise once more follows; or as in `prompt`.
+        """
+        self._refuse(said, arguments)
+        answer: Message = {"role": "assistant", "content": text}
+        asked, pieces = (self._pieces(some, True, arguments) for some in (messages, [*messages, answer, *said]))
+        turns = sum(turn["role"] == "assistant" for turn in turns_of([*messages, answer]))
+        last = next((place for place, (_, number) in enumerate(pieces) if number == turns), 0)
+        before, after = ("".join(piece for piece, _ in part) for part in (pieces[:last], pieces[last + 1 :]))
+        if before != "".join(piece for piece, _ in asked) or _bare(pieces[last][0]) != _bare(text + self._named["eos_token"]):
+            raise ChatError(
+                f"the chat template in {self.folder} renders a conversation otherwise once more follows, as some do that drop earlier "
+                f"thoughts or move the system's text (before or in the answer {text[:80]!r}): use a template that only adds to it, or "
+                "answers without thoughts"
+            )
+        return self.text_ids(after, False)
+
     def response_ids(self, text: str) -> list[int]:
         """Ids of an assistant's text without end-of-turn token; control tokens in it are plain characters."""
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]

@@ -22,6 +22,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_repo, rehearsed_name
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
+from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.configs.methods.language_model import asks_endpoint
 from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
@@ -170,7 +171,7 @@ def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known
             rehearsal_hub.data_set(source.repo, folders)
         elif isinstance(source, Stored):
             rehearsal_hub.stored_rows(source, folders)
-        elif isinstance(source, Files | RowProgram | RewardProgram) and not place_of(root, source.path).exists():
+        elif isinstance(source, Files | RowProgram | RewardProgram | EnvironmentProgram) and not place_of(root, source.path).exists():
             return f"{written_of(source.path)} does not exist: add it, or change the config that refers to it"
         elif isinstance(node.config, SourceModel) and family_of(_family_name(source), known) is None:
             return (
@@ -299,7 +300,8 @@ def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dic
 def _lay_files(real: Project, project: Project, node: Node) -> Iterator[Reduced]:
     """Copy the project's own files, truncated to a few rows; yields a change for each truncated source."""
     for place, source in _sources(node):
-        if isinstance(source, Files | RowProgram | RewardProgram) and _cut(place_of(real.root, source.path), project.root / source.path):
+        own = isinstance(source, Files | RowProgram | RewardProgram | EnvironmentProgram)
+        if own and _cut(place_of(real.root, source.path), project.root / source.path):
             yield Reduced(node.address, f"{place}.path", source.path, f"the first {FILE_ROWS} rows of {source.path}", "data")
 
 

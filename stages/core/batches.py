@@ -69,9 +69,9 @@ class Document:
         return Document(self.ids[:length], self.trained_bits[: -(-length // 8)], int(np.count_nonzero(self.trained[1:length])))
 
 
-def document(prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Document:
-    """A document of a prompt and a trained answer."""
-    return Document.of([*prompt_ids, *answer_ids], [False] * len(prompt_ids) + [True] * len(answer_ids))
+def document(prompt_ids: Sequence[int], answer_ids: Sequence[int], trained: Sequence[bool] | None = None) -> Document:
+    """A document of a prompt and an answer, whose tokens are `trained`; None: all."""
+    return Document.of([*prompt_ids, *answer_ids], [False] * len(prompt_ids) + list(trained or [True] * len(answer_ids)))
 
 
 Unit = tuple[Document, ...]

@@ -9,6 +9,7 @@ from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
 """Prompts of a step, answers to each."""
+TURNS = 2
 BATCHES = 2
 """Batches of rollouts per step, where prompts without a signal are replaced."""
 VOTING = ("maths", "numbers", "algebra", "expressions", "tokens", "units")
@@ -44,6 +45,8 @@ def shrink(cut: Cut) -> None:
             cut.set(f"{place}.max_unanswered_share", max(term.max_unanswered_share, MAX_UNKNOWN), "thresholds")
     if config.algorithm.keep:
         cut.most("algorithm.keep.answers", max(2, cut.get("samples_per_prompt") // 2), "samples")
+    if config.environment:
+        cut.most("environment.max_turns", TURNS, "lengths")
     if config.algorithm.resampling:
         cut.most("algorithm.resampling.max_batches", BATCHES, "batches")  # a tiny model's answers seldom differ
 
@@ -61,19 +64,20 @@ def decided_by(config: Rlvr) -> tuple[str, ...]:
     terms = dict.fromkeys(part for term in config.reward.terms for part in DECIDING.get(type(term), ()))
     selection = ("stages/rlvr/selection.py",) if config.algorithm.keep else ()
     chosen = ("stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/resampling.py", *selection)
-    return (*RENDERING, *REWARDING, *chosen, *terms)
+    environment = (*FUNCTIONS, "stages/verifiers/environments.py", "stages/rlvr/conversations.py") if config.environment else ()
+    return (*RENDERING, *REWARDING, *chosen, *dict.fromkeys((*terms, *environment)))
 
 
 def scoring_plan(config: Rlvr) -> ScoringPlan | None:
     if not (terms := config.reward.by_models):
         return None
     dtype = "fp32" if any(term.dtype == "fp32" for term in terms) else "bf16"
-    return ScoringPlan("reward_models", dtype, config.max_prompt_length + config.sampling.max_tokens, scalar_head=True)
+    return ScoringPlan("reward_models", dtype, config.max_prompt_length + config.longest_answer, scalar_head=True)
 
 
 def sampling_plan(config: Rlvr) -> SamplingPlan:
     together, samples = config.prompts_per_step * config.samples_per_prompt, config.samples_per_prompt
-    chunk, answer = min(ROLLOUT_CHUNK, together) if config.replay == "exact" else 1, config.sampling.max_tokens
+    chunk, answer = min(ROLLOUT_CHUNK, together) if config.replay == "exact" else 1, config.longest_answer
     return SamplingPlan(
         "policy", config.dtype, together, answer, samples, chunk, queued_by="replay: recorded", max_prompt=config.max_prompt_length,
         beside=config.asynchronous is not None,
@@ -83,7 +87,7 @@ def sampling_plan(config: Rlvr) -> SamplingPlan:
 def training_plan(config: Rlvr) -> TrainingPlan:
     algorithm = config.algorithm
     answers = algorithm.keep.answers if algorithm.keep else config.samples_per_prompt
-    batch, longest = config.prompts_per_step * answers, config.max_prompt_length + config.sampling.max_tokens
+    batch, longest = config.prompts_per_step * answers, config.max_prompt_length + config.longest_answer
     name = f"prompts_per_step * {'algorithm.keep.answers' if algorithm.keep else 'samples_per_prompt'}"
     return TrainingPlan(
         config.dtype, batch, name, "rollouts", longest, made_of=f"{config.prompts_per_step} prompts x {answers} answers",
@@ -96,12 +100,15 @@ def training_plan(config: Rlvr) -> TrainingPlan:
 def work(stage: PlannedStage) -> Amounts:
     config: Rlvr = stage.config
     rows, prompt = at_ports(stage, ("prompts",), config.max_prompt_length)
-    prompt = prompt or Amount(config.max_prompt_length, "at most")
+    asked = prompt = prompt or Amount(config.max_prompt_length, "at most")
     a_step = config.prompts_per_step * config.samples_per_prompt
     requests = Amount(config.steps * a_step, "at least" if config.algorithm.resampling else "counted")
     if config.algorithm.advantage == "greedy":
         requests = requests.times(1 + 1 / config.samples_per_prompt)
-    document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.sampling.max_tokens, "at most")
+    if config.turns > 1:  # a later prompt has all before it: on average half of what may be added
+        requests = Amount(requests.times(config.turns).value, "at most")
+        prompt = Amount(prompt.value + (config.longest_answer - config.sampling.max_tokens) / 2, "at most")
+    document = Amount(asked.times(1 / config.samples_per_prompt).value + config.longest_answer, "at most")
     return Amounts(
         rows=rows, document=document, steps=Amount(config.steps, "counted"), prompt=prompt, requests=requests,
         plan=sampling_plan(config), tokens=document.times(config.steps * training_plan(config).batch), answer=config.sampling.max_tokens,

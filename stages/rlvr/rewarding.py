@@ -11,6 +11,7 @@ import regex
 
 from pedigree.configs.methods.reward_terms import (
     Cosine,
+    EnvironmentReward,
     Format,
     Length,
     Majority,
@@ -130,6 +131,10 @@ def reward(score: float, finish_reason: str, given: Reward, terms: Mapping[str, 
     return min(max(total, low), high)
 
 
+def earned(term: EnvironmentReward, group: Sequence[Answered], max_tokens: int) -> list[Value]:
+    return [answer.earned for answer in group]
+
+
 def overlong(term: Overlong, group: Sequence[Answered], max_tokens: int) -> list[Value]:
     excess = (len(answer.ids) - (max_tokens - term.buffer) for answer in group)
     return [-min(max(tokens, 0), term.buffer) / term.buffer for tokens in excess]
@@ -180,6 +185,7 @@ def _by_score(value: Callable[[float, int], float], answer: Answered) -> Value:
 
 
 TERMS: dict[type[Term], Callable[[Any, Sequence[Answered], int], list[Value]]] = {
+    EnvironmentReward: earned,
     Overlong: overlong,
     Length: length,
     Cosine: cosine,

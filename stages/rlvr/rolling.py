@@ -14,13 +14,15 @@ from pedigree.configs.base.frozen import digest
 from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.job import Job, checkpoint_names
+from pedigree.stages.rlvr.conversations import SampledTurns, Talk, awaited, converse, unused_reward
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.resampling import Choice, choose, differ, upcoming
-from pedigree.stages.rlvr.rewarding import Rewards
+from pedigree.stages.rlvr.rewarding import Rewarded, Rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Arrived, Generation, Request, request_key, seed_of
 from pedigree.stages.verifiers import Outcome, Verdict, Verifying, ended
+from pedigree.stages.verifiers.environments import Environments
 from pedigree.stages.verifiers.reward_programs import Answered
 
 RECORDS = "rollouts"
@@ -42,6 +44,13 @@ class Rollout:
     terms: dict[str, float | None]
     """As in `rewarding.Rewarded`."""
     cause: str = ""
+    turns: SampledTurns | None = None
+    """None without an environment."""
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy sampled."""
+        return len(self.answer.response_ids) if self.turns is None else sum(self.turns.sampled)
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class Roller:
     config: Rlvr
     chat: Chat
     job: Job
+    environments: Environments | None = None
 
     def step(self, position: int, step: int) -> StepRollouts:
         """Roll out batches of prompts from a position on, until the step is complete."""
@@ -112,7 +122,7 @@ class Roller:
             greedy=greedy,
             numbers=numbers,
             position=drawn[choice.used - 1].position + 1,
-            tokens=sum(len(rollout.answer.response_ids) for rollout in every),
+            tokens=sum(rollout.length for rollout in every),
         )
 
     def roll_out(self, batch: list[tuple[int, Prompt]], step: int, record: AnswerLog | None) -> list[Group]:
@@ -120,30 +130,32 @@ class Roller:
         config, size = self.config, self.config.samples_per_prompt
 
         def answer(drawn: list[tuple[dict[str, Any], list[int], int]], samples: int, sampling: Sampling) -> list[Rollout]:
-            requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in drawn]
-            found: dict[int, tuple[Generation, str, Future[Outcome]]] = {}
+            talks = self._begun(drawn, step)
+            verdicts: dict[int, Future[Outcome]] = {}
 
-            def arrived(place: int, one: Generation) -> None:
-                text = self.chat.decode(one.response_ids)
-                verifier = drawn[place][0]["verifier"] if config.reward.verifies else None
-                found[place] = one, text, self.verifying.begin(verifier, text)
+            def seed(place: int, turn: int) -> int:
+                prompt, _, index = drawn[place]
+                return seed_of(config.seed, step, prompt["id"], index, *([turn] if turn else []))
 
-            self._answer(requests, sampling, arrived, step, record)
+            def ask(requests: list[Request], arrived: Arrived) -> None:
+                self._answer(requests, sampling, arrived, step, record)
+
+            def verify(place: int) -> None:
+                verdicts[place] = self.verifying.begin(drawn[place][0]["verifier"] if config.reward.verifies else None, talks[place].text)
+
+            converse(talks, self.environments, self.chat, seed, ask, verify, self._wait)
             answered: list[Answered] = []
 
             def beat() -> None:
                 self.job.doing("verifying", len(answered))  # a verifier may take minutes; each has a time limit
 
-            for place, (prompt, *_) in enumerate(drawn):
+            for place, talk in enumerate(talks):
                 beat()
-                one, text, future = found[place]
-                score = score_of(prompt, ended(future, beat))
-                answered.append(Answered(prompt, text, one.response_ids, one.finish_reason, None if math.isnan(score) else score))
+                score = score_of(drawn[place][0], ended(verdicts[place], beat))
+                answered.append(talk.answered(None if math.isnan(score) else score))
             return [
-                Rollout(prompt, ids, found[place][0], own.text, math.nan if own.score is None else own.score, *rewarded)
-                for place, ((prompt, ids, _), own, rewarded) in enumerate(
-                    zip(drawn, answered, self.rewards.of(answered, samples), strict=True)
-                )
+                self._rollout(talk, own, rewarded)
+                for talk, own, rewarded in zip(talks, answered, self.rewards.of(answered, samples), strict=True)
             ]
 
         rollouts = answer([(prompt, ids, index) for _, (prompt, ids) in batch for index in range(size)], size, config.sampling)
@@ -152,6 +164,28 @@ class Roller:
             asked = [(prompt, ids, 0) for _, (prompt, ids) in batch]
             greedy = [one.reward for one in answer(asked, 1, config.sampling.model_copy(update={"temperature": 0.0}))]
         return [Group(batch[i][0], rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
+
+    def _begun(self, drawn: list[tuple[dict[str, Any], list[int], int]], step: int) -> list[Talk]:
+        """Conversations on prompts, after the `reset` of the environment, if there is one."""
+        if self.environments is None:
+            return [Talk(prompt, ids) for prompt, ids, _ in drawn]
+        begun = [self.environments.reset(prompt, seed_of(self.config.seed, step, prompt["id"])) for prompt, *_ in drawn]
+        talks = [Talk(prompt, ids, episode) for (prompt, ids, _), (episode, _) in zip(drawn, begun, strict=True)]
+        for talk, (_, reaction) in zip(talks, begun, strict=True):
+            talk.begin(awaited(reaction, self._wait), self.chat, self.config.max_prompt_length)
+        return talks
+
+    def _rollout(self, talk: Talk, own: Answered, rewarded: Rewarded) -> Rollout:
+        """Unknown in all of its reward if the environment failed."""
+        reward, terms, cause = rewarded
+        score = math.nan if own.score is None else own.score
+        if failed := talk.cause or unused_reward(self.config, talk):
+            print(f"no reward for a conversation on {talk.prompt['id']}: {failed}", flush=True)
+            reward, cause = math.nan, failed
+        return Rollout(talk.prompt, talk.prompt_ids, talk.whole, talk.text, score, reward, terms, cause, talk.turns)
+
+    def _wait(self) -> None:
+        self.job.doing("waiting for the environment")
 
     def _answer(self, requests: list[Request], sampling: Sampling, arrived: Arrived, step: int, record: AnswerLog | None) -> None:
         """Get all answers: in fixed chunks; or those of the record, and the others continuously, each recorded as it arrives."""
@@ -216,13 +250,20 @@ def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
             if value is not None and not math.isnan(value):
                 parts[f"reward_{name}"].append(value)
     rewards = [rollout.reward for rollout in rollouts]
+    turns = [rollout.turns for rollout in rollouts if rollout.turns is not None]
     return {
         "reward": mean(present(rewards)),
         **{name: mean(values) for name, values in sorted(parts.items())},
         "missing_rewards": float(len(rewards) - len(present(rewards))),
-        "response_length": mean([float(len(rollout.answer.response_ids)) for rollout in rollouts]),
+        "response_length": mean([float(rollout.length) for rollout in rollouts]),
         "truncated": mean([float(rollout.answer.finish_reason == "length") for rollout in rollouts]),
+        **(numbers_of(turns) if turns else {}),
     }
+
+
+def numbers_of(turns: list[SampledTurns]) -> dict[str, float]:
+    """Metrics of conversations: mean answers, and the seconds that the environment worked on all."""
+    return {"turns": mean([float(one.answers) for one in turns]), "environment_seconds": sum(one.seconds for one in turns)}
 
 
 def present(rewards: list[float]) -> list[float]:

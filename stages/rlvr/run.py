@@ -29,6 +29,7 @@ from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.ahead import Ahead
 from pedigree.stages.rlvr.clock import Clock
+from pedigree.stages.rlvr.conversations import open_environments
 from pedigree.stages.rlvr.handover import awake, sleep_level, start_before_trainer, takes_turns
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
@@ -64,10 +65,11 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     with (
         Verifying() as verifying,
         open_rewards(config, [row for row, _ in prompts], inputs.get("reward_models", {}), job) as rewards,
+        open_environments(config, [row for row, _ in prompts], chat, job) as environments,
         rollout_sampler(policy.payload, config, job) as engines,
         ExitStack() as running,
     ):
-        roller = Roller(engines, verifying, rewards, prompts, config, chat, job) if engines and rewards else None
+        roller = Roller(engines, verifying, rewards, prompts, config, chat, job, environments) if engines and rewards else None
         learner = make_learner(config, inputs, chat, job)
         trainer = learner.trainer
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
@@ -139,8 +141,9 @@ def training_samples(rollouts: list[Rollout], config: Rlvr) -> list[TrainingSamp
     rewards = without_others([one.reward for one in rollouts], size, config.algorithm.keep)
     samples = []
     for one, reward in zip(rollouts, rewards, strict=True):
-        masked, answer = masks and one.answer.finish_reason == "length", one.answer
-        samples.append(TrainingSample(one.prompt["id"], one.prompt_ids, answer.response_ids, answer.logprobs, reward, masked))
+        answer, sampled = one.answer, one.turns.sampled if one.turns else None
+        masked = masks and answer.finish_reason == "length"
+        samples.append(TrainingSample(one.prompt["id"], one.prompt_ids, answer.response_ids, answer.logprobs, reward, masked, sampled))
     return samples
 
 
@@ -175,7 +178,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
         numerics=numerics,
         pad_id=chat.pad_id,
         temperature=config.sampling.temperature,
-        max_tokens=config.sampling.max_tokens,
+        max_tokens=config.turns * config.sampling.max_tokens,
         seed=config.seed,
         reference=reference,
         teacher=teacher,
@@ -192,10 +195,12 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
         given = only_or_none(inputs, port)
         if given is not None and vocabulary(given) != vocabulary(only(inputs, "policy")):
             raise StageError(f"the {port} has a different vocabulary than the policy: use one with the same base model")
-    if config.max_prompt_length + config.sampling.max_tokens > context:
+    if config.max_prompt_length + config.longest_answer > context:
+        turns = f"max_turns {config.turns} of " if config.turns > 1 else ""
+        between = f" and max_observation {config.environment.max_observation}" if config.environment and turns else ""
         raise StageError(
-            f"max_prompt_length {config.max_prompt_length} + max_tokens {config.sampling.max_tokens} exceed the policy's context of "
-            f"{context}: lower one of them"
+            f"max_prompt_length {config.max_prompt_length} + {turns}max_tokens {config.sampling.max_tokens}{between} exceed the policy's "
+            f"context of {context}: lower one of them"
         )
     if job.placement.sampler_process == "inline":
         for name, number in (("world_size", job.numerics.world_size), ("engines", job.placement.engines)):
@@ -272,7 +277,7 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Flee
     placement = job.placement
     settings: dict[str, Any] = {
         "dtype": config.dtype,
-        "context": config.max_prompt_length + config.sampling.max_tokens,
+        "context": config.max_prompt_length + config.longest_answer,
         "numerics": job.numerics,
         "placement": placement,
         "adapter_rank": config.lora.rank if config.lora else None,
@@ -322,5 +327,6 @@ def show(rollouts: list[Rollout], step: int, config: Rlvr) -> list[dict[str, Any
         rewards = finite([rollout.reward for rollout in group])
         row = {"step": step + 1, "id": prompt["id"], "messages": prompt["messages"], "answers": texts, "rewards": rewards}
         terms = {name: finite([rollout.terms[name] for rollout in group]) for name in group[0].terms}
-        shown.append(row | ({"terms": terms} if terms else {}))
+        turns = [rollout.turns.messages for rollout in group if rollout.turns]
+        shown.append(row | ({"terms": terms} if terms else {}) | ({"conversations": turns} if turns else {}))
     return shown

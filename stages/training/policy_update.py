@@ -55,7 +55,7 @@ class Learner:
     temperature: float
     """Sampling temperature, by which logits are divided."""
     max_tokens: int
-    """Maximum answer length."""
+    """Maximum answer length, of all turns together."""
     seed: int = 0
     reference: FixedPolicy | None = None
     """The fixed reference policy of the KL."""
@@ -159,7 +159,7 @@ def update_policy(
         next_state = adapt_entropy(algorithm, next_state, metrics)
     updates = 0 if policy_frozen else len(batches) * algorithm.updates // algorithm.mini_batches
     computed = [index for groups in grouped for group in groups for index in group if index not in chosen.skipped]
-    trained = 0 if policy_frozen else sum(len(samples[index].ids) for index in computed)
+    trained = 0 if policy_frozen else sum(samples[index].length for index in computed)
     return UpdateResult(metrics | {"updates": float(updates), "trained_tokens": float(trained)}, next_state, updates)
 
 

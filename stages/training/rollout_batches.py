@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 
 import numpy as np
 import torch
@@ -30,6 +30,19 @@ class TrainingSample:
     """NaN if missing."""
     masked: bool = False
     """Not in the loss; the reward counts in the advantages of its group."""
+    sampled: Sequence[bool] | None = None
+    """Which of `ids` the policy sampled; None: all. What an environment said between its turns is context alone: the tokens of losses,
+    penalties, ratios, advantages, returns and metrics are the sampled ones, as if nothing were between them (verl,
+    `compute_gae_advantage_return`; TRL, `tool_mask`)."""
+
+    @property
+    def trained(self) -> Sequence[bool]:
+        return [True] * len(self.ids) if self.sampled is None else self.sampled
+
+    @property
+    def length(self) -> int:
+        """|y|, in sampled tokens."""
+        return sum(self.trained)
 
 
 @dataclass(frozen=True)
@@ -99,11 +112,11 @@ class MiniBatchPlan:
     ) -> "MiniBatchPlan":
         """Plan a mini-batch. `groups` has the indices of the answers to each prompt; `skipped` those that only count in the divisor."""
         counted = [index for group in groups for index in group]
-        lengths_D = torch.tensor([0 if samples[index].masked else len(samples[index].ids) for index in counted])
+        lengths_D = torch.tensor([0 if samples[index].masked else samples[index].length for index in counted])
         weights_D = pg.token_weights(aggregation, lengths_D, len(groups), max_tokens)
         computed = [[index for index in group if index not in skipped] for group in groups]
         indices = [index for group in computed for index in group]
-        documents = [document(samples[index].prompt_ids, samples[index].ids) for index in indices]
+        documents = [document(samples[index].prompt_ids, samples[index].ids, samples[index].sampled) for index in indices]
         units = prompt_sharing_units(documents, [len(group) for group in computed], ranks, numerics)
         weights_D = weights_D[[place for place, index in enumerate(counted) if index not in skipped]]
         return cls(samples, indices, units, [0, *accumulate(len(unit) for unit in units)], weights_D.numpy())
@@ -112,8 +125,8 @@ class MiniBatchPlan:
         return GlobalBatch(self.units, self._token_tensors)
 
     def micro_batch(self, prepared: PreparedMicroBatch) -> RolloutMicroBatch:
-        num_tokens = sum(len(self.samples[index].ids) for index in self.indices)
-        max_length = max(len(self.samples[self.indices[answer]].ids) for answer in self._answers(prepared.units))
+        num_tokens = sum(self.samples[index].length for index in self.indices)
+        max_length = max(self.samples[self.indices[answer]].length for answer in self._answers(prepared.units))
         return RolloutMicroBatch(prepared.batch, prepared.weight, num_tokens, max_length, **prepared.extras)
 
     def _answers(self, units: Sequence[int]) -> list[int]:
@@ -125,8 +138,8 @@ class MiniBatchPlan:
         samples = [self.samples[self.indices[answer]] for answer in answers]
         return {
             "sample_D": torch.tensor([self.indices[answer] for answer in answers]),
-            "token_weights_N": torch.from_numpy(np.repeat(self.token_weights_D[answers], [len(sample.ids) for sample in samples])),
-            "sampler_logps_N": torch.tensor([logp for sample in samples for logp in sample.logprobs]),
+            "token_weights_N": torch.from_numpy(np.repeat(self.token_weights_D[answers], [sample.length for sample in samples])),
+            "sampler_logps_N": torch.tensor([logp for sample in samples for logp in compress(sample.logprobs, sample.trained)]),
         }
 
 

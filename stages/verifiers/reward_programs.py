@@ -34,6 +34,8 @@ class Answered(NamedTuple):
     finish_reason: str
     score: float | None
     """The verifier's; None if it is unknown, or no term needs it."""
+    earned: Value = None
+    """Sum of the rewards that an environment gave for the turns."""
 
 
 class _Call(NamedTuple):
@@ -127,7 +129,7 @@ class RewardFunction:
             self._open.append(process)
             self._own.process = process
             try:
-                ready = _parsed(next(process.runner.lines, None), ("taken", "raised"))
+                ready = parsed(next(process.runner.lines, None), ("taken", "raised"))
             except sandbox.ProgramFailed as error:
                 raise PedigreeError(f"{self.term.path} {error} before {self.term.function} could be called") from error
             if "raised" in ready:
@@ -200,13 +202,13 @@ def _unknown(calls: Sequence[_Call], cause: str) -> list[Value]:
 
 
 def _rewards(line: bytes | None, calls: Sequence[_Call]) -> list[Value]:
-    values = _parsed(line, ("rewards",))["rewards"]
+    values = parsed(line, ("rewards",))["rewards"]
     if not isinstance(values, list) or len(values) != _size(calls) or not all(isinstance(one, float | str | None) for one in values):
         raise sandbox.ProgramFailed("wrote into the stream of rewards")
     return values
 
 
-def _parsed(line: bytes | None, names: Sequence[str]) -> dict[str, Any]:
+def parsed(line: bytes | None, names: Sequence[str]) -> dict[str, Any]:
     """Parse a line of a process, whose pipe the program can also write to."""
     if line is None:
         raise sandbox.ProgramFailed("ended")

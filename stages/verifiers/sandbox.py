@@ -1,5 +1,5 @@
 """Run untrusted Python programs, each in its own bubblewrap sandbox: either tested by a process that they cannot reach, or to generate
-rows or to reward answers.
+rows, to reward answers, or to answer a policy.
 
 The sandbox has no network and sees only this machine's programs and libraries (`/usr`, `/bin`, `/lib`), the interpreter and numpy, which
 some tests import, all read-only; the only writable place is a small `/tmp` in memory. Memory per process, CPU time, files, processes,
@@ -40,7 +40,11 @@ ENVIRONMENT = {
 }  # fmt: skip
 ISOLATED, REPEATABLE = ("-I", "-S", "-B"), ("-P", "-s", "-S", "-B")
 """Flags of the interpreter; `-I` would ignore PYTHONHASHSEED."""
-MODES = {"tests": (ISOLATED, ("numpy",)), "rows": (REPEATABLE, ()), "rewards": (REPEATABLE, ("numpy",))}
+MODES = {
+    "tests": (ISOLATED, ("numpy",)),
+    "rows": (REPEATABLE, ()),
+    **dict.fromkeys(("rewards", "environment"), (REPEATABLE, ("numpy",))),
+}
 """What a sandbox runs → flags, and the packages available to it."""
 LIMITS = {
     "RLIMIT_AS": 2**30,

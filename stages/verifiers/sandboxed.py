@@ -1,12 +1,12 @@
 """Runner inside the sandbox: runs the tests in one process and the tested program in another, or calls a function that generates rows or
-rewards answers. Imports nothing from the project.
+rewards answers, or an environment. Imports nothing from the project.
 
 The first process confines itself and, for tests, forks the program's process, which knows nothing of what follows. Then it reads a JSON
 object from its standard input, writes `started`, runs the tests and writes its verdict, each line prefixed with the object's secret word;
 or it calls the function that generates rows, and writes a line per row and a final one; or it reads further lines with answers, and writes
-a line with the rewards of each batch. The tests call the program's function through a pipe and get values back, never objects, so nothing
-that a program does to its interpreter (exits, patched builtins, objects that equal everything) can make a test pass. No process can inspect
-the first one.
+a line with the rewards of each batch, or with the environment's reaction. The tests call the program's function through a pipe and get
+values back, never objects, so nothing that a program does to its interpreter (exits, patched builtins, objects that equal everything) can
+make a test pass. No process can inspect the first one.
 """
 
 import builtins
@@ -459,6 +459,72 @@ def number_of(value):
     return number if abs(number) < INFINITY else f"returned {excerpt(value)}, and a reward is a finite number"
 
 
+# --- environments ------------------------------------------------------------------------------------------------------
+
+
+def hold_conversations(order, requests, write):
+    """Load a file with an environment, then answer each line with the reaction of its conversation's own object."""
+    import inspect
+
+    try:
+        make = function_of(order)
+        one = make()
+        missing = next((name for name in ("reset", "step") if not callable(getattr(one, name, None))), None)
+        if missing:
+            raise NameError(f"{order['function']} has no method {missing!r}")
+        taken = passed(inspect.signature(one.reset), order["passed"])
+    except BaseException as error:  # also SystemExit: reported to the caller
+        write(json.dumps({"raised": last_words(error)}))
+        os._exit(0)
+    write(json.dumps({"taken": taken}))
+    conversations = {}
+    for line in requests:
+        asked = json.loads(line)
+        for number in asked["ended"]:
+            conversations.pop(number, None)
+        try:
+            if asked["start"] is not None:
+                conversations[asked["number"]] = make()
+                reaction = begun(conversations[asked["number"]].reset(**asked["start"]))
+            else:
+                reaction = stepped(conversations[asked["number"]].step(asked["answer"]))
+            reply = json.dumps(reaction)
+        except BaseException as error:  # also SystemExit: it ends the conversation, not the process
+            reply = json.dumps({"raised": last_words(error)})
+        write(reply)
+    os._exit(0)
+
+
+def begun(made):
+    """The result of `reset`: messages to ask, a text to append, or neither."""
+    return {"messages": made if made is None or isinstance(made, str) else messages_of(made, ("system", "user", "assistant", "tool"))}
+
+
+def stepped(made):
+    """The result of `step`.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if not isinstance(made, (tuple, list)) or len(made) != 3:
+        raise TypeError(f"step returned {excerpt(made)}, and must return (observation, reward, done)")
+    observation, reward, done = made
+    if isinstance(observation, str):
+        observation = [{"role": "user", "content": observation}]
+    reward = number_of(reward)
+    if isinstance(reward, str):
+        raise ValueError(reward)
+    return {"messages": [] if done else messages_of(observation, ("user", "tool")), "reward": reward, "done": bool(done)}
+
+
+def messages_of(given, roles):
+    """Checked messages of these roles."""
+    found = [{"role": one["role"], "content": one["content"]} for one in given or ()]
+    if not found or any(one["role"] not in roles or not isinstance(one["content"], str) for one in found):
+        raise ValueError(f"{excerpt(given)} is neither a text nor a list of messages with role {' or '.join(roles)}, and not done")
+    return found
+
+
 # --- limits ------------------------------------------------------------------------------------------------------------
 
 DENIED = {
@@ -567,6 +633,8 @@ def main():
         make_rows(order, write)
     if mode == "rewards":
         give_rewards(order, requests, write)
+    if mode == "environment":
+        hold_conversations(order, requests, write)
     test({**order, "limits": limits}, fork, tell)
 
 

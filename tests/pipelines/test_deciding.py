@@ -9,6 +9,7 @@ from running_lab import Lab, outcomes
 
 from pedigree.configs.language.graph import Edge, Node
 from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.configs.methods.reward_terms import Majority, ModelReward, Reward, RewardProgram
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.provenance import CODE_ROOT
@@ -77,7 +78,7 @@ def test_all_code_that_kinds_declare_is_listed():
         "filters": [{"type": "exact_duplicates"}],
     })  # fmt: skip
     terms = (RewardProgram(type="program", path="mine.py"), ModelReward(type="reward_model"), Majority(type="majority"))
-    rewarded = KINDS["rlvr"].config.model_construct(reward=Reward(terms=terms))
+    rewarded = KINDS["rlvr"].config.model_construct(reward=Reward(terms=terms), environment=EnvironmentProgram(path="mine.py", max_turns=2))
     configs = {"prepare_data": config, "rlvr": rewarded}
     declared = {part for kind in KINDS.values() for part in kind.decided_by(configs.get(kind.name) or kind.config.model_construct())}
     assert declared == {name for name in hashes() if not name.startswith(VERIFIER)}

@@ -57,6 +57,21 @@ def made_answers(policy: PolicyModule, prompts: int = 4, seed: int = 0, noise: f
     return answers
 
 
+def two_turns(policy: PolicyModule, noise: float = 0.0) -> list[TrainingSample]:
+    """As `made_answers`, each answer cut into two turns, between which an environment says one to three tokens."""
+    draw = random.Random(7)
+    answers = []
+    for one in made_answers(policy):
+        turn, said = draw.randrange(1, len(one.ids) + 1), [draw.randrange(3, 250) for _ in range(draw.randrange(1, 4))]
+        ids = [*one.ids[:turn], *said, *one.ids[turn:], 2]
+        sampled = [not turn <= place < turn + len(said) for place in range(len(ids))]
+        with torch.no_grad():
+            logps_N, _ = policy(collate([(document(one.prompt_ids, ids),)], Numerics(), 0), temperature=TEMPERATURE)
+        logps = [logp + noise * draw.gauss(0, 1) for logp in logps_N.tolist()]
+        answers.append(replace(one, ids=ids, logprobs=logps, sampled=sampled))
+    return answers
+
+
 def learner(chosen: Algorithm, policy: Artifact, numerics: Numerics | None = None, **fields: Any) -> Learner:
     numerics = numerics or Numerics(threads=1)
     settings: dict[str, Any] = {"total_steps": 1000, "dtype": "fp32", "numerics": numerics, "seed": 0}
@@ -116,7 +131,10 @@ def interrupted(
 
 
 def numbers_of(policy: Artifact, fields: dict[str, Any], numerics: Numerics, count: int = 2) -> list[dict[str, float]]:
-    answers = made_answers(load_policy(policy, Numerics()), noise=0.3)
+    """`fields` are those of an algorithm, with `turns: 2` for `two_turns`."""
+    made_by = two_turns if fields.get("turns") else made_answers
+    fields = {name: value for name, value in fields.items() if name != "turns"}
+    answers = made_by(load_policy(policy, Numerics()), noise=0.3)
     answers[5] = replace(answers[5], reward=float("nan"))
     made = learner(algorithm(**fields), policy, numerics)
     found = [done.metrics for done in steps(made, answers, count)]

@@ -1,0 +1,233 @@
+"""Conversations with an environment: rounds in which the engines give all open ones their next answer.
+
+An answer's tokens stay as they were sampled; what the environment says is tokenized as what the chat template puts after the answer.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pedigree.configs.methods.environment_programs import EnvironmentProgram
+from pedigree.configs.methods.reward_terms import EnvironmentReward
+from pedigree.configs.methods.training import Rlvr
+from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.records.records import Message
+from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Job
+from pedigree.stages.sampling.sampler import Arrived, Generation, Request
+from pedigree.stages.verifiers.environments import Environments, Episode, Outcome
+from pedigree.stages.verifiers.reward_programs import Answered
+
+BEAT_SECONDS = 1.0
+PROBED: list[Message] = [{"role": "user", "content": "What follows?"}]
+"""What an environment says when the chat template is checked."""
+
+
+@dataclass(frozen=True)
+class SampledTurns:
+    """How an answer came to be in turns."""
+
+    sampled: list[bool]
+    """Which of its tokens the policy sampled."""
+    answers: int
+    messages: list[Message]
+    """The whole conversation."""
+    seconds: float
+    """Of work of the environment."""
+
+
+class Talk:
+    """One conversation, up to its last answer."""
+
+    def __init__(self, prompt: dict[str, Any], prompt_ids: list[int], episode: Episode | None = None) -> None:
+        self.prompt, self.prompt_ids, self.episode = prompt, prompt_ids, episode
+        self.messages: list[Message] = prompt["messages"] if episode else []
+        """With an environment, those before the last answer."""
+        self.text = ""
+        """Of the last answer."""
+        self.answers: list[Generation] = []
+        self.between: list[list[int]] = []
+        """Tokens after each answer but the last."""
+        self.rewards: list[float] = []
+        self.cut = False
+        """Whether it ended because something was too long."""
+        self.cause = ""
+        """Why its reward is unknown."""
+        self.seconds = 0.0
+        """Of work of the environment."""
+
+    @property
+    def whole(self) -> Generation:
+        """Everything after the prompt as one answer, with log-probs of 0 for what was not sampled."""
+        answers = self.answers
+        ids, logprobs = list(answers[0].response_ids), list(answers[0].logprobs)
+        for said, answer in zip(self.between, answers[1:], strict=True):
+            ids += [*said, *answer.response_ids]
+            logprobs += [*([0.0] * len(said)), *answer.logprobs]
+        last = "length" if self.cut else answers[-1].finish_reason
+        return Generation(ids, logprobs, last, answers[0].version, self._changes())
+
+    def _changes(self) -> list[list[int]]:
+        """`Generation.changes` of the whole."""
+        found, version, start = list[list[int]](), self.answers[0].version, 0
+        for answer, said in zip(self.answers, [*self.between, []], strict=True):
+            for newer, place in ([answer.version, 0], *answer.changes):
+                found += [[newer, start + place]] if newer != version else []
+                version = newer
+            start += len(answer.response_ids) + len(said)
+        return found
+
+    @property
+    def turns(self) -> SampledTurns | None:
+        """None without an environment."""
+        if self.episode is None:
+            return None
+        sampled = [True] * len(self.answers[0].response_ids)
+        for said, answer in zip(self.between, self.answers[1:], strict=True):
+            sampled += [False] * len(said) + [True] * len(answer.response_ids)
+        messages = [*self.messages, {"role": "assistant", "content": self.text}]
+        return SampledTurns(sampled, len(self.answers), messages, self.seconds)
+
+    @property
+    def earned(self) -> float | str | None:
+        """Sum of the environment's rewards; None if it gave none, the cause if it failed."""
+        return self.cause or (sum(self.rewards) if self.rewards else None)
+
+    def request(self, seed: int) -> Request:
+        """For the next answer."""
+        ids = list(self.prompt_ids)
+        for answer, said in zip(self.answers, self.between, strict=True):
+            ids += [*answer.response_ids, *said]
+        return Request(ids, seed)
+
+    def answered(self, score: float | None) -> Answered:
+        """The last answer, to the conversation before it."""
+        last = self.answers[-1]
+        prompt = {**self.prompt, "messages": self.messages} if self.episode else self.prompt
+        return Answered(prompt, self.text, last.response_ids, self.whole.finish_reason, score, self.earned)
+
+    def begin(self, reaction: Outcome, chat: Chat, longest: int) -> None:
+        """Take over what `reset` returned. After a failure the prompt is asked as it was, and its reward is unknown."""
+        if isinstance(reaction, str):
+            self.cause = reaction
+            return
+        self.seconds += reaction.seconds
+        made, last = reaction.messages, self.messages[-1]
+        if made is None:
+            return
+        messages = [*self.messages[:-1], {**last, "content": last["content"] + made}] if isinstance(made, str) else made
+        try:
+            ids = chat.prompt(messages, self.prompt.get("template_arguments"))
+        except ChatError as error:
+            self.cause = f"what reset returned cannot be asked: {error}"
+            return
+        if len(ids) > longest:
+            self.cause = f"the prompt has {len(ids)} tokens after reset, more than max_prompt_length {longest}: raise it, or return less"
+            return
+        self.messages, self.prompt_ids = messages, ids
+
+    def follow(self, reaction: Outcome, chat: Chat, config: EnvironmentProgram) -> bool:
+        """Take over what `step` returned; whether another answer is due."""
+        if isinstance(reaction, str):
+            self.cause = reaction
+            return False
+        self.seconds += reaction.seconds
+        self.rewards += [] if reaction.reward is None else [reaction.reward]
+        if reaction.done or len(self.answers) == config.max_turns or self.answers[-1].finish_reason == "length":
+            return False
+        assert isinstance(reaction.messages, list)
+        try:
+            ids = chat.following(self.messages, self.text, reaction.messages, self.prompt.get("template_arguments"))
+        except ChatError as error:
+            self.cause = f"what the environment says cannot follow the answer: {error}"
+            return False
+        if len(ids) > config.max_observation:
+            self.cut = True
+            return False
+        self.between.append(ids)
+        self.messages = [*self.messages, {"role": "assistant", "content": self.text}, *reaction.messages]
+        return True
+
+
+def converse(
+    talks: Sequence[Talk],
+    environments: Environments | None,
+    chat: Chat,
+    seed: Callable[[int, int], int],
+    ask: Callable[[list[Request], Arrived], None],
+    ended: Callable[[int], None],
+    beat: Callable[[], None],
+) -> None:
+    """Hold conversations to their ends, all open ones in a fixed order, so that equal answers are asked for in equal lists.
+
+    Args:
+        environments: what answers the policy; None: one answer is all.
+        seed: of a conversation's place and the number of its answer.
+        ask: gets answers to requests.
+        ended: called with the place of a conversation after its last answer.
+        beat: called while waiting for the environment.
+    """
+    going = list(range(len(talks)))
+    while going:
+        reactions: dict[int, Future[Outcome]] = {}
+
+        def arrived(number: int, answer: Generation, going: list[int] = going, reactions: dict[int, Any] = reactions) -> None:
+            talk = talks[going[number]]
+            talk.answers.append(answer)
+            talk.text = chat.decode(answer.response_ids)
+            if environments and talk.episode and not talk.cause:
+                reactions[going[number]] = environments.step(talk.episode, talk.text)
+            else:
+                ended(going[number])
+
+        ask([talks[place].request(seed(place, len(talks[place].answers))) for place in going], arrived)
+        going = [place for place in going if place in reactions]
+        for place in [*going]:
+            assert environments
+            if not talks[place].follow(awaited(reactions[place], beat), chat, environments.config):
+                going.remove(place)
+                ended(place)
+    for talk in talks:
+        if environments and talk.episode:
+            environments.end(talk.episode)
+
+
+def awaited(future: "Future[Outcome]", beat: Callable[[], None]) -> Outcome:
+    while not wait([future], timeout=BEAT_SECONDS).done:
+        beat()
+    return future.result()
+
+
+@contextmanager
+def open_environments(config: Rlvr, prompts: Sequence[Mapping[str, Any]], chat: Chat, job: Job) -> Iterator[Environments | None]:
+    """The environment on rank 0 until the end of the block, None elsewhere or without one.
+
+    Raises:
+        PedigreeError: it cannot be used.
+        StageError: the chat template renders turns otherwise once more follow.
+    """
+    given = config.environment
+    if given is None or job.rank != 0:
+        yield None
+        return
+    first = prompts[0]
+    try:
+        chat.following(first["messages"], "An answer.", PROBED, first.get("template_arguments"))
+    except ChatError as error:
+        raise StageError(f"prompt {first['id']} cannot begin a conversation of several turns: {error}") from error
+    environments = Environments(given, job.source_files[given.path], (prompt["verifier"] for prompt in prompts), job.numerics.threads)
+    if given.trusted:
+        job.note(f"{given.path} ran outside the sandbox (trusted: true)")
+    try:
+        yield environments
+    finally:
+        environments.close()
+
+
+def unused_reward(config: Rlvr, talk: Talk) -> str:
+    """Why the environment's rewards make that of a conversation unknown; empty if they do not."""
+    if talk.rewards and not any(isinstance(term, EnvironmentReward) for term in config.reward.terms):
+        return "the environment returned a reward, and reward.terms has no {type: environment}: add it, or return None"
+    return ""

@@ -1,0 +1,170 @@
+"""Environments of the project: a Python file that answers the policy between its turns, in processes of its own.
+
+The file has a class `Environment`. Each conversation has an object of it, created without arguments:
+
+    class Environment:
+        def reset(self, seed, messages, answer): ...
+        def step(self, answer): return "what the user says next", 0.5, False
+
+`reset` begins a conversation. It receives the keyword arguments that it declares: `seed`, equal for all answers to a prompt in a step; the
+prompt's `messages`, `id`, `source`, `verifier` and `template_arguments`; each argument of the verifier under its own name; and the
+`arguments` of the recipe. It returns None to ask the prompt as it is, a text to append to its last message (as TRL's `reset`), or other
+messages to ask instead.
+
+`step` receives the text of an answer. It returns (observation, reward, done): the text of the user's next message, or a list of messages
+`{"role": "user" or "tool", "content": ...}`; the reward of this turn, or None for none; and whether the conversation has ended, in which
+case the observation is ignored. It is also called for the last answer that `max_turns` allows and for one that was cut off.
+
+All randomness must come from `seed`: a conversation whose process was lost to another one is repeated from its beginning.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.methods.environment_programs import RESET_COLUMNS, EnvironmentProgram
+from pedigree.data.records.records import Message
+from pedigree.stages.verifiers import sandbox
+from pedigree.stages.verifiers.reward_programs import LOADING_SECONDS, parsed
+
+
+class Reaction(NamedTuple):
+    """What an environment returns."""
+
+    messages: list[Message] | str | None
+    """After `step` those that follow the answer; after `reset` those to ask, or a text to append to the prompt's, or neither."""
+    reward: float | None = None
+    done: bool = False
+    seconds: float = 0.0
+    """That it took."""
+
+
+Outcome = Reaction | str
+"""A reaction; a text is the cause of a failure."""
+
+
+@dataclass(eq=False)
+class Episode:
+    """One conversation with an environment."""
+
+    process: "_Process"
+    number: int
+    """Among those of its process."""
+    start: Mapping[str, Any]
+    """Arguments of `reset`."""
+    answers: list[str] = field(default_factory=list)
+
+
+class Environments:
+    """An environment in its processes, each of which has a thread that its calls wait for; the first process starts immediately, so that
+    what cannot run is refused early.
+
+    Args:
+        config: of the recipe.
+        file: the program.
+        verifiers: verifiers of all prompts; the names of their arguments are columns.
+        threads: maximum number of processes.
+
+    Raises:
+        PedigreeError: the file raises, lacks the class or one of its methods, or requires other arguments; or there is no sandbox.
+    """
+
+    def __init__(self, config: EnvironmentProgram, file: Path, verifiers: Iterable[Mapping[str, Any] | None], threads: int) -> None:
+        if not config.trusted:
+            sandbox.require("environments", f"set `trusted: true` for {config.path}, which runs it without a sandbox")
+        self.config, self._begun = config, 0
+        names = {name for verifier in verifiers if verifier for name in verifier} - {"name", *RESET_COLUMNS, *config.arguments}
+        passed = [*RESET_COLUMNS, *sorted(names), *config.arguments]
+        order = {"name": file.name, "program": sandbox.text_of(file), "function": config.function, "passed": passed}
+        self._processes = [_Process(config, order) for _ in range(min(threads, sandbox.AT_ONCE))]
+        try:
+            self._processes[0].thread.submit(self._processes[0].started).result()
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, prompt: Mapping[str, Any], seed: int) -> "tuple[Episode, Future[Outcome]]":
+        """Begin a conversation on a prompt."""
+        known = {name: prompt.get(name) for name in RESET_COLUMNS if name != "seed"}
+        start = {**(prompt["verifier"] or {}), **known, **self.config.arguments, "seed": seed}
+        self._begun += 1
+        process = self._processes[self._begun % len(self._processes)]
+        episode = Episode(process, self._begun, start)
+        return episode, process.thread.submit(process.call, episode)
+
+    def step(self, episode: Episode, answer: str) -> "Future[Outcome]":
+        """Pass on an answer."""
+        return episode.process.thread.submit(episode.process.call, episode, answer)
+
+    def end(self, episode: Episode) -> None:
+        """Forget a conversation."""
+        episode.process.ended.append(episode.number)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.thread.shutdown(wait=False, cancel_futures=True)
+            process.drop()
+
+
+class _Process:
+    def __init__(self, config: EnvironmentProgram, order: Mapping[str, Any]) -> None:
+        self.config, self._order = config, order
+        self.thread = ThreadPoolExecutor(1, "environment")
+        self.ended: list[int] = []
+        """Conversations to forget."""
+        self._runner: sandbox.Runner | None = None
+        self._taken: Sequence[str] = ()
+        """Arguments of `reset`."""
+        self._alive: set[int] = set()
+        """Conversations that the process remembers."""
+
+    def started(self) -> sandbox.Runner:
+        """The process, which is started if there is none."""
+        if self._runner is None:
+            path = self.config.path
+            self._runner = sandbox.Runner("environment", self._order, sandbox.Wait(LOADING_SECONDS), confined=not self.config.trusted)
+            try:
+                ready = parsed(next(self._runner.lines, None), ("taken", "raised"))
+            except sandbox.ProgramFailed as error:
+                raise PedigreeError(f"{path} {error} before {self.config.function} could be used") from error
+            if "raised" in ready:
+                raise PedigreeError(f"{path}: {self.config.function} cannot be used:\n{ready['raised']}")
+            self._taken = ready["taken"]
+        return self._runner
+
+    def call(self, episode: Episode, answer: str | None = None) -> Outcome:
+        """The reaction to an answer, or to the beginning of a conversation. What the process does not remember is repeated."""
+        begun = time.monotonic()
+        episode.answers += [] if answer is None else [answer]
+        try:
+            self.started()
+            said = episode.answers[-1:] if episode.number in self._alive else [None, *episode.answers]
+            found = [self._reaction(episode, one) for one in said][-1]
+        except (PedigreeError, BrokenPipeError) as error:
+            self.drop()
+            why = str(error) if isinstance(error, PedigreeError) else "ended"
+            return f"the environment {why} (seconds: {self.config.seconds:g})"
+        self._alive.add(episode.number)
+        if "raised" in found:
+            return f"the environment raised:\n{found['raised']}"
+        return Reaction(found["messages"], found.get("reward"), found.get("done", False), time.monotonic() - begun)
+
+    def _reaction(self, episode: Episode, answer: str | None) -> dict[str, Any]:
+        start = {name: episode.start.get(name) for name in self._taken} if answer is None else None
+        ended, self.ended = self.ended, []
+        self._alive.difference_update(ended)
+        runner = self.started()
+        runner.wait.seconds = self.config.seconds
+        runner.wait.begin()
+        runner.tell({"number": episode.number, "start": start, "answer": answer, "ended": ended})
+        return parsed(next(runner.lines, None), ("messages", "raised"))
+
+    def drop(self) -> None:
+        """End the process, so that the next call starts another."""
+        if self._runner is not None:
+            self._runner.end()
+        self._runner, self._alive = None, set()
