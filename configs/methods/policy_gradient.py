@@ -148,7 +148,7 @@ class Teacher(Frozen):
 class Keep(Frozen):
     """Trains on some of the answers to each prompt. Advantages and divisors are those of the chosen answers alone."""
 
-    formula: ClassVar[str] = "S ⊂ {1..G}, |S| = m; `variance`: S maximizes Var{R_i : i ∈ S}, which k lowest and m - k highest rewards do"
+    formula: ClassVar[str] = "S ⊂ {1..G}, |S| = m; by variance: S maximizes Var{R_i : i ∈ S}, which k lowest and m - k highest rewards do"
     source: ClassVar[str] = (
         "Xu et al. 2025, arXiv 2504.13818 (PODS); extremes: Shen and Zhang 2024, arXiv 2409.06957 (PF-PPO, best and worst)"
     )
