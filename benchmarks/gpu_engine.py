@@ -78,7 +78,7 @@ def engine_weights(setting: Setting) -> dict[str, Any]:
     with the same weights from a folder, with the version that was sent."""
     if importlib.util.find_spec("vllm") is None:
         raise Skip("vllm is not installed")
-    from pedigree.stages.rlvr.weights import GpuMemory, HostMemory, parts
+    from pedigree.stages.rlvr.weight_transfer import GpuMemory, HostMemory, parts
 
     shape = setting.shape if setting.on_gpu else SERVABLE
     policy = made_policy(shape, setting.device, torch.bfloat16, "sdpa").model

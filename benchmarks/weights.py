@@ -19,7 +19,7 @@ from benchmarks.report import RUNS, Reading, Watch, write
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Optimizer, Sampling
 from pedigree.data.chat.chat import Chat
-from pedigree.stages.rlvr.weights import HostMemory, parts
+from pedigree.stages.rlvr.weight_transfer import HostMemory, parts
 from pedigree.stages.sampling.engines import open_sampler
 from pedigree.stages.sampling.sampler import Request, Sampler, write_version
 from pedigree.stages.training.models import load_policy

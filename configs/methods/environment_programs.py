@@ -1,6 +1,6 @@
 """Config of an environment: a Python file of the project that answers the policy between its turns."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,8 @@ class EnvironmentProgram(Frozen):
     An exception or a time limit makes the reward of that conversation unknown.
     """
 
+    formula: ClassVar[str] = "a_t ~ π(· | x, a_1, o_1, ..., a_{t-1}, o_{t-1}); o_t, r_t, done = step(a_t)"
+    source: ClassVar[str] = "verl, BaseInteraction.generate_response; the tokens of o_t are context alone (TRL, tool_mask)"
     type: Literal["program"] = "program"
     """A Python file."""
     path: PythonFile

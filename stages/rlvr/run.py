@@ -31,10 +31,10 @@ from pedigree.stages.rlvr.ahead import Ahead
 from pedigree.stages.rlvr.clock import Clock
 from pedigree.stages.rlvr.conversations import open_environments
 from pedigree.stages.rlvr.handover import awake, sleep_level, start_before_trainer, takes_turns
+from pedigree.stages.rlvr.kept_answers import without_others
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
-from pedigree.stages.rlvr.selection import without_others
-from pedigree.stages.rlvr.weights import load_weights, refuse_stale
+from pedigree.stages.rlvr.weight_transfer import load_weights, refuse_stale
 from pedigree.stages.sampling.engines import Fleet, WarmEngines, open_engines, open_sampler
 from pedigree.stages.sampling.sampler import Sampler, engine_settings, model_context
 from pedigree.stages.training import kernels

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, cast
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.sampling.sampler import Arrived, Beat, Child, Generation, Part, Request, Sampler, engine_settings
+from pedigree.stages.sampling.sampler import Arrived, Beat, Child, Generation, Request, Sampler, WeightPart, engine_settings
 from pedigree.stages.sampling.vllm_engine import Inline
 
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -199,7 +199,7 @@ class Fleet:
     def wake(self) -> None:
         self._each(lambda _, engine, report: engine.wake())
 
-    def update(self, part: Part) -> None:
+    def update(self, part: WeightPart) -> None:
         self._each(lambda _, engine, report: engine.update(part))
 
     def load_adapters(self, folder: Path) -> None:

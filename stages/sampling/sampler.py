@@ -57,7 +57,7 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     """Some of the weights. Those that follow the last part of a version begin the next."""
 
     tensors: list[tuple[str, str, list[int]]]
@@ -185,7 +185,7 @@ class Sampler(ABC):
         """
 
     @abstractmethod
-    def update(self, part: Part) -> None:
+    def update(self, part: WeightPart) -> None:
         """Take a part of new weights of the same architecture; with the last one, empty the prefix cache. Until then the engine cannot
         answer."""
 
@@ -356,7 +356,7 @@ class Child(Sampler):
     def load(self, model_folder: Path) -> None:
         self._ask({"do": "load", "folder": str(model_folder)})
 
-    def update(self, part: Part) -> None:
+    def update(self, part: WeightPart) -> None:
         self._ask({"do": "update", "part": vars(part)})
 
     def load_adapters(self, folder: Path) -> None:

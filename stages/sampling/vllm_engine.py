@@ -33,9 +33,9 @@ from pedigree.stages.sampling.sampler import (
     Beat,
     Continuation,
     Generation,
-    Part,
     Request,
     Sampler,
+    WeightPart,
     architecture,
     check_lengths,
     read_version,
@@ -290,7 +290,7 @@ class Inline(Sampler):
         self._folder = Path(model_folder)
         self._loaded(read_version(model_folder))
 
-    def update(self, part: Part) -> None:
+    def update(self, part: WeightPart) -> None:
         from pedigree.stages.sampling.weight_parts import take
 
         if part.begins:
@@ -481,7 +481,7 @@ def _obey(engine: Inline, order: dict[str, Any], messages: _Messages, tell: Call
         case "load":
             engine.load(Path(order["folder"]))
         case "update":
-            engine.update(Part(**order["part"]))
+            engine.update(WeightPart(**order["part"]))
         case "load_adapters":
             engine.load_adapters(Path(order["folder"]))
         case "sleep":

@@ -1,5 +1,5 @@
-"""Weights of a trainer for engines, part by part, in memory that they share: the trainer fills it (`stages/rlvr/weights.py`), each engine
-copies from it, and only then is it filled again.
+"""Weights of a trainer for engines, part by part, in memory that they share: the trainer fills it
+(`stages/rlvr/weight_transfer.py`), each engine copies from it, and only then is it filled again.
 
 vLLM's own transfer (`vllm/distributed/weight_transfer`, 0.32) works like this too, but only on GPUs, and its half in the trainer imports
 vLLM. Here one protocol carries memory of the host and handles of CUDA, and loads with the functions that vLLM's back ends use.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pedigree.stages.sampling.sampler import Part
+from pedigree.stages.sampling.sampler import WeightPart
 
 ALIGNMENT = 64
 
@@ -29,7 +29,7 @@ def offsets(sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def tensors_of(part: Part, device: torch.device) -> list[tuple[str, Tensor]]:
+def tensors_of(part: WeightPart, device: torch.device) -> list[tuple[str, Tensor]]:
     """The tensors of a part, without a copy."""
     if part.handles:
         from torch.multiprocessing.reductions import rebuild_cuda_tensor
@@ -53,7 +53,7 @@ def tensors_of(part: Part, device: torch.device) -> list[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def take(worker: Any, part: Part) -> None:
+def take(worker: Any, part: WeightPart) -> None:
     """Load a part into the model of a worker of vLLM; with the last one, the model is complete again."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload

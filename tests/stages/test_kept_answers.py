@@ -13,9 +13,9 @@ from pedigree.configs.base.shrink import Cut, StandIns
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.methods.policy_gradient import Keep
 from pedigree.configs.methods.training import Rlvr
+from pedigree.stages.rlvr.kept_answers import kept
 from pedigree.stages.rlvr.rolling import Rollout
 from pedigree.stages.rlvr.run import training_samples
-from pedigree.stages.rlvr.selection import kept
 from pedigree.stages.sampling.sampler import Generation
 
 pytestmark = pytest.mark.unit

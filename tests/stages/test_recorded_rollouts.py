@@ -9,7 +9,7 @@ from models import a_job, config_of
 from pedigree.stages.rlvr.rewarding import Rewards
 from pedigree.stages.rlvr.rolling import Roller
 from pedigree.stages.sampling.engines import Fleet, dealt
-from pedigree.stages.sampling.sampler import Generation, Part, Request
+from pedigree.stages.sampling.sampler import Generation, Request, WeightPart
 from pedigree.stages.verifiers import Verifying
 
 pytestmark = pytest.mark.unit
@@ -109,9 +109,9 @@ def test_loads_reach_every_engine(tmp_path):
     loaded = []
     one = SimpleNamespace(update=lambda part: loaded.append(part), load_adapters=lambda folder: loaded.append(folder), abandon=None)
     engines: Any = [one, one]
-    Fleet(engines).update(Part([], True, 1))
+    Fleet(engines).update(WeightPart([], True, 1))
     Fleet(engines).load_adapters(tmp_path)
-    assert loaded == [Part([], True, 1)] * 2 + [tmp_path] * 2
+    assert loaded == [WeightPart([], True, 1)] * 2 + [tmp_path] * 2
 
 
 def test_greedy_answers_are_recorded_beside_the_sampled_ones(tmp_path):

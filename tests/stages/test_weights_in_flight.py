@@ -17,7 +17,7 @@ from waiting import deadline
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.rlvr import weights
+from pedigree.stages.rlvr import weight_transfer
 from pedigree.stages.sampling.engines import Fleet, open_sampler
 from pedigree.stages.sampling.sampler import Child, Generation, Request, Sampler, write_version
 
@@ -50,10 +50,10 @@ def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_v
     )
     streaming.start()
     assert running.wait(deadline(120))
-    monkeypatch.setattr(weights, "PART_BYTES", 1 << 16)
+    monkeypatch.setattr(weight_transfer, "PART_BYTES", 1 << 16)
     trainer: Any = SimpleNamespace(rank=0, weights=lambda: load_file(models["new"] / "model.safetensors").items())
     sent = []
-    for part in weights.parts(trainer, weights.HostMemory(trainer), 5):
+    for part in weight_transfer.parts(trainer, weight_transfer.HostMemory(trainer), 5):
         fleet.update(part)  # returns while the answers still run, but no token is sampled between two parts
         sent.append(part.version)
     assert len(sent) > 2 and sent[-1] == 5

@@ -19,7 +19,7 @@ from weights_lab import received
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.chat.chat import Chat
-from pedigree.stages.rlvr import weights
+from pedigree.stages.rlvr import weight_transfer
 from pedigree.stages.sampling.engines import Fleet, open_sampler
 from pedigree.stages.sampling.sampler import Request, write_version
 
@@ -60,7 +60,7 @@ def policies(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("tied", "fp32"), ("untied", "bf16"), ("mixture", "fp32")])
 def test_a_reader_gets_names_and_bits_of_the_exported_folder_in_parts_of_bounded_size(policies, tmp_path, monkeypatch, name, dtype):
-    monkeypatch.setattr(weights, "PART_BYTES", 1 << 16)
+    monkeypatch.setattr(weight_transfer, "PART_BYTES", 1 << 16)
     trainer = trainer_of(policies[name, 1], {}, dtype=dtype)
     trainer.export(tmp_path / "out", Chat(policies[name, 1].payload))
     found, parts = received(trainer, version=5)
@@ -94,7 +94,7 @@ def test_on_two_ranks_no_rank_has_more_than_one_whole_parameter(policies, tmp_pa
 )
 def test_an_engine_computes_with_the_bits_of_the_folder(policies, tmp_path, monkeypatch, name, dtype, numerics):
     """Parts cut through layers, and the vocabulary is one that vLLM pads: its embeddings stay unloaded until the last part."""
-    monkeypatch.setattr(weights, "PART_BYTES", 100_000)
+    monkeypatch.setattr(weight_transfer, "PART_BYTES", 100_000)
     head = numerics.pop("head", "model") if "head" in (numerics := {**numerics}) else "model"
     first, second = (policies[name, seed] for seed in (0, 1))
     trainer = trainer_of(second, {}, dtype=dtype)
@@ -120,8 +120,8 @@ def test_an_engine_computes_with_the_bits_of_the_folder(policies, tmp_path, monk
         engine.load(first.payload)
         assert said() == before != expected
         for _ in range(2):  # also over weights that came this way
-            memory = weights.HostMemory(trainer)
-            for part in weights.parts(trainer, memory, 3):
+            memory = weight_transfer.HostMemory(trainer)
+            for part in weight_transfer.parts(trainer, memory, 3):
                 Fleet([engine]).update(part)
             memory.close()
             assert said() == expected

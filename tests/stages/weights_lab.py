@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pedigree.data.artifacts.artifacts import Artifact, open_artifact
 from pedigree.data.chat.chat import Chat
-from pedigree.stages.rlvr import weights
+from pedigree.stages.rlvr import weight_transfer
 from pedigree.stages.sampling.weight_parts import tensors_of
 from pedigree.stages.training.trainer import Trainer
 
@@ -20,8 +20,8 @@ def received(trainer: Trainer, version: int = 1) -> tuple[dict[str, Tensor], lis
     """What a reader copies, part by part, and the parts; called on all ranks."""
     found: dict[str, Tensor] = {}
     seen = []
-    memory = weights.HostMemory(trainer)
-    for part in weights.parts(trainer, memory, version):
+    memory = weight_transfer.HostMemory(trainer)
+    for part in weight_transfer.parts(trainer, memory, version):
         if trainer.rank == 0:
             found |= {name: tensor.clone() for name, tensor in tensors_of(part, torch.device("cpu"))}
         seen.append(part)
@@ -54,7 +54,7 @@ def gathers(policy: Artifact, folder: Path, **fields: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    weights.PART_BYTES = 1 << 16
+    weight_transfer.PART_BYTES = 1 << 16
     policy, cases = open_artifact(Path(sys.argv[1])), json.loads(Path(sys.argv[2]).read_text())
     for number, case in enumerate(cases):
         numbers = gathers(policy, Path(sys.argv[2]).parent / f"exported-{number}", **case)

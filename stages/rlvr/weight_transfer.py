@@ -16,7 +16,7 @@ from pedigree.stages.job.job import Job
 from pedigree.stages.rlvr.ahead import oldest_update, staleness
 from pedigree.stages.rlvr.handover import release
 from pedigree.stages.sampling.engines import Fleet
-from pedigree.stages.sampling.sampler import Generation, Part, write_version
+from pedigree.stages.sampling.sampler import Generation, WeightPart, write_version
 from pedigree.stages.sampling.weight_parts import offsets
 from pedigree.stages.training.trainer import Trainer
 
@@ -78,8 +78,8 @@ class HostMemory:
         self._tensors.append(_described(name, tensor))
         self.used = end
 
-    def part(self, begins: bool, version: int | None) -> Part:
-        found = Part(self._tensors, begins, version, path=f"/proc/{os.getpid()}/fd/{self._file}")
+    def part(self, begins: bool, version: int | None) -> WeightPart:
+        found = WeightPart(self._tensors, begins, version, path=f"/proc/{os.getpid()}/fd/{self._file}")
         self._tensors, self.used = [], 0
         return found
 
@@ -107,7 +107,7 @@ class GpuMemory:
         self._held.append((name, tensor.contiguous().clone()))
         self.used += tensor.nbytes
 
-    def part(self, begins: bool, version: int | None) -> Part:
+    def part(self, begins: bool, version: int | None) -> WeightPart:
         from torch.multiprocessing.reductions import reduce_tensor
 
         torch.cuda.synchronize()
@@ -115,7 +115,7 @@ class GpuMemory:
         handles = self._trainer.from_all_ranks({uuid: [reduce_tensor(tensor)[1] for _, tensor in self._held]})
         pickled = base64.b64encode(pickle.dumps({gpu: own for one in handles for gpu, own in one.items()})).decode()
         self._sent, self._held, self.used = self._held, [], 0  # engines use it until the next part
-        return Part([_described(*one) for one in self._sent], begins, version, handles=pickled)
+        return WeightPart([_described(*one) for one in self._sent], begins, version, handles=pickled)
 
     def close(self) -> None:
         self._sent = []
@@ -124,7 +124,7 @@ class GpuMemory:
             torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
-def parts(trainer: Trainer, memory: HostMemory | GpuMemory, version: int) -> Iterator[Part]:
+def parts(trainer: Trainer, memory: HostMemory | GpuMemory, version: int) -> Iterator[WeightPart]:
     """All weights in `memory`, as many at a time as `PART_BYTES` hold; called on all ranks."""
     begins = True
     for name, tensor in trainer.weights():
