@@ -4,6 +4,7 @@ import importlib.util
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,8 +88,8 @@ def engine_weights(setting: Setting) -> dict[str, Any]:
         parameter.data.mul_(0.5)
     policy.save_pretrained(setting.folder / "weights-updated")
     sent = [(name, parameter.detach()) for name, parameter in policy.named_parameters()]
-    trainer: Any = SimpleNamespace(rank=0, device=setting.device, gathered=lambda value: [value], weights=lambda: iter(sent))
-    memories = {"gpu": GpuMemory, "host": HostMemory} if setting.on_gpu else {"host": HostMemory}
+    trainer: Any = SimpleNamespace(rank=0, device=setting.device, from_all_ranks=lambda value: [value], weights=lambda: iter(sent))
+    memories = {"gpu": partial(GpuMemory, opened=True), "host": HostMemory} if setting.on_gpu else {"host": HostMemory}
     requests = [Request(made_ids(40, number, shape.vocabulary), number) for number in range(8)]
     placement = Placement(gpu_memory_utilization=0.3, sampler_memory_gb=0.1)
     numerics = Numerics.model_validate({"device": setting.device.type, "threads": 1})

@@ -382,10 +382,10 @@ def kv_cache_bytes(gpu_bytes: int, placement: Placement, weights: int) -> int:
 def engines_problem(numerics: Numerics, placement: Placement, *, beside: bool = False) -> str | None:
     """Error message if the stage's engines would share GPUs or cores or, `beside` training, GPUs with its ranks; else None."""
     each = numerics.tensor_parallel * (numerics.threads if numerics.device == "cpu" else 1)
-    together = numerics.world_size + placement.engines * each
+    together = numerics.ranks_per_node + placement.engines * each
     if beside and numerics.device == "cuda" and together > placement.slots:
         return (
-            f"asynchronous engines have GPUs of their own: world_size {numerics.world_size} and engines {placement.engines} with "
+            f"asynchronous engines need separate GPUs: {numerics.ranks_per_node} ranks of the trainer and engines {placement.engines} with "
             f"tensor_parallel {numerics.tensor_parallel} need {together} slots, but placement.slots is {placement.slots}: lower world_size "
             "or engines, or raise slots"
         )

@@ -184,6 +184,12 @@ class PolicyGradient(Frozen):
     the 1 + ⌊share · (N - 1)⌋ highest of the N tokens of a mini-batch, under the policy that answered. The others count in divisors, in the
     KL and in whitening, not in the entropy bonus. By default all tokens have one."""
 
+    @model_validator(mode="after")
+    def _check_alone(self) -> "PolicyGradient":
+        if self.teacher is not None and self.teacher.alone and self.advantage == "smoothed":
+            raise ValueError("teacher.alone leaves out rewards, but the advantages are those of all visits to a prompt: set it to false")
+        return self
+
     formula: ClassVar[str]
     source: ClassVar[str]
     advantage: ClassVar[Advantage]

@@ -277,10 +277,10 @@ class Past:
     def alike(self, setting: Setting) -> bool:
         """Whether it ran on the same hardware with the same ranks, engines, and kernels."""
         hardware, ran = setting.hardware, self.run.hardware
-        products = (FORMERLY | self.run.numerics)["bf16_products"]
-        if self.node.declaration.engine != "none" and products != settled(setting.numerics).bf16_products:
+        numerics = FORMERLY | self.run.numerics
+        if self.node.declaration.engine != "none" and numerics["bf16_products"] != settled(setting.numerics).bf16_products:
             return False
-        if any(self.run.numerics.get(name) != getattr(setting.numerics, name) for name in DECIDE_SPEED):
+        if any(numerics.get(name) != getattr(setting.numerics, name) for name in DECIDE_SPEED):
             return False
         engines = self.run.placement.get("engines", 1) if self.node.declaration.opens_engines(self.node.config) else 1
         if engines != setting.engines:

@@ -122,7 +122,7 @@ class Needs:
 
     def host_of(self, most: int) -> int:
         """Host memory of a node with at most `most` ranks."""
-        own = min(self.ranks, most) * self.host + self.asleep
+        own = min(self.ranks // self.nodes, most) * self.host + self.asleep
         return max(own, self.lesser.host_of(most)) if self.lesser else own
 
 

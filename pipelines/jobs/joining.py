@@ -32,9 +32,11 @@ def join(project: Project, said: Callable[[str], None]) -> None:
             meeting, spec = Meeting.read(scratch), known_spec(scratch)
             if meeting is None or spec is None or meeting in joined or not meeting.is_open:
                 continue
-            joined.append(meeting)
             pool = Pool.of(spec.numerics, max(spec.placement.slots, len(provenance.gpus())))
             with slots(pool, spec.placement.slots, job=scratch / JOB) as held:
+                if Meeting.read(scratch) != meeting or not meeting.is_open:  # the slots may have been free only hours later
+                    continue
+                joined.append(meeting)
                 said(f"{spec.address}: a node of the job that {meeting.host} started")
                 code = _serve(project, scratch, spec, meeting, held)
                 said(f"{spec.address}: the node ended with exit code {code}")

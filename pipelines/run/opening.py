@@ -128,7 +128,10 @@ def _profile_problem(execution: Execution, node: Node) -> str | None:
         return f"{error}".removeprefix(f"{node.name}: ")
     plan, opens = node.declaration.sampling_plan(node.config), node.declaration.opens_engines(node.config)
     ranks = ranks_problem(numerics, placement) if "deepspeed" in node.declaration.engine else None
-    engines = engines_problem(numerics, placement, beside=plan is not None and plan.beside) if opens else None
+    beside = plan is not None and plan.beside
+    engines = engines_problem(numerics, placement, beside=beside) if opens else None
+    if beside and numerics.device == "cuda" and node.declaration.scoring_plan(node.config):
+        return "asynchronous training has no GPUs for reward models, which would share those of its ranks: remove one of the two"
     return ranks or engines or batch_problem(node.config, numerics)
 
 

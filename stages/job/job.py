@@ -104,6 +104,7 @@ class Job:
     """Fencing token of this submission; None: started manually, with no other writer."""
     _beats: int = field(default=0, repr=False)
     _last_beat: float = field(default=float("-inf"), repr=False)
+    _last_step: float = field(default=float("-inf"), repr=False)
     _report: dict[str, Any] = field(default_factory=dict, repr=False)
     _doing: str = field(default="", repr=False)
 
@@ -198,8 +199,10 @@ class Job:
 
     def progress(self, step: int, total: int, **numbers: float) -> None:
         """Report progress. Cheap: at most one write per second."""
-        self._doing = ""
-        self._beat({"step": step, "total": total, "numbers": numbers}, at_once=step == total)
+        self._doing, now = "", time.monotonic()
+        next_one = step != self._report.get("step") and now - self._last_step >= HEARTBEAT_INTERVAL_S  # another thread may beat, too
+        self._last_step = now if next_one else self._last_step
+        self._beat({"step": step, "total": total, "numbers": numbers}, at_once=step == total or next_one)
 
     def doing(self, what: str, done: float = 0, of: float = 0, unit: str = "") -> None:
         """Report an activity outside the steps: loading, packing, hashing. The step count does not change.

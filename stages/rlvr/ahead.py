@@ -13,10 +13,14 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
+from typing import cast
 
 from pedigree.configs.methods.training import Asynchronous
 from pedigree.stages.rlvr.rolling import Roller, StepRollouts
 from pedigree.stages.sampling.sampler import Generation
+
+ENDING_S = 10.0
+"""Longest wait for the thread at the end: a verifier or a judge may take minutes, and a stop has little time."""
 
 
 def may_begin(step: int, done: int, max_staleness: int) -> bool:
@@ -64,20 +68,22 @@ class Ahead:
             self._changed.notify_all()
             if self._begins():
                 self._roller.engines.abandon()
-        self._thread.join()
+        self._thread.join(ENDING_S)
 
     def take(self) -> StepRollouts:
         """The next step's rollouts, as soon as they are complete; raises the error of the thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._rolled or self._error)
-            if not self._rolled and self._error:
-                raise self._error
+            if not self._rolled:
+                raise cast(BaseException, self._error)
             return self._rolled.popleft()
 
     def before_load(self) -> None:
-        """Wait until the engines may get new weights."""
+        """Wait until the engines may get new weights; raises the error of the thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._given.in_flight or self._error or not self._begins())
+            if self._error:
+                raise self._error
 
     def done(self, steps: int) -> None:
         """The engines have the weights after so many steps."""

@@ -13,7 +13,7 @@ from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.configs.methods.reward_terms import EnvironmentReward
 from pedigree.configs.methods.training import Rlvr
 from pedigree.data.chat.chat import Chat, ChatError
-from pedigree.data.records.records import Message
+from pedigree.data.records.records import FinishReason, Message
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.sampler import Arrived, Generation, Request
@@ -59,6 +59,10 @@ class Talk:
         """Of work of the environment."""
 
     @property
+    def finish_reason(self) -> FinishReason:
+        return "length" if self.cut else self.answers[-1].finish_reason
+
+    @property
     def whole(self) -> Generation:
         """Everything after the prompt as one answer, with log-probs of 0 for what was not sampled."""
         answers = self.answers
@@ -66,8 +70,7 @@ class Talk:
         for said, answer in zip(self.between, answers[1:], strict=True):
             ids += [*said, *answer.response_ids]
             logprobs += [*([0.0] * len(said)), *answer.logprobs]
-        last = "length" if self.cut else answers[-1].finish_reason
-        return Generation(ids, logprobs, last, answers[0].version, self._changes())
+        return Generation(ids, logprobs, self.finish_reason, answers[0].version, self._changes())
 
     def _changes(self) -> list[list[int]]:
         """`Generation.changes` of the whole."""
@@ -106,7 +109,7 @@ class Talk:
         """The last answer, to the conversation before it."""
         last = self.answers[-1]
         prompt = {**self.prompt, "messages": self.messages} if self.episode else self.prompt
-        return Answered(prompt, self.text, last.response_ids, self.whole.finish_reason, score, self.earned)
+        return Answered(prompt, self.text, last.response_ids, self.finish_reason, score, self.earned)
 
     def begin(self, reaction: Outcome, chat: Chat, longest: int) -> None:
         """Take over what `reset` returned. After a failure the prompt is asked as it was, and its reward is unknown."""

@@ -204,8 +204,9 @@ class Roller:
         keys = [digest([common, request_key(request)])[:32] for request in requests]
         missing = [place for place, key in enumerate(keys) if key not in record]
         if 0 < len(missing) < len(keys):
-            before = f"{len(keys) - len(missing)} of {len(keys)} answers of step {step + 1} are those of an interrupted attempt"
-            job.marks.append(f"{before}: the others ran in other company, and may round otherwise")
+            before = f"some answers of step {step + 1} are those of an interrupted attempt"
+            mark = f"{before}: the others ran in other company, and may round otherwise"
+            job.marks += [mark] if mark not in job.marks else []
         for place, key in enumerate(keys):
             if key in record:
                 arrived(place, Generation(**record[key]))

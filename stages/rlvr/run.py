@@ -196,8 +196,8 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
         if given is not None and vocabulary(given) != vocabulary(only(inputs, "policy")):
             raise StageError(f"the {port} has a different vocabulary than the policy: use one with the same base model")
     if config.max_prompt_length + config.longest_answer > context:
-        turns = f"max_turns {config.turns} of " if config.turns > 1 else ""
-        between = f" and max_observation {config.environment.max_observation}" if config.environment and turns else ""
+        turns = f"max_turns {config.turns} x " if config.turns > 1 else ""
+        between = f" + {config.turns - 1} x max_observation {config.environment.max_observation}" if config.environment and turns else ""
         raise StageError(
             f"max_prompt_length {config.max_prompt_length} + {turns}max_tokens {config.sampling.max_tokens}{between} exceed the policy's "
             f"context of {context}: lower one of them"
@@ -290,7 +290,7 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Flee
             inline = placement.sampler_process == "inline"
             engines: Sequence[Sampler] = [opened.enter_context(open_sampler(model_folder, inline=inline, **settings))]
         else:
-            ranks = job.numerics.world_size if config.asynchronous else 0
+            ranks = job.numerics.ranks_per_node if config.asynchronous else 0
             ahead = opened.enter_context(WarmEngines(job.numerics, placement.engines, ranks))
             engines = opened.enter_context(open_engines(engine_settings(model_folder, **settings), placement.engines, ahead))
         fleet = Fleet(engines)

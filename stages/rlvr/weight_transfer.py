@@ -14,7 +14,7 @@ from pedigree.configs.methods.training import Rlvr
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.rlvr.ahead import oldest_update, staleness
-from pedigree.stages.rlvr.handover import release
+from pedigree.stages.rlvr.handover import release, takes_turns
 from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Generation, WeightPart, write_version
 from pedigree.stages.sampling.weight_parts import offsets
@@ -38,7 +38,8 @@ def load_weights(engines: Fleet | None, trainer: Trainer, version: int, config: 
             engines.load_adapters(folder)
         return
     release(trainer)
-    memory = GpuMemory(trainer) if reachable(job) else HostMemory(trainer)
+    gpus = job.placement.engines * job.numerics.tensor_parallel
+    memory = GpuMemory(trainer, opened=trainer.rank < gpus) if reachable(config, job) else HostMemory(trainer)
     try:
         for part in parts(trainer, memory, version):
             if engines:
@@ -48,11 +49,11 @@ def load_weights(engines: Fleet | None, trainer: Trainer, version: int, config: 
         memory.close()
 
 
-def reachable(job: Job) -> bool:
+def reachable(config: Rlvr, job: Job) -> bool:
     """Whether each engine is another process on a GPU of one of this machine's ranks, where it can use the rank's memory."""
     placement, numerics = job.placement, job.numerics
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    own = numerics.device == "cuda" and placement.sampler_process == "own"
+    own = takes_turns(config, numerics) and placement.sampler_process == "own"
     return own and placement.engines * numerics.tensor_parallel <= ranks
 
 
@@ -93,10 +94,12 @@ class GpuMemory:
     Expandable segments, which jobs on GPUs use, have no such handles: they are off while the copies are made.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._held: list[tuple[str, Tensor]] = []
-        self._sent: list[tuple[str, Tensor]] = []
+    def __init__(self, trainer: Trainer, *, opened: bool) -> None:
+        """`opened`: whether an engine uses this rank's GPU. A copy that has a handle is kept until somebody has opened it."""
+        self._trainer, self._opened = trainer, opened
+        self._tensors: list[tuple[str, str, list[int]]] = []
+        self._held: list[Tensor] = []
+        self._sent: list[Tensor] = []
         settings = (os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
         self._expandable = any("expandable_segments:True" in one for one in settings)
         if self._expandable:
@@ -104,7 +107,9 @@ class GpuMemory:
         self.used = 0
 
     def put(self, name: str, tensor: Tensor) -> None:
-        self._held.append((name, tensor.contiguous().clone()))
+        self._tensors.append(_described(name, tensor))
+        if self._opened:
+            self._held.append(tensor.to(self._trainer.device).contiguous().clone())
         self.used += tensor.nbytes
 
     def part(self, begins: bool, version: int | None) -> WeightPart:
@@ -112,10 +117,11 @@ class GpuMemory:
 
         torch.cuda.synchronize()
         uuid = str(torch.cuda.get_device_properties(self._trainer.device).uuid)
-        handles = self._trainer.from_all_ranks({uuid: [reduce_tensor(tensor)[1] for _, tensor in self._held]})
+        handles = self._trainer.from_all_ranks({uuid: [reduce_tensor(tensor)[1] for tensor in self._held]} if self._opened else {})
         pickled = base64.b64encode(pickle.dumps({gpu: own for one in handles for gpu, own in one.items()})).decode()
-        self._sent, self._held, self.used = self._held, [], 0  # engines use it until the next part
-        return WeightPart([_described(*one) for one in self._sent], begins, version, handles=pickled)
+        found = WeightPart(self._tensors, begins, version, handles=pickled)
+        self._sent, self._held, self._tensors, self.used = self._held, [], [], 0  # engines use it until the next part
+        return found
 
     def close(self) -> None:
         self._sent = []

@@ -27,7 +27,8 @@ def opened(
     Raises:
         PedigreeError: a function cannot be used.
     """
-    known = [*verifiers]
+    programs = [*programs]
+    known = [*verifiers] if programs else []
     with ExitStack() as stack:
         functions = {}
         for term in programs:

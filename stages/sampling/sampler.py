@@ -208,12 +208,12 @@ class Sampler(ABC):
         """Free the GPU memory of weights and KV cache until `wake`, for an engine opened with `sleeps`. On a CPU nothing is freed.
 
         Args:
-            level: 1 keeps the weights in host memory; 2 drops them, and `load` must follow before `wake`.
+            level: 1 keeps the weights in host memory; 2 drops them, and `load` or all parts of an `update` must follow before `wake`.
         """
 
     @abstractmethod
     def wake(self) -> None:
-        """Allocate the memory again, with the weights that were kept, or that `load` or `load_adapters` put there in the meantime.
+        """Allocate the memory again, with the weights that were kept, or that were loaded in the meantime.
 
         Raises:
             StageError: the weights were dropped and none were loaded.
@@ -317,6 +317,8 @@ class Child(Sampler):
         self._streaming = False
         self._between: Future[None] | None = None
         """Of an order given while another thread reads a stream."""
+        self._broken: BaseException | None = None
+        """Why a stream ended early: what is left of it in the pipe is no answer to the next order."""
         try:
             self._send(settings)
         except BaseException:  # no caller has the engine yet to close it, and a signal may arrive here
@@ -398,6 +400,8 @@ class Child(Sampler):
     ) -> Any:
         """Have an order executed; during a stream that another thread reads, between two tokens."""
         with self._turn:
+            if self._broken is not None:
+                raise self._broken
             self._between = obeyed = Future() if self._streaming else None
             if obeyed is None:
                 self.ready()
@@ -420,7 +424,7 @@ class Child(Sampler):
                         return None
         except BaseException as error:
             with self._turn:
-                self._streaming = False
+                self._streaming, self._broken = False, error
                 if self._between is not None:
                     self._between.set_exception(error)
             raise

@@ -4,10 +4,11 @@
     python -m pedigree.stages.training.nodes SCRATCH lead    on the node of rank 0
     python -m pedigree.stages.training.nodes SCRATCH join    on each of the others, at any time
 
-The lead hosts a store at a free port, writes its address to `meeting.json` and waits for the others. Nodes are numbered as they come.
+The lead hosts a store at a free port, writes its address to `meeting.json` and waits for the others. Nodes are numbered in the order of
+their arrival.
 
-A collective waits for a dead node for days. Each node therefore counts up its beats in the store, and ends with all its ranks when it has
-not heard another one for `SILENCE_S`. Exit codes: those of torchrun, and 3 if the job has all its nodes.
+A collective waits for a dead node for days. Each node therefore counts up its beats in the store, and ends with all its ranks when another
+one has been silent for `SILENCE_S`. Exit codes: those of torchrun, and 3 if the job has all its nodes.
 """
 
 import json
@@ -33,7 +34,7 @@ from pedigree.stages.training import ranks
 SILENCE_S = 15.0
 """Longer than any pause of a machine that works; a store is no network file system, whose caches `heartbeat.SILENCE_S` outlasts."""
 LEAVING_S = 5.0
-"""The store may end so long before the other nodes have left a job that succeeded."""
+"""The store may end this long before the other nodes leave a successful job."""
 FULL = 3
 _ARRIVED = "arrived"
 
@@ -51,16 +52,22 @@ def main(scratch: Path, role: str) -> int:
         return FULL
     if role == "lead":
         _gather(scratch, spec, store)
+    while store.add(_ARRIVED, 0) < nodes:  # nobody beats before all are there
+        time.sleep(1)
     ended = threading.Event()
     threading.Thread(target=_watch, args=(store.host, store.port, node, nodes, ended), daemon=True, name="nodes").start()
     try:
-        return ranks.start(
+        code = ranks.start(
             f"--nnodes={nodes}", f"--node-rank={node}", f"--nproc-per-node={spec.numerics.ranks_per_node}", "--rdzv-backend=static",
             f"--rdzv-endpoint={store.host}:{store.port}", f"--shutdown-timeout={spec.placement.grace_s}",
             "-m", "pedigree.stages", str(scratch),
         )  # fmt: skip
+        store.set(f"left {node}", "")  # rank 0 may still check and hash the result for a long time
+        return code
     finally:
         ended.set()
+        if role == "lead":
+            (scratch / MEETING).unlink(missing_ok=True)
 
 
 def _gather(scratch: Path, spec: JobSpec, store: TCPStore) -> None:
@@ -80,7 +87,8 @@ def _watch(host: str, port: int, node: int, nodes: int, ended: threading.Event) 
 
     def look() -> list[int]:
         store.add(f"beat {node}", 1)
-        return [other for other, listener in heard.items() if listener.silent_s(store.add(f"beat {other}", 0)) > SILENCE_S]
+        silent = (other for other, listener in heard.items() if listener.silent_s(store.add(f"beat {other}", 0)) > SILENCE_S)
+        return [other for other in silent if not store.check([f"left {other}"])]
 
     with ThreadPoolExecutor(1) as asking:  # its machine may be gone, too, and the connection open
         while not ended.wait(BEAT_S):

@@ -37,9 +37,9 @@ from pedigree.stages.training.trainer import MetricSums, Trainer
 WHITENING_EPSILON = 1e-8
 """Added to the variance when advantages are whitened."""
 KL_ESTIMATORS = ("k1", "k2", "k3")
-RATIO_MAX = "ratio_max"
 ERRORS = 3.0
 """Standard errors by which the mean gap of log-probs must exceed its bound to be no chance."""
+RATIO_MAX = "ratio_max"
 """The only metric of a micro-batch that is a maximum instead of a sum over tokens."""
 
 
@@ -131,11 +131,13 @@ def update_policy(
     chosen, next_state = choose_answers(algorithm, samples, rewards_PG, state, greedy_rewards)
     if learner.router_loss.trains:  # every token has a gradient
         chosen = replace(chosen, skipped=chosen.masked)
+    cut = mini_batches(chosen.groups, algorithm.mini_batches, f"{learner.seed}/{step}")
+    grouped = [groups for groups in cut if not all(map(chosen.skipped.issuperset, groups))]
+    if grouped and (algorithm.entropy is not None or algorithm.top_entropy is not None):  # means and shares are of all tokens
+        chosen = replace(chosen, skipped=chosen.masked)
     num_kept = sum(len(group) for group in chosen.groups) - len(chosen.skipped)
     kept_groups = sum(not chosen.skipped.issuperset(group) for group in chosen.groups)
     kept = {"informative_groups": float(chosen.informative), "kept_groups": float(kept_groups), "kept_answers": float(num_kept)}
-    cut = mini_batches(chosen.groups, algorithm.mini_batches, f"{learner.seed}/{step}")
-    grouped = [groups for groups in cut if not all(map(chosen.skipped.issuperset, groups))]
     if not grouped:
         metrics = {"updates": 0.0, "trained_tokens": 0.0} | kept | metrics_without_update(learner, samples, group_size)
         return UpdateResult(metrics, adapt_entropy(algorithm, next_state, metrics), 0)
@@ -151,8 +153,7 @@ def update_policy(
         if algorithm.kl.adaptive is not None:
             mean_kl = sum(sums["k1"] for sums in first_epoch_sums) / num_kept
             coefficient = pg.adapted(state["coefficient"], mean_kl, num_kept, algorithm.kl.adaptive)
-            adapted: AlgorithmState = {**next_state, "coefficient": coefficient}
-            next_state = adapted
+            next_state = AlgorithmState(**{**next_state, "coefficient": coefficient})
     if algorithm.entropy is not None:
         metrics["entropy_coefficient"] = bonus
     if not policy_frozen:

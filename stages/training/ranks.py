@@ -3,9 +3,13 @@
 import os
 import signal
 import sys
+from datetime import timedelta
 from typing import Any
 
 from pedigree.data.host.process import leave
+
+PATIENCE = timedelta(days=7)
+"""Of a rank that waits for another: rank 0 may start, sample, hash or write for hours. A hang ends the job's heartbeats instead."""
 
 
 def start(*arguments: str) -> int:

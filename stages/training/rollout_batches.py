@@ -42,7 +42,7 @@ class TrainingSample:
     @property
     def length(self) -> int:
         """|y|, in sampled tokens."""
-        return sum(self.trained)
+        return len(self.ids) if self.sampled is None else sum(self.sampled)
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,8 @@ class MiniBatchPlan:
     """Start of each unit in `indices`."""
     token_weights_D: np.ndarray
     """For each of `indices`, the loss weight of each of its tokens."""
+    num_tokens: int
+    """Trained tokens of all of `indices`."""
 
     @classmethod
     def of(
@@ -119,15 +121,15 @@ class MiniBatchPlan:
         documents = [document(samples[index].prompt_ids, samples[index].ids, samples[index].sampled) for index in indices]
         units = prompt_sharing_units(documents, [len(group) for group in computed], ranks, numerics)
         weights_D = weights_D[[place for place, index in enumerate(counted) if index not in skipped]]
-        return cls(samples, indices, units, [0, *accumulate(len(unit) for unit in units)], weights_D.numpy())
+        num_tokens = sum(samples[index].length for index in indices)
+        return cls(samples, indices, units, [0, *accumulate(len(unit) for unit in units)], weights_D.numpy(), num_tokens)
 
     def global_batch(self) -> GlobalBatch:
         return GlobalBatch(self.units, self._token_tensors)
 
     def micro_batch(self, prepared: PreparedMicroBatch) -> RolloutMicroBatch:
-        num_tokens = sum(self.samples[index].length for index in self.indices)
         max_length = max(self.samples[self.indices[answer]].length for answer in self._answers(prepared.units))
-        return RolloutMicroBatch(prepared.batch, prepared.weight, num_tokens, max_length, **prepared.extras)
+        return RolloutMicroBatch(prepared.batch, prepared.weight, self.num_tokens, max_length, **prepared.extras)
 
     def _answers(self, units: Sequence[int]) -> list[int]:
         """Places in `indices` of the answers in these units."""

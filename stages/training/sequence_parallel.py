@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from pedigree.stages.core.batches import MicroBatch
 from pedigree.stages.core.spans import Spans
 from pedigree.stages.job.failures import StageError
+from pedigree.stages.training.ranks import PATIENCE
 
 
 def refuse_undivided(payload: Path, size: int) -> None:
@@ -49,7 +50,7 @@ def refuse_undivided(payload: Path, size: int) -> None:
 def _team(size: int) -> Any:
     """The ranks that compute rows with this one: neighbors, which share a machine's fast links. First called on all ranks at once."""
     ranks = torch.distributed.get_world_size()
-    teams = [torch.distributed.new_group(list(range(first, first + size))) for first in range(0, ranks, size)]
+    teams = [torch.distributed.new_group(list(range(first, first + size)), timeout=PATIENCE) for first in range(0, ranks, size)]
     return teams[torch.distributed.get_rank() // size]
 
 

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +38,7 @@ from pedigree.stages.training.feed import Feed, GlobalBatch, feed
 from pedigree.stages.training.kernels import settle
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule
 from pedigree.stages.training.models import frozen
+from pedigree.stages.training.ranks import PATIENCE
 from pedigree.stages.training.recomputation import recompute_layers
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -46,8 +46,6 @@ FORWARD_SETTINGS = ("train_micro_batch_size_per_gpu", "bf16", "zero_optimization
 """DeepSpeed settings of an engine without optimizer."""
 REDUCE_BUCKET = 500_000_000
 """Elements that ranks reduce at a time, DeepSpeed's default."""
-PATIENCE = timedelta(days=7)
-"""Of a rank that waits for another: rank 0 may start, sample, hash or write for hours. A hang ends the job's heartbeats instead."""
 
 
 @dataclass(frozen=True)

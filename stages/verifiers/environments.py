@@ -146,7 +146,9 @@ class _Process:
             found = [self._reaction(episode, one) for one in said][-1]
         except (PedigreeError, BrokenPipeError) as error:
             self.drop()
-            why = str(error) if isinstance(error, PedigreeError) else "ended"
+            if isinstance(error, PedigreeError) and not isinstance(error, sandbox.ProgramFailed):
+                return str(error)
+            why = str(error) if isinstance(error, sandbox.ProgramFailed) else "ended"
             return f"the environment {why} (seconds: {self.config.seconds:g})"
         self._alive.add(episode.number)
         if "raised" in found:

@@ -130,7 +130,8 @@ def test_the_error_of_the_thread_is_that_of_the_trainer_after_the_complete_steps
         roller.end()
         with pytest.raises(StageError, match="lost engine"):
             rolling.take()
-        rolling.before_load()
+        with pytest.raises(StageError, match="lost engine"):
+            rolling.before_load()
 
 
 def test_the_end_of_the_trainer_ends_engines_at_work_and_only_those():

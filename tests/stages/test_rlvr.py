@@ -229,14 +229,16 @@ def test_a_killed_run_with_a_value_model_resumes_to_the_same_weights(inputs, tmp
 @pytest.mark.slow
 def test_a_killed_run_with_dynamic_sampling_draws_the_same_prompts(inputs, tmp_path):
     """Each step begins after the last prompt that the one before needed: the position is in the checkpoint."""
-    done = run(tmp_path / "whole", "rlvr", DAPO, inputs, ONE_THREAD)
+    many = [prompt(number) for number in range(60)]  # more than are drawn
+    given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", many)}}
+    done = run(tmp_path / "whole", "rlvr", DAPO, given, ONE_THREAD)
     assert done["ok"], done
     rows = curve(a_job(tmp_path / "whole"))
     assert done["metrics"]["resampled_prompts"] == sum(row["resampled_prompts"] for row in rows) > 0
     assert done["metrics"]["generated_batches"] == sum(row["generated_batches"] for row in rows) > 4
     assert all(row["informative_groups"] == row["kept_groups"] for row in rows) and any(row["kept_groups"] == 4 for row in rows)
-    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", DAPO, inputs, ONE_THREAD, checkpoint_every_steps=1)
-    goes_on(tmp_path / "job", DAPO, inputs, tmp_path / "whole")
+    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", DAPO, given, ONE_THREAD, checkpoint_every_steps=1)
+    goes_on(tmp_path / "job", DAPO, given, tmp_path / "whole")
 
 
 @pytest.mark.slow
