@@ -256,8 +256,8 @@ class Asynchronous(Frozen):
     synchronous schedule."""
     in_flight: bool = True
     """Engines load new weights between two tokens: running answers keep their tokens, their KV cache is recomputed, and the record has the
-    version of each token. `false`: between two steps, so that all answers of a step have the same weights; with `max_staleness` 1 those of the step before
-    the last one."""
+    version of each token. `false`: between two steps, so that all answers of a step have the same weights; with `max_staleness` 1 those of
+    the step before the last one."""
 
     @model_validator(mode="after")
     def _check_between(self) -> "Asynchronous":

@@ -170,7 +170,7 @@ def test_failures_are_unknown_and_what_is_too_long_is_cut(tmp_path, policy):
 
 def test_contexts_that_cannot_hold_all_turns_are_refused(tmp_path, policy):
     fields = PLAN | {"environment": {**PLAN["environment"], "max_observation": 1000}}
-    with pytest.raises(StageError, match=r"max_prompt_length 90 \+ max_turns 3 of max_tokens 12 and max_observation 1000 exceed"):
+    with pytest.raises(StageError, match=r"max_prompt_length 90 \+ max_turns 3 x max_tokens 12 \+ 2 x max_observation 1000 exceed"):
         refuse(config_of("rlvr", **fields), {"policy": {"sft": policy}}, a_job(tmp_path), 512)
     with pytest.raises(ValueError, match="has the term environment, but there is none"):
         config_of("rlvr", **{name: value for name, value in PLAN.items() if name != "environment"})
