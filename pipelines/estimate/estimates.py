@@ -320,8 +320,7 @@ def checkpoint_bytes(facts: Facts, kept: int) -> int:
         return 0
     size, trained = SIZES[plan.dtype], trained_parameters(facts.policy, plan.adapters, False)
     critic = facts.value.parameters if facts.value is not None else 0
-    transferred = size * facts.policy.parameters if facts.sampling else 0  # to the sampler
-    return (kept + 1) * (12 + size) * (trained + critic) + transferred
+    return (kept + 1) * (12 + size) * (trained + critic)
 
 
 def run_of(project: Project, node: Node) -> Run | None:
