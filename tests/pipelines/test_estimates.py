@@ -452,9 +452,11 @@ def test_asynchronous_engines_take_gpus_beside_the_ranks_and_the_slower_side_dec
     assert seconds.total == 30 and seconds.busy == "; trainer busy 67%, engines 100%"
     assert Seconds(30.0, 20.0, beside=False).busy == "; trainer busy 40%, engines 60%" and not Seconds(30.0, 0.0, beside=False).busy
     assert engines_problem(four, placement, beside=True) is None
-    said = "world_size 4 and engines 5 with tensor_parallel 1 need 9 slots, but placement.slots is 8: lower world_size or engines"
+    said = "4 ranks of the trainer and engines 5 with tensor_parallel 1 need 9 slots, but placement.slots is 8: lower world_size or engines"
     assert said in (engines_problem(four, Placement(engines=5, slots=8), beside=True) or "")
     assert engines_problem(Numerics(), Placement(), beside=True) is None  # on a CPU they share cores
+    two_nodes = four.model_copy(update={"world_size": 8, "nodes": 2})
+    assert engines_problem(two_nodes, placement, beside=True) is None  # each node has four of the ranks
 
 
 def test_rows_of_131072_tokens_fit_where_ranks_share_them():
