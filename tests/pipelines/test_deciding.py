@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running_lab import Lab, outcomes
@@ -10,6 +11,7 @@ from running_lab import Lab, outcomes
 from pedigree.configs.language.graph import Edge, Node
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.methods.environment_programs import EnvironmentProgram
+from pedigree.configs.methods.policy_gradient import Grpo, Keep
 from pedigree.configs.methods.reward_terms import Majority, ModelReward, Reward, RewardProgram
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.provenance import CODE_ROOT
@@ -72,15 +74,21 @@ def test_the_table_of_verifiers_is_read_as_python_reads_it():
     }
 
 
+def sparse(kind: str, **fields: Any) -> Any:
+    """A config with few of its required fields."""
+    return KINDS[kind].config.model_construct(**({"algorithm": Grpo(type="grpo")} if kind == "rlvr" else {}) | fields)
+
+
 def test_all_code_that_kinds_declare_is_listed():
     config = KINDS["prepare_data"].config.model_validate({
         "record": "prompt", "sources": [{"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 3, "seed": 1}],
         "filters": [{"type": "exact_duplicates"}],
     })  # fmt: skip
     terms = (RewardProgram(type="program", path="mine.py"), ModelReward(type="reward_model"), Majority(type="majority"))
-    rewarded = KINDS["rlvr"].config.model_construct(reward=Reward(terms=terms), environment=EnvironmentProgram(path="mine.py", max_turns=2))
+    environment = EnvironmentProgram(path="mine.py", max_turns=2)
+    rewarded = sparse("rlvr", reward=Reward(terms=terms), environment=environment, algorithm=Grpo(type="grpo", keep=Keep(answers=1)))
     configs = {"prepare_data": config, "rlvr": rewarded}
-    declared = {part for kind in KINDS.values() for part in kind.decided_by(configs.get(kind.name) or kind.config.model_construct())}
+    declared = {part for kind in KINDS.values() for part in kind.decided_by(configs.get(kind.name) or sparse(kind.name))}
     assert declared == {name for name in hashes() if not name.startswith(VERIFIER)}
 
 
@@ -122,7 +130,7 @@ def test_an_edit_counts_for_the_verifiers_that_it_reaches_and_no_others(root, na
     ],
 )
 def test_rewards_selections_and_templates_are_part_of_what_made_a_result(root, kind, name, old, new):
-    node = Node("r", "made", kind, KINDS[kind].config.model_construct(), (), KINDS[kind].output, (), "")
+    node = Node("r", "made", kind, sparse(kind), (), KINDS[kind].output, (), "")
     made = Run(schema_version=1, decided_by=deciding_code(node, [], root))
     assert changes(node, made, [], root) == changes(node, OLD, [], root) == []
     edit(root, name, old, new)

@@ -46,7 +46,7 @@ def test_the_sampler_sleeps_while_the_trainer_computes_and_no_bit_changes(inputs
     fields = FIELDS | {"steps": 2}
     assert run(tmp_path / "shared", "rlvr", fields, inputs, ONE_THREAD)["ok"]
     a_step = ["wake", "stream", ("sleep", 2)]
-    assert orders == [("sleep", 1), "trainer", *a_step, "load", *a_step]
+    assert orders == [("sleep", 1), "trainer", *a_step, "update", *a_step]
     orders.clear()
     monkeypatch.undo()
     assert run(tmp_path / "alone", "rlvr", fields, inputs, ONE_THREAD)["ok"]

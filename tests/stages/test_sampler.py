@@ -240,9 +240,10 @@ with t.sampler(Path({str(models["a"])!r}), inline=True) as engine:
         engine.wake()
         found["slept"].append(t.exact(engine.generate(t.CHUNK, t.WARM, t.STOP)) == found["answers"])
 import vllm
+from types import SimpleNamespace
 asked = []
 vllm.EngineArgs = lambda **given: asked.append(given)
-vllm.LLMEngine.from_engine_args = lambda args: None
+vllm.LLMEngine.from_engine_args = lambda args: SimpleNamespace(set_weight_version=lambda version: None)
 vllm.platforms.current_platform.get_device_total_memory = lambda: 80 << 30
 placement = t.Placement(sampler_memory_gb=0.25, gpu_memory_utilization=0.3)
 for device, sleeps, head in (("cuda", False, "fp32"), ("cpu", False, "model"), ("cuda", True, "model")):
