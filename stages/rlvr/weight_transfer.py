@@ -14,7 +14,7 @@ from pedigree.configs.methods.training import Rlvr
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.rlvr.ahead import oldest_update, staleness
-from pedigree.stages.rlvr.handover import release, takes_turns
+from pedigree.stages.rlvr.handover import release
 from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Generation, WeightPart, write_version
 from pedigree.stages.sampling.weight_parts import offsets
@@ -53,7 +53,7 @@ def reachable(config: Rlvr, job: Job) -> bool:
     """Whether each engine is another process on a GPU of one of this machine's ranks, where it can use the rank's memory."""
     placement, numerics = job.placement, job.numerics
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    own = takes_turns(config, numerics) and placement.sampler_process == "own"
+    own = numerics.device == "cuda" and placement.sampler_process == "own" and config.asynchronous is None
     return own and placement.engines * numerics.tensor_parallel <= ranks
 
 
