@@ -293,7 +293,7 @@ class Rlvr(Frozen):
     which must fit into the KV cache of an engine. `recorded`: engines run as many answers as fit, and each is stored as it finishes, with
     its log-probabilities; an interrupted run trains on the stored ones, may sample other tokens for the rest, and is then marked."""
     asynchronous: Asynchronous | None = added(None)
-    """Roll out the next steps while the trainer updates; requires `replay: recorded`, and GPUs for the engines beside those of the ranks.
+    """Roll out the next steps while the trainer updates; requires `replay: recorded` and, on GPUs, separate ones for the engines.
     `null`: rollouts and updates take turns."""
     max_prompt_length: int = Field(ge=1)
     """Maximum prompt length in tokens; longer prompts are dropped and counted."""
