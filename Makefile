@@ -79,6 +79,7 @@ bench: setup ## Measures ratios against peers into benchmarks/results and the do
 	$(if $(ONLY),,python -m benchmarks.sampling)
 	$(if $(ONLY),,python -m benchmarks.growth)
 	$(if $(ONLY),,python -m benchmarks.bf16_products)
+	$(if $(ONLY),,python -m benchmarks.weights)
 	python -m benchmarks.training --only '$(ONLY)'
 	python -m benchmarks.table
 
