@@ -237,6 +237,9 @@ def test_a_killed_run_with_dynamic_sampling_draws_the_same_prompts(inputs, tmp_p
     assert done["metrics"]["resampled_prompts"] == sum(row["resampled_prompts"] for row in rows) > 0
     assert done["metrics"]["generated_batches"] == sum(row["generated_batches"] for row in rows) > 4
     assert all(row["informative_groups"] == row["kept_groups"] for row in rows) and any(row["kept_groups"] == 4 for row in rows)
+    with (a_job(tmp_path / "whole").evidence / "rollouts.jsonl").open() as lines:  # answers may have other separators of lines
+        shown = [json.loads(line) for line in lines]
+    assert len({row["step"] for row in shown}) > 1 and len({row["id"] for row in shown}) == len(shown)  # no prompt in two steps
     killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", DAPO, given, ONE_THREAD, checkpoint_every_steps=1)
     goes_on(tmp_path / "job", DAPO, given, tmp_path / "whole")
 
