@@ -98,8 +98,10 @@ def test_asynchronous_engines_without_gpus_of_their_own_are_a_problem_of_the_pro
     opening.profile_for(project, load_recipe(tmp_path, "turns"), str(tmp_path / "split.yaml"))
     with pytest.raises(ConfigError) as refused:
         opening.profile_for(project, graph, str(tmp_path / "split.yaml"))
-    said = "stage rlvr: asynchronous engines have GPUs of their own: world_size 2 and engines 1 with tensor_parallel 1 need 3 slots, but"
-    assert [problem.message.startswith(said) for problem in refused.value.problems] == [True]
+    assert [problem.message for problem in refused.value.problems] == [
+        "stage rlvr: asynchronous engines need separate GPUs: 2 ranks of the trainer and engines 1 with tensor_parallel 1 need 3 slots, but "
+        "placement.slots is 2: lower world_size or engines, or raise slots"
+    ]
 
 
 def test_numerics_of_a_kind_and_of_a_stage_that_exclude_each_other_are_told_in_words(tmp_path):
