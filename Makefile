@@ -20,7 +20,7 @@ ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
 endif
 .DEFAULT_GOAL := help
-.PHONY: help setup steps quick test test-all lint docs demo tiny chaos bench gpu-check clean
+.PHONY: help setup steps quick test test-all lint style docs demo tiny chaos bench gpu-check clean
 
 # Bytecode halves the start of every process; nothing reports to anybody.
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,27 +37,29 @@ setup: ## Makes .venv with everything in it; instant when nothing has changed
 WORKERS ?= 2
 # A change is what differs from BASE.
 BASE ?= $(shell git merge-base HEAD main 2>/dev/null || echo HEAD)
-quick: setup ## Checks style and spelling, the types of what a change affects, and runs the unit tests: a minute
-	ruff check .
-	ruff format --quiet --check .
-	codespell
+quick: style ## Checks style and spelling, the types of what a change affects, and runs the unit tests: a minute
 	affected=$$(python -m tests.affected '$(BASE)')
 	if [ -n "$$affected" ]; then pyright $$affected & types=$$!; fi
 	pytest -m unit -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1
 	wait $${types:-} || failed=1
 	exit $${failed:-0}
 
-test: lint ## Checks style, spelling and types and runs the tests, WORKERS=2 files of them at a time
-	pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: style ## Checks style, spelling and types and runs the tests, WORKERS=2 files of them at a time
+	pyright & types=$$!
+	pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1
+	wait $$types || failed=1
+	exit $${failed:-0}
 
 test-all: export PEDIGREE_TEST_ALL = 1
 test-all: test ## The same with the nightly cases: whole matrices, all rehearsals, chaos, memory estimates
 
-lint: setup ## Checks style, spelling and types
+lint: style ## Checks style, spelling and types
+	pyright
+
+style: setup
 	ruff check .
 	ruff format --quiet --check .
 	codespell
-	pyright
 
 docs: setup ## Builds the documentation as a site in site/ and checks its links
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
