@@ -85,9 +85,9 @@ def test_numbers_with_an_exponent_stay_numbers_on_their_way_through_the_run_cach
     assert set(outcomes(lab).values()) == {"unchanged"} and status(lab) == CLEAN
 
 
-def test_a_stage_with_one_more_input_is_found_again_in_the_run_cache(lab: Lab) -> None:
+def test_a_stage_with_one_more_input_is_found_again_in_the_run_cache(finished: Lab) -> None:
     """DVC takes an input that the stage's entry in `dvc.lock` does not have yet for one of DVC 2."""
-    assert set(outcomes(lab).values()) == {"ran"}
+    lab = finished
     before, with_one_more = "in: {data: clean, benchmarks: [suite]}", "in: {data: clean, benchmarks: [suite, other]}"
     source = "{type: arithmetic, operations: [add], digits: [1], count: 3, seed: 9}"
     other = f"  other: {{kind: prepare_data, record: item, task: b, sources: [{source}]}}\n"
@@ -316,10 +316,10 @@ def test_dvc_repro_refuses_params_that_the_recipe_does_not_say(lab: Lab) -> None
         stage_under_dvc(lab.project, "lab/suite")
 
 
-def test_dvc_repro_of_what_changes_while_it_waits_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvc_repro_of_what_changes_while_it_waits_says_so(finished: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """DVC has asked about what was there before."""
-    assert outcomes(lab)["clean"] == "ran"
-    run, real = lab.run(), ensure_module.prepare
+    lab, real = finished, ensure_module.prepare
+    run = lab.run()
     shutil.rmtree(lab.root / "artifacts/lab/clean")
 
     def replaced(*given: Any) -> None:
