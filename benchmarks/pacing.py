@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pedigree.pipelines.jobs.launcher import without_process_group
+from pedigree.pipelines.jobs.job_environment import without_process_group
 
 
 class Enough(BaseException):

@@ -27,7 +27,7 @@ from benchmarks.report import RUNS, Interval, Reading, Watch, described, write
 from benchmarks.workloads import THREADS, make_policy, packaged
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
-from pedigree.pipelines.jobs.launcher import device_settings
+from pedigree.pipelines.jobs.job_environment import device_settings
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.engines import WarmEngines
 from pedigree.stages.sampling.generate import Ask, ChunkSize, context_of, generate

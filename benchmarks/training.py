@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.pacing import Laps, Worker, race
 from benchmarks.report import RUNS, Reading, Watch, write
 from benchmarks.workloads import PEERS, THREADS, WORKLOADS, Workload
-from pedigree.pipelines.jobs.launcher import device_settings
+from pedigree.pipelines.jobs.job_environment import device_settings
 
 PACKAGES = ("torch", "transformers", "deepspeed", "trl", "accelerate")
 AS_DOCUMENTED, MEMORY = "TRL as documented", "peak memory"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pedigree.configs.base.frozen import Dtype
 from pedigree.configs.language.execution import Numerics, Placement
-from pedigree.pipelines.jobs.launcher import device_settings
+from pedigree.pipelines.jobs.job_environment import device_settings
 
 Task = Literal["sft", "reward_model", "preference_train", "rlvr"]
 SEED, LEARNING_RATE, THREADS = 0, 1e-5, 2

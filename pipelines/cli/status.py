@@ -29,8 +29,8 @@ from pedigree.pipelines.json_documents import ONE_WORD, Opaque
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.publish.commits import uncommitted
 from pedigree.pipelines.quantities import duration
-from pedigree.pipelines.run.ensure import log_file
 from pedigree.pipelines.run.plans import StageSummary, drift, plan
+from pedigree.pipelines.run.publication import log_file
 from pedigree.stages.job.job import PULSES
 
 FOLLOW_POLL_S = 0.5

@@ -1,5 +1,5 @@
 """The ranks of a job on several nodes: on each node, one of these processes starts torchrun, in the environment of the job
-(`pipelines.jobs.launcher.job_environment`), with a scratch folder that all nodes share under one path:
+(`pipelines.jobs.job_environment`), with a scratch folder that all nodes share under one path:
 
     python -m pedigree.stages.training.nodes SCRATCH lead    on the node of rank 0
     python -m pedigree.stages.training.nodes SCRATCH join    on each of the others, at any time

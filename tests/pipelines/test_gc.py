@@ -25,7 +25,8 @@ from pedigree.pipelines.lineage.ancestry import read_pedigree
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.maintain.gc import collect
 from pedigree.pipelines.run.ensure import Result
-from pedigree.pipelines.run.runs import push, run_graph
+from pedigree.pipelines.run.exchange import push
+from pedigree.pipelines.run.runs import run_graph
 
 COMMIT = "git add -A && git -c user.name=t -c user.email=t@t commit -qm"
 

@@ -120,6 +120,7 @@ def test_work_of_a_machine_that_is_gone_and_had_mounted_the_project_elsewhere_is
 
 
 @needs_mounts
+@pytest.mark.nightly
 def test_a_job_is_ended_from_wherever_the_project_is_mounted(lab: Lab) -> None:
     with other_mount(lab) as scratch:
         assert [job.address for job in cancel(lab.project, "clean")] == ["lab/clean"]
@@ -152,6 +153,7 @@ def test_work_that_was_interrupted_goes_on_where_the_project_was_moved(lab: Lab,
     assert read(lab, "clean", "run.json")["attempts"][-1]["resumed_from"].startswith("step-")
 
 
+@pytest.mark.nightly
 def test_a_result_that_nobody_took_is_taken_where_the_project_was_moved(lab: Lab) -> None:
     lab.knobs(clean={"hold": "go"})
     runner = lab.orchestrator("run_graph(run)")
