@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from models import a_job, config_of, curve, dataset, publish
 from row_reading import read_rows
+from sweeps import nightly_unless
 from test_chat_and_vllm import sourced
 from tokenizers.processors import TemplateProcessing
 from torch import nn
@@ -266,31 +268,42 @@ def our_scores(folder, job) -> Any:
 TEMPLATE_NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
 
-def trained_with(template, padding, tmp_path) -> tuple[Any, Any]:
-    """A reward model's folder and its scores here."""
-    payload = sourced(tmp_path / "policy" / "payload", template, "Llama 3")
-    if padding == "end of turn":
-        repadded(payload, unk_token="<|endoftext|>")
-    rows = [preference(number, [answer(str(number)), answer("no idea")]) for number in range(3)]
-    policy = publish(tmp_path / "policy", "source_model", "policy")
-    _, job = trained(tmp_path, policy, rows, epochs=1, holdout=0.0, max_length=2048)
-    return job.out / "payload", our_scores(job.out / "payload", job)
+@pytest.fixture(scope="module")
+def trained_with(tmp_path_factory):
+    """A reward model's folder and its scores here, by template and padding."""
+    made: dict[tuple[str, str], tuple[Any, Any]] = {}
+
+    def of(template, padding):
+        if (template, padding) not in made:
+            folder = tmp_path_factory.mktemp(template)
+            payload = sourced(folder / "policy" / "payload", template, "Llama 3")
+            if padding == "end of turn":
+                repadded(payload, unk_token="<|endoftext|>")
+            rows = [preference(number, [answer(str(number)), answer("no idea")]) for number in range(3)]
+            policy = publish(folder / "policy", "source_model", "policy")
+            _, job = trained(folder, policy, rows, epochs=1, holdout=0.0, max_length=2048)
+            made[template, padding] = job.out / "payload", our_scores(job.out / "payload", job)
+        return made[template, padding]
+
+    return of
 
 
-@pytest.mark.parametrize("padding", ["its own", "end of turn"])
-@pytest.mark.parametrize("template", TEMPLATE_NAMES)
-def test_a_conversation_has_one_score_here_and_in_transformers(template, padding, tmp_path):
+DAILY = [("chatml", "end of turn"), ("llama3", "end of turn"), ("gemma", "its own"), ("tulu", "end of turn")]
+
+
+@pytest.mark.parametrize(("template", "padding"), nightly_unless(DAILY, product(TEMPLATE_NAMES, ["its own", "end of turn"])))
+def test_a_conversation_has_one_score_here_and_in_transformers(template, padding, trained_with):
     """Most templates write a newline after the end of a turn, which transformers reads; others end with the token that may be padding. An
     answer that begins with white space may share a token with the template, and tokenizers may put BOS before a text that has one."""
-    folder, ours = trained_with(template, padding, tmp_path)
+    folder, ours = trained_with(template, padding)
     assert all(ours == pytest.approx(scores, abs=1e-5) for scores in scores_of_transformers(folder))
     assert abs(ours[0] - ours[1]) > 1e-4
 
 
 @pytest.mark.parametrize("templates", [["chatml", "llama3"], pytest.param(TEMPLATE_NAMES, marks=pytest.mark.nightly)], ids=["two", "all"])
-def test_a_conversation_has_the_same_score_in_vllm(templates, tmp_path):
+def test_a_conversation_has_the_same_score_in_vllm(templates, trained_with, tmp_path):
     """One that begins with BOS, and one that writes a newline after the end of a turn."""
-    made = [trained_with(template, "end of turn", tmp_path / template) for template in templates]
+    made = [trained_with(template, "end of turn") for template in templates]
     whole = [[*asked, {"role": "assistant", "content": said}] for asked, said in zip(ASKED, SAID, strict=True)]
     (tmp_path / "conversations.json").write_text(json.dumps(whole))
     child = Path(__file__).parents[1] / "pipelines" / "vllm_child.py"
