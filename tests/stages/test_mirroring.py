@@ -29,13 +29,10 @@ ONE = Numerics(threads=1)
 
 
 @pytest.fixture(scope="module")
-def sft(tmp_path_factory) -> tuple[Any, ...]:
+def sft(tmp_path_factory, policy, conversations) -> tuple[Any, ...]:
     """What an SFT job takes, and what it ends in when nobody disturbs it."""
-    folder = tmp_path_factory.mktemp("sft")
-    policy = models.tiny_policy(folder / "policy")
-    data = models.dataset(folder / "data", "conversation", models.arithmetic(28))
-    args = ("sft", SFT, {"policy": {"policy": policy}, "data": {"data": data}}, ONE)
-    return args, models.run(folder / "undisturbed", *args)
+    args = ("sft", SFT, {"policy": {"policy": policy}, "data": {"data": conversations}}, ONE)
+    return args, models.run(tmp_path_factory.mktemp("undisturbed"), *args)
 
 
 @pytest.fixture
@@ -44,7 +41,7 @@ def store() -> Iterator[FaultyStore]:
         yield found
 
 
-@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.nightly), "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.nightly)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "folder":
         return f"file://{tmp_path}/store"

@@ -50,20 +50,6 @@ def args(policy, conversations):
     return of
 
 
-@pytest.fixture(scope="module")
-def on_one_node(tmp_path_factory, args):
-    """Runs jobs with both ranks on one node, in the same processes; the first is one that nobody disturbs."""
-
-    def run(*folders):
-        undisturbed = tmp_path_factory.mktemp("one")
-        models.write_spec(undisturbed, *args(1))
-        for folder in folders:
-            models.write_spec(folder, *args(1), {"allow_numerics_change": True})
-        return models.run_written([undisturbed, *folders])
-
-    return run
-
-
 def lose_a_node(folder, args, lose):
     """Two nodes train until `lose` is called with the agent of the second; the first ends soon, although collectives wait for minutes."""
     models.write_spec(folder, *args(2), checkpoint_every_steps=5)
@@ -96,22 +82,31 @@ def children_of(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-@pytest.mark.parametrize("lose", [freeze, pytest.param(kill_alone, marks=pytest.mark.nightly)])
-def test_nodes_train_as_one_and_a_job_that_lost_one_goes_on_with_another_number_of_nodes(tmp_path, args, on_one_node, lose):
-    lose_a_node(tmp_path / "job", args, lose)
-    if lose is freeze:
-        assert "node 1 has been silent for" in (tmp_path / "job/log.txt").read_text()
-    undisturbed, done = on_one_node(tmp_path / "job")
-    assert done["ok"] and done["resumed_from"] >= "step-000010" and done["content"] == undisturbed["content"]
-    assert any(mark.startswith("numerics changed at step") and "nodes 2 -> 1" in mark for mark in done["marks"])
+def losses(folder):
+    return [json.loads(line)["loss"] for line in (folder / "curve.jsonl").read_text().splitlines()]
 
 
-def test_two_nodes_end_well_and_a_third_finds_no_place(tmp_path, args):
-    models.write_spec(tmp_path, *args(2))
-    with started(tmp_path, "lead") as (lead,):
-        report = tmp_path / "progress.json"
-        until(lambda: report.exists() and "waiting for" in str(json.loads(report.read_text())["doing"]))
-        with started(tmp_path, "join", "join") as others:
+def test_a_job_that_lost_a_node_goes_on_with_two_which_train_as_one_and_a_third_finds_no_place(tmp_path, args):
+    lose_a_node(tmp_path / "job", args, freeze)
+    assert "node 1 has been silent for" in (tmp_path / "job/log.txt").read_text()
+    with started(tmp_path / "job", "lead") as (lead,):
+        report = tmp_path / "job/progress.json"
+        until(lambda: "waiting for" in str(json.loads(report.read_text())["doing"]))
+        with started(tmp_path / "job", "join", "join") as others:
             assert lead.wait(deadline(120)) == 0
             assert sorted(other.wait(deadline(60)) for other in others) == [0, 3]
-    assert models.told(tmp_path)["ok"] and not (tmp_path / "meeting.json").exists()
+    done = models.told(tmp_path / "job")
+    assert done["ok"] and done["resumed_from"] >= "step-000010" and not (tmp_path / "job/meeting.json").exists()
+    kind, config, inputs, _ = args(1)
+    assert models.run(tmp_path / "alone", kind, config, inputs, Numerics(threads=1))["ok"]
+    assert losses(tmp_path / "job") == pytest.approx(losses(tmp_path / "alone"), rel=1e-3)
+
+
+@pytest.mark.nightly
+def test_a_job_whose_agent_was_killed_goes_on_with_another_number_of_nodes(tmp_path, args):
+    lose_a_node(tmp_path / "job", args, kill_alone)
+    models.write_spec(tmp_path / "job", *args(1), {"allow_numerics_change": True})
+    models.write_spec(tmp_path / "whole", *args(1))
+    done, undisturbed = models.run_written([tmp_path / "job", tmp_path / "whole"])
+    assert done["ok"] and done["resumed_from"] >= "step-000010" and done["content"] == undisturbed["content"]
+    assert any(mark.startswith("numerics changed at step") and "nodes 2 -> 1" in mark for mark in done["marks"])

@@ -103,16 +103,6 @@ def test_ranked_lists_with_margins_are_learnt_and_the_report_adds_up(tmp_path, p
     assert metrics["held_out_margin"] == pytest.approx(sum(one["chosen"] - one["rejected"] for one in lines) / len(lines))
 
 
-def test_pairs_that_are_equal_after_truncation_are_neither_trained_nor_held_out(tmp_path, policy):
-    """Their scores are equal, so accuracy on them would be 0 for every model."""
-    alike = [preference(number, [answer("yes " * 40 + "yes"), answer("yes " * 40 + "no")]) for number in range(8)]
-    rows = alike + [preference(number, [answer("yes"), answer("no no")]) for number in range(8, 20)]
-    metrics, job = trained(tmp_path, policy, rows, max_length=40, too_long="truncate", epochs=1)
-    assert metrics["pairs"] + metrics["held_out_pairs"] == 12 and metrics["held_out_pairs"] > 2
-    assert not {f"row-{number}" for number in range(8)} & {row["id"] for row in read_rows(job.evidence / "held_out.jsonl")}
-    assert job.marks[0].startswith("8 of 20 pairs were not trained or measured")
-
-
 def test_no_row_is_read_to_score_what_was_held_out(tmp_path, policy, monkeypatch):
     """Scoring goes by length, and what lies around a row on the disk is read with it: here each lies alone."""
     read = []
@@ -300,9 +290,9 @@ def test_a_conversation_has_one_score_here_and_in_transformers(template, padding
     assert abs(ours[0] - ours[1]) > 1e-4
 
 
-@pytest.mark.parametrize("templates", [["chatml", "llama3"], pytest.param(TEMPLATE_NAMES, marks=pytest.mark.nightly)], ids=["two", "all"])
+@pytest.mark.parametrize("templates", [["chatml"], pytest.param(TEMPLATE_NAMES, marks=pytest.mark.nightly)], ids=["one", "all"])
 def test_a_conversation_has_the_same_score_in_vllm(templates, trained_with, tmp_path):
-    """One that begins with BOS, and one that writes a newline after the end of a turn."""
+    """Daily one that writes a newline after the end of a turn, with a tokenizer that puts BOS before texts."""
     made = [trained_with(template, "end of turn") for template in templates]
     whole = [[*asked, {"role": "assistant", "content": said}] for asked, said in zip(ASKED, SAID, strict=True)]
     (tmp_path / "conversations.json").write_text(json.dumps(whole))

@@ -24,7 +24,8 @@ LONG = {**SFT, "epochs": 4}
 PAIRS = {"global_batch": 8, "epochs": 4, "max_length": 64, "optimizer": {"learning_rate": 1e-3, "schedule": "cosine"}}
 DPO = {**PAIRS, "loss": {"type": "dpo"}, "lora": {"rank": 4}}
 CUTS = {"small packs": {"micro_batch_tokens": 48}, "padded": {"packing": False, "micro_batch_sequences": 3, "deterministic": True}}
-KILLED_AT_NIGHT = {
+KILLED = {
+    "dpo bf16 with adapters": ("preference_train", DPO, {}),
     "dpo bf16 with adapters, two ranks ZeRO 3": ("preference_train", DPO, {"world_size": 2, "zero_stage": 3}),
     "sft two ranks ZeRO 3": ("sft", LONG, {"world_size": 2, "zero_stage": 3}),
     "reward model": ("reward_model", PAIRS, {}),
@@ -94,13 +95,24 @@ def test_the_first_loss_of_an_untrained_model_is_log_v(quiet, policy):
     assert rows_of(quiet("sft", SFT, {})[0])[0]["loss"] == pytest.approx(math.log(vocabulary), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(("preference_train", DPO, {}), id="dpo bf16 with adapters"),
-        *(pytest.param(case, id=name, marks=pytest.mark.nightly) for name, case in KILLED_AT_NIGHT.items()),
-    ],
-)
+def resumable(folder, made, step):
+    """A job's folder as it is left by one that ended when it had written this checkpoint."""
+    shutil.copytree(made / f"checkpoints/step-{step:06d}", folder / f"checkpoints/step-{step:06d}")
+    shutil.copy(made / "curve.jsonl", folder)  # with lines of later steps
+    return folder
+
+
+def test_a_job_resumes_from_a_checkpoint_and_ends_in_the_same_bytes(tmp_path, args_of):
+    args = args_of("preference_train", DPO, {})
+    undisturbed = models.run(tmp_path / "whole", *args, checkpoint_every_steps=10)
+    done = models.run(resumable(tmp_path / "again", tmp_path / "whole", 10), *args)
+    assert (undisturbed["resumed_from"], done["resumed_from"]) == (None, "step-000010")
+    assert done["content"] == undisturbed["content"] and done["metrics"] == undisturbed["metrics"]
+    assert [row["step"] for row in rows_of(tmp_path / "again")] == list(range(1, 21))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", KILLED.values(), ids=KILLED)
 def test_a_killed_job_goes_on_and_ends_in_the_same_bytes(tmp_path, quiet, args_of, case):
     _, undisturbed = quiet(*case)
     models.killed_at("checkpoint renamed", 1, tmp_path, *args_of(*case), checkpoint_every_steps=5)
@@ -156,15 +168,12 @@ def test_other_numerics_than_a_checkpoints_are_refused_unless_they_are_allowed_a
     """The loss goes on as if nothing had happened."""
     whole, _ = quiet("sft", LONG, {})
     assert models.run(tmp_path / "old", *args_of("sft", LONG, {}), checkpoint_every_steps=9)["ok"]
-    for name in ("refused", "allowed"):
-        shutil.copytree(tmp_path / "old/checkpoints/step-000009", tmp_path / name / "checkpoints/step-000009")
-        shutil.copy(tmp_path / "old/curve.jsonl", tmp_path / name)
-    args = args_of("sft", LONG, change)
-    done = models.run(tmp_path / "refused", *args)
+    args, folder = args_of("sft", LONG, change), resumable(tmp_path / "new", tmp_path / "old", 9)
+    done = models.run(folder, *args)
     assert not done["ok"] and done["cause"] == "refused" and said in done["message"]
-    done = models.run(tmp_path / "allowed", *args, {"allow_numerics_change": True})
+    done = models.run(folder, *args, {"allow_numerics_change": True})
     assert done["ok"] and done["marks"] == [f"numerics changed at step 9: {said}"], done
-    found, expected = ([row["loss"] for row in rows_of(folder)] for folder in (tmp_path / "allowed", whole))
+    found, expected = ([row["loss"] for row in rows_of(folder)] for folder in (folder, whole))
     assert found == pytest.approx(expected, rel=2e-4)
 
 
