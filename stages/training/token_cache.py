@@ -112,7 +112,7 @@ def units_of(rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, po
         ChatError: a row cannot be used for training.
     """
     folder = job.tokens or job.folder / "tokens"
-    key = key_of(documents, chat, policy, data)
+    key = key_of(documents, policy, data)
     path = folder / f"{key}{SUFFIX}"
     if job.rank == 0:
         write_json(job.folder / TOKENS, {"file": path.name})
@@ -128,7 +128,7 @@ def units_of(rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, po
     raise OSError(errno.EIO, f"{path} was written but could not be read, {MOST_TRIES} times: check the disk")
 
 
-def key_of(documents: Documents, chat: Chat, policy: Artifact, data: Iterable[Artifact]) -> str:
+def key_of(documents: Documents, policy: Artifact, data: Iterable[Artifact]) -> str:
     """Name of a token file: a hash of everything that determines its bytes."""
     tokenizer = [[entry.path, entry.sha256] for entry in policy.record.files if not NOT_OF_TOKENIZERS.fullmatch(entry.path)]
     return digest(
