@@ -78,7 +78,7 @@ def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
     """
     data = only(inputs, "data")
     with job.busy("reading rows"):
-        names, sizes = noted(data)
+        names, sizes = ids_and_sizes(data)
     opinions = ask(config, inputs, Mapped(records.opened(data), answer_of), (name for name, _ in names), job)
     rows = [Scored(name, source, opinions.score(place, config)) for place, (name, source) in enumerate(names)]
     refuse_unscored(sum(row.score is None for row in rows), len(rows), opinions.problems, config)
@@ -107,7 +107,7 @@ def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
     }
 
 
-def noted(data: Artifact) -> tuple[list[tuple[str, str]], list[int]]:
+def ids_and_sizes(data: Artifact) -> tuple[list[tuple[str, str]], list[int]]:
     """((id, source) of each row; characters of each, see `records.bulk_of`)."""
     same: dict[str, str] = {}
     names, sizes = [], []

@@ -232,7 +232,7 @@ def test_hits_have_no_copies_of_items_whichever_process_finds_them(tmp_path, sui
     monkeypatch.setattr("pedigree.data.records.scattered.MANY", 1)
     benchmarks = {"suite": [{**item, "examples": "A worked example. " * 1000} for item in rows_of(suite)]}
     config, job = Decontaminate(), a_job(tmp_path / "job", Numerics(threads=threads))
-    found, _ = decontaminate.compared(Comparison(benchmarks, config), benchmarks, raw, config, job)
+    found, _ = decontaminate.compare(Comparison(benchmarks, config), benchmarks, raw, config, job)
     items = {item["id"]: item for item in benchmarks["suite"]}
     overlaps = [overlap for hit in found.hits for overlap in hit.overlaps]
     assert overlaps and all(overlap.item is items[overlap.item["id"]] for overlap in overlaps)
