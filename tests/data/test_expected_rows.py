@@ -290,6 +290,7 @@ def test_ids_are_unique_and_an_empty_set_is_no_set():
         validate([], "prompt", check)
 
 
+@pytest.mark.nightly
 @pytest.mark.integration
 def test_what_no_expectation_of_ours_uses_is_not_loaded_before_somebody_asks(root):
     """Half of the start of every data stage went there."""
