@@ -56,7 +56,7 @@ class Overlap:
     """The same share among tokens in no common n-gram."""
     tokens: int = 0
     """Tokens of the item."""
-    said: float = 1.0
+    word_share: float = 1.0
     """For abstracted comparisons: share of the item's ordinary words, with multiplicity, that the row has."""
     doubt: str = ""
     """Why it is no evidence of a copy; empty if it is."""
@@ -122,12 +122,12 @@ class Coverage:
         found = self._known[key]
         ways = readings(texts, self._abstracted) if self._abstracted and found else []
         if self._abstracted:
-            found = [_with_said(one, ways) for one in found]
+            found = [_with_word_share(one, ways) for one in found]
         if not typos:
             return found
         vocabulary, better = Vocabulary(lines), []
         for one in found:
-            if min(one.score, one.own, one.said) > threshold:
+            if min(one.score, one.own, one.word_share) > threshold:
                 better.append(one)
             elif self._upper_bound(one, vocabulary) > least:
                 better.append(self._corrected(one, lines, ways))
@@ -152,7 +152,7 @@ class Coverage:
         item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted, self._common)
         words = {token for one in item._items for token in one.tokens}
         (found,) = item._compare(item._shared(corrected(lines, words)), 0)
-        return _with_said(found, [corrected(way, words) for way in ways])
+        return _with_word_share(found, [corrected(way, words) for way in ways])
 
     def _compare(self, shared: Set[Gram], threshold: float) -> list[Overlap]:
         covered: dict[int, int] = {}
@@ -261,14 +261,14 @@ def ordered(overlaps: Iterable[Overlap]) -> list[Overlap]:
     return sorted(overlaps, key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
 
 
-def _with_said(overlap: Overlap, ways: Sequence[Sequence[bytes]]) -> Overlap:
-    """The overlap with `said` computed for abstracted comparisons, where sentences are so similar that one of the row may cover several of
+def _with_word_share(overlap: Overlap, ways: Sequence[Sequence[bytes]]) -> Overlap:
+    """The overlap with `word_share` computed for abstracted comparisons, where one sentence of the row may cover several similar ones of
     the item."""
     if overlap.way != "abstracted":
         return overlap
     rows = [Counter(token for line in way for token in line.split()) for way in ways]
-    said = max(_word_share(row, turns) for row in rows for turns in turns_of(overlap.item, abstracted=True))
-    return replace(overlap, said=said)
+    share = max(_word_share(row, turns) for row in rows for turns in turns_of(overlap.item, abstracted=True))
+    return replace(overlap, word_share=share)
 
 
 def _word_share(row: Counter[bytes], turns: Sequence[Gram]) -> float:

@@ -180,7 +180,7 @@ class _Way:
 
     def _doubt(self, overlap: Overlap, row: dict[str, Any], threshold: float) -> str:
         short = self._config.short_items
-        if overlap.said <= threshold:
+        if overlap.word_share <= threshold:
             return FEWER
         if short and overlap.tokens < short.below and not self._matches_short_turn(overlap, row, overlap.tokens + short.more, threshold):
             return SHORT

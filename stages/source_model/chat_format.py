@@ -1,7 +1,7 @@
 """Give a model a chat template, with tokens for the ends of turns and for padding.
 
-Transformers takes every padding token for padding: its embedding gets no gradient, `generate` without a mask does not see it, and a score
-is read before it. So neither the end of a turn nor BOS can be padding.
+Transformers treats every occurrence of the padding token as padding: its embedding gets no gradient, `generate` without a mask ignores
+it, and scores are read before it. So neither the end of a turn nor BOS can be padding.
 """
 
 import re
@@ -20,12 +20,12 @@ from pedigree.stages.job.failures import StageError
 
 ADDED = "<|pad|>"
 NAMED = ("<|endoftext|>", "<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<PAD>", "<|PAD|>", "<|padding|>", "<｜▁pad▁｜>")
-"""Tokens for padding, and the end of a pretraining document, which no conversation contains. Those of Llama 3, Phi, Gemma, GPT-NeoX,
-DeepSeek and others."""
+"""Padding tokens of Llama 3, Phi, Gemma, GPT-NeoX, DeepSeek and others, and the end of a pretraining document, which no conversation
+contains."""
 RESERVED = re.compile(r"<\|?(?:reserved_special_token|reserved_token|reserved|extra|dummy|unused|special)_?\d+\|?>|\[control_\d+\]", re.I)
-"""Tokens that vocabularies hold for later use."""
+"""Unused tokens, reserved by vocabularies."""
 UNKNOWN = "\U0010fffd"
-"""A character that no vocabulary has: a tokenizer without bytes writes its unknown token for it."""
+"""A character in no vocabulary, for which a tokenizer without bytes writes its unknown token."""
 
 
 def chat_template(config: SourceModel, tokenizer: Any, own: str | None) -> str:
@@ -128,7 +128,7 @@ def add_tokens(model: Any, tokenizer: Any, tokens: list[str]) -> list[str]:
 
 
 def sampling_of(generation: GenerationConfig) -> dict[str, Any]:
-    """What vLLM and transformers sample with by default, in a form that transformers saves."""
+    """Default sampling values of vLLM and transformers, in a form that transformers saves."""
     given = {name: value for name, value in generation.to_diff_dict().items() if value is not None}
     values = {name: given[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in given}
     if values.get("temperature") == 0:

@@ -57,7 +57,7 @@ class Finalized:
 
 def beside(parse):
     try:
-        for _ in range(60):
+        for _ in range(25):
             garbage = [Finalized() for _ in range(200)]
             parse()
     except SystemError as error:

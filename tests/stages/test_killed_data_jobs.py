@@ -24,7 +24,7 @@ from pedigree.stages.__main__ import cause_of
 TWO = Numerics(threads=2)
 PREPARE = {
     "record": "conversation",
-    "sources": [{"type": "arithmetic", "count": 12_000, "digits": [3, 4], "operations": ["add"], "seed": 0}],
+    "sources": [{"type": "arithmetic", "count": 6_000, "digits": [3, 4], "operations": ["add"], "seed": 0}],
     "filters": [{"type": "exact_duplicates"}],
 }
 
