@@ -105,6 +105,17 @@ def test_a_function_that_needs_what_rows_lack_is_refused_and_too_many_unknown_ro
         run_stage(tmp_path / "unknown", "select_rows", config | {"programs": [PROGRAM]}, files, data=data)
 
 
+def test_a_row_that_every_function_leaves_out_has_no_score_and_a_reason(tmp_path, files):
+    (tmp_path / "longest.py").write_text("def reward(completions, id):\n    return [None if name == 'b' else 1.0 for name in id]\n")
+    data = publish(tmp_path / "in", "conversation", [conversation("a", "x"), conversation("b", "y")])
+    config = {"programs": [PROGRAM], "keep": {"type": "above", "min_score": 0}}
+    with pytest.raises(StageError, match=r"1 of 2 rows have no score, more than 10% \(every function left it out\)"):
+        run_stage(tmp_path / "bound", "select_rows", config, files, data=data)
+    made = run_stage(tmp_path / "made", "select_rows", config | {"max_unscored_share": 0.5}, files, data=data)
+    (drop,) = [json.loads(line) for line in (made.evidence / "drops.jsonl").read_text().splitlines()]
+    assert (drop["id"], drop["reason"], drop["evidence"]) == ("b", "no score", "every function left it out")
+
+
 def test_a_trusted_file_is_noted_wherever_it_scores(tmp_path, files):
     data = publish(tmp_path / "in", "conversation", [conversation("a", "x")])
     config = {"programs": [PROGRAM | {"trusted": True}], "keep": {"type": "above", "min_score": 0}}
