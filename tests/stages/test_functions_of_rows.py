@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from data_lab import publish, rows_of, run_stage
+from models import a_job
 from pydantic import ValidationError
 
 from pedigree.configs.base.frozen import PortInput
@@ -15,13 +16,12 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.shrink import MAX_UNKNOWN, Cut, StandIns
 from pedigree.configs.judging.measuring import Evaluate, evaluate_problem
 from pedigree.configs.judging.scoring import Judge
-from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.evaluate.suite_scores import Draws, tabulate
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.job.job import Job
 from pedigree.stages.sampling import functions
 from pedigree.stages.sampling.functions import opened
 from pedigree.stages.sampling.sampler import Generation
@@ -134,7 +134,8 @@ def scored(folder: Path, files: dict[str, Path], programs: list[Any], answers: d
         {"id": str(number), "source": "s", "task": "t", "messages": [{"role": "user", "content": "?"}], "verifier": verifier}
         for number in range(len(next(iter(answers.values()))))
     ]
-    job = Job(folder / "job", address="r/e", key="k", numerics=Numerics(threads=2), placement=Placement(), source_files=files)
+    job = a_job(folder / "job", Numerics(threads=2))  # it exists: slow functions are reported there
+    job.source_files.update(files)
     config = Evaluate.model_validate({"sampling": {"max_tokens": 3}, "programs": programs})
     suites = evaluate.gather(config, {"suites": {"s": publish(folder / "suite", "item", items)}}, job)
     chat: Any = Spelled()
