@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pedigree.configs.base.frozen import Frozen
-from pedigree.data.host.memory import LOW_SHARE
+from pedigree.data.host.machine import LOW_MEMORY
 from pedigree.data.store import heartbeat
 from pedigree.stages.job.job import PULSES
 
@@ -71,7 +71,7 @@ def ran_out(before: Before, scratch: Path, members: set[int], exit_code: int | N
         return f"the kernel killed its process {mine[0]} because memory ran out" if mine else None
     if exit_code is not None and exit_code not in (-signal.SIGKILL, 1):  # 1: another of its processes died and was reported
         return None
-    low = [beat for beat in beats if beat.get("memory_share", 1.0) < LOW_SHARE]
+    low = [beat for beat in beats if beat.get("memory_share", 1.0) < LOW_MEMORY]
     if not low:
         return None
     share = 100 * min(float(beat["memory_share"]) for beat in low)
