@@ -215,10 +215,10 @@ class Chat:
             pieces = self._continued(before, turns, arguments)
             said = {number: text for text, number in pieces if number}
         self._refuse_lost(turns, said, trained, last_turn)
-        self._refuse_changed(turns, [said.get(number, "") for number in range(1, len(turns) + 1)], train_on)
+        self._refuse_changed((turn, said.get(number, "")) for number, turn in enumerate(turns, 1) if trained[number - 1])
         if any(trained[:-1]) and self._marked:
-            self._refuse_other_openings(messages, pieces, train_on, arguments)
-            self._refuse_tools_elsewhere(messages, pieces, train_on, arguments)
+            self._refuse_other_openings(messages, pieces, turns, trained, arguments)
+            self._refuse_tools_elsewhere(messages, pieces, turns, trained, arguments)
         whole = not turns or ended(turns[-1])
         last = max((place for place, (_, said) in enumerate(pieces) if said), default=-1)
         called = has_calls(messages)
@@ -257,7 +257,7 @@ class Chat:
             pieces = [*asked, (f"{text}{self._named['eos_token']}", 1)]
         last = max(place for place, (_, said) in enumerate(pieces) if said)
         self._refuse_other_prompt("".join(piece for piece, _ in pieces[:last]) == "".join(piece for piece, _ in asked))
-        self._refuse_changed([answer], [pieces[last][0]], "last_turn")
+        self._refuse_changed([(answer, pieces[last][0])])
         prompt = [self._piece(part, said, has_calls(messages)) for part, said in asked]
         return [*prompt, self._piece(*pieces[last], called=False, ended=ended, trained=True)]
 
@@ -459,12 +459,12 @@ class Chat:
                     f"than it is asked for in: {remedy}"
                 )
 
-    def _refuse_changed(self, turns: Sequence[Turn], rendered: Sequence[str], train_on: TrainOn) -> None:
-        """Reject trained turns of which the template drops a part, such as thoughts."""
-        for turn, text, trained in zip(turns, rendered, trained_turns(turns, train_on), strict=True):
+    def _refuse_changed(self, trained: Iterable[tuple[Turn, str]]) -> None:
+        """Reject trained turns, each with its rendered text, of which the template drops a part, such as thoughts."""
+        for turn, text in trained:
             said = [turn["content"].strip(), *(call["function"]["name"] for call in turn.get("tool_calls", ()))]
             same = self._marked or "tool_calls" in turn or _bare(turn["content"] + self._named["eos_token"]) == _bare(text)
-            if trained and not (same and all(part in text if self._marked else _bare(part) in _bare(text) for part in said)):
+            if not (same and all(part in text if self._marked else _bare(part) in _bare(text) for part in said)):
                 raise ChatError(
                     f"the chat template in {self.folder} leaves out part of what the assistant says ({turn['content'][:80]!r}), as some do "
                     "with thoughts, so it would be trained otherwise than it was said: set `train_on: last_turn` where it is an earlier "
@@ -472,10 +472,14 @@ class Chat:
                 )
 
     def _refuse_other_openings(
-        self, messages: Sequence[Message], pieces: Sequence[tuple[str, int]], train_on: TrainOn, arguments: Arguments
+        self,
+        messages: Sequence[Message],
+        pieces: Sequence[tuple[str, int]],
+        turns: Sequence[Turn],
+        trained: Sequence[bool],
+        arguments: Arguments,
     ) -> None:
         """Reject trained turns that the template opens differently than its generation prompt."""
-        turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
         begins = [place for place in range(1, len(messages)) if messages[place]["role"] in MARKED and messages[place - 1]["role"] == "user"]
         if not begins:  # no turn is one that a user asked for
             return
@@ -483,8 +487,8 @@ class Chat:
         without, asked = ("".join(text for text, _ in self._pieces(messages[:end], ask, arguments)) for ask in (False, True))
         opening = asked.removeprefix(without)  # it may depend on the system's text, but not on later turns
         places = [place for place, (_, said) in enumerate(pieces) if said]
-        for place, turn, trained in zip(places, turns, trained_turns(turns, train_on), strict=True):
-            if trained and not (pieces[place - 1][0] if place else "").endswith(opening):
+        for place, turn, is_trained in zip(places, turns, trained, strict=True):
+            if is_trained and not (pieces[place - 1][0] if place else "").endswith(opening):
                 raise ChatError(
                     f"the chat template in {self.folder} asks for an answer with {opening!r}, and has something else before "
                     f"{turn['content'][:80]!r}, so that it would be trained in another context than it is asked for in: set "
@@ -492,15 +496,19 @@ class Chat:
                 )
 
     def _refuse_tools_elsewhere(
-        self, messages: Sequence[Message], pieces: Sequence[tuple[str, int]], train_on: TrainOn, arguments: Arguments
+        self,
+        messages: Sequence[Message],
+        pieces: Sequence[tuple[str, int]],
+        turns: Sequence[Turn],
+        trained: Sequence[bool],
+        arguments: Arguments,
     ) -> None:
         """Reject templates that place tools only before the last question, if earlier turns are trained."""
         if OFFERED not in (arguments or {}):
             return
-        turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
         roles = [message["role"] for message in messages]
         begins = [place for place, role in enumerate(roles) if role == "assistant" or (role == CALL and roles[place - 1] not in MARKED)]
-        first = trained_turns(turns, train_on).index(True)
+        first = trained.index(True)
         asked = "".join(text for text, _ in self._pieces(messages[: begins[first]], True, arguments))
         if not "".join(text for text, _ in pieces).startswith(asked):
             raise ChatError(

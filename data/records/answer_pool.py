@@ -102,8 +102,7 @@ def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict
         blank=not row["text"].strip(),
         ended=records.ended(row),
         length=len(row["text"]),
-        asked=sum(len(message["content"]) for message in row["messages"])
-        + sum(map(len, records.texts_within(row.get("template_arguments")))),
+        asked=sum(map(len, records.texts(row))),
         value=row[by] if isinstance(by, str) else by(row) if by else None,
         rewards=() if None in rewards else rewards,
     )

@@ -15,7 +15,7 @@ from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.filters import Filter
 from pedigree.configs.rows.row_sources import Files
-from pedigree.data.filters import filtering, row_filters
+from pedigree.data.filters import filtering
 from pedigree.data.records import columns, records
 from pedigree.data.sources import dataset_builder, leaks, row_files, sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex
@@ -92,7 +92,7 @@ def plainly(files: dict[str, Path], counts: dict[str, int]) -> tuple[list[dict],
         rows = with_ids([row for block in source.blocks for row in source.parse(block).rows])
         read += leaks.shuffled(rows, 3)[: counts[name]] if name in counts else rows
     for row in with_ids(read):
-        texts = row_filters.texts(row)
+        texts = records.texts(row)
         folded = "\0".join(" ".join(text.casefold().split()) for text in texts)
         if sum(map(len, texts)) > 24:
             gone[row["id"]] = (row, filtering.Drop("max_characters", f"{sum(map(len, texts))} > 24"))
