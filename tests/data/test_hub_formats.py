@@ -5,7 +5,6 @@
 
 import errno
 import gzip
-import json
 import shutil
 import zlib
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from pyarrow import Table, parquet
-from row_reading import Loaded, load, load_items
+from row_reading import Loaded, load, load_items, read_rows, write_file
 from sweeps import nightly_after
 
 from pedigree.configs.base.problems import PedigreeError
@@ -126,7 +125,7 @@ def as_parquet(repo: str, folder: Path) -> Path:
     card = target / "README.md"
     card.write_text(card.read_text().replace(".jsonl", ".parquet"))
     for file in list(target.rglob("*.jsonl")):
-        parquet.write_table(Table.from_pylist([json.loads(line) for line in file.read_text().splitlines()]), file.with_suffix(".parquet"))
+        write_file(file.with_suffix(".parquet"), read_rows(file))
         file.unlink()
     return folder
 

@@ -54,7 +54,7 @@ def node(role: str, text: str, *replies: dict[str, Any], rank: int | None = None
 @pytest.mark.parametrize("replies", ["Hi!", ["Hi!", node("assistant", "Hello!")], {"0": node("assistant", "Hi!")}])
 def test_a_tree_with_replies_that_are_no_turns_is_a_bad_row(record, replies):
     broken = {"prompt": node("prompter", "Hello.") | {"replies": replies}}
-    ((place, part),) = unfolded([("x.jsonl:1", broken)], record)
+    ((place, part),) = unfolded("x.jsonl:1", broken, record)
     assert place == "x.jsonl:1" and isinstance(part, Unreadable) and "are no list of turns" in part.reason
 
 
@@ -62,14 +62,14 @@ def test_a_tree_of_ten_thousand_turns_is_read():
     deep = node("assistant", "end")
     for number in range(9_999):
         deep = node(("prompter", "assistant")[number % 2], str(number), deep)
-    ((place, part),) = unfolded([("x.jsonl:1", {"prompt": deep})], "conversation")
+    ((place, part),) = unfolded("x.jsonl:1", {"prompt": deep}, "conversation")
     assert place == "x.jsonl:1/0" and len(part["messages"]) == 10_000
 
 
 def test_ratings_that_weigh_the_same_are_a_tie_whatever_floats_make_of_them():
     weights = {"a": 0.1, "b": 0.2, "c": 0.3}
     first, second = {"response": "x", "a": 1, "b": 1, "c": 0}, {"response": "y", "a": 0, "b": 0, "c": 1}
-    ((place, tie),) = unfolded(grouped([("0", {"prompt": "p", **first}), ("1", {"prompt": "p", **second})], weights), "preference")
+    ((place, tie),) = grouped([("0", {"prompt": "p", **first}), ("1", {"prompt": "p", **second})], weights)
     assert 0.1 + 0.2 != 0.3 and place == "0" and tie.reason == "all 2 responses have the score 0.3: none is the better one"
 
 
