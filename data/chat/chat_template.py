@@ -272,12 +272,7 @@ class ChatTemplate:
                 )
 
     def _refuse_other_openings(
-        self,
-        messages: Sequence[Message],
-        pieces: Sequence[Stretch],
-        turns: Sequence[Turn],
-        trained: Sequence[bool],
-        arguments: Arguments,
+        self, messages: Sequence[Message], pieces: Sequence[Stretch], turns: Sequence[Turn], trained: Sequence[bool], arguments: Arguments
     ) -> None:
         """Reject trained turns that the template opens differently than its generation prompt."""
         begins = [place for place in range(1, len(messages)) if messages[place]["role"] in MARKED and messages[place - 1]["role"] == "user"]
@@ -296,12 +291,7 @@ class ChatTemplate:
                 )
 
     def _refuse_tools_elsewhere(
-        self,
-        messages: Sequence[Message],
-        pieces: Sequence[Stretch],
-        turns: Sequence[Turn],
-        trained: Sequence[bool],
-        arguments: Arguments,
+        self, messages: Sequence[Message], pieces: Sequence[Stretch], turns: Sequence[Turn], trained: Sequence[bool], arguments: Arguments
     ) -> None:
         """Reject templates that place tools only before the last question, if earlier turns are trained."""
         if OFFERED not in (arguments or {}):

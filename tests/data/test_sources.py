@@ -83,13 +83,6 @@ def test_the_frame_of_a_question_alone_contaminates_nothing(config):
         assert all(subject(item) == subject(row) for item in found), (row, found)
 
 
-def test_ids_follow_from_the_row_alone():
-    few = {row["id"]: row for row in load(arithmetic(count=20), "prompt", None, Outside()).rows}
-    assert len(few) == 20
-    every = {row["id"]: row for row in load(arithmetic(digits=[1], count=300, seed=7), "prompt", None, Outside()).rows}
-    assert all(every[name] == row for name, row in few.items() if name in every)
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_marks_of_turns_are_kept_also_on_the_last_one(tmp_path, suffix):
     """Parquet gives every turn the column, empty where the row has no mark."""
