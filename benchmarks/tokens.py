@@ -83,7 +83,7 @@ def measure(count: int, folder: Path) -> None:
             for some in mapped(lambda chunk: tokenized(chunk, how, chat, form), chunks, processes):
                 file.write_batch(some)
 
-    rendered = [{"rendered": "".join(piece for piece, _ in chat._pieces(row["messages"], ask=False))} for row in rows]
+    rendered = [{"rendered": "".join(piece for piece, _ in chat._template.pieces(row["messages"], ask=False))} for row in rows]
     watch, taken = Watch(), {name: [] for name in ("before", "alone", "one", "cores", "opening")}
     for _ in range(ROUNDS):
         taken["before"].append(seconds(before))

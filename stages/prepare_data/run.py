@@ -29,7 +29,7 @@ from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.expectations import row_facts, row_statistics
 from pedigree.data.expectations.results import Verdict, recorded, refuse, warnings
 from pedigree.data.expectations.validation import examine
-from pedigree.data.filters import filtering, row_filters
+from pedigree.data.filters import filtering
 from pedigree.data.filters.filtering import Drop
 from pedigree.data.filters.token_counts import TokenCounter
 from pedigree.data.records import columns, parents, records
@@ -289,5 +289,5 @@ def excerpt(row: dict[str, Any], drop: Drop, named: Collection[str]) -> dict[str
     """
     hidden = any(found in named for found in HASH.findall(f"{row['id']} {drop.evidence}"))
     evidence = "" if hidden and drop.reason not in NAMING else drop.evidence
-    text = "" if hidden else "\n".join(row_filters.texts(row))
+    text = "" if hidden else "\n".join(records.texts(row))
     return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": evidence, "text": text[:EXCERPT]}

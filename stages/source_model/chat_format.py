@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from pedigree.configs.base.frozen import canonical_json
 from pedigree.configs.rows.source_models import OWN, TEMPLATES, SourceModel, named, shipped_templates
-from pedigree.data.chat.chat import CONTROL, PROBE, end_of_turn, variables_of
+from pedigree.data.chat.chat_template import CONTROL, PROBE, end_of_turn, variables_of
 from pedigree.data.sources.model_folders import choice
 from pedigree.stages.job.failures import StageError
 

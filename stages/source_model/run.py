@@ -24,7 +24,8 @@ from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import ADOPTED, write_bytes, write_json
 from pedigree.data.artifacts.exports import FOLDER, checked_records, is_export
 from pedigree.data.artifacts.source_files import KnownHashes
-from pedigree.data.chat.chat import PROBE, Chat
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import PROBE
 from pedigree.data.records import records
 from pedigree.data.sources import hub
 from pedigree.data.sources.model_folders import SMALLEST_SHARE, default_template, problem_of

@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from pedigree.configs.base.jinja import MARKS
 from pedigree.configs.rehearsal.families import LEARNED_TOKENS, ModelPlan
-from pedigree.data.chat.chat import end_of_turn
+from pedigree.data.chat.chat_template import end_of_turn
 from pedigree.data.host.process import die_with, leave
 
 HEAD_DIM = 32

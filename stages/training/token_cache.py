@@ -50,9 +50,9 @@ MOST_PROCESSES = 16
 """Maximum processes; more would wait for the process that hands out rows."""
 LIBRARIES = ("transformers", "tokenizers", "jinja2")
 CODE = (
-    "data/chat/chat.py", "data/records/columns.py", "data/chat/documents.py", "data/records/messages.py", "data/records/records.py",
-    "data/records/sequences.py", "data/chat/token_files.py", "data/chat/tools.py", "stages/training/training_rows.py",
-    "stages/training/token_cache.py",
+    "data/chat/chat.py", "data/chat/chat_template.py", "data/records/columns.py", "data/chat/documents.py", "data/records/messages.py",
+    "data/records/records.py", "data/records/sequences.py", "data/chat/token_files.py", "data/chat/tools.py",
+    "stages/training/training_rows.py", "stages/training/token_cache.py",
 )  # fmt: skip
 """Our files that determine which rows are used and how they are converted."""
 NOT_OF_TOKENIZERS = re.compile(r".*\.(safetensors|safetensors\.index\.json|bin|gguf|md)|(config|generation_config|reward_stats)\.json")

@@ -12,7 +12,8 @@ from row_reading import read_rows
 
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import ChatError
 from pedigree.stages.sample.run import Draw, ask
 
 MIB = 1 << 20

@@ -8,9 +8,10 @@ from data_lab import publish, run_stage
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from pedigree.configs.base.jinja import MARKS
 from pedigree.configs.rows.source_models import SourceModel
 from pedigree.data.artifacts.artifacts import read_json, stage_key, write_json
-from pedigree.data.chat.chat import MARKS, Chat
+from pedigree.data.chat.chat import Chat
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.source_model.chat_format import sampling_of
