@@ -13,7 +13,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.suites import complaints
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.stages.verifiers import row_programs, sandbox
+from pedigree.stages.verifiers import project_programs, row_programs, sandbox
 
 pytestmark = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
 PUZZLES = """
@@ -131,7 +131,7 @@ def test_a_program_that_hangs_or_dies_is_ended_and_says_how_far_it_came(tmp_path
     with pytest.raises(PedigreeError, match=r"rows ended after 2 rows of 5"):
         made(tmp_path, "import os\ndef rows(count, seed):\n    yield {'prompt': 'a'}\n    yield {'prompt': 'b'}\n    os._exit(0)\n")
     for words in ("no JSON", '{"raised', "[1]", '{"bad": 1}', "[" * 100_000):
-        with pytest.raises(PedigreeError, match="rows wrote into the stream of rows after 0 rows of 5"):
+        with pytest.raises(PedigreeError, match="rows wrote into the stream of its results after 0 rows of 5"):
             made(tmp_path, f"import os\ndef rows(count, seed):\n    os.write(3, ({words!r} + chr(10)).encode())\n    yield {{}}\n")
 
 
@@ -159,10 +159,8 @@ def test_bytes_without_an_end_are_no_row(tmp_path: Path) -> None:
 
 def test_both_runs_have_one_time_for_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is late by itself would be waited for when the other one has taken all of the time already."""
-    rows, late = sandbox.rows, [4.5, 8.5]
-    monkeypatch.setattr(
-        sandbox, "rows", lambda call, *more: rows({**call, "program": call["program"].replace("SECONDS", str(late.pop(0)))}, *more)
-    )
+    text_of, late = project_programs._text_of, [4.5, 8.5]
+    monkeypatch.setattr(project_programs, "_text_of", lambda file: text_of(file).replace("SECONDS", str(late.pop(0))))
     with pytest.raises(PedigreeError, match=r"rows output no complete line for 6 s after 1 rows of 5"):
         made(tmp_path, SLOW_THE_SECOND_TIME, silent=6)
     assert not late
@@ -214,7 +212,7 @@ def test_a_sandbox_that_is_ended_before_it_is_up_leaves_nothing_behind(tmp_path:
         until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sandbox, "readable", interrupted)
+    monkeypatch.setattr(project_programs, "readable", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made(tmp_path, PUZZLES)
     child = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")

@@ -20,6 +20,7 @@ from pedigree.configs.rows.suite_forms import Form, load_form
 from pedigree.data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
 from pedigree.data.records import records
 from pedigree.data.records.records import FORM_FILE
+from pedigree.stages import verifiers
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.evaluate import suite_scores
 from pedigree.stages.evaluate.pass_at_k import pass_at_k
@@ -206,7 +207,7 @@ def test_many_slow_programs_of_one_item_run_side_by_side_and_each_second_there_i
         return {"text": text, "answer": None, "scores": dict.fromkeys(metrics, 1.0), "reason": "right"}
 
     monkeypatch.setattr(evaluate, "score_answer", slow)
-    monkeypatch.setattr(evaluate, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(verifiers, "BEAT_SECONDS", 0.05)
     (item,) = made("humaneval")
     given = suite("humaneval", item | {"id": "i"})
     texts = [chr(ord("a") + number) for number in range(given.samples)]

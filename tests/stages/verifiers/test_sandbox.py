@@ -16,7 +16,6 @@ from waiting import until
 
 from pedigree.configs.base import problems
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.data.host import pipes
 from pedigree.stages.verifiers import VerifierError, sandbox, verify
 from pedigree.stages.verifiers.programs import code_of
 
@@ -48,7 +47,7 @@ def by_ordinary_user():
         folder = Path(name)
         folder.chmod(0o755)
         shutil.copy(bubblewrap, folder / "bwrap")
-        for file in map(Path, (sandbox.__file__, sandbox.RUNNER, pipes.__file__, problems.__file__)):
+        for file in map(Path, (sandbox.__file__, sandbox.RUNNER, problems.__file__)):
             where = folder / file.parent.relative_to(ROOT)
             where.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, where)
