@@ -31,14 +31,14 @@ def require() -> None:
     sandbox.require("programs that generate rows", "read its rows from a file instead (`type: files`)")
 
 
-def rows_of(source: RowProgram, file: Path, silent: float, told: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
+def rows_of(source: RowProgram, file: Path, silent: float, progress: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
     """(place, row) of each row as it is generated; `Unreadable` for an invalid row.
 
     Args:
         source: the function and its arguments.
         file: the program.
         silent: time limit in seconds for a row from both runs.
-        told: called with the number of rows so far.
+        progress: called with the number of rows so far.
 
     Raises:
         PedigreeError: the program raises, dies, exceeds the time limit, outputs fewer or more rows than `count`, or is nondeterministic;
@@ -58,7 +58,7 @@ def rows_of(source: RowProgram, file: Path, silent: float, told: Callable[[int],
                     )
                 yield f"{file.name}[{made}]", found["row"] if "row" in found else Unreadable(str(found["text"]), str(found["bad"]))
                 made += 1
-                told(made)
+                progress(made)
                 deadline.begin(silent)
             else:
                 raise ProgramFailed("ended")

@@ -63,7 +63,7 @@ AT_ONCE = 8
 LOOK_SECONDS = 0.2
 """Interval at which limits are checked."""
 STARTUP_SECONDS = 20.0
-SAID_BYTES = 64 * 2**10
+OUTPUT_BYTES = 64 * 2**10
 """Maximum bytes read from a sandbox's output; a verdict is shorter."""
 FIRST_USER = 200_000
 """First user id for sandboxes. Root gives each sandbox a random user, because process limits count per user and root has none."""
@@ -128,7 +128,7 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int, example
         "word": secrets.token_hex(16),
     }
     # No pipes: a leftover process could keep one open, or fill it endlessly.
-    files = (open(os.memfd_create(name), "rb+") for name in ("order", "said", "complaints"))
+    files = (open(os.memfd_create(name), "rb+") for name in ("order", "output", "complaints"))
     with next(files) as asked, next(files) as output, next(files) as complaints:
         asked.write(json.dumps(order).encode())
         asked.seek(0)
@@ -196,7 +196,7 @@ def not_up(complaints: BinaryIO) -> PedigreeError:
 
 def _text(stream: BinaryIO) -> str:
     stream.seek(0)
-    return stream.read(SAID_BYTES).decode(errors="replace")
+    return stream.read(OUTPUT_BYTES).decode(errors="replace")
 
 
 def start(

@@ -105,7 +105,6 @@ async def reward(completions, id):
     [
         ("def reward(completions, solution):\n    return []\n", r"missing a required argument: 'solution'; its arguments may be prompts, "),
         ("import torch\n", r"rewards/mine\.py: reward cannot be used:\n(.*\n)*.*No module named 'torch'"),
-        ("def other(completions):\n    return []\n", r"mine\.py has no function 'reward'"),
         ("raise SystemExit(3)\n", "SystemExit: 3"),
         ("import os\nos._exit(0)\n", r"rewards/mine\.py ended before reward could be used"),
     ],

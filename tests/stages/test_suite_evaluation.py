@@ -160,7 +160,7 @@ def test_a_metric_that_no_item_has_is_a_failure_however_many_unknown_scores_are_
 
 def test_the_reason_of_an_answer_is_that_of_the_metric_whose_score_is_unknown(monkeypatch):
     (item,) = made("mmlu")
-    monkeypatch.setattr("pedigree.stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr("pedigree.stages.verifiers.timed_patterns.SEARCH_SECONDS", 0.05)
     slow = {"name": "extracted", "answer": "B", "patterns": [r"((?:a|aa)+)$"]}
     found = score_answer(item | {"others": {"exact_match": slow}}, metrics_of(load_form("mmlu")), "a" * 60 + "! (A)")
     assert found["scores"] == {"exact_match_flex": 1.0, "exact_match": None} and found["answer"] == "A"
