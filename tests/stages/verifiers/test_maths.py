@@ -127,20 +127,8 @@ def test_no_text_of_an_answer_is_evaluated(monkeypatch):
     """As sympy evaluates texts in tuples that are compared with its numbers."""
     monkeypatch.setattr("sympy.parsing.sympy_parser.eval_expr", lambda *_: pytest.fail("evaluated"))
     nodes = [
-        "5",
-        "x",
-        "(5, x)",
-        r"\{5\}",
-        "x = 5",
-        "5, x",
-        "5 cm",
-        "1:2",
-        "(1, 2]",
-        r"x \in (1, 2]",
-        r"5 \approx 5.0",
-        "print(5)",
-        "9^{9^{9}}",
-    ]
+        "5", "x", "(5, x)", r"\{5\}", "x = 5", "5, x", "5 cm", "1:2", "(1, 2]", r"x \in (1, 2]", r"5 \approx 5.0", "print(5)", "9^{9^{9}}",
+    ]  # fmt: skip
     for one, other in itertools.product(nodes, nodes):
         algebra.equal(one, other)
 
