@@ -226,14 +226,19 @@ def test_pull_without_a_remote_says_how_to_name_one(shared):
     assert "there is no remote to pull from: add one with `dvc remote add" in shared("pull", "lab", code=1)
 
 
-def test_status_shows_changed_code_with_its_file(done):
-    assert "code changed" not in done("status", "lab")
+def test_status_counts_stages_whose_code_has_changed_and_json_lists_the_files(done):
+    assert "The code of" not in done("status", "lab")
     path = done.lab.code / "stages" / "decontaminate" / "run.py"
     path.write_text(path.read_text() + "\n\n# a comment is no change\n")
-    assert "code changed" not in done("status", "lab")
+    assert "The code of" not in done("status", "lab")
     path.write_text(path.read_text() + "\n\nANSWER = 42\n")
     text = done("status", "lab")
-    assert "cleaner: code changed since it was built: stages/decontaminate/run.py" in text and "suite: code" not in text
+    assert (
+        "The code of 2 stages changed since they were built; `pedigree status lab --json` lists the files." in text and "run.py" not in text
+    )
+    changed = {stage["address"]: stage["changed_code"] for stage in json.loads(done.said("status", "lab", "--json")[0])["stages"]}
+    files = ["stages/decontaminate/run.py"]
+    assert changed == {"lab/suite": [], "lab/raw": [], "lab/clean": files, "lab/cleaner": files}
     assert "nothing to do" in done("run", "lab")
 
 
@@ -246,7 +251,7 @@ def test_rerun_makes_finished_stages_again_whose_code_has_changed_and_no_others(
     assert done.lab.runs() == ["cleaner"]
     done("run", "lab", "--on-code-change", "rerun")
     assert done.lab.runs() == ["cleaner", "clean"]
-    assert "code changed" not in done("status", "lab") and "nothing to do" in done("run", "lab", "--on-code-change", "rerun")
+    assert "The code of" not in done("status", "lab") and "nothing to do" in done("run", "lab", "--on-code-change", "rerun")
 
 
 def test_status_asks_for_results_to_be_committed(shared):
