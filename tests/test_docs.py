@@ -253,6 +253,7 @@ def test_a_page_reads_the_same_on_github_and_on_the_site(name):
 
 
 @pytest.mark.integration
+@pytest.mark.nightly  # CI builds it before all tests
 def test_the_site_builds_without_a_broken_link_or_anchor(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", ROOT / "mkdocs.yml", "--site-dir", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

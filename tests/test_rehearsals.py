@@ -34,7 +34,7 @@ stages:
   preferences: {in: {benchmarks: *suites}}
   prompts: {in: {benchmarks: *suites}}
   scores: {in: {policies: [rlvr_grpo], suites: [gsm8k, ifeval]}}
-  chosen: {in: {candidates: [rlvr_grpo]}}
+  chosen: {in: {candidates: [rlvr_grpo]}, task: [gsm8k, ifeval]}
   unseen_scores: {in: {suites: [mmlu_pro]}}
 """
 REHEARSED = Path(".pedigree") / "rehearsals" / "gpu8"

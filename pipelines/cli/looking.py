@@ -71,7 +71,7 @@ def plan(
 def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show which stages are done, stale or running.
 
-    Also lists results not committed to git, and code that changed since a result was produced.
+    Also lists results not committed to git, and counts the stages whose code changed since; --json has the files of each.
     """
     from pedigree.pipelines.cli import status as state
     from pedigree.pipelines.cli.progress import StatusLine

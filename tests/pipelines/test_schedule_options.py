@@ -109,6 +109,7 @@ def test_a_lost_lease_of_prefect_ends_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_no_server_there_at_all_is_said_once_and_the_run_is_made(tmp_path):
     command = Command(Lab(tmp_path))
     command.environment |= {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PEDIGREE_PREFECT": "auto", "PREFECT_HOME": str(tmp_path / "home")}
