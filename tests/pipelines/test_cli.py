@@ -163,14 +163,6 @@ def test_logs_follow_a_job_to_its_end(fresh):
     assert "no log of 'sft'" in fresh("logs", "sft", code=2)
 
 
-def test_a_variant_shares_what_the_change_does_not_touch(shared):
-    shared.lab.forget_runs()
-    text = shared("run", "lab", "--set", "cleaner.ngram=7")
-    assert shared.lab.runs() == [] or all("cleaner" in name for name in shared.lab.runs())
-    assert "lab/clean" in text and "up to date" in text
-    assert list((shared.lab.root / "artifacts").glob("lab+*/cleaner/record.json"))
-
-
 # --- looking -----------------------------------------------------------------------------------------------------------
 
 
@@ -274,11 +266,6 @@ def test_diff_says_how_and_its_exit_code_whether(shared):
 def test_report_is_written_where_it_says(shared):
     assert shared("report", "lab") == "artifacts/lab/report.html\n"
     assert (shared.lab.root / "artifacts/lab/report.html").read_text().startswith("<!doctype html>")
-
-
-def test_compile_says_what_has_changed(fresh):
-    assert fresh("compile", "lab").splitlines() == ["artifacts/lab/dvc.yaml", "artifacts/lab/params.yaml"]
-    assert fresh("compile", "lab") == "nothing changed\n"
 
 
 def test_export_travels_and_refuses_to_mix(shared, tmp_path):
