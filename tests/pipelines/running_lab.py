@@ -279,6 +279,15 @@ class Lab:
         twin.configure_dvc()
         return twin
 
+    def elsewhere(self, folder: Path) -> "Lab":
+        """A copy of the project alone, at another place, where DVC knows no file yet."""
+        copy = object.__new__(Lab)
+        copy.code, copy.root, copy.environment = self.code, folder / "project", self.environment
+        subprocess.run(["cp", "-r", self.root, copy.root], check=True)
+        copy._give_dvc_a_cache()
+        copy.forget_runs()
+        return copy
+
     def _settle(self, folder: Path) -> None:
         self.code, self.root = folder / "code", folder / "project"
         shim = folder / "bin" / "pedigree"

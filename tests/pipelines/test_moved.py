@@ -18,7 +18,7 @@ from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
 from waiting import deadline, until
 
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.pipelines.cli.status import cancel
+from pedigree.pipelines.cli.running_jobs import cancel
 from pedigree.pipelines.jobs.lease import holder_of
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.processes import kill_all, processes_of
