@@ -45,6 +45,11 @@ KERNEL_SETTINGS = (
 """Environment variables by which oneDNN, torch, MKL, NCCL and vLLM choose kernels, and so round sums."""
 
 
+def python_path(code: Path) -> str:
+    """PYTHONPATH of a process that imports this code first."""
+    return os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def code_files(root: Path = CODE_ROOT) -> dict[str, Path]:
     """Path below `root` → file, of everything of ours that a job may import or read: packages, lock files, and added kinds of stages."""
     added = {f"pedigree/{name}": path for name, path in added_kinds(root).items()}

@@ -1,4 +1,4 @@
-"""How much work a stage has: counted from the records of stages that have run, else by the hooks of their kinds."""
+"""The amount of work in a stage: counted from the records of finished stages, otherwise estimated by the hooks of their kinds."""
 
 import json
 import re
@@ -24,12 +24,12 @@ from pedigree.data.store.untrusted import ArtifactError, open_plain
 from pedigree.pipelines.lineage.ancestry import opened
 
 LOOKED_AT = 200
-"""Rows of a dataset whose text is read; datasets are shuffled, so the first are as good as any."""
+"""Number of rows of a dataset whose text is read; datasets are shuffled, so the first rows are a sample."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A stage of a graph, as the hooks of kinds see it (`configs.base.work.PlannedStage`)."""
+    """A stage of a graph, in the form that the hooks of kinds read (`configs.base.work.PlannedStage`)."""
 
     project: Project
     graph: Graph
@@ -70,12 +70,12 @@ class Planned:
 
 
 def amounts_of(project: Project, graph: Graph, node: Node) -> Amounts:
-    """Of one stage."""
+    """The amount of work in one stage."""
     return node.declaration.work(Planned(project, graph, node))
 
 
 def packaged_rows(asset: str) -> tuple[str, ...]:
-    """The text of each row of a packaged file; none where the file is not here, or is no list of JSON."""
+    """The text of each row of a packaged file; empty if the file is missing or is not a JSON list."""
     try:
         return _texts(assets.path(asset))
     except (PedigreeError, OSError, ValueError):
@@ -89,7 +89,7 @@ def _texts(path: Path) -> tuple[str, ...]:
 
 
 def _strings(value: Any) -> Iterable[str]:
-    """All texts inside a JSON value; names of fields are none."""
+    """All texts inside a JSON value, without the names of fields."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -98,13 +98,13 @@ def _strings(value: Any) -> Iterable[str]:
 
 
 def count_of(metrics: Mapping[str, Any]) -> int | None:
-    """Rows of an artifact, as its record tells."""
+    """Number of rows of an artifact, from the metrics in its record."""
     rows = metrics.get("rows", metrics.get("pairs"))
     return rows if isinstance(rows, int) and not isinstance(rows, bool) else None
 
 
 def _mean_tokens(artifact: Artifact | None) -> float | None:
-    """Tokens of a row, estimated from the text of the first ones."""
+    """Mean tokens per row, estimated from the text of the first rows."""
     names = records.row_files(entry.path for entry in artifact.record.files) if artifact else []
     if artifact is None or not names:
         return None
@@ -117,14 +117,14 @@ def _mean_tokens(artifact: Artifact | None) -> float | None:
 
 @lru_cache(maxsize=512)
 def _tokens_in(path: Path, modified: int) -> float | None:
-    """Of a file as it was at some moment: many stages read the same rows."""
+    """Cached by modification time, since many stages read the same rows."""
     with open_plain(path) as stream:
         found = [tokens_of(row) for row in islice(rows_in(stream, path.name), LOOKED_AT)]
     return sum(found) / len(found) if found else None
 
 
 def longer_share(artifacts: Iterable[Artifact], limit: int) -> float:
-    """Share of rows of which a document, a prompt with one of its answers, has more tokens than `limit`; estimated from the first ones."""
+    """Share of rows with a document (a prompt with one of its answers) of more than `limit` tokens, estimated from the first rows."""
     longer = rows = 0.0
     for artifact in artifacts:
         names, there = records.row_files(entry.path for entry in artifact.record.files), count_of(artifact.record.metrics)
@@ -142,8 +142,8 @@ def _longest(row: Mapping[str, Any]) -> float:
 
 
 def tokens_of(row: Mapping[str, Any]) -> float:
-    """Tokens of a row, by its text: digits one by one, `CHARACTERS` of anything else, and `TURN` for each message, answer and list of
-    tools."""
+    """Estimate the tokens of a row from its text: one per digit, one per `CHARACTERS` other characters, and `TURN` for each message,
+    answer, and list of tools."""
     texts = [str(message.get("content", "")) for message in row.get("messages") or ()]
     texts += [str(answer.get("text", "")) for answer in row.get("answers") or ()]
     texts += [row["text"]] if isinstance(row.get("text"), str) else []

@@ -21,8 +21,8 @@ from pedigree.pipelines.lineage.ancestry import opened
 
 
 def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts, due: Collection[str] = ()) -> Facts | str | None:
-    """Facts of one stage, or why its memory cannot be estimated; None if it uses no model. The models of stages that are `due` are those
-    that the recipe states, rather than those of an earlier one."""
+    """Facts of one stage, or why its memory cannot be estimated; None if it uses no model. The models of `due` stages are taken from the
+    recipe, not from existing artifacts."""
     kind, config = node.declaration, node.config
     training, scoring, sampling = kind.training_plan(config), kind.scoring_plan(config), amounts.plan or kind.sampling_plan(config)
     beside = [port for port in ("reference", "teacher", "value") if training and getattr(training, port)]
@@ -36,7 +36,7 @@ def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts, due: 
     if not largest:
         return None
     policy, above = next(iter(largest.values())), _above(graph, node)
-    given = {edge.port for edge in node.edges}  # of what is no model, such as log-probabilities, nothing is held
+    given = {edge.port for edge in node.edges}  # inputs that are not models, such as log-probabilities, take no memory
     held = {port: largest.get(port, None if port in given else policy) for port in beside}
     return Facts(
         policy=policy,
@@ -70,7 +70,7 @@ def _dtype(node: Node) -> Dtype:
 
 
 def _models(graph: Graph, node: Node, ports: Sequence[str]) -> Iterator[tuple[str, Node]]:
-    """(port, source) of the models that a stage uses: at these ports, in their order. Without any, all that it loads, or its own."""
+    """(port, source) of the models that a stage uses at these ports, in their order; without ports, of all models that it loads."""
     if isinstance(node.config, SourceModel):
         yield "", node
     for port in ports or (node.declaration.inputs if node.declaration.engine != "none" else ()):
@@ -79,7 +79,7 @@ def _models(graph: Graph, node: Node, ports: Sequence[str]) -> Iterator[tuple[st
 
 
 def _above(graph: Graph, node: Node) -> Node | None:
-    """The stage whose model this one changes or passes on: the first at its first port with a model."""
+    """The stage whose model this one changes or passes on: the first input at the first port with a model."""
     return next((source for _, source in _models(graph, node, tuple(node.declaration.inputs))), None)
 
 

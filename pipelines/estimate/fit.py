@@ -1,6 +1,6 @@
 """Check whether a stage fits the hardware of a profile, and find settings that make it fit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from typing import Any
@@ -132,16 +132,10 @@ def _checkpointing(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 
 def _smaller_passes(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    """The largest of half, quarter, ... that fits, else the smallest valid value."""
-    last, tokens = None, trial.numerics.micro_batch_tokens // 2
-    while trial.numerics.packing and tokens >= SMALLEST_TOKENS:
-        for last in _numerics(trial, micro_batch_tokens=tokens):
-            if not lacks(last[1]):
-                yield last
-                return
-        tokens //= 2
-    if last is not None:
-        yield last
+    """The largest of half, a quarter, ... that fits, else the smallest valid value."""
+    halves = _halves(trial.numerics.micro_batch_tokens, SMALLEST_TOKENS) if trial.numerics.packing else ()
+    tried = [found for tokens in halves for found in _numerics(trial, micro_batch_tokens=tokens)]
+    yield from [*_first_fitting(tried)] or tried[-1:]
 
 
 def _shared_rows(trial: Trial) -> Iterator[tuple[str, Trial]]:
@@ -176,18 +170,13 @@ def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
             for words, changed in _numerics(trial, tensor_parallel=ranks):
                 words += f" and placement.engines: {engines}" if fewer else ""
                 words += "" if trial.placement.slots >= needed else f" and placement.slots: {needed}"
-                yield words, replace(changed, placement=_placed(trial.placement, engines=engines)) if fewer else changed
+                yield words, _placed(changed, engines=engines) if fewer else changed
 
 
 def _fewer_engines(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    """Half, a quarter, ... of the engines or copies of a model, whichever is the first that fits."""
-    engines = trial.placement.engines // 2
-    while engines:
-        changed = replace(trial, placement=_placed(trial.placement, engines=engines))
-        if not lacks(changed):
-            yield f"set placement.engines: {engines}", changed
-            return
-        engines //= 2
+    """The largest of half, a quarter, ... of the engines or copies of a model that fits."""
+    halves = _halves(trial.placement.engines)
+    yield from _first_fitting((f"set placement.engines: {engines}", _placed(trial, engines=engines)) for engines in halves)
 
 
 def _engine_memory(trial: Trial) -> Iterator[tuple[str, Trial]]:
@@ -197,31 +186,25 @@ def _engine_memory(trial: Trial) -> Iterator[tuple[str, Trial]]:
     if trial.numerics.device == "cpu":
         wanted = -(-engine.cache * 10 // (1 << 30)) / 10
         if wanted > placement.sampler_memory_gb:
-            yield f"set placement.sampler_memory_gb: {wanted:g}", replace(trial, placement=_placed(placement, sampler_memory_gb=wanted))
+            yield f"set placement.sampler_memory_gb: {wanted:g}", _placed(trial, sampler_memory_gb=wanted)
         return
-    for share in (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95):
-        if share != placement.gpu_memory_utilization:
-            changed = replace(trial, placement=_placed(placement, gpu_memory_utilization=share))
-            if not lacks(changed):
-                yield f"set placement.gpu_memory_utilization: {share}", changed
-                return
+    shares = [share for share in (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95) if share != placement.gpu_memory_utilization]
+    name = "gpu_memory_utilization"
+    yield from _first_fitting((f"set placement.{name}: {share}", _placed(trial, **{name: share})) for share in shares)
 
 
 def _smaller_chunks(trial: Trial) -> Iterator[tuple[str, Trial]]:
     plan = trial.facts.sampling
-    chunk = plan.together // 2 if plan is not None and plan.chunk_field else 0
-    while plan is not None and chunk >= 1:
-        changed = replace(trial, facts=replace(trial.facts, sampling=replace(plan, together=chunk)))
-        if not lacks(changed):
-            yield f"set {plan.chunk_field}: {chunk} in the recipe", changed
-            return
-        chunk //= 2
+    if plan is not None and plan.chunk_field:
+        yield from _first_fitting(
+            (f"set {plan.chunk_field}: {chunk} in the recipe", _sampled(trial, together=chunk)) for chunk in _halves(plan.together)
+        )
 
 
 def _queued(trial: Trial) -> Iterator[tuple[str, Trial]]:
     plan = trial.facts.sampling
     if plan is not None and plan.queued_by and plan.chunk != 1:
-        yield f"set {plan.queued_by} in the recipe", replace(trial, facts=replace(trial.facts, sampling=replace(plan, chunk=1)))
+        yield f"set {plan.queued_by} in the recipe", _sampled(trial, chunk=1)
 
 
 def _adapters(trial: Trial) -> Iterator[tuple[str, Trial]]:
@@ -231,8 +214,22 @@ def _adapters(trial: Trial) -> Iterator[tuple[str, Trial]]:
         yield "train adapters instead: `lora: {rank: 16}` in the recipe", replace(trial, facts=changed)
 
 
-def _placed(placement: Placement, **fields: Any) -> Placement:
-    return Placement.model_validate(placement.model_dump() | fields)
+def _placed(trial: Trial, **fields: Any) -> Trial:
+    return replace(trial, placement=Placement.model_validate(trial.placement.model_dump() | fields))
+
+
+def _sampled(trial: Trial, **fields: Any) -> Trial:
+    assert trial.facts.sampling is not None
+    return replace(trial, facts=replace(trial.facts, sampling=replace(trial.facts.sampling, **fields)))
+
+
+def _halves(value: int, least: int = 1) -> Iterator[int]:
+    while (value := value // 2) >= least:
+        yield value
+
+
+def _first_fitting(trials: Iterable[tuple[str, Trial]]) -> Iterator[tuple[str, Trial]]:
+    yield from islice(((words, changed) for words, changed in trials if not lacks(changed)), 1)
 
 
 CHANGES: Sequence[Change] = (

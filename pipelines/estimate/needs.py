@@ -208,17 +208,14 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
 
 
 def _rewarded(training: Needs, facts: Facts, numerics: Numerics, placement: Placement) -> Needs:
-    """Needs of a training with reward models: on GPUs one after the other has memory during rollouts, on a CPU all stay."""
+    """Needs of a training with reward models, which take turns in GPU memory during rollouts; on a CPU all stay in memory."""
     plan, shape = facts.scoring, facts.rewarding
     if plan is None or shape is None:
         return training
-    copies, models, tokens = (
-        placement.engines * numerics.tensor_parallel,
-        facts.rewarding_models,
-        tokens_of_a_frozen_pass(facts, plan, numerics),
-    )
+    copies, models = placement.engines * numerics.tensor_parallel, facts.rewarding_models
+    tokens = tokens_of_a_frozen_pass(facts, plan, numerics)
     terms = peak_memory.inference(scored(shape), numerics, SIZES[plan.dtype], tokens, plan.scalar_head)
-    contexts = models * _runtime(numerics)["runtime"] if copies > 1 else 0  # of processes of their own
+    contexts = models * _runtime(numerics)["runtime"] if copies > 1 else 0  # each in its own process
     if numerics.device == "cpu":
         own = copies * (peak_memory.total(terms) + (models - 1) * terms["weights"] + contexts)
         return replace(training, device=training.device | {"reward_models": own})

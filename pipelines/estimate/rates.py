@@ -49,7 +49,7 @@ def measured() -> Rates | None:
     path, found = _place(), known()
     if found is not None or path is None:
         return found
-    paths = os.pathsep.join([str(provenance.CODE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = provenance.python_path(provenance.CODE_ROOT)
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pedigree.stages.training.product_rate"]
     try:

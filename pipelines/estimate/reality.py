@@ -74,12 +74,16 @@ def _measured_bytes(run: Run, node: Node, numerics: Numerics) -> int | None:
     return sum(counted) if counted else None
 
 
+def curve_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a training curve; raises one of `UNREADABLE`."""
+    return list(csv.DictReader(io.StringIO(read_plain(path, LIST_BYTES).decode())))
+
+
 def _measured_tokens(project: Project, node: Node) -> int | None:
     """Tokens that passed through the model, from the training curve."""
     artifact = opened(project, node)
-    path = artifact.evidence / "curve.csv" if artifact else Path()
     try:
-        rows = list(csv.DictReader(io.StringIO(read_plain(path, LIST_BYTES).decode())))
+        rows = curve_rows(artifact.evidence / "curve.csv") if artifact else []
         return round(sum(float(row["tokens"]) for row in rows)) if rows else None
     except UNREADABLE:
         return None

@@ -38,6 +38,8 @@ from pedigree.pipelines.lineage.named_models import find_named, named_models
 
 Entry = tuple[Record, Run]
 """A record and its run."""
+SHORTEST = 4
+"""Minimum digits of an id or content hash prefix."""
 
 
 def expanded(entries: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
@@ -132,15 +134,20 @@ class Ancestor(NamedTuple):
     """Whether it is the last input of its child."""
 
 
+def is_exported(folder: Path) -> bool:
+    """Whether a folder is an export, whose records are in `pedigree/`, rather than an artifact."""
+    return not (folder / "record.json").is_file() and (folder / "pedigree" / "record.json").is_file()
+
+
 def read_pedigree(folder: Path) -> Pedigree:
     """Read the pedigree of an artifact folder or an exported folder.
 
     Raises:
         ArtifactError: the artifact or its lineage is missing or damaged.
     """
-    exported = not (folder / "record.json").is_file() and (folder / "pedigree" / "record.json").is_file()
+    exported = is_exported(folder)
     records, payload = (folder / "pedigree", folder) if exported else (folder, folder / "payload")
-    record = open_artifact(folder).record if not exported else load_record(inside(folder, "pedigree/record.json"))
+    record = load_record(inside(folder, "pedigree/record.json")) if exported else open_artifact(folder).record
 
     def open_file(path: str) -> BinaryIO:
         try:
@@ -219,17 +226,18 @@ def find_artifact(project: Project | None, name: str) -> Artifact:
         raise ArtifactError(f"{what} is not available: {how}")
     if model is not None:
         return open_artifact(project.artifact(model.address))
-    matches = [found for found in artifacts if len(name) >= 4 and found.record.id.startswith(name)]
-    matches = matches or named or [found for found in artifacts if len(name) >= 4 and found.record.content.startswith(name)]
+    prefixed = artifacts if len(name) >= SHORTEST else []
+    matches = [found for found in prefixed if found.record.id.startswith(name)]
+    matches = matches or named or [found for found in prefixed if found.record.content.startswith(name)]
     if len(matches) == 1:
         return matches[0]
-    addresses = [found.path.relative_to(project.artifacts).as_posix() for found in (matches or artifacts)]
+    choices = [found.path.relative_to(project.artifacts).as_posix() for found in (matches or artifacts)]
     problem = (
         "matches several artifacts"
         if matches
-        else "is not an artifact folder, RECIPE/STAGE, stage, model, or id prefix (at least 4 digits); available artifacts"
+        else f"is not an artifact folder, RECIPE/STAGE, stage, model, or id prefix (at least {SHORTEST} digits); available artifacts"
     )
-    raise ArtifactError(f"{name!r} {problem}: {', '.join(addresses) or 'none'}{'' if matches else nearest(name, addresses)}")
+    raise ArtifactError(f"{name!r} {problem}: {', '.join(choices) or 'none'}{'' if matches else nearest(name, choices)}")
 
 
 def opened(project: Project, node: Node) -> Artifact | None:
@@ -239,7 +247,12 @@ def opened(project: Project, node: Node) -> Artifact | None:
 
 def published(project: Project) -> Iterator[Artifact]:
     """All readable artifacts of the project, sorted by address; the next run reports damaged ones."""
-    yield from filter(None, (intact(record.parent) for record in sorted(project.artifacts.glob("*/*/record.json"))))
+    yield from filter(None, (intact(project.artifact(address)) for address in addresses(project)))
+
+
+def addresses(project: Project) -> list[str]:
+    """Sorted `RECIPE/STAGE`s of all folders with a record, including damaged ones."""
+    return [path.parent.relative_to(project.artifacts).as_posix() for path in sorted(project.artifacts.glob("*/*/record.json"))]
 
 
 def _role(port: str, label: str, run: Run) -> str:

@@ -32,6 +32,15 @@ class Change:
     first: Any
     second: Any
 
+    def __str__(self) -> str:
+        if self.first == ABSENT:
+            return f"{self.name} added: {_value(self.second)}"
+        if self.second == ABSENT:
+            return f"{self.name} removed: {_value(self.first)}"
+        if _is_hash(self.first) and _is_hash(self.second) and self.name.startswith("file "):
+            return f"{self.name} differs"
+        return f"{self.name}: {_value(self.first)} -> {_value(self.second)}"
+
 
 @dataclass(frozen=True)
 class RowChanges:
@@ -118,14 +127,14 @@ def compare(first: Pedigree, second: Pedigree, project: Project | None = None) -
         same_content=same_content,
         ids=(first.id, second.id),
         contents=(one.content, other.content),
-        what=_changes(_about(first), _about(second)),
-        config=_changes(one.config, other.config) + _changes(one.source_files, other.source_files, "file "),
-        files=_changes({entry.path: entry.sha256 for entry in one.files}, {entry.path: entry.sha256 for entry in other.files}),
+        what=changes(_about(first), _about(second)),
+        config=changes(one.config, other.config) + changes(one.source_files, other.source_files, "file "),
+        files=changes({entry.path: entry.sha256 for entry in one.files}, {entry.path: entry.sha256 for entry in other.files}),
         rows=rows,
         rows_problem=problem,
-        code=_changes(_code(first), _code(second)),
-        environment=_changes(_environment(first), _environment(second)),
-        numerics=_changes(first.run.numerics, second.run.numerics),
+        code=changes(_code(first), _code(second)),
+        environment=changes(_environment(first), _environment(second)),
+        numerics=changes(first.run.numerics, second.run.numerics),
         parents=_parents(first, second),
         origins=_origins(first, second),
         scores=_scores(first, second, project),
@@ -147,7 +156,8 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield place, value
 
 
-def _changes(first: Any, second: Any, prefix: str = "") -> list[Change]:
+def changes(first: Any, second: Any, prefix: str = "") -> list[Change]:
+    """Differing nested values, by name; `prefix` begins each name."""
     before, after = dict(leaves(first)), dict(leaves(second))
     names = [name for name in sorted(before.keys() | after.keys()) if before.get(name, ABSENT) != after.get(name, ABSENT)]
     return [Change(prefix + name, before.get(name, ABSENT), after.get(name, ABSENT)) for name in names if name]
@@ -247,12 +257,12 @@ def _why(one: Pedigree, other: Pedigree, *, whole: bool) -> list[str]:
     pairs = _pairs(one, other)
     removed = [f"input {given.port} {given.label} removed" for given, taken in pairs if given and not taken]
     added = [f"input {taken.port} {taken.label} added" for given, taken in pairs if taken and not given]
-    found = _changes({"version": one.record.version}, {"version": other.record.version})
-    found += _changes(one.record.config, other.record.config) + _changes(one.record.source_files, other.record.source_files, "file ")
+    found = changes({"version": one.record.version}, {"version": other.record.version})
+    found += changes(one.record.config, other.record.config) + changes(one.record.source_files, other.record.source_files, "file ")
     if whole and not found:
-        found = _changes(one.run.numerics, other.run.numerics, "numerics ")
-        found += _changes(_code(one), _code(other), "code ") + _changes(_environment(one), _environment(other))
-    return [*removed, *added, *map(_line, found)]
+        found = changes(one.run.numerics, other.run.numerics, "numerics ")
+        found += changes(_code(one), _code(other), "code ") + changes(_environment(one), _environment(other))
+    return [*removed, *added, *map(str, found)]
 
 
 # --- rows --------------------------------------------------------------------------------------------------------------
@@ -294,7 +304,7 @@ def _keyed(first: Rows, second: Rows, before: dict[str, bytes], after: dict[str,
     wanted = set(changed[:SHOWN])
     old = {key: row for row in first() if (key := _key(row, fields)) in wanted}
     new = {key: row for row in second() if (key := _key(row, fields)) in wanted}
-    details = [f"{key}: {', '.join(_line(change) for change in _changes(old[key], new[key]))}" for key in changed[:SHOWN]]
+    details = [f"{key}: {', '.join(map(str, changes(old[key], new[key])))}" for key in changed[:SHOWN]]
     examples = {"added": added[:SHOWN], "removed": removed[:SHOWN], "changed": details}
     kept = len(before) - len(removed) - len(changed)
     return RowChanges("/".join(fields), len(before), len(after), len(added), len(removed), len(changed), kept, examples)
@@ -386,29 +396,19 @@ def text(found: Comparison, first: str, second: str) -> str:
     lines = [f"{first} -> {second}", f"same content {found.contents[0][:12]}, different key" if found.same_content else head]
     sections: list[tuple[str, list[str]]] = [
         ("record", _limited(found.what)),
-        ("config", [_line(change) for change in found.config]),
+        ("config", [*map(str, found.config)]),
         ("rows", _row_lines(found)),
         ("files", _limited([change for change in found.files if not (found.rows and row_files([change.name]))])),
-        ("inputs", [_line(change) for change in found.parents]),
+        ("inputs", [*map(str, found.parents)]),
         ("where the ancestries diverge", [line for origin in found.origins for line in _origin_lines(origin)]),
         ("code", _limited(found.code)),
-        ("environment", [_line(change) for change in found.environment]),
-        ("numerics", [_line(change) for change in found.numerics]),
+        ("environment", [*map(str, found.environment)]),
+        ("numerics", [*map(str, found.numerics)]),
         ("paired scores, second minus first", [_score_line(change) for change in found.scores]),
     ]
     for title, body in sections:
         lines += ["", title, *(f"  {line}" for line in body)] if body else []
     return "\n".join(lines)
-
-
-def _line(change: Change) -> str:
-    if change.first == ABSENT:
-        return f"{change.name} added: {_value(change.second)}"
-    if change.second == ABSENT:
-        return f"{change.name} removed: {_value(change.first)}"
-    if _is_hash(change.first) and _is_hash(change.second) and change.name.startswith("file "):
-        return f"{change.name} differs"
-    return f"{change.name}: {_value(change.first)} -> {_value(change.second)}"
 
 
 def _value(value: Any) -> str:
@@ -423,9 +423,9 @@ def _short(value: str) -> str:
     return value if len(value) <= LONGEST else f"{value[: LONGEST - 2]} …"
 
 
-def _limited(changes: list[Change]) -> list[str]:
-    more = [f"and {len(changes) - MOST} more"] if len(changes) > MOST else []
-    return [_line(change) for change in changes[:MOST]] + more
+def _limited(found: list[Change]) -> list[str]:
+    more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
+    return [*map(str, found[:MOST]), *more]
 
 
 def _row_lines(found: Comparison) -> list[str]:

@@ -18,11 +18,8 @@ from pedigree.pipelines.ledger.by_id import copy_objects
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.lock_files import Recorded, recorded_at
 from pedigree.pipelines.ledger.transfers import LedgerError
-from pedigree.pipelines.lineage.ancestry import Pedigree, find_artifact, pedigree_of, published, read_pedigree
+from pedigree.pipelines.lineage.ancestry import SHORTEST, Pedigree, find_artifact, is_exported, pedigree_of, published, read_pedigree
 from pedigree.pipelines.lineage.named_models import find_named, named_models, revision_of
-
-SHORTEST = 4
-"""Minimum digits of an id or content hash prefix."""
 
 
 def find_pedigree(project: Project | None, name: str) -> Pedigree:
@@ -36,7 +33,7 @@ def find_pedigree(project: Project | None, name: str) -> Pedigree:
         ArtifactError: no match, several matches, or the match is damaged or unavailable.
     """
     folder = Path(name)
-    if (folder / "record.json").is_file() or (folder / "pedigree" / "record.json").is_file():
+    if (folder / "record.json").is_file() or is_exported(folder):
         return read_pedigree(folder)
     stage, at, revision = name.rpartition("@")
     if at and project is not None:

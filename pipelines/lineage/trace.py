@@ -29,7 +29,7 @@ from pedigree.data.filters.row_filters import spaced
 from pedigree.data.records import parents, records
 from pedigree.data.store.untrusted import RESTORE, open_plain, read_lines
 from pedigree.pipelines.ledger.lock_files import recorded
-from pedigree.pipelines.lineage.ancestry import find_artifact
+from pedigree.pipelines.lineage.ancestry import addresses, find_artifact
 from pedigree.pipelines.lineage.descendants import Descendant, Known, descendants, has_rows, known_records, renamed
 from pedigree.pipelines.lineage.row_parents import RowParents, ids_of, spelled_artifacts
 
@@ -248,14 +248,14 @@ def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report
 def _available(project: Project) -> tuple[list[Entry], dict[str, str]]:
     """All available artifacts, and for the others address → reason why not."""
     here, broken = [], {}
-    addresses = {"/".join(path.parts[-3:-1]) for path in project.artifacts.glob("*/*/record.json")}
-    for address in sorted(addresses | {entry.address for entry in recorded(project) if entry.part == "payload"}):
+    present = set(addresses(project))
+    for address in sorted(present | {entry.address for entry in recorded(project) if entry.part == "payload"}):
         try:
             here.append((address, open_artifact(project.artifact(address))))
         except ArtifactError as error:
             recipe = address.partition("/")[0]
             remedy = "not available locally" + ("" if "+" in recipe else f": try {command('pull', recipe)}")
-            broken[address] = str(error).replace(f"{project.root}/", "") if address in addresses else remedy
+            broken[address] = str(error).replace(f"{project.root}/", "") if address in present else remedy
     return here, broken
 
 

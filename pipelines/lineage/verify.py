@@ -39,7 +39,8 @@ from pedigree.pipelines.ledger.cache import md5_of_bytes
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.lock_files import Recorded, recorded
 from pedigree.pipelines.ledger.remote import Remote
-from pedigree.pipelines.quantities import size
+from pedigree.pipelines.lineage import ancestry
+from pedigree.pipelines.quantities import counted, size
 
 PIECE_BYTES = 1 << 20
 SUMS_BYTES = 256 * MIB
@@ -82,7 +83,7 @@ class Verification:
 
     def summary(self) -> str:
         speed = self.read_bytes / self.seconds if self.seconds else 0.0
-        found = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}" if self.problems else "all as recorded"
+        found = counted(len(self.problems), "problem") if self.problems else "all as recorded"
         read = f"{self.files} files and objects, {size(self.read_bytes)} at {size(int(speed))}/s"
         absent = f"; {self.absent} objects are not in the cache" if self.absent else ""
         unpushed = f"; {self.unpushed} objects are not in the remote" if self.unpushed else ""
@@ -130,11 +131,7 @@ def verify_project(
     verdict = Verification(report=report)
     with closing(Ledger(project, looking=True)) as ledger:
         entries = recorded(project)
-        if addresses is None:
-            there = {path.parent.relative_to(project.artifacts).as_posix() for path in project.artifacts.glob("*/*/record.json")}
-            chosen = {entry.address for entry in entries} | there
-        else:
-            chosen = set(addresses)
+        chosen = {*ancestry.addresses(project), *(entry.address for entry in entries)} if addresses is None else set(addresses)
         checks: list[Check] = [check for folder in folders for check in _folder_checks(folder, folder.name, verdict)]
         for address in sorted(chosen):
             if (project.artifact(address) / "record.json").is_file():
@@ -148,7 +145,7 @@ def verify_project(
                     checks.append(_lock_check(entry, ledger.cache.path(entry.md5)))
         checks += _cache_checks(ledger.cache.path, owners)
         if remote:
-            checks += _remote_checks(ledger.remote, owners)
+            checks += _remote_checks(ledger.remote, owners, verdict)
         return _run(checks, verdict)
 
 
@@ -166,26 +163,25 @@ def _run(checks: list[Check], verdict: Verification) -> Verification:
 
 
 def _folder_checks(folder: Path, name: str, verdict: Verification) -> Iterator[Check]:
-    """One check per payload file, and one for the records."""
-    exported = not (folder / "record.json").is_file() and (folder / "pedigree" / "record.json").is_file()
+    """One check per payload file, and one for the records; problems that need no hash are added to `verdict`."""
+    exported = ancestry.is_exported(folder)
     records, payload = (folder / "pedigree", folder) if exported else (folder, folder / "payload")
     remedy = "export it again" if exported else "`pedigree run` restores or rebuilds it"
     shown = name if exported else f"artifacts/{name}" if "/" in name else name
     if not (records / "record.json").is_file():
         raise ArtifactError(f"{folder} is neither an artifact nor an export: it has no record.json")
     verdict.artifacts += 1
+    found = verdict.problems
     try:
         record = load_record(inside(folder, "pedigree/record.json" if exported else "record.json"))
     except (OSError, ArtifactError) as error:
-        problem = Discrepancy(f"{shown}/{records.relative_to(folder) / 'record.json'}", f"cannot be read ({error})", remedy)
-        yield lambda verdict: [problem]
+        found.append(Discrepancy(f"{shown}/{records.relative_to(folder) / 'record.json'}", f"cannot be read ({error})", remedy))
         return
     place = shown if exported else f"{shown}/payload"
     try:
         present = plain_files(payload)
     except (OSError, ArtifactError) as error:
-        strange = _unreadable(error, payload, place, remedy)
-        yield lambda verdict: [strange]
+        found.append(_unreadable(error, payload, place, remedy))
         return
     yield lambda verdict: _record_check(records, record, f"{shown}/{records.relative_to(folder)}".removesuffix("/."), remedy)
     promised = recorded = {entry.path: entry.sha256 for entry in record.files}
@@ -193,19 +189,16 @@ def _folder_checks(folder: Path, name: str, verdict: Verification) -> Iterator[C
         sums = _sums(folder / SUMS)  # entries of absent files outside the payload are ignored
         wrong = sorted(path for path, sha256 in recorded.items() if sums.get(path) != sha256)
         if wrong:
-            against = Discrepancy(f"{shown}/{SUMS}", f"is missing, damaged, or contradicts the record on {wrong[0]}", remedy)
-            yield lambda verdict: [against]
+            found.append(Discrepancy(f"{shown}/{SUMS}", f"is missing, damaged, or contradicts the record on {wrong[0]}", remedy))
         promised = {name: sha256 for name, sha256 in sums.items() if name in present or _is_inside(payload, name)} | recorded
         strange = sorted(sums.keys() - promised.keys())
         if strange:
-            outside = Discrepancy(f"{shown}/{SUMS}", f"names {strange[0][:80]!r}, which is outside the folder", remedy)
-            yield lambda verdict: [outside]
+            found.append(Discrepancy(f"{shown}/{SUMS}", f"names {strange[0][:80]!r}, which is outside the folder", remedy))
     yield lambda verdict: _meaning(record, present, place)
     for relative in present:
         if relative not in promised and not (exported and relative in (SUMS, SIGNATURE)):
             nowhere = f"is in neither the record nor {SUMS}" if exported else "is not in the record"
-            extra = Discrepancy(f"{place}/{relative}", nowhere, remedy)
-            yield lambda verdict, extra=extra: [extra]
+            found.append(Discrepancy(f"{place}/{relative}", nowhere, remedy))
     for relative, sha256 in promised.items():
         witness = "the record" if relative in recorded else SUMS
         yield _file_check(payload / relative, "sha256", sha256, f"{place}/{relative}", remedy, witness)
@@ -361,22 +354,18 @@ def _cache_checks(place: Callable[[str], Path], owners: dict[str, str]) -> Itera
     """Check every cache object recorded in the locks, including members of folders."""
     for md5, owner in _objects(owners, lambda md5: _read_bytes(place(md5))):
         path, shown = place(md5), f"cache object {md5} of {owner}"
-        yield _object_check(
-            lambda path=path: path.open("rb"),
-            path.exists,
-            md5,
-            shown,
-            "`pedigree run` deletes it and rebuilds the stage when needed",
-        )
+        remedy = "`pedigree run` deletes it and rebuilds the stage when needed"
+        yield _object_check(partial(path.open, "rb"), path.exists, md5, shown, remedy)
 
 
-def _remote_checks(remote: Remote, owners: dict[str, str]) -> list[Check]:
+def _remote_checks(remote: Remote, owners: dict[str, str], verdict: Verification) -> list[Check]:
     """Check the objects in the remote; an unreachable remote is reported once."""
     name = remote.name
     if name is None:
         return []
     if refusal := remote.refusal():
-        return [lambda verdict: [Discrepancy(f"remote {name}", "cannot be read", f"{refusal}; or skip it with --no-remote")]]
+        verdict.problems.append(Discrepancy(f"remote {name}", "cannot be read", f"{refusal}; or skip it with --no-remote"))
+        return []
     try:
         there = remote.objects()
 
@@ -389,15 +378,11 @@ def _remote_checks(remote: Remote, owners: dict[str, str]) -> list[Check]:
         objects = _objects(owners, read)
     except Exception as error:  # each storage backend has its own exceptions
         remedy = "check its URL and credentials, or skip it with --no-remote"
-        unreachable = Discrepancy(f"remote {name}", f"cannot be read ({error})", remedy)
-        return [lambda verdict: [unreachable]]
+        verdict.problems.append(Discrepancy(f"remote {name}", f"cannot be read ({error})", remedy))
+        return []
     remedy = "delete it there and `dvc push` a valid copy"
-    return [
-        _object_check(
-            partial(there.open, md5), partial(there.exists, md5), md5, f"remote object {name}/{md5} of {owner}", remedy, away=True
-        )
-        for md5, owner in objects
-    ]
+    named = [(md5, f"remote object {name}/{md5} of {owner}") for md5, owner in objects]
+    return [_object_check(partial(there.open, md5), partial(there.exists, md5), md5, shown, remedy, away=True) for md5, shown in named]
 
 
 def _objects(owners: dict[str, str], read: Callable[[str], bytes | None]) -> list[tuple[str, str]]:

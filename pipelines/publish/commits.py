@@ -13,6 +13,7 @@ from pedigree.pipelines.ledger.git import git
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.lineage.waivers import in_words
 from pedigree.pipelines.publish.shown_stages import scores_of, waived_in
+from pedigree.pipelines.quantities import counted
 
 UNDER_WAY = {
     "MERGE_HEAD": "merge",
@@ -109,7 +110,7 @@ def message(project: Project, graph: Graph, selection: Collection[str]) -> str:
     names = {shown_name(graph, node) for node in scored}
     scores = {name: found for name, found in scores_of(project, graph).items() if name in names}
     waived = {name: splits for name, splits in waived_in(project, graph).items() if name in names}
-    count = f"{graph.recipe}: {len(nodes)} stage{'s' * (len(nodes) != 1)}"
+    count = f"{graph.recipe}: {counted(len(nodes), 'stage')}"
     title = ", ".join([count, *(_best(name, found["policies"]) for name, found in scores.items())])
     body = [_columns([(shown_name(graph, node), node.kind, _identifier(project, node)) for node in nodes])]
     for name, found in scores.items():

@@ -3,7 +3,6 @@
 Missing or damaged artifacts are reported on the page. An artifact whose payload does not match its record shows only its problem.
 """
 
-import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +16,8 @@ from pedigree.configs.base.texts import shown
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.suites import looks
-from pedigree.data.artifacts.artifacts import ArtifactError, Run, write_text
-from pedigree.pipelines.estimate.reality import Outcome, outcomes_of
+from pedigree.data.artifacts.artifacts import Run, write_text
+from pedigree.pipelines.estimate.reality import UNREADABLE, Outcome, curve_rows, outcomes_of
 from pedigree.pipelines.publish import report_data
 from pedigree.pipelines.publish.charts import Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pedigree.pipelines.publish.comparison import Comparison, comparisons
@@ -35,7 +34,6 @@ CURVES_FIRST = (
 )  # fmt: skip
 CURVES_SHOWN = 4
 """Curves of a stage shown initially; the others are collapsed."""
-UNDRAWABLE = (ArtifactError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error)
 SECTIONS = (
     ("scores", "Scores"),
     ("recipe", "Recipe"),
@@ -56,7 +54,7 @@ def write_report(project: Project, graph: Graph) -> Path:
     page = gather(project, graph)
     try:
         text = _render(page)
-    except UNDRAWABLE:  # an evidence field has an unexpected type
+    except UNREADABLE:  # an evidence field has an unexpected type
         text = _render(_without_undrawable(page))
     write_text(path, text)
     return path
@@ -80,7 +78,7 @@ def _without_undrawable(page: "Page") -> "Page":
         try:
             _render(Page(page.graph, [stage if other is stage else bare[other.shown] for other in page.stages]))
             stages.append(stage)
-        except UNDRAWABLE as error:
+        except UNREADABLE as error:
             reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
             problems.append(f"{stage.shown}: its metrics or evidence cannot be shown ({reason}); run `pedigree verify`")
             stages.append(Stage(stage.node, stage.shown, None, problems[-1]))
@@ -324,14 +322,13 @@ def idle_shares(columns: Mapping[str, Sequence[float | None]]) -> str:
 def _columns(path: Path) -> dict[str, list[float | None]]:
     """Columns of a CSV file as numbers; None for non-numeric cells."""
     columns: dict[str, list[float | None]] = {}
-    with path.open(newline="") as stream:
-        for row in csv.DictReader(stream):
-            for name, cell in row.items():
-                try:
-                    value = float(cell)
-                except (TypeError, ValueError):
-                    value = None
-                columns.setdefault(str(name), []).append(value)
+    for row in curve_rows(path):
+        for name, cell in row.items():
+            try:
+                value = float(cell)
+            except (TypeError, ValueError):
+                value = None
+            columns.setdefault(str(name), []).append(value)
     return columns
 
 

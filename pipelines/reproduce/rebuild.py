@@ -22,9 +22,10 @@ from pedigree.configs.language.compile import params_file
 from pedigree.configs.language.execution import FORMERLY
 from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts import provenance
-from pedigree.data.artifacts.artifacts import ADOPTED, ArtifactError, Record, Run, sha256_path, stage_key, write_text
+from pedigree.data.artifacts.artifacts import ADOPTED, ArtifactError, Record, Run, sha256_path, write_text
+from pedigree.data.artifacts.chain import lineage_problems, parents_first, record_problems
 from pedigree.data.store.untrusted import inside
-from pedigree.pipelines.lineage.ancestry import parents_first
+from pedigree.pipelines.lineage.difference import changes
 from pedigree.pipelines.reproduce.work_tree import RecordedCode
 
 RECIPE = "reproduction"
@@ -85,17 +86,21 @@ def members_of(root: Record, run: Run, lineage: Mapping[str, tuple[Record, Run]]
     `run` is the root's, `lineage` has the ancestors by id, and `patches` the texts of all patches by sha256.
 
     Raises:
-        UsageProblem: records contradict themselves or each other; the message lists all contradictions.
+        UsageProblem: records contradict themselves or each other, or name a path outside their project; the message lists all problems.
     """
     known = {**lineage, root.id: (root, run)}
-    problems = [problem for identifier, entry in known.items() for problem in _contradictions(identifier, *entry, known)]
+    try:
+        problems = [*record_problems(root), *lineage_problems(root, lineage)]
+    except ArtifactError as error:  # a cycle
+        raise UsageProblem(str(error)) from error
+    for record, made in known.values():
+        for path in filter(_is_outside, _paths(record.config)):
+            problem = f"names the path {path!r}, and records name none outside their project"
+            problems.append(f"the config of {made.address or record.id[:12]} {problem}")
     if problems:
         raise UsageProblem("the records were modified after they were written: " + "; ".join(problems))
     known = {identifier: (record.without(ADOPTED.__eq__), run) for identifier, (record, run) in known.items()}
-    try:
-        order = parents_first(root.id, {identifier: record for identifier, (record, _) in known.items()})
-    except ArtifactError as error:
-        raise UsageProblem(str(error)) from error
+    order = parents_first(root.id, {identifier: record for identifier, (record, _) in known.items()})
     names = _names({identifier: known[identifier][1].address or "" for identifier in order})
     return {identifier: RebuiltStage(names[identifier], *known[identifier], patches) for identifier in order}
 
@@ -210,27 +215,7 @@ def identity_differences(project: Project, member: RebuiltStage) -> list[str]:
     for given in member.record.inputs:
         labels.setdefault(given.port, []).append(given.label)
     recorded = {"kind": member.record.kind, "version": member.record.version, "config": member.record.config, "inputs": labels}
-    before, now = dict(_leaves(recorded)), dict(_leaves(compiled))
-    return [
-        f"{name.removeprefix('config.')} {before.get(name, '(absent)')} -> {now.get(name, '(absent)')}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-    ]
-
-
-def _contradictions(identifier: str, record: Record, run: Run, known: Mapping[str, tuple[Record, Run]]) -> Iterator[str]:
-    shown = run.address or identifier[:12]
-    if record.id != identifier:
-        yield f"{shown} is stored under id {identifier[:12]}, but its record has {record.id[:12]}"
-    if stage_key(record.kind, record.version, record.config, record.edges, record.source_files) != record.key:
-        yield f"the key of {shown} does not match its kind, version, config, inputs, and source files"
-    for path in filter(_is_outside, _paths(record.config)):
-        yield f"the config of {shown} names the path {path!r}, and records name none outside their project"
-    for given in record.inputs:
-        if given.producer not in known:
-            yield f"the {given.port} {given.label} of {shown}, {given.producer[:12]}, is missing"
-        elif known[given.producer][0].content != given.content:
-            yield f"{shown} read different content as {given.port} {given.label} than {given.producer[:12]} has"
+    return [str(change).removeprefix("config.") for change in changes(recorded, compiled)]
 
 
 def _paths(config: Any) -> Iterator[str]:
@@ -297,14 +282,3 @@ def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], mem
 
 def _has(path: Path, sha256: str) -> bool:
     return (path.is_file() or path.is_dir()) and sha256_path(path) == sha256
-
-
-def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{place}.{name}" if place else str(name))
-    elif isinstance(value, (list, tuple)) and value:
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{place}.{index}")
-    else:
-        yield place, json.dumps(value)

@@ -50,12 +50,12 @@ from pedigree.pipelines.ledger.by_id import bring
 from pedigree.pipelines.ledger.identity import HASHES
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.transfers import RemoteError
-from pedigree.pipelines.lineage.ancestry import find_artifact
+from pedigree.pipelines.lineage.ancestry import find_artifact, is_exported
 from pedigree.pipelines.lineage.find import bring_committed
 from pedigree.pipelines.lineage.git_state import code_state
 from pedigree.pipelines.lineage.named_models import find_named, named_models
 from pedigree.pipelines.quantities import counted
-from pedigree.pipelines.reproduce import work_tree as codetree
+from pedigree.pipelines.reproduce import work_tree
 from pedigree.pipelines.reproduce.rebuild import (
     PROFILE,
     RECIPE,
@@ -159,7 +159,7 @@ def read_subject(project: Project, name: str) -> Subject:
         UsageProblem: its records are unreadable or contradictory.
     """
     folder = Path(name)
-    if not (folder / "record.json").is_file() and (folder / "pedigree" / "record.json").is_file():
+    if is_exported(folder):
         return _subject(folder / "pedigree", folder, None)
     try:
         found = find_artifact(project, name)
@@ -256,7 +256,7 @@ def reproduce(
             _discard(work)
         attempt = _Attempt(project, subject, request, work, ledger, tell)
         findings = attempt.findings(wanted)
-        report = _write_report(project, subject, request, findings, differences, attempt.trees, started)
+        report = attempt.report(findings, differences, started)
         (work / FINISHED).touch()
         if passes(findings):
             _discard(work)
@@ -312,7 +312,7 @@ class _Attempt:
         if self.request.here:
             return provenance.CODE_ROOT
         self.tell(f"code: {code}")
-        return codetree.check_out(code, self.work / "code" / code.folder, self.ledger.remote.get)
+        return work_tree.check_out(code, self.work / "code" / code.folder, self.ledger.remote.get)
 
     def _restore(self, intent: Intent) -> bool:
         """Copy the recorded artifact from the project, the cache, or the remote into the new project.
@@ -405,7 +405,7 @@ class _Attempt:
     def _pedigree(self, tree: Path, *arguments: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
         """Run a `pedigree` command with the code in `tree` in the new project; `quiet` captures its output."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment["PYTHONPATH"] = provenance.python_path(tree)
         if not self.request.here:
             environment.pop(provenance.ADDED_STAGES, None)  # the recorded code contains its own kinds
         environment["PEDIGREE_PREFECT"] = "never"  # not an option, since recorded code may not know it
@@ -465,6 +465,28 @@ class _Attempt:
                 return stated
         return None
 
+    def report(self, findings: Sequence[Finding], differences: Sequence[str], started: str) -> Path:
+        """Write the reproduction report, without user names, host names, or paths outside the project."""
+        root, request = self.subject.root, self.request
+        options = {"from_cache": request.from_cache, "only_data": request.only_data, "stage": request.stage, "here": request.here}
+        code = [{name: value for name, value in code_state().items() if name != "patch"}] if request.here else []
+        body = {
+            "schema_version": SCHEMA,
+            "model": {"address": root.address, "id": root.id, "key": root.record.key, "content": root.record.content},
+            "asked": options | {"execution": Path(request.execution).stem if request.execution else None, "strict": request.strict},
+            "started_at": started,
+            "ended_at": _now(),
+            "code": code or [{"commit": each.commit, "patch_sha256": each.patch_sha256} for each in self.trees],
+            "recorded": {name: root.run.as_json().get(name) for name in ("environment", "hardware")},
+            "here": {"environment": provenance.environment(), "hardware": provenance.hardware()},
+            "environment_differences": list(differences),
+            "stages": [asdict(finding) for finding in findings],
+            "passed": passes(findings),
+        }
+        path = self.project.private / "reproductions" / f"{started[:19].replace(':', '').replace('-', '')}-{root.id[:12]}.json"
+        write_json(path, body)
+        return path
+
 
 def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Store a git bundle in the DVC remote for every commit in the records of these artifact folders and their ancestors.
@@ -478,8 +500,8 @@ def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, 
         for commit in dict.fromkeys(code.commit for code in (RecordedCode.of(run, {}) for run in runs) if code.commit):
             if commit not in seen:
                 seen.add(commit)
-                with codetree.bundle(commit) as file:
-                    sent = file and ledger.remote.put(file, codetree.bundle_name(commit))
+                with work_tree.bundle(commit) as file:
+                    sent = file and ledger.remote.put(file, work_tree.bundle_name(commit))
                 yield commit, "not in a clone here" if sent is None else "sent" if sent else "there already"
 
 
@@ -512,42 +534,10 @@ def _finding(member: RebuiltStage, verdict: Any, detail: str, reproduced: str | 
     return Finding(member.address, member.id, member.record.key, member.record.content, verdict, detail, reproduced, **more)
 
 
-def _write_report(
-    project: Project,
-    subject: Subject,
-    request: ReproductionRequest,
-    findings: Sequence[Finding],
-    differences: Sequence[str],
-    trees: dict[RecordedCode, Path],
-    started: str,
-) -> Path:
-    """Write the reproduction report, without user names, host names, or paths outside the project."""
-    root = subject.root
-    options = {"from_cache": request.from_cache, "only_data": request.only_data, "stage": request.stage, "here": request.here}
-    now = {"environment": provenance.environment(), "hardware": provenance.hardware()}
-    code = {name: value for name, value in code_state().items() if name != "patch"} if request.here else None
-    body = {
-        "schema_version": SCHEMA,
-        "model": {"address": root.address, "id": root.id, "key": root.record.key, "content": root.record.content},
-        "asked": options | {"execution": Path(request.execution).stem if request.execution else None, "strict": request.strict},
-        "started_at": started,
-        "ended_at": _now(),
-        "code": [code] if code else [{"commit": each.commit, "patch_sha256": each.patch_sha256} for each in trees],
-        "recorded": {name: root.run.as_json().get(name) for name in ("environment", "hardware")},
-        "here": now,
-        "environment_differences": list(differences),
-        "stages": [asdict(finding) for finding in findings],
-        "passed": passes(findings),
-    }
-    path = project.private / "reproductions" / f"{started[:19].replace(':', '').replace('-', '')}-{root.id[:12]}.json"
-    write_json(path, body)
-    return path
-
-
 def _discard(work: Path) -> None:
     trees = work / "code"
     for tree in sorted(trees.iterdir()) if trees.is_dir() else ():
-        codetree.remove(tree)
+        work_tree.remove(tree)
     shutil.rmtree(work, ignore_errors=True)
 
 

@@ -19,6 +19,7 @@ from pedigree.pipelines.ledger.git import git, is_work_tree, run_git
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.lock_files import Recorded, recorded, recorded_at
 from pedigree.pipelines.ledger.transfers import LedgerError
+from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.reproduce.rebuild import RebuiltStage
 from pedigree.pipelines.reproduce.work_tree import RecordedCode, has, obstacle
 
@@ -33,7 +34,7 @@ REFUSED = (
 def is_own(ledger: Ledger, records: Mapping[str, str]) -> bool:
     """Whether this project made an artifact; `records`: record.json, run.json, and lineage.json → md5 of the bytes read."""
     found = chain([recorded(ledger.project)], _history(ledger.project, records["run.json"]))
-    return any(_names(entries, records) for entries in found)
+    return any(_lists_together(entries, records) for entries in found)
 
 
 def review(members: Sequence[RebuiltStage], *, here: bool, show_patch: bool) -> str:
@@ -67,9 +68,10 @@ def _history(project: Project, md5: str) -> Iterator[list[Recorded]]:
                 yield recorded_at(project, revision)
 
 
-def _names(recorded: Sequence[Recorded], records: Mapping[str, str]) -> bool:
+def _lists_together(entries: Sequence[Recorded], records: Mapping[str, str]) -> bool:
+    """Whether one artifact in a `dvc.lock` has all these record files."""
     parts: dict[str, dict[str, str]] = {}
-    for entry in recorded:
+    for entry in entries:
         parts.setdefault(entry.address, {})[entry.part] = entry.md5
     return any(records.items() <= known.items() for known in parts.values())
 
@@ -89,7 +91,7 @@ def _patch_lines(code: RecordedCode, whole: bool) -> list[str]:
     if answer.returncode:
         raise UsageProblem(f"git cannot read the patch of {code}: use --here, which ignores it, or request a valid copy")
     counts = [line.split("\t", 2) for line in answer.stdout.decode(errors="replace").splitlines()]
-    lines = [f"  patch of {len(counts)} file{'s' * (len(counts) != 1)}", *(f"    {name} +{new} -{old}" for new, old, name in counts)]
+    lines = [f"  patch of {counted(len(counts), 'file')}", *(f"    {name} +{new} -{old}" for new, old, name in counts)]
     return lines + ([f"    | {line}" for line in code.patch.splitlines()] if whole else ["    show its text with --dry-run --show-patch"])
 
 

@@ -1,7 +1,5 @@
 """Compare a reproduced artifact with the recorded one: equality, distance, and changed conditions."""
 
-import csv
-import io
 import math
 import os
 import subprocess
@@ -15,16 +13,17 @@ from typing import Any, Literal
 from pedigree.configs.language.execution import FORMERLY
 from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, Run, read_run
+from pedigree.data.artifacts.provenance import CODE_ROOT, python_path
 from pedigree.data.artifacts.run_record import Environment
-from pedigree.data.store.untrusted import LIST_BYTES, open_plain, read_lines, read_plain
-from pedigree.pipelines.lineage.git_state import CODE_ROOT
+from pedigree.data.store.untrusted import open_plain, read_lines
+from pedigree.pipelines.estimate.reality import UNREADABLE, curve_rows
 
 Verdict = Literal["identical", "restored", "within tolerance", "drifted", "different", "failed", "not run"]
 CLOCKED = ("per_second", "seconds", "_idle")
 """Suffixes of curve columns that measure time, which are not compared."""
 WEIGHTS_TIMEOUT_S = 1800.0
 UNNAMED = {"cpu_model": "the processor's model", "instruction_sets": "its instruction sets", "kernel_settings": "settings of kernels"}
-"""Parts of the hardware that older records lack, in words."""
+"""Fields of the hardware that older records lack, with their descriptions."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,8 @@ def first_divergence(before: Path, after: Path) -> str | None:
     if not (before.exists() and after.exists()):
         return None
     try:
-        old, new = _rows(before), _rows(after)
-    except (ArtifactError, csv.Error, UnicodeDecodeError) as error:  # the artifact may be from another project
+        old, new = curve_rows(before), curve_rows(after)
+    except UNREADABLE as error:
         return f"curves cannot be compared: {error}"
     for first, second in zip(old, new, strict=False):
         for name in dict.fromkeys([*first, *second]):
@@ -169,14 +168,10 @@ def first_divergence(before: Path, after: Path) -> str | None:
     return None
 
 
-def _rows(curve: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(read_plain(curve, LIST_BYTES).decode())))
-
-
 def weights_distance(before: Path, after: Path) -> float | None:
     """‖after - before‖ / ‖before‖ over all weights of two folders; None if the tensors do not correspond or cannot be read."""
     command = [sys.executable, "-P", "-m", "pedigree.stages.merge.distance", str(before), str(after)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(CODE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    environment = os.environ | {"PYTHONPATH": python_path(CODE_ROOT)}
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WEIGHTS_TIMEOUT_S)
     return float(answer.stdout) if answer.returncode == 0 else None
 

@@ -19,6 +19,7 @@ from pedigree.data.artifacts.provenance import CODE_ROOT, code_files, code_sha25
 from pedigree.data.artifacts.run_record import CodeState, Run
 from pedigree.pipelines.ledger.git import ABSENT, is_work_tree, run_git
 from pedigree.pipelines.lineage.git_state import code_state
+from pedigree.pipelines.quantities import counted
 
 SOUND = ("-c", "fetch.fsckObjects=true", "-c", "protocol.ext.allow=never")
 """Git settings for fetching untrusted objects."""
@@ -57,7 +58,7 @@ class RecordedCode:
         if self.commit is None:
             return f"pedigree {self.version}" if self.version else "no commit"
         patch = f" with patch {self.patch_sha256[:8]}" if self.patch_sha256 else ""
-        lost = f" without {self.new_files} unrecorded new file{'s' * (self.new_files != 1)}" if self.new_files else ""
+        lost = f" without {counted(self.new_files, 'unrecorded new file')}" if self.new_files else ""
         return self.commit[:12] + patch + lost
 
     @property

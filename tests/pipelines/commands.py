@@ -9,12 +9,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from in_process import InProcessLauncher
+from projects import environment
 from running_lab import Lab
 from waiting import deadline, until
 
+from pedigree.configs.base.project import Project
+from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.pipelines.cli.main import main
 from pedigree.pipelines.jobs.context import RunContext
 
@@ -105,6 +110,12 @@ class InProcessCommand(Command):
                 signal.signal(signal.SIGTERM, polite)
                 for name in os.environ.keys() - self.environment.keys():  # as a command's own process takes with it
                     del os.environ[name]
+
+
+def in_project(root: Path) -> InProcessCommand:
+    """The command in a project that is no lab, whose jobs run the code of this repository."""
+    lab: Any = SimpleNamespace(root=root, code=CODE_ROOT, launcher=InProcessLauncher(Project(root)), environment=environment())
+    return InProcessCommand(lab)
 
 
 def step_of(lab: Lab, stage: str) -> int:

@@ -1,11 +1,16 @@
 """A project with artifacts written by hand: what the report, the plan and the export read, without running a stage."""
 
+import atexit
 import json
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from projects import pin_threads
 
 from pedigree.configs.base.project import Project
@@ -23,6 +28,7 @@ from pedigree.data.artifacts.artifacts import (
     write_json,
     write_rows,
 )
+from pedigree.pipelines.estimate import machines
 from pedigree.pipelines.publish.export import export
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +112,30 @@ def everything(project: Project, recipe: str = "tiny") -> Graph:
         payload, evidence, metrics = CONTENT[node.kind](node, index)
         build(project, graph, node, payload, evidence, metrics)
     return graph
+
+
+def made_at(folder: Path, recipe: str = "tiny") -> tuple[Project, Graph]:
+    """A project with `everything` of a recipe."""
+    project = project_at(folder)
+    shutil.copytree(_artifacts_of(recipe), project.artifacts)
+    return project, load_recipe(project.recipes, recipe)
+
+
+@cache
+def _artifacts_of(recipe: str) -> Path:
+    """Made once in this process."""
+    folder = Path(tempfile.mkdtemp(prefix="pedigree-handmade-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    project = project_at(folder)
+    everything(project, recipe)
+    return project.artifacts
+
+
+def ran_here(project: Project, numerics: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on all artifacts were made on this machine, under these numerics."""
+    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
+    for path in project.artifacts.glob("*/*/run.json"):
+        path.write_text(json.dumps(read_json(path) | {"numerics": numerics}))
 
 
 def in_lines(rows: Iterable[dict[str, Any]]) -> str:

@@ -95,7 +95,8 @@ def test_rows_that_both_projects_have_keep_both_licenses(tmp_path: Path, theirs:
 def test_inherited_stages_are_named_and_not_reproduced(tmp_path: Path, theirs: Path) -> None:
     folder = ours(tmp_path, theirs)
     found = read_pedigree(folder)
-    assert [one.record.kind for one in members_of(found.record, found.run, found.entries, {}).values()] == ["source_model"]
+    members = members_of(found.record, found.run, read_lineage(folder / "lineage.json"), {})
+    assert [one.record.kind for one in members.values()] == ["source_model"]
     said = _subject(folder, None, None).inherited_text()
     assert said.startswith("5 stages of the project that a base model was exported from (lab/") and "only there" in said
     assert _subject(theirs / "pedigree", None, None).inherited_text() == ""

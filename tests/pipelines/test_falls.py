@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from handmade import CONTENT, everything, project_at
+from handmade import CONTENT, everything, made_at, project_at
 
 from pedigree.configs.base.project import Project
 from pedigree.pipelines.prefect.shown import PrefectRun
@@ -69,8 +69,7 @@ class Heard:
 
 @pytest.mark.parametrize(("folder", "alarms"), [("project", 4), (".pedigree/rehearsals/lab", 0)])
 def test_scores_of_a_rehearsal_raise_no_alarm(tmp_path: Path, folder: str, alarms: int):
-    project = project_at(tmp_path / folder)
-    graph = everything(project)
+    project, graph = made_at(tmp_path / folder)
     before = measured(project, graph)
     name, evaluation = next((name, one) for name, one in before.items() if len(one["policies"]) >= 4)
     for tasks in list(evaluation["policies"].values())[:4]:

@@ -1,15 +1,13 @@
 """How long a run takes on this machine: from the measured rate of its cores, before and while it runs."""
 
-import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from handmade import everything, project_at
+from handmade import made_at, project_at, ran_here
 
-from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Execution, Machine, Numerics
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.methods.language_model import asks_endpoint
@@ -17,7 +15,7 @@ from pedigree.configs.rows.source_models import HubModel
 from pedigree.data.host.machine import settled
 from pedigree.pipelines.cli import plan as planning
 from pedigree.pipelines.cli.progress import StatusLine, measured_by
-from pedigree.pipelines.estimate import flops, machines, rates
+from pedigree.pipelines.estimate import flops, rates
 from pedigree.pipelines.estimate.amounts import packaged_rows
 from pedigree.pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates, Time, document_of
 from pedigree.pipelines.estimate.machines import hardware_of
@@ -76,7 +74,7 @@ def test_answers_are_computed_no_faster_than_their_operations():
     assert found == pytest.approx(2560 * 2 * SMOLLM.multiplied / 5e10, rel=0.01)
 
 
-def test_rates_are_measured_once_in_a_process_of_their_own(place, root, tmp_path, monkeypatch):
+def test_rates_are_measured_once_in_a_process_of_their_own(place, tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise SystemExit('what lies in the folder where somebody plans is not imported')")
     monkeypatch.chdir(tmp_path)
     assert rates.known() is None
@@ -85,10 +83,6 @@ def test_rates_are_measured_once_in_a_process_of_their_own(place, root, tmp_path
     assert rates.known() == found
     place.write_text(MADE.model_dump_json())
     assert rates.measured() == MADE
-    assert "torch" not in subprocess.run(
-        [sys.executable, "-c", "import sys, pedigree.pipelines.estimate.rates; print([name for name in sys.modules if name == 'torch'])"],
-        cwd=root, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"fp32": 1e9}', '{"fp32": 0, "bf16": 1e9, "bandwidth": 1e9}'])
@@ -133,12 +127,9 @@ def demo(folder: Path) -> Estimates:
     return Estimates(project, graph, execution.model_copy(update={"numerics": numerics}), lambda: MADE)
 
 
-def ran_here(project: Project, execution: Execution, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on all artifacts were made on this machine, under the profile."""
-    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
-    for path in project.artifacts.glob("*/*/run.json"):
-        run = json.loads(path.read_text())
-        path.write_text(json.dumps(run | {"numerics": settled(execution.of("", "")[0]).model_dump(mode="json")}))
+def profiled(execution: Execution) -> dict[str, Any]:
+    """The numerics of a profile as runs record them."""
+    return settled(execution.of("", "")[0]).model_dump(mode="json")
 
 
 def test_every_stage_of_the_demo_has_a_time_before_anything_has_run(tmp_path):
@@ -233,36 +224,68 @@ def test_rows_of_a_packaged_file_are_counted_as_far_as_filters_let_them_pass(tmp
 
 
 def test_what_has_ended_tells_how_long_the_rest_takes(tmp_path, monkeypatch, place):
-    project = project_at(tmp_path)
-    graph = everything(project)
+    project, graph = made_at(tmp_path)
     execution = load_execution(project, "cpu")
     due = {node.address for node in graph.nodes.values() if node.kind == "preference_train"}
     forecast = Forecast(project, graph, execution)
     assert forecast.left(frozenset(), due, lambda address, whole: None).unknown == len(due)  # they ran on another machine
-    ran_here(project, execution, monkeypatch)
+    ran_here(project, profiled(execution), monkeypatch)
     assert forecast.left(frozenset(), due, lambda address, whole: None).unknown == len(due)  # nothing has ended since
     found = forecast.left(frozenset({"x"}), due, lambda address, whole: None)
     assert found == TimeLeft(125.0 * len(due), 0, "its last run")
     assert forecast.left(frozenset({"x"}), due, lambda address, whole: 5.0).seconds == 5.0 * len(due)
 
 
-def test_threads_decide_whether_a_finished_stage_tells_anything(tmp_path, monkeypatch, place):
-    project = project_at(tmp_path)
-    graph = everything(project)
+def test_what_has_run_on_such_a_machine_tells_the_time_of_what_will_run(tmp_path, monkeypatch, place):
+    project, graph = made_at(tmp_path)
     execution = load_execution(project, "cpu")
-    ran_here(project, execution, monkeypatch)
-    node = graph.find("dpo_1")
-    numerics, placement = execution.of(node.kind, node.name)
+    dpo = graph.find("dpo_1")
+    assert Estimates(project, graph, execution).of(dpo).time is None  # they ran on another machine
+    ran_here(project, profiled(execution), monkeypatch)
     estimates = Estimates(project, graph, execution)
-    assert estimates.under(node, numerics, placement).time is not None
-    assert estimates.under(node, numerics.model_copy(update={"threads": 1}), placement).time is None
+    assert estimates.of(dpo).time == Time(125, "its last run")
+    other = estimates.from_scratch(dpo).time
+    assert other is not None and other.how == "finished preference_train stages on the same hardware"
+    # dpo_2, from which the speed is, has rows of its own: time goes with the tokens
+    tokens = [amount.value for name in ("dpo_1", "dpo_2") if (amount := estimates.of(graph.find(name)).amounts.tokens)]
+    assert other.seconds == pytest.approx(125 * tokens[0] / tokens[1], rel=0.05)
+
+
+def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypatch, place):
+    project, graph = made_at(tmp_path)
+    execution = load_execution(project, "cpu")
+    dpo, (numerics, placement) = graph.find("dpo_1"), execution.of("preference_train", "dpo_1")
+    ran_here(project, profiled(execution), monkeypatch)
+    estimates = Estimates(project, graph, execution)
+    assert estimates.under(dpo, numerics, placement).time is not None
+    other_way = "fp32" if settled(numerics).bf16_products == "units" else "units"
+    changes = {"tensor_parallel": 2, "offload_optimizer": True, "deterministic": not numerics.deterministic, "bf16_products": other_way}
+    for field, value in (changes | {"threads": 1}).items():
+        assert estimates.under(dpo, numerics.model_copy(update={field: value}), placement).time is None, field
+    ran_here(project, numerics.model_dump(mode="json", exclude={"bf16_products"}), monkeypatch)
+    estimates = Estimates(project, graph, execution)  # of runs before there was a choice, which multiplied bf16 by units
+    for way, known in (("units", True), ("fp32", False)):
+        assert (estimates.under(dpo, numerics.model_copy(update={"bf16_products": way}), placement).time is not None) == known, way
+
+
+def test_engines_of_the_profile_are_no_matter_where_none_is_opened(tmp_path, monkeypatch, place):
+    """A profile may say for all stages how many there are."""
+    project, graph = made_at(tmp_path)
+    execution = load_execution(project, "cpu")
+    ran_here(project, profiled(execution), monkeypatch)
+    estimates = Estimates(project, graph, execution)
+    numerics, placement = execution.of("", "")
+    several = placement.model_copy(update={"engines": 4, "slots": 8})
+    drawn = next(node for node in graph.nodes.values() if node.kind == "sample")
+    for node, known in ((graph.find("dpo_1"), True), (drawn, False)):
+        assert estimates.under(node, numerics, placement).time is not None
+        assert (estimates.under(node, numerics, several).time is not None) == known
 
 
 def test_rows_that_a_judge_without_a_model_read_say_nothing_of_one_with_a_model(tmp_path, monkeypatch):
-    project = project_at(tmp_path)
-    graph = everything(project, "demo")
+    project, graph = made_at(tmp_path, "demo")
     execution = load_execution(project, "cpu")
-    ran_here(project, execution, monkeypatch)
+    ran_here(project, profiled(execution), monkeypatch)
     estimates = Estimates(project, graph, execution)
     found = estimates.from_scratch(graph.find("judge_1")).time
     assert found is not None and found.how == "finished judge stages on the same hardware"
@@ -284,7 +307,7 @@ def test_a_plan_says_what_it_takes_of_the_machine_and_how_long(tmp_path, monkeyp
     assert not planning.slow_text(replace(found, seconds=4000.0), "cuda")
 
 
-def test_whoever_has_to_measure_says_so(place):
+def test_whoever_has_to_measure_says_so(place, monkeypatch):
     told = []
 
     class Listening(StatusLine):
@@ -295,6 +318,7 @@ def test_whoever_has_to_measure_says_so(place):
     place.write_text(MADE.model_dump_json())
     assert measured_by(Listening())() == MADE and not told
     place.unlink()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     measured_by(Listening())()
     assert "measuring this machine's matmul speed" in told[0]
 

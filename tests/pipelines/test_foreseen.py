@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import in_project
 from handmade import build, project_at
 from safetensors.numpy import save
 
 from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.data.host.machine import has_gpu
-from pedigree.pipelines.cli import main as cli
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.run import checks
 from pedigree.pipelines.run.foreseen import must_fail
@@ -49,17 +48,6 @@ class Case:
     files: dict[str, str | bytes] = field(default_factory=dict)
     ranks: int = 1
     """Of each engine."""
-
-
-def typed(monkeypatch, capsys, root: Path, code: int, *arguments: str) -> tuple[str, str]:
-    """Types a command; what it prints, and what it prints as errors."""
-    monkeypatch.chdir(root)
-    monkeypatch.setattr(sys, "argv", ["pedigree", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert (end.value.code or 0) == code, out + err
-    return out, err
 
 
 def opened(folder: Path, changes: dict[str, Any], files: dict[str, str | bytes] | None = None, profile: dict[str, Any] | None = None):
@@ -258,11 +246,20 @@ WRONG: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_every_command_tells_that_a_stage_cannot_succeed(tmp_path, monkeypatch, capsys, case):
+def test_a_stage_that_cannot_succeed_is_foreseen(tmp_path, case):
+    wrong = WRONG[case]
+    run = opened(tmp_path, wrong.changes, wrong.files, {"tensor_parallel": wrong.ranks})
+    with pytest.raises(ConfigError) as error:
+        checks.refuse_what_must_fail(run, set(run.graph.nodes))
+    assert wrong.message in str(error.value)
+
+
+@pytest.mark.parametrize("case", ["answer", "a form's column"])
+def test_every_command_tells_that_a_stage_cannot_succeed(tmp_path, case):
     wrong = WRONG[case]
     made = opened(tmp_path, wrong.changes, wrong.files, {"tensor_parallel": wrong.ranks}).project
     for command, code in COMMANDS.items():
-        out, err = typed(monkeypatch, capsys, made.root, code, command, "wrong", "--execution", "it.yaml")
+        out, err = in_project(made.root).said(command, "wrong", "--execution", "it.yaml", code=code)
         assert wrong.message in err, (command, err)
         assert wrong.message not in out
     assert not made.artifacts.exists() or not list(made.artifacts.rglob("record.json"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from commands import InProcessCommand
-from handmade import everything, project_at
+from handmade import made_at, project_at
 from running_lab import Lab
 
 from pedigree.configs.base.problems import UsageProblem
@@ -104,8 +104,7 @@ def test_what_would_stop_the_commit_is_said_before_anything_runs(made: Lab, pedi
 
 
 def test_a_message_gives_the_scores_with_their_intervals(tmp_path: Path) -> None:
-    project = project_at(tmp_path)
-    graph = everything(project)
+    project, graph = made_at(tmp_path)
     text = message(project, graph, graph.nodes.keys())
     title = text.partition("\n")[0]
     scores = [node for node in graph.nodes.values() if node.kind == "evaluate"]

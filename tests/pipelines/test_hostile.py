@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from handmade import everything, project_at
+from handmade import made_at, project_at
 from hostile_folders import CORPUS, SECRET, lead
 from hostile_lab import COMMIT, Folder, snapshot
 from sweeps import nightly_after
@@ -105,7 +105,6 @@ def test_a_hostile_folder_does_no_harm(name: str, tmp_path: Path, canary: Path, 
     page = root / "page.html"
     said = {
         "verify": pedigree("verify", gift),
-        "verify --json": pedigree("verify", gift, "--json"),
         "lineage": pedigree("lineage", gift),
         "lineage --json": pedigree("lineage", gift, "--json"),
         "lineage --html": pedigree("lineage", gift, "--html", page),
@@ -116,14 +115,13 @@ def test_a_hostile_folder_does_no_harm(name: str, tmp_path: Path, canary: Path, 
         "diff": pedigree("diff", sound, gift),
         "export": pedigree("export", gift, root / "exported"),
         "dry run": pedigree("reproduce", gift, "--here", "--dry-run", "--show-patch"),
-        "reproduce": pedigree("reproduce", gift),
         "reproduce --here": pedigree("reproduce", gift, "--here"),
         "reproduce --trust": pedigree("reproduce", gift, "--trust", "--stage", "raw"),
     }
     for one in said.values():
         clean(one, canary, root)
-    assert said["verify"].code and said["verify --json"].code, said["verify"].out
-    assert all(said[command].code for command in ("reproduce", "reproduce --here", "reproduce --trust"))
+    assert said["verify"].code, said["verify"].out
+    assert all(said[command].code for command in ("reproduce --here", "reproduce --trust"))
     assert snapshot(canary) == outside and snapshot(gift) == given
     assert not page.exists() or "<script" not in page.read_text()
 
@@ -153,7 +151,7 @@ def test_a_record_that_names_a_file_outside_deletes_nothing(tmp_path: Path, cana
 
 
 @pytest.mark.parametrize(
-    "name", nightly_after(2, ["source-file-above", "escapes-for-the-terminal", "git-option-for-a-commit", "pipe-for-a-run"])
+    "name", nightly_after(1, ["source-file-above", "escapes-for-the-terminal", "git-option-for-a-commit", "pipe-for-a-run"])
 )
 def test_a_real_command_line_does_no_harm_either(name: str, tmp_path: Path, canary: Path, root: Path) -> None:
     folder = Folder()
@@ -198,8 +196,7 @@ def test_a_stranger_s_reward_function_is_shown_with_where_it_runs() -> None:
 
 
 def test_script_and_wrong_types_in_evidence_reach_no_page(tmp_path: Path) -> None:
-    project = project_at(tmp_path / "project")
-    graph = everything(project)
+    project, graph = made_at(tmp_path / "project")
     script = "</pre></script><script>alert(1)</script><img src=x onerror=alert(1)>"
     rows = [{"id": script, "task": script, "policy": "p", "messages": script, "text": script, "score": 1.0, "reason": script}]
     for name, evidence in {

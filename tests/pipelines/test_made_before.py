@@ -9,17 +9,16 @@ import subprocess
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from commands import InProcessCommand
+from commands import in_project
 from in_process import InProcessLauncher
-from projects import call, contents, environment
+from projects import call, contents
 from running_lab import CLEAN, status
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.kinds import KINDS
-from pedigree.data.artifacts.provenance import CODE_ROOT, hardware
+from pedigree.data.artifacts.provenance import hardware
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.runs import run_graph
 
@@ -42,12 +41,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def typed(root: Path, *command: str) -> str:
-    """What `pedigree` prints in the project."""
-    lab: Any = SimpleNamespace(root=root, code=CODE_ROOT, launcher=InProcessLauncher(Project(root)), environment=environment())
-    return InProcessCommand(lab)(*command)
-
-
 def verdicts(project: Path) -> dict[str, str]:
     """Of the newest reproduction, by stage."""
     newest = max((project / ".pedigree/reproductions").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
@@ -55,17 +48,17 @@ def verdicts(project: Path) -> dict[str, str]:
 
 
 def test_only_what_another_version_decided_is_due_and_every_hash_and_record_holds(project):
-    shown = typed(project, "plan", "small")
+    shown = in_project(project)("plan", "small")
     due = {line.split()[0]: line for line in shown.splitlines() if line.split()[2:4] == ["will", "run"] or line.split()[2:3] == ["depends"]}
     assert due.keys() == {"sft", "answers", "judged", "dpo", "scores", "best"} and f"6 of {STAGES} stages to run" in shown
     assert all(f"version 3 -> {KINDS[kind].version}" in due[name] for name, kind in (("sft", "sft"), ("dpo", "preference_train")))
     assert status(SimpleNamespace(root=project)) == CLEAN  # pyright: ignore[reportArgumentType]
-    assert f"all as recorded: {STAGES} artifacts" in typed(project, "verify")
+    assert f"all as recorded: {STAGES} artifacts" in in_project(project)("verify")
 
 
 def test_a_pull_brings_what_this_version_would_make(project):
     """`dvc pull` brings the rest, as the fixture does."""
-    shown = typed(project, "pull", "small")
+    shown = in_project(project)("pull", "small")
     assert "sft                neither the cache nor the remote has it as recipe, inputs and stage version now describe it" in shown
     assert f"8 of {STAGES} stages are available locally" in shown
 

@@ -10,7 +10,7 @@ import pytest
 from commands import InProcessCommand
 from dvc.repo import Repo
 from dvc.repo.artifacts import Artifacts
-from handmade import everything, project_at
+from handmade import made_at
 from running_lab import REPOSITORY, Lab
 
 from pedigree.configs.language.compile import write_compiled
@@ -149,8 +149,7 @@ def test_plain_dvc_takes_the_compiled_file_and_gets_a_model_by_name_and_version(
 
 
 def test_two_recipes_with_one_name_are_told_apart_and_scores_are_shown(lab: Lab, tmp_path: Path) -> None:
-    project = project_at(tmp_path)
-    graph = everything(project)
+    project, graph = made_at(tmp_path)
     (project.recipes / "longer.yaml").write_text("description: more\nextends: tiny\nstages: {rlvr: {steps: 5}}\n")
     write_compiled(project.root, load_recipes(project.recipes, "longer"))
     for name in (".dvc/config", ".gitignore"):

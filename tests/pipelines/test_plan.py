@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from handmade import build, everything, project_at
+from commands import in_project
+from handmade import build, made_at, project_at
 from projects import fresh_project
 from safetensors.numpy import save_file
 from sweeps import nightly_after
@@ -23,10 +24,8 @@ from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts.artifacts import Input, Record
 from pedigree.data.artifacts.run_record import Run
-from pedigree.data.host.machine import settled
-from pedigree.pipelines.cli import main as cli
 from pedigree.pipelines.cli.plan import _amount
-from pedigree.pipelines.estimate import machines, rates
+from pedigree.pipelines.estimate import rates
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.lineage.ancestry import Pedigree
 from pedigree.pipelines.publish.card import card
@@ -237,20 +236,11 @@ def unmeasured(tmp_path, monkeypatch) -> None:
 
 
 @pytest.fixture
-def pedigree(project, monkeypatch, capsys) -> Callable[..., tuple[str, str]]:
-    """Types a command; what it prints, and what it prints as errors."""
+def pedigree(project, tmp_path) -> Callable[..., tuple[str, str]]:
+    """Types a command on a machine whose rates are known; what it prints, and what it prints as errors."""
+    (tmp_path / "rates.json").write_text(rates.Rates(fp32=50e9, bf16=5e9, bandwidth=1e10).model_dump_json())
 
-    def typed(*arguments: str, code: int = 0) -> tuple[str, str]:
-        monkeypatch.chdir(project)
-        monkeypatch.setenv("COLUMNS", "160")
-        monkeypatch.setattr(sys, "argv", ["pedigree", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert (end.value.code or 0) == code, out + err
-        return out, err
-
-    return typed
+    return lambda *arguments, code=0: in_project(project).said(*arguments, code=code)
 
 
 def test_a_plan_states_memory_steps_and_hours_of_a_model_that_is_not_here(pedigree):
@@ -334,30 +324,8 @@ def test_a_shape_that_nobody_knows_is_said_and_refuses_nothing(project, pedigree
     assert "sft: memory and time are unknown: the shape of somebody/something is unknown until it is downloaded or built" in out
 
 
-def test_what_has_run_on_such_a_machine_tells_the_time_of_what_will_run(tmp_path, monkeypatch):
-    project = project_at(tmp_path)
-    graph = everything(project)
-    nodes = {node.name: node for node in graph.nodes.values()}
-    execution = load_execution(project, "cpu")
-    assert Estimates(project, graph, execution).of(nodes["dpo_1"]).time is None  # they ran on another machine
-    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
-    for path in project.artifacts.glob("*/*/run.json"):
-        run = json.loads(path.read_text())
-        run["numerics"] = settled(execution.of("preference_train", "dpo_1")[0]).model_dump(mode="json")
-        path.write_text(json.dumps(run))
-    estimates = Estimates(project, graph, execution)
-    own = estimates.of(nodes["dpo_1"])
-    assert own.time is not None and own.time.seconds == 125 and own.time.how == "its last run"
-    other = estimates.under(nodes["dpo_1"], *execution.of("preference_train", "dpo_1"), new=True)
-    assert other.time is not None and other.time.how == "finished preference_train stages on the same hardware"
-    # dpo_2, from which the speed is, has rows of its own: time goes with the tokens
-    tokens = [amount.value for name in ("dpo_1", "dpo_2") if (amount := estimates.of(nodes[name]).amounts.tokens)]
-    assert other.time.seconds == pytest.approx(125 * tokens[0] / tokens[1], rel=0.05)
-
-
 def test_the_report_has_plan_beside_run(tmp_path):
-    project = project_at(tmp_path)
-    graph = everything(project)
+    project, graph = made_at(tmp_path)
     node = next(node for node in graph.nodes.values() if node.kind == "sft")
     folder = project.artifact(node.address)
     run = json.loads((folder / "run.json").read_text())
@@ -372,8 +340,7 @@ def test_the_report_has_plan_beside_run(tmp_path):
 @pytest.mark.parametrize("cell", nightly_after(2, ["inf", "many", "nan", "9" * 140_000, ""]))
 def test_a_curve_that_cannot_be_summed_leaves_only_its_cell_empty(tmp_path, cell):
     """Evidence may be others' work: what it says of one stage ends neither the report nor the run that writes it."""
-    project = project_at(tmp_path)
-    graph = everything(project)
+    project, graph = made_at(tmp_path)
     node = next(node for node in graph.nodes.values() if node.kind == "sft")
     (project.artifact(node.address) / "evidence" / "curve.csv").write_text(f"step,loss,tokens\n1,2.0,{cell}\n")
     page = write_report(project, graph).read_text()
@@ -382,8 +349,7 @@ def test_a_curve_that_cannot_be_summed_leaves_only_its_cell_empty(tmp_path, cell
 
 
 def test_a_record_of_a_run_that_cannot_be_understood_leaves_only_its_row_out(tmp_path):
-    project = project_at(tmp_path)
-    graph = everything(project)
+    project, graph = made_at(tmp_path)
     node = next(node for node in graph.nodes.values() if node.kind == "sft")
     run = project.artifact(node.address) / "run.json"
     said = json.loads(run.read_text())
@@ -391,59 +357,6 @@ def test_a_record_of_a_run_that_cannot_be_understood_leaves_only_its_row_out(tmp
     run.write_text(json.dumps(said))
     page = write_report(project, graph).read_text()
     assert "<th>dpo_1</th>" in page.split('<section id="plan">')[1]
-
-
-def after_dpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Callable[[dict, Numerics], dict]):
-    """Estimates where all stages ran on this machine under numerics as recorded; with `dpo_1`, its numerics and its placement."""
-    project = project_at(tmp_path)
-    graph = everything(project)
-    node = next(node for node in graph.nodes.values() if node.name == "dpo_1")
-    execution = load_execution(project, "cpu")
-    numerics, placement = execution.of(node.kind, node.name)
-    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
-    for path in project.artifacts.glob("*/*/run.json"):
-        run = json.loads(path.read_text())
-        path.write_text(json.dumps(run | {"numerics": recorded(run["numerics"], numerics)}))
-    return Estimates(project, graph, execution), node, numerics, placement
-
-
-def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypatch):
-    estimates, node, numerics, placement = after_dpo(
-        tmp_path, monkeypatch, lambda run, numerics: run | settled(numerics).model_dump(mode="json") | {"world_size": 1}
-    )
-    assert estimates.under(node, numerics, placement).time is not None
-    other_way = "fp32" if settled(numerics).bf16_products == "units" else "units"
-    changes = {"tensor_parallel": 2, "offload_optimizer": True, "deterministic": not numerics.deterministic, "bf16_products": other_way}
-    for field, value in changes.items():
-        assert estimates.under(node, numerics.model_copy(update={field: value}), placement).time is None, field
-
-
-def test_a_run_from_before_there_was_a_choice_multiplied_bf16_by_units(tmp_path, monkeypatch):
-    estimates, node, numerics, placement = after_dpo(
-        tmp_path, monkeypatch, lambda _, numerics: numerics.model_dump(mode="json", exclude={"bf16_products"})
-    )
-    for way, known in (("units", True), ("fp32", False)):
-        told = estimates.under(node, numerics.model_copy(update={"bf16_products": way}), placement)
-        assert (told.time is not None) == known, way
-
-
-def test_engines_of_the_profile_are_no_matter_where_none_is_opened(tmp_path, monkeypatch):
-    """A profile may say for all stages how many there are."""
-    project = project_at(tmp_path)
-    graph = everything(project)
-    nodes = {node.name: node for node in graph.nodes.values()}
-    execution = load_execution(project, "cpu")
-    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
-    for path in project.artifacts.glob("*/*/run.json"):
-        run = json.loads(path.read_text())
-        path.write_text(json.dumps(run | {"numerics": settled(execution.of("", "")[0]).model_dump(mode="json")}))
-    estimates = Estimates(project, graph, execution)
-    drawn = next(node for node in nodes.values() if node.kind == "sample")
-    for node, known in ((nodes["dpo_1"], True), (drawn, False)):
-        numerics, placement = execution.of("", "")
-        several = placement.model_copy(update={"engines": 4, "slots": 8})
-        assert estimates.under(node, numerics, placement).time is not None
-        assert (estimates.under(node, numerics, several).time is not None) == known
 
 
 def test_a_merge_is_as_large_as_what_it_merges(root):

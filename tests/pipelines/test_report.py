@@ -6,7 +6,7 @@ import shutil
 from html.parser import HTMLParser
 
 import pytest
-from handmade import CONTENT, build, everything, project_at
+from handmade import CONTENT, build, made_at, project_at
 
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.pipelines.publish.report import SECTIONS, gather, idle_shares, tables, write_report
@@ -15,8 +15,7 @@ from pedigree.pipelines.publish.shown_stages import scores_of
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    project = project_at(tmp_path_factory.mktemp("report"))
-    return project, everything(project)
+    return made_at(tmp_path_factory.mktemp("report"))
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +151,16 @@ def test_a_damaged_artifact_shows_its_problem_and_no_number(made, tmp_path):
     assert found["sft"].artifact is None and "bytes instead of" in found["sft"].problem
     text = write_report(project, made[1]).read_text()
     assert "bytes instead of" in text and str(project.root) not in text
+
+
+def test_a_curve_that_leads_out_of_its_artifact_is_not_read(tmp_path):
+    (tmp_path / "outside.csv").write_text("step,secret_column\n1,2\n2,3\n")
+    project, graph = made_at(tmp_path / "project")
+    curve = project.artifact("tiny/sft") / "evidence" / "curve.csv"
+    curve.unlink()
+    curve.symlink_to(tmp_path / "outside.csv")
+    text = write_report(project, graph).read_text()
+    assert "secret column" not in text and "sft: its metrics or evidence cannot be shown" in text
 
 
 def test_scores_and_tables_for_other_displays(made):

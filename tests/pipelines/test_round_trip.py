@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from commands import InProcessCommand
-from in_process import InProcessLauncher
-from projects import environment, fresh_project
+from commands import in_project
+from projects import fresh_project
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig, pipeline
 from waiting import deadline
 
-from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics, Placement
-from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.job import Job
@@ -60,8 +57,7 @@ def exported(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("round_trip")
     root = fresh_project(folder / "project")
     (root / "configs" / "recipes" / "mine.yaml").write_text(RECIPE)
-    lab: Any = SimpleNamespace(root=root, code=CODE_ROOT, launcher=InProcessLauncher(Project(root)), environment=environment())
-    typed = InProcessCommand(lab)
+    typed = in_project(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signal, "signal", lambda *_: None)  # the jobs are threads, which cannot be asked to stop
         typed("run", "mine")
@@ -212,9 +208,9 @@ def test_trl_loads_and_trains_it(policy, tmp_path):
 
 @pytest.fixture(scope="module")
 def served(exported) -> dict[str, Any]:
-    """What vLLM makes of the first policy and the reward models."""
+    """What vLLM makes of a policy in fp32 and a reward model in bf16; `tests/stages/test_reward_model.py` has one in fp32."""
     (exported / "conversations.json").write_text(json.dumps(CONVERSATIONS))
-    child, names = Path(__file__).with_name("vllm_child.py"), ["sft", *REWARD_MODELS]
+    child, names = Path(__file__).with_name("vllm_child.py"), ["sft", "reward_half"]
     command = [sys.executable, str(child), str(exported / "conversations.json"), *(str(exported / name) for name in names)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=deadline(300))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -250,4 +246,5 @@ def test_one_conversation_has_one_score(exported, served, name, tmp_path):
     piped = pipeline("text-classification", model=model, tokenizer=tokenizer)(rendered)
     assert [one["label"] for one in piped] == ["reward", "reward"]
     assert [one["score"] for one in piped] == pytest.approx(ours, **close)
-    assert served[name] == [str(dtype).removeprefix("torch."), pytest.approx(ours, **close)]
+    if name in served:
+        assert served[name] == [str(dtype).removeprefix("torch."), pytest.approx(ours, **close)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from handmade import everything, project_at
+from handmade import made_at
 from typer.testing import CliRunner
 
 from pedigree.configs.base.problems import UsageProblem
@@ -36,8 +36,7 @@ def keys(folder: Path, name: str, password: bytes | None = None) -> tuple[Path, 
 def lab(tmp_path_factory):
     """A folder with a pair of keys and a signed export `model`."""
     folder = tmp_path_factory.mktemp("signing")
-    project = project_at(folder / "project")
-    everything(project, "tiny")
+    project, _ = made_at(folder / "project")
     private, _ = keys(folder, "ours")
     export(project.artifact("tiny/sft"), "tiny/sft", folder / "model", signer=Signer(private))
     export(project.artifact("tiny/sft"), "tiny/sft", folder / "unsigned")

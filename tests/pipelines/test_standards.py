@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from handmade import build, everything, project_at
+from handmade import build, made_at, project_at
 
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
@@ -80,8 +80,7 @@ def pedigree(tmp_path_factory) -> Pedigree:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory) -> Project:
-    project = project_at(tmp_path_factory.mktemp("demo"))
-    everything(project, "demo")
+    project, _ = made_at(tmp_path_factory.mktemp("demo"), "demo")
     return project
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from handmade import everything, project_at
+from handmade import made_at
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import UsageProblem
@@ -181,8 +181,7 @@ def test_what_counts_as_reproduced(verdicts, passed):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """Members of the whole chain's last artifact, the graph they came from, and the original records."""
-    project = project_at(tmp_path_factory.mktemp("tiny"))
-    graph = everything(project, "tiny")
+    project, graph = made_at(tmp_path_factory.mktemp("tiny"))
     folder = project.artifact("tiny/unseen")
     run, lineage = read_run(folder / "run.json"), read_lineage(folder / "lineage.json")
     return members_of(open_artifact(folder).record, run, lineage, {}), graph
@@ -259,5 +258,5 @@ def test_a_lineage_with_a_hole_is_refused(tiny):
     members, _ = tiny
     *parents, root = members.values()
     left = {member.id: (member.record, member.run) for member in parents[1:]}
-    with pytest.raises(UsageProblem, match="is missing"):
+    with pytest.raises(UsageProblem, match="it lacks "):
         members_of(root.record, root.run, left, {})
