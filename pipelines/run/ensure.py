@@ -14,7 +14,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -432,7 +432,7 @@ def _run_record(project: Project, node: Node, spec: JobSpec, scratch: Path) -> d
     return {
         "address": node.address,
         "numerics": spec.numerics.model_dump(mode="json"),
-        "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url"}),  # it names a private bucket or folder
+        "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url", "launcher"}),  # private: they name a bucket, accounts
         "licences": licences_of(node.config),
         "generators": generators_of(node.config),
         "attempts": all_attempts(scratch),
@@ -532,7 +532,9 @@ def _alone(run: RunContext, node: Node, need: StageInputs) -> Iterator[StageLeas
 
 
 def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, placement: Placement, waited: list[str]):
-    """Hold the job's slots; `waited` receives the jobs that had to end first."""
+    """Hold the job's slots on this machine, None for one in a queue; `waited` receives the jobs that had to end first."""
+    if placement.launcher.type != "local":
+        return nullcontext(None)
     pool = Pool.of(numerics, run.execution.slots)
 
     def waiting(holders: list[str]) -> None:
