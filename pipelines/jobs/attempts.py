@@ -71,7 +71,7 @@ LONGEST_PAUSE_S = 300.0
 
 
 def working(jobs: Launchers, scratch: Path) -> Handle | None:
-    """The job of a scratch folder that may still be active: one in a queue, one that runs, or one elsewhere that has not reported its end."""
+    """The job of a scratch folder that may still be active: queued, running, or elsewhere and without a reported end."""
     handle = jobs.find(scratch)
     state = jobs.poll(handle).state if handle else "lost"
     return handle if state in ("queued", "running") or (state == "unknown" and not has_reported(scratch)) else None
@@ -119,8 +119,9 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
 def run_job(
     run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, held: HeldSlots | None, hold: HeldLease
 ) -> None:
-    """Run the job until it succeeds; retry transient failures and record every attempt. `handle`: of a job that is already running; `held`: its
-    slots, if it runs on this machine.
+    """Run the job until it succeeds; retry transient failures and record every attempt.
+
+    `handle`: of a job that is already running. `held`: its slots, if it runs on this machine.
 
     Raises:
         StageFailed: the cause is permanent, or no retry is left.

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,8 @@ class SlurmLauncher:
         self._queue: dict[str, _Entry] | None = {}
         """Token → job; None if the controller did not answer."""
         self._asked = float("-inf")
-        self._last: dict[str, Status] = {}
+        self._running: set[str] = set()
+        """Tokens of jobs that were seen running, and so go on while the controller is away."""
 
     def submit(self, scratch: Path, numerics: Numerics, attempt: int, fence: Fence | None = None) -> Handle:
         """Queue the job described by `scratch/spec.json`.
@@ -93,7 +94,7 @@ class SlurmLauncher:
             *resources(numerics, spec.placement.slots), *launcher.options, str(scratch / SCRIPT),
             environment=job_environment(scratch, numerics, self.project.code(spec.code), [], fence),
         )  # fmt: skip
-        if answer.returncode and not any(words in answer.stderr for words in AWAY):
+        if answer.returncode and not _away(answer):
             raise PedigreeError(f"Slurm rejects the job of {spec.address}: {_message(answer)}")
         fault_point("job started")
         return handle
@@ -103,16 +104,16 @@ class SlurmLauncher:
         queue = self._listed()
         if queue is not None and (entry := queue.get(token)) is not None:
             if entry.state in ACTIVE:
-                status = Status("running")
-            elif entry.state in QUEUED:
-                status = Status("queued", waiting=f"in Slurm's queue as job {entry.number} ({entry.reason})")
-            else:
-                return self._ended(scratch, entry)
-            self._last[token] = status
-            return status
+                self._running.add(token)
+                return Status("running")
+            if entry.state in QUEUED:
+                return Status("queued", waiting=f"in Slurm's queue as job {entry.number} ({entry.reason})")
+            return self._ended(scratch, entry)
         if self._result(scratch) is not None:
             return self._ended(scratch, None)
-        return Status("unknown") if queue is not None else self._last.get(token, Status("queued", waiting="for Slurm's controller to answer"))
+        if queue is not None:
+            return Status("unknown")
+        return Status("running") if token in self._running else Status("queued", waiting="for Slurm's controller to answer")
 
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
         """End a job: remove it from the queue, or ask it to stop, and kill it after `grace_s` seconds, by default its placement's."""
@@ -174,9 +175,9 @@ class SlurmLauncher:
 
 
 def problem_of(numerics: Numerics, slots: int, launcher: Slurm) -> str | None:
-    """Why Slurm would reject a job; None if it would queue it."""
+    """Why Slurm would reject a job; None if it would queue it, or its controller does not answer."""
     answer = _run("sbatch", "--test-only", *resources(numerics, slots), *launcher.options, "--wrap=true")
-    return _message(answer) if answer.returncode else None
+    return _message(answer) if answer.returncode and not _away(answer) else None
 
 
 def resources(numerics: Numerics, slots: int) -> list[str]:
@@ -206,8 +207,14 @@ def _run(*arguments: str, environment: dict[str, str] | None = None) -> subproce
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(arguments, 1, "", f"{arguments[0]} timed out")
     except FileNotFoundError as error:
-        missing = f"{arguments[0]} is not in PATH: run Pedigree on a login node of the cluster, or remove placement.launcher from the profile"
+        missing = (
+            f"{arguments[0]} is not in PATH: run Pedigree on a login node of the cluster, or remove placement.launcher from the profile"
+        )
         raise PedigreeError(missing) from error
+
+
+def _away(answer: subprocess.CompletedProcess[str]) -> bool:
+    return any(words in answer.stderr for words in AWAY)
 
 
 def _message(answer: subprocess.CompletedProcess[str]) -> str:

@@ -101,7 +101,13 @@ class Cluster:
             plugins=f"PluginDir={plugins}" if plugins else "",
         )  # fmt: skip
         (self.folder / "slurm.conf").write_text(text)
-        files = {"socket": "munge.sock", "key-file": "munge.key", "pid-file": "munged.pid", "log-file": "munged.log", "seed-file": "munged.seed"}
+        files = {
+            "socket": "munge.sock",
+            "key-file": "munge.key",
+            "pid-file": "munged.pid",
+            "log-file": "munged.log",
+            "seed-file": "munged.seed",
+        }
         self._daemon("munged", "munged", "--force", "--foreground", *(f"--{name}={self.folder / file}" for name, file in files.items()))
         until((self.folder / "munge.sock").exists)
         self.start_controller()

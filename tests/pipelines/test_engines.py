@@ -99,8 +99,8 @@ def test_asynchronous_engines_without_gpus_of_their_own_are_a_problem_of_the_pro
     with pytest.raises(ConfigError) as refused:
         opening.profile_for(project, graph, str(tmp_path / "split.yaml"))
     assert [problem.message for problem in refused.value.problems] == [
-        "stage rlvr: asynchronous engines need separate GPUs: 2 ranks of the trainer and engines 1 with tensor_parallel 1 need 3 slots, but "
-        "placement.slots is 2: lower world_size or engines, or raise slots"
+        "stage rlvr: asynchronous engines need separate GPUs: 2 ranks of the trainer and engines 1 with tensor_parallel 1 need 3 slots, "
+        "but placement.slots is 2: lower world_size or engines, or raise slots"
     ]
 
 

@@ -1,21 +1,18 @@
 """Jobs in the queue of a real Slurm of two nodes on this machine."""
 
-import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_lab import RANKS, Lab, outcomes, read, running_scratch
+from running_lab import RANKS, Lab, outcomes, read
 from slurm_cluster import NODES, Cluster
 from waiting import deadline, until
 
-from pedigree.configs.base.problems import PedigreeError
-from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.events import StageWaiting
 from pedigree.pipelines.jobs.live import live_jobs
-from pedigree.pipelines.jobs.scratch_state import attempts_here
-from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.ensure import Result, ensure
 from pedigree.pipelines.run.runs import run_graph
 
 pytestmark = pytest.mark.slow
@@ -66,3 +63,86 @@ def test_a_recipe_runs_in_the_queue_and_beside_it_and_leaves_the_same_bytes(lab:
     assert outcomes(local) == DONE
     for stage in DONE:
         assert read(local, stage, "record.json")["content"] == read(lab, stage, "record.json")["content"]
+
+
+def test_what_slurm_would_reject_is_refused_before_the_run(lab: Lab) -> None:
+    lab.edit("configs/execution/lab.yaml", "{type: slurm}", "{type: slurm, options: [--partition=nowhere]}")
+    done = lab.shell("pedigree run lab", check=False)
+    assert done.returncode == 1 and "stage raw: Slurm would reject its job: invalid partition specified: nowhere" in done.stderr
+    assert not lab.runs()
+
+
+def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(lab: Lab, cluster: Cluster) -> None:
+    lab.edit("configs/execution/lab.yaml", "heartbeat_timeout_s: 120", "heartbeat_timeout_s: 1, timeout_s: 1")
+    cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
+    seen: list[str] = []
+    cancelled = threading.Event()
+    run = lab.run(cancelled=cancelled)
+    run.watch = lambda event: seen.append(event.detail) if isinstance(event, StageWaiting) else None
+    ends: list[object] = []
+    thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
+    thread.start()
+    try:
+        until(lambda: any(text.startswith("in Slurm's queue as job ") for text in seen))
+        assert ("lab/raw", False) in [(job.address, job.elsewhere) for job in live_jobs(lab.project)]
+        cluster.kill("controller")
+        until(lambda: seen[-1] == "for Slurm's controller to answer")
+        cluster.start_controller()
+        until(lambda: seen[-1].startswith("in Slurm's queue as job "))
+        assert thread.is_alive()  # for longer than both limits
+    finally:
+        cancelled.set()
+        thread.join(deadline(60))
+        cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
+    assert not cluster.ask("squeue", "--noheader", "--me") and "raw" not in lab.runs()
+
+
+def test_a_killed_job_and_a_dead_node_resume_from_the_checkpoint(lab: Lab, cluster: Cluster) -> None:
+    lab.knobs(raw={"seconds": 5, "crash": 1})
+    run = lab.run()
+    ensure(run, run.graph.find("raw"))
+    assert attempts(lab, "raw") == ["crashed", "succeeded"]
+
+
+def test_a_run_that_was_killed_finds_its_job_again_and_a_canceled_one_leaves_the_queue(lab: Lab, cluster: Cluster) -> None:
+    lab.knobs(raw={"hold": "go"})
+    command = subprocess.Popen(
+        ["pedigree", "run", "lab"], cwd=lab.root, env=lab.environment | cluster.environment, stdout=subprocess.DEVNULL
+    )
+    until(lambda: "raw" in lab.runs(), alive=lambda: command.poll() is None)
+    command.kill()
+    command.wait()
+    (job,) = live_jobs(lab.project)
+    assert job.address == "lab/raw" and not job.elsewhere
+    cancelled = threading.Event()
+    run = lab.run(cancelled=cancelled)
+    ends: list[object] = []
+    thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
+    thread.start()
+    until(lambda: live_jobs(lab.project)[0].holder)
+    (lab.root / "go").touch()
+    thread.join(deadline(120))
+    found = {end.address: end for end in ends if isinstance(end, Result)}
+    assert found["lab/raw"].outcome == "attached" and found["lab/cleaner"].outcome == "ran"
+    assert lab.runs().count("raw") == 1
+
+
+def test_cancel_ends_a_job_of_the_queue(lab: Lab, cluster: Cluster) -> None:
+    lab.knobs(raw={"seconds": 60})
+    cancelled = threading.Event()
+    ends: list[object] = []
+    thread = threading.Thread(target=lambda: ends.extend(run_graph(lab.run(cancelled=cancelled))))
+    thread.start()
+    until(lambda: "raw" in lab.runs())
+    cancelled.set()
+    thread.join(deadline(120))
+    assert "PENDING" not in (states := cluster.ask("squeue", "--noheader", "--me", "--format=%T")) and "RUNNING" not in states
+    lab.knobs()
+    assert outcomes(lab)["raw"] == "ran"
+
+
+def test_ranks_run_on_two_nodes_of_one_allocation(lab: Lab, cluster: Cluster) -> None:
+    lab.write("configs/recipes/lab.yaml", RANKS)
+    lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 1, world_size: 2, nodes: 2")
+    assert outcomes(lab)["sft"] == "ran" and lab.runs().count("sft") == 2
+    assert "lab/sft 2" in cluster.ask("squeue", "--noheader", "--me", "--states=all", "--format=%j %D").splitlines()
