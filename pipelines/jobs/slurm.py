@@ -1,4 +1,4 @@
-"""Jobs in the queue of a Slurm cluster, whose nodes see the project, its environment and the DVC cache under the same paths as this machine.
+"""Jobs in the queue of a Slurm cluster, whose nodes see the project, its environment and DVC's cache under the paths of this machine.
 
 A job is found by the token of its submission, which is its comment: a controller that has lost its state gives the number of a job away
 again. A controller that does not answer says nothing about a job.
@@ -207,9 +207,7 @@ def _run(*arguments: str, environment: dict[str, str] | None = None) -> subproce
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(arguments, 1, "", f"{arguments[0]} timed out")
     except FileNotFoundError as error:
-        missing = (
-            f"{arguments[0]} is not in PATH: run Pedigree on a login node of the cluster, or remove placement.launcher from the profile"
-        )
+        missing = f"{arguments[0]} is not in PATH: run this on a login node of the cluster, or remove placement.launcher from the profile"
         raise PedigreeError(missing) from error
 
 

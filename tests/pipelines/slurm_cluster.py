@@ -101,14 +101,9 @@ class Cluster:
             plugins=f"PluginDir={plugins}" if plugins else "",
         )  # fmt: skip
         (self.folder / "slurm.conf").write_text(text)
-        files = {
-            "socket": "munge.sock",
-            "key-file": "munge.key",
-            "pid-file": "munged.pid",
-            "log-file": "munged.log",
-            "seed-file": "munged.seed",
-        }
-        self._daemon("munged", "munged", "--force", "--foreground", *(f"--{name}={self.folder / file}" for name, file in files.items()))
+        names = {"socket": "sock", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        files = [f"--{option}={self.folder / 'munge'}.{end}" for option, end in names.items()]
+        self._daemon("munged", "munged", "--force", "--foreground", *files)
         until((self.folder / "munge.sock").exists)
         self.start_controller()
         for node in NODES:
