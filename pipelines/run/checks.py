@@ -93,7 +93,7 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
         computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
         if placement.launcher.type == "slurm":
             if node.address not in cached() and (problem := slurm.problem_of(numerics, placement.slots, placement.launcher)):
-                found.append((node, f"Slurm would reject its job: {problem}"))
+                found.append((node, f"Slurm would reject this job: {problem}"))
         elif computes and numerics.device == "cuda" and not has_gpu():
             found.append((node, "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"))
         servers = {by.base_url: _unanswering for by in endpoints(node.config)}

@@ -1,11 +1,11 @@
 """Jobs in the queue of a real Slurm of two nodes on this machine."""
 
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import Command
 from running_lab import RANKS, Lab, outcomes, read
 from slurm_cluster import NODES, Cluster
 from waiting import deadline, until
@@ -67,8 +67,8 @@ def test_a_recipe_runs_in_the_queue_and_beside_it_and_leaves_the_same_bytes(lab:
 
 def test_what_slurm_would_reject_is_refused_before_the_run(lab: Lab) -> None:
     lab.edit("configs/execution/lab.yaml", "{type: slurm}", "{type: slurm, options: [--partition=nowhere]}")
-    done = lab.shell("pedigree run lab", check=False)
-    assert done.returncode == 1 and "stage raw: Slurm would reject its job: invalid partition specified: nowhere" in done.stderr
+    said = Command(lab)("run", "lab", code=2)
+    assert "lab: stages raw, clean, cleaner: Slurm would reject this job: invalid partition specified: nowhere" in said
     assert not lab.runs()
 
 
@@ -106,12 +106,10 @@ def test_a_killed_job_and_a_dead_node_resume_from_the_checkpoint(lab: Lab, clust
 
 def test_a_run_that_was_killed_finds_its_job_again_and_a_canceled_one_leaves_the_queue(lab: Lab, cluster: Cluster) -> None:
     lab.knobs(raw={"hold": "go"})
-    command = subprocess.Popen(
-        ["pedigree", "run", "lab"], cwd=lab.root, env=lab.environment | cluster.environment, stdout=subprocess.DEVNULL
-    )
-    until(lambda: "raw" in lab.runs(), alive=lambda: command.poll() is None)
+    command = Command(lab).start("run", "lab")
+    until((lab.root / "go.waiting").exists, alive=lambda: command.poll() is None)
     command.kill()
-    command.wait()
+    command.communicate()
     (job,) = live_jobs(lab.project)
     assert job.address == "lab/raw" and not job.elsewhere
     cancelled = threading.Event()
