@@ -110,14 +110,13 @@ def test_a_run_that_was_killed_finds_its_job_again_and_a_canceled_one_leaves_the
     until((lab.root / "go.waiting").exists, alive=lambda: command.poll() is None)
     command.kill()
     command.communicate()
-    (job,) = live_jobs(lab.project)
-    assert job.address == "lab/raw" and not job.elsewhere
+    assert ("lab/raw", False) in [(job.address, job.elsewhere) for job in live_jobs(lab.project)]
     cancelled = threading.Event()
     run = lab.run(cancelled=cancelled)
     ends: list[object] = []
     thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
     thread.start()
-    until(lambda: live_jobs(lab.project)[0].holder)
+    until(lambda: any(job.address == "lab/raw" and job.holder for job in live_jobs(lab.project)))
     (lab.root / "go").touch()
     thread.join(deadline(120))
     found = {end.address: end for end in ends if isinstance(end, Result)}
