@@ -33,7 +33,7 @@ from pedigree.stages.training.logprobs import PolicyModule, RewardModule
 from pedigree.stages.training.probe import probe
 
 WINDOW = 6
-"""Tokens of a sliding window: shorter than the documents of the tests."""
+"""Tokens of a sliding window; the documents of the tests are longer."""
 SIZES: dict[str, Any] = {
     "vocab_size": 256,
     "hidden_size": 128,
@@ -60,12 +60,12 @@ LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 16, "qk_nope
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a tiny model is made."""
+    """How to make a tiny model."""
 
     name: str
     """`model_type` of transformers."""
     changes: dict[str, Any] = field(default_factory=dict)
-    """Fields of its config beside or instead of `SIZES`; None leaves one out."""
+    """Fields of its config, in addition to `SIZES` or instead of them; None leaves one out."""
     experts: bool = False
 
     def config(self, **changes: Any) -> Any:
@@ -154,24 +154,24 @@ ALL = [
 ]  # fmt: skip
 
 RIGHT = 1e-4
-"""Nats: far above rounding in fp32 (some 1e-6), far below what a window, a cap or a scale does."""
+"""Nats: far above rounding in fp32 (some 1e-6), far below the effect of a window, a cap or a scale."""
 RESULT = RESULTS / "architectures" / "outcomes.json"
 PAGE = RESULTS.parents[1] / "docs" / "architectures.md"
 PADDED = [Numerics(packing=False, attention="sdpa"), Numerics(packing=False, attention="eager")]
 PACKED = [Numerics(attention="varlen"), Numerics(attention="sdpa")]
-"""The forms that are tried, the better first."""
+"""The forms to try, best first."""
 WRONG = "WRONG"
 Cell = dict[str, str]
-"""`value`: what the page shows; `why`: for a form that is refused, in whose words."""
+"""`value`: the cell of the page; `why`: the error message of a form that is refused."""
 
 
 class Wrong(Exception):
-    """A result is not the model's own, and the probe has not noticed."""
+    """A result differs from the model's own, and the probe did not notice."""
 
 
 @cache
 def documents() -> tuple[Document, ...]:
-    """Two answers to one prompt and a stranger, all longer than a window."""
+    """Two answers to one prompt and an unrelated document, all longer than a window."""
     random = torch.Generator().manual_seed(3)
 
     def ids(length: int) -> list[int]:
@@ -279,11 +279,11 @@ def outcome(architecture: Architecture) -> dict[str, Cell]:
 # --- vLLM --------------------------------------------------------------------------------------------------------------
 
 ENGINE_S = 300.0
-"""Longest time for one engine."""
+"""Time limit for one engine."""
 
 
 def by_vllm(architecture: Architecture) -> Cell:
-    """The mean gap between the log-probabilities of vLLM for tokens that it has drawn, in fp32, and ours for the same tokens."""
+    """The mean gap between vLLM's log-probabilities of the tokens that it sampled, in fp32, and ours for the same tokens."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.architectures", "--sample", architecture.name, "--folder", folder]
         try:
@@ -298,7 +298,7 @@ def by_vllm(architecture: Architecture) -> Cell:
 
 
 def sample(architecture: Architecture, folder: Path) -> None:
-    """Draws answers with vLLM, and writes how far its log-probabilities are from ours; in a process of its own."""
+    """Sample answers with vLLM, and write how far its log-probabilities are from ours; runs in a separate process."""
     from pedigree.stages.sampling.engines import open_sampler
     from pedigree.stages.sampling.sampler import Request
 

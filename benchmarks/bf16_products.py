@@ -17,7 +17,7 @@ from benchmarks.report import RUNS, Reading, Watch, write
 from benchmarks.training import matrix_rate, prepare, speed, tokens_per_step
 from benchmarks.workloads import WORKLOADS, Workload
 from pedigree.data.host.machine import has_bf16_units, instruction_sets
-from pedigree.pipelines.jobs.launcher import device_settings
+from pedigree.pipelines.jobs.job_environment import device_settings
 
 SFT = replace(WORKLOADS["sft"], steps=4)
 OURS = "through fp32"

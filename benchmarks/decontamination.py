@@ -30,12 +30,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PEER = ROOT / "benchmarks" / "decontamination_peer.py"
 FOUND = RESULTS / "decontamination" / "found.json"
 ITEMS, PLANTED, CLEAN = 1319, 30, 6000
-"""Benchmark items, copies of each disguise, clean problems, in each of the draws."""
+"""Benchmark items, copies of each disguise, and clean problems in each draw."""
 DRAWS = range(10, 15)
-"""Seeds of what is searched. The rules were made while looking at others, those from 0 to 5."""
+"""Seeds of the searched texts. The rules were made with others in view, those from 0 to 5."""
 OURS = ("ours", "ours, strict", "ours, strict and embedded")
 ROWS = dict.fromkeys(OURS, 50_000) | {"decon": 50_000, "datatrove 8": 2_000, "datatrove 13": 2_000}
-"""Of chat, by how fast a tool is; what it takes for `FEW` of them is its start."""
+"""Chat rows by speed of the tool; the time for `FEW` of them is its start."""
 FEW = 200
 CLEAN_ROWS, TWINS = "clean problems, lost", "an item with other people or numbers, by chance"
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 class Texts:
-    """What rows and items are made of."""
+    """The texts from which rows and items are made."""
 
     def __init__(self, data: Path | None) -> None:
         self.source = "GSM8K" if data else "made problems"
@@ -78,7 +78,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def measure(tools: dict[str, str], texts: Texts, folder: Path) -> None:
-    """Runs all tools in turn, several times with other items, and writes what they found and how fast they were."""
+    """Run all tools in turn, several times with other items, and write what they found and how fast they were."""
     watch, versions = Watch(), {}
     speeds: dict[str, list[Speed]] = {tool: [] for tool in tools}
     for run in range(RUNS):
@@ -94,7 +94,7 @@ def measure(tools: dict[str, str], texts: Texts, folder: Path) -> None:
 
 
 def count(tools: dict[str, str], texts: Texts, folder: Path) -> None:
-    """Has all tools search the copies and the clean problems, and writes what they found beside what is recorded of the same draws."""
+    """Let all tools search the copies and the clean problems, and add what they found to the recorded results of the same draws."""
     table = json.loads(FOUND.read_text())
     if table["source"] != texts.source:
         raise SystemExit(f"{FOUND.name} is of {table['source']}, not of {texts.source}: measure all, or give the same --data")
@@ -112,7 +112,7 @@ def count(tools: dict[str, str], texts: Texts, folder: Path) -> None:
 
 
 def drawn(texts: Texts, seed: int) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
-    """The items of a draw, and (kind, row) of problems that are none and of copies."""
+    """The items of a draw, and (kind, row) of the copies and of the other problems."""
     every = random.Random(seed).sample(texts.problems, len(texts.problems))
     items, others = every[:ITEMS], every[ITEMS : ITEMS + CLEAN]
     kinds = [TWINS if twin else CLEAN_ROWS for twin in twins(items, others)]
@@ -120,12 +120,12 @@ def drawn(texts: Texts, seed: int) -> tuple[list[str], list[tuple[str, dict[str,
 
 
 def counted(runs: Sequence[Counter[str]]) -> dict[str, list[int]]:
-    """Kind of row → how many there are in each draw."""
+    """Kind of row → number of rows in each draw."""
     return {kind: [run[kind] for run in runs] for kind in (*DISGUISES, TWINS, CLEAN_ROWS)}
 
 
 class Speed:
-    """What a tool took for many rows, less what it takes for few."""
+    """Cost of many rows, minus the cost of few."""
 
     def __init__(self, small: dict[str, Any], large: dict[str, Any], rows: int) -> None:
         self.rate = (rows - FEW) / (large["seconds"] - small["seconds"])
@@ -136,7 +136,7 @@ class Speed:
 
 
 def search(tool: str, python: str, items: Sequence[str], rows: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Writes items and rows, and has a tool search them."""
+    """Write items and rows, and let a tool search them."""
     (folder / "rows").mkdir(exist_ok=True)
     with (folder / "rows" / "rows.jsonl").open("w") as stream:
         for row in rows:

@@ -92,7 +92,7 @@ def datatrove(folder: Path, ngram: int) -> Answer:
 STRICT = {"ngram": 4, "threshold": 0.9, "typos": True, "abstracted": {}, "cut_short": {"of_item": 0.5}}
 """Settings that the documentation recommends."""
 EMBEDDED = {**STRICT, "embedded": {"remove": True}}
-"""The same, and what is alike by vectors removed too."""
+"""The same, plus removal of matches by vectors."""
 TOOLS: dict[str, tuple[str | None, Callable[[Path], Answer]]] = {
     "ours": (None, lambda folder: ours(folder, {})),
     "ours, strict": (None, lambda folder: ours(folder, STRICT)),
@@ -101,7 +101,7 @@ TOOLS: dict[str, tuple[str | None, Callable[[Path], Answer]]] = {
     "datatrove 8": ("datatrove", lambda folder: datatrove(folder, 8)),
     "datatrove 13": ("datatrove", lambda folder: datatrove(folder, 13)),
 }
-"""Tool → its package, and what runs it."""
+"""Tool → its package, and the function that runs it."""
 
 
 def main(tool: str, folder: str) -> None:

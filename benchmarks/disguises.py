@@ -26,7 +26,7 @@ SHORT = 0.35
 
 
 def problems(count: int, seed: int) -> list[str]:
-    """Word problems of three to five sentences, no two alike."""
+    """Word problems of three to five sentences, all different."""
     draw, found = random.Random(f"{seed}/problems"), {}
     while len(found) < count:
         name, other = draw.sample(NAMES, 2)
@@ -59,7 +59,7 @@ def problems(count: int, seed: int) -> list[str]:
 
 
 def prose(count: int, seed: int, words: int = 220) -> list[str]:
-    """Texts of about so many words, rare and common ones as in a language: function words, and made ones by Zipf's law."""
+    """Texts of about this many words, with rare and common ones as in a language: function words, and made-up ones by Zipf's law."""
     made = random.Random(f"{seed}/words")
     vocabulary = np.array(["".join(made.choices(SYLLABLES, k=made.choice((1, 2, 2, 3, 3, 4)))) for _ in range(30_000)], object)
     draw = np.random.default_rng(seed)
@@ -75,7 +75,7 @@ def prose(count: int, seed: int, words: int = 220) -> list[str]:
 
 
 def shuffled(texts: Sequence[str], count: int, seed: int, length: int = 1300) -> list[str]:
-    """Texts of about so many characters, each of sentences of the given ones in other orders."""
+    """Texts of about this many characters, each with the given sentences in another order."""
     sentences = [one for text in texts for one in re.split(r"(?<=[.?!:]) |\n+", text) if one]
     draw, found = random.Random(f"{seed}/shuffled"), []
     while len(found) < count:
@@ -93,12 +93,12 @@ def chat(asked: str, answer: str, system: str = "") -> dict[str, Any]:
 
 
 LOOKALIKES = str.maketrans("aceopxyijsABCEHKMOPTX", "асеорхуіјѕАВСЕНКМОРТХ")
-"""Cyrillic for Latin."""
+"""Latin → Cyrillic."""
 ENTITIES = str.maketrans({"'": "&#39;", '"': "&quot;", "$": "&#36;", "%": "&#37;", ",": "&#44;"})
 
 
 def renamed(text: str, draw: random.Random) -> str:
-    """Other names for all people: what is written with a capital inside a sentence, or is a name of ours."""
+    """Replace all names of people: words with a capital inside a sentence, and the names in our list."""
     inside = re.findall(r"(?<=[a-z,] )[A-Z][a-z]+", text)
     names = dict.fromkeys([*inside, *(word for word in re.findall(r"\b[A-Z][a-z]+", text) if word in NAMES)])
     others = draw.sample(["Alistair", "Beatrix", "Cosimo", "Delphine", "Evander", "Fenella", "Gideon", "Hortense", "Ivor"], 9)
@@ -108,7 +108,7 @@ def renamed(text: str, draw: random.Random) -> str:
 
 
 def latex(text: str, draw: random.Random) -> str:
-    """All numbers in formulas."""
+    """Write all numbers as formulas."""
     text = text.replace("$", r"\$").replace("%", r"\%")
     text = re.sub(r"\b(\d+)/(\d+)\b", r"\\(\\frac{\1}{\2}\\)", text)
     return re.sub(r"(?<![{\d.])\b\d[\d,]*(?:\.\d+)?\b(?!})", lambda one: rf"\({one[0].replace(',', '{,}')}\)", text)
@@ -129,12 +129,12 @@ def spelled(number: int) -> str:
 
 
 def in_words(text: str, draw: random.Random) -> str:
-    """All whole numbers but those of money and percentages."""
+    """Write all whole numbers in words, except money and percentages."""
     return re.sub(r"(?<![\d.,$/%])\b\d{1,4}\b(?![.,]?\d|[/%])", lambda one: spelled(int(one[0])), text)
 
 
 def typos(text: str, draw: random.Random) -> str:
-    """A letter is left out of one word in ten."""
+    """Leave out a letter of one word in ten."""
     words = text.split(" ")
     for place in draw.sample(range(len(words)), max(1, len(words) // 10)):
         if len(words[place]) > 3:
@@ -197,6 +197,6 @@ DISGUISES: dict[str, Disguise] = {
 
 
 def planted(items: Sequence[str], count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
-    """(disguise, row): for each disguise `count` other items."""
+    """(disguise, row): `count` other items for each disguise."""
     draw = random.Random(f"{seed}/planted")
     return [(name, disguise(text, draw)) for name, disguise in DISGUISES.items() for text in draw.sample(list(items), count)]

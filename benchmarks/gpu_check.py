@@ -47,7 +47,7 @@ Kernels = Literal["torch", "compiled", "liger"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one check."""
+    """Result of one check."""
 
     check: str
     status: str
@@ -61,7 +61,7 @@ def numerics_of(kernel: str) -> Numerics:
 
 
 def made_units(lengths: Sequence[tuple[int, int, int]], vocabulary: int) -> list[Unit]:
-    """(tokens of the prompt, tokens of an answer, answers to it) each."""
+    """(tokens of the prompt, tokens of an answer, number of answers) each."""
     units = []
     for number, (prompt, answer, count) in enumerate(lengths):
         asked = made_ids(prompt, number, vocabulary)
@@ -75,7 +75,7 @@ def log_probs(policy: PolicyModule, units: Sequence[Unit], numerics: Numerics, d
 
 
 def packing(setting: Setting) -> dict[str, Any]:
-    """Packed bf16 log-probs, prompts shared or not, are as near to fp32 as those of each document alone."""
+    """Packed bf16 log-probs, with prompts shared or not, are as near to fp32 as those of each document alone."""
     size = 8 if setting.on_gpu else 1
     units = made_units([(40 * size, 60 * size, 1), (30 * size, 20 * size, 4), (11 * size, 90 * size, 2)], setting.shape.vocabulary)
     alone = [(doc,) for unit in units for doc in unit]
@@ -151,7 +151,7 @@ def chunked_loss(setting: Setting) -> dict[str, Any]:
 
 
 def variable_length_attention(setting: Setting) -> dict[str, Any]:
-    """Attention of a packed row document by document: seconds forward and backward beside sdpa under a mask."""
+    """Time attention of a packed row document by document, forward and backward, against sdpa under a mask."""
     count, length = (16, 1024) if setting.on_gpu else (4, 24)
     shape = setting.shape
     units = made_units([(length // 2, length - length // 2, 1)] * count, shape.vocabulary)
@@ -210,7 +210,7 @@ def timed(step: Callable[[], object], setting: Setting, rounds: int) -> float:
 
 
 class Master:
-    """AdamW on fp32 copies of bf16 weights, or on the weights themselves where the copies have no room."""
+    """AdamW on fp32 copies of bf16 weights, or on the weights themselves if the copies do not fit."""
 
     def __init__(self, policy: PolicyModule, copies: bool) -> None:
         self.weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
@@ -238,7 +238,7 @@ class Master:
 
 
 def checkpoint_exactness(setting: Setting) -> dict[str, Any]:
-    """Two steps, a checkpoint, two more; the checkpoint loaded elsewhere and the same two: equal bits."""
+    """Two steps, a checkpoint and two more steps give the same bits as loading the checkpoint and taking the last two."""
     units = made_units([(16, 48, 1)] * 4, setting.shape.vocabulary)
     numerics = numerics_of("varlen")
 
@@ -274,7 +274,7 @@ def checkpoint_exactness(setting: Setting) -> dict[str, Any]:
 
 
 def no_waiting(setting: Setting) -> dict[str, Any]:
-    """Between the first pass of a step and the last the host never waits for the device; passes are prepared ahead."""
+    """Between the first pass of a step and the last, the host never waits for the device, and passes are prepared ahead."""
     size, steps = (64, 4) if setting.on_gpu else (1, 2)
     numerics = Numerics.model_validate({"micro_batch_tokens": 256 * size})
     lengths = [(40 * size, 24 * size, 2), (1, 200 * size, 1), (90 * size, 30 * size, 3)]
@@ -314,7 +314,7 @@ def trained_pass(policy: PolicyModule, micro_batch: PreparedMicroBatch) -> torch
 
 
 def deepspeed_zero(setting: Setting) -> dict[str, Any]:
-    """Three steps under ZeRO 1, 2 and 3 through our `Trainer`: one curve."""
+    """Three steps under ZeRO 1, 2 and 3 through our `Trainer` give one curve."""
     if importlib.util.find_spec("deepspeed") is None:
         raise Skip("deepspeed is not installed")
     curves = {}
@@ -349,7 +349,7 @@ def zero_curve(setting: Setting, stage: int) -> list[float]:
 
 
 def parameters_of(shape: Shape) -> int:
-    """Without the input embedding; a tied one counts as the output's."""
+    """Parameters without the input embedding; a tied one counts as the output's."""
     width, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layer = shape.hidden * (2 * width + 2 * kv) + 3 * shape.hidden * shape.ffn + 2 * shape.hidden
     return shape.layers * layer + shape.hidden + shape.hidden * shape.vocabulary
@@ -398,7 +398,7 @@ def measured_case(setting: Setting, shape: Shape, length: int) -> dict[str, Any]
 def trained_tokens_per_second(
     setting: Setting, shape: Shape, length: int, copies: bool, recompute: bool, kernels: Kernels = "torch"
 ) -> float:
-    """Of whole steps: forward, backward, optimizer."""
+    """Time whole steps: forward, backward, optimizer."""
     tokens = 16384 if setting.on_gpu else 64
     units = made_units([(1, length - 1, 1)] * (tokens // length), shape.vocabulary)
     policy = fused_policy(setting, shape, kernels).eval()
@@ -415,7 +415,7 @@ def trained_tokens_per_second(
 
 
 def fused_policy(setting: Setting, shape: Shape, kernels: Kernels) -> PolicyModule:
-    """A policy in bf16 whose norms, rotary embeddings and MLPs are computed by these kernels."""
+    """A policy in bf16 whose norms, rotary embeddings and MLPs use these kernels."""
     policy = made_policy(shape, setting.device, torch.bfloat16, "varlen")
     fuse(policy, Numerics.model_validate({"device": setting.device.type, "kernels": kernels}))
     return policy
@@ -509,7 +509,7 @@ def installed(package: str) -> str | None:
 
 
 def report(outcomes: Sequence[Outcome], setting: Setting) -> None:
-    """Writes the JSON file and prints a table."""
+    """Write the JSON file and print a table."""
     versions = {package: installed(package) for package in PACKAGES}
     print(f"\n{'check':28} {'status':8} numbers")
     for found in outcomes:

@@ -1,4 +1,4 @@
-"""What the checks of `gpu_check.py` share: how they end, where they run, and Llama-shaped models with made weights."""
+"""Shared by the checks of `gpu_check.py`: how they end, where they run, and Llama-shaped models with generated weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +10,16 @@ from pedigree.stages.training.logprobs import PolicyModule
 
 
 class Skip(Exception):
-    """The check cannot be made here; the message says why."""
+    """The check does not apply here; the message says why."""
 
 
 class Failed(Exception):
-    """The check was made and does not hold."""
+    """The check failed."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a Llama."""
+    """Shape of a Llama."""
 
     name: str
     layers: int
@@ -38,15 +38,15 @@ SHAPES = (
     Shape("4B", 36, 2560, 32, 8, 9728, 151936, 128, tied=True),
     Shape("8B", 32, 4096, 32, 8, 14336, 128256, 128),
 )
-"""Of SmolLM2 widened, Qwen2.5, Qwen3 and Llama 3.1."""
+"""Shapes of SmolLM2 widened, Qwen2.5, Qwen3 and Llama 3.1."""
 TINY = Shape("tiny", 2, 64, 4, 2, 128, 320, 16, tied=True)
 SERVABLE = Shape("tiny", 2, 128, 4, 2, 128, 320, 32, tied=True)
-"""With heads for which vLLM has attention on a CPU."""
+"""Its heads have a size that vLLM's attention supports on a CPU."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where it runs and how large things are."""
+    """Where checks run, and how large their models are."""
 
     device: torch.device
     peak_tflops: float | None
@@ -58,7 +58,7 @@ class Setting:
 
     @property
     def shape(self) -> Shape:
-        """The model of the checks of correctness."""
+        """The model for checks of correctness."""
         return SHAPES[0] if self.on_gpu else TINY
 
     def synchronize(self) -> None:
@@ -67,7 +67,7 @@ class Setting:
 
 
 def made_policy(shape: Shape, device: torch.device, dtype: torch.dtype, kernel: str, chunk: int = 1024) -> PolicyModule:
-    """A policy with made weights, the same for every dtype and kernel."""
+    """A policy with generated weights, the same for every dtype and kernel."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     attention.register()

@@ -52,12 +52,12 @@ LOOK_S = 0.1
 
 
 class Cost(NamedTuple):
-    """Of a job."""
+    """Cost of a job."""
 
     seconds: float
     cpu_seconds: float
     mib: float
-    """The most that its processes held together."""
+    """Peak memory of all its processes together."""
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def keep(costs: dict[str, dict[int, list[Cost]]], measured: dict[str, Any]) -> None:
-    """Puts what stages cost beside what was measured before; `measured` says where and when this was."""
+    """Add the costs of stages to those measured before; `measured` records where and when."""
     seen = json.loads(FOUND.read_text()) if FOUND.exists() else {"stages": {}, "measured": {}}
     for stage, sized in costs.items():
         seen["stages"].setdefault(stage, {}).update({str(size): summary(size, found) for size, found in sized.items()})
@@ -95,7 +95,7 @@ def summary(size: int, costs: Sequence[Cost]) -> dict[str, Any]:
 
 
 def rows_in(path: Path, count: int) -> Path:
-    """A file of so many rows, where it is not there yet."""
+    """A file with this many rows; written if missing."""
     if path.exists():
         return path
     said, draw = prose(PART, 0), random.Random(count)
@@ -112,13 +112,13 @@ def line(text: str) -> str:
 
 
 def judged(folder: Path, count: int) -> Path:
-    """So many judged answers, as an artifact, where it is not there yet."""
+    """An artifact with this many judged answers; made if missing."""
     draw = random.Random(count)
     return stored(folder, "judgment", count, lambda place, text: judgment(place, text, draw.random()))
 
 
 def stored(folder: Path, artifact_type: str, count: int, row: Callable[[int, str], dict[str, Any]]) -> Path:
-    """An artifact of so many rows, each made of its place and a text, where it is not there yet."""
+    """An artifact with this many rows, each made from its position and a text; made if missing."""
     if folder.exists():
         return folder
     said = prose(PART // ANSWERS, 1)
@@ -141,7 +141,7 @@ def asked(place: int, text: str = "") -> list[dict[str, Any]]:
 
 
 def answered(place: int) -> dict[str, Any]:
-    """What a row of `sample` and one of `judge` have in common."""
+    """Fields shared by the rows of `sample` and of `judge`."""
     number, index = divmod(place, ANSWERS)
     named = {"id": f"p{number}/sft/{index}", "prompt_id": f"p{number}", "source": "made", "messages": asked(number)}
     return named | {"policy": "sft", "policy_content": "0" * 64, "on_policy": True, "finish_reason": "stop"}
@@ -170,7 +170,7 @@ def judgment(place: int, text: str, score: float) -> dict[str, Any]:
 
 
 def of_rows(folder: Path, size: int, measured: "Measured | None" = None) -> Iterator[tuple[str, Cost]]:
-    """`prepare_data` on a file of so many rows, and `decontaminate` on what it made."""
+    """`prepare_data` on a file with this many rows, and `decontaminate` on its output."""
     measured, rows = measured or job, rows_in(folder.parent / f"{size}.jsonl", size)
     prepare = {"record": "conversation", "sources": [{"type": "files", "path": rows.name}], "filters": FILTERS}
     yield "prepare_data", measured(folder / "prepare_data", "prepare_data", prepare, {}, {rows.name: rows})
@@ -180,7 +180,7 @@ def of_rows(folder: Path, size: int, measured: "Measured | None" = None) -> Iter
 
 
 def of_answers(folder: Path, size: int, measured: "Measured | None" = None) -> Iterator[tuple[str, Cost]]:
-    """What needs no model of so many answers, and of so many prompts."""
+    """The stages without a model, on this many answers and prompts."""
     measured, draw = measured or job, random.Random(size)
     completions = stored(folder.parent / f"{size}-answers", "completion", size, lambda *given: completion(*given, draw.random() < 0.5))
     prompts = {"p": stored(folder.parent / f"{size}-prompts", "prompt", size, prompt)}
@@ -194,7 +194,7 @@ def of_answers(folder: Path, size: int, measured: "Measured | None" = None) -> I
 
 
 def of_pairs(folder: Path, size: int, measured: "Measured | None" = None) -> Iterator[tuple[str, Cost]]:
-    """`pair` on so many judged answers."""
+    """`pair` on this many judged answers."""
     inputs = {"judgments": {"j": judged(folder.parent / f"{size}-judgments", size)}}
     yield "pair", (measured or job)(folder / "pair", "pair", {}, inputs, {})
 
@@ -218,12 +218,12 @@ def prove_equal(folder: Path, size: int, run: Callable[..., Iterator[tuple[str, 
 
 
 def hashes(job: Path) -> dict[str, str]:
-    """Of the files that a job has made."""
+    """Hashes of the files that a job has made."""
     return {path.name: sha256_file(path) for path in (job / "out" / "payload").iterdir()}
 
 
 def suites(folder: Path) -> dict[str, Path]:
-    """Benchmarks of made problems."""
+    """Benchmarks of synthetic problems."""
     texts, found = problems(SUITES * ITEMS, 0), {}
     for number in range(SUITES):
         asked = [[{"role": "user", "content": text}] for text in texts[number::SUITES]]
@@ -271,7 +271,7 @@ def job_that_was_killed(folder: Path, kind: str, *given: Any) -> Cost:
 
 
 def rows_behind(folder: Path) -> int:
-    """How many rows a job says that it has done."""
+    """Number of rows that a job reports as done."""
     with suppress(OSError, ValueError):
         told = json.loads((folder / "progress.json").read_text())
         return max(told["step"], (told["doing"] or {"done": 0})["done"])
@@ -305,7 +305,7 @@ def start(folder: Path) -> "subprocess.Popen[bytes]":
 
 
 class Watched:
-    """The memory of a process and all that it has started, looked at until the process ends."""
+    """Sample the memory of a process and its descendants until the process ends."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._most, self._ended = pid, 0, threading.Event()
@@ -331,7 +331,7 @@ def family(pid: int) -> Iterator[int]:
 
 
 def held(pid: int) -> int:
-    """KiB of a process, shared ones by its share."""
+    """KiB of a process, with its share of shared pages."""
     with suppress(OSError):
         lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
         return sum(int(line[1]) for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:"))

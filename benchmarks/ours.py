@@ -18,7 +18,7 @@ from pedigree.stages.job.job import Inputs, Job
 
 
 class PacedJob(Job):
-    """A job whose line in the training curve ends a lap."""
+    """A job that ends a lap with each line of its training curve."""
 
     pace: Pace
 
@@ -36,7 +36,7 @@ def inputs_of(workload: Workload, folder: Path) -> Inputs:
 
 
 def config_of(workload: Workload) -> Any:
-    """What the stage is asked for; everything that is not named is the stage's default."""
+    """Config of the stage; all other fields keep the stage's defaults."""
     batch = {"global_batch": workload.global_batch, "max_length": workload.max_length}
     rollouts = {
         "algorithm": {"type": "dapo"},
@@ -59,7 +59,7 @@ def config_of(workload: Workload) -> Any:
 
 
 def updates(config: Any, inputs: Inputs, job: Job, workload: Workload, folder: Path) -> None:
-    """RLVR without its sampler: the learner of the stage and its update, on made rollouts."""
+    """RLVR without its sampler: the learner of the stage and its update, on synthetic rollouts."""
     from pedigree.data.chat.chat import Chat
     from pedigree.stages.rlvr.run import make_learner
     from pedigree.stages.training.policy_update import TrainingSample, initial_state, update_policy

@@ -14,31 +14,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pedigree.pipelines.jobs.launcher import without_process_group
+from pedigree.pipelines.jobs.job_environment import without_process_group
 
 
 class Enough(BaseException):
-    """The last timed step is done: whatever the stage would do afterwards is not asked for."""
+    """The last timed step is done; the rest of the stage is skipped."""
 
 
 class Pace:
     """A worker's side: `lap` after each optimizer step."""
 
     def __init__(self, steps: int) -> None:
-        """Takes over the standard output and waits for the first word to go."""
+        """Take over standard output and wait for the first signal to continue."""
         self.steps, self.step = steps, 0
         self.first: dict[str, float] = {}
-        """Loss and norm of the gradient of the first step."""
+        """Loss and gradient norm of the first step."""
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._began = 0.0
 
     def logged(self, numbers: dict[str, float]) -> None:
-        """What the trainer says of a step; the first is kept."""
+        """Record what the trainer reports of a step; the first one is kept."""
         self.first = self.first or {name: float(numbers[name]) for name in ("loss", "grad_norm")}
 
     def ready(self) -> None:
-        """Call as late as possible before the first step; the time until then is nobody's step."""
+        """Call as late as possible before the first step; the time until then belongs to no step."""
         self._wait({"ready": True})
 
     def lap(self) -> None:
@@ -71,18 +71,18 @@ class Pace:
 
 
 def peak_bytes() -> int:
-    """Most memory that this process ever held; unlike `ru_maxrss` it owes nothing to the process that started it."""
+    """Peak memory of this process; unlike `ru_maxrss`, independent of the process that started it."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) * 1024
 
 
 @dataclass(frozen=True)
 class Laps:
-    """What one worker said."""
+    """Measurements of one worker."""
 
     seconds: list[float]
     first: dict[str, float]
-    """Loss and norm of the gradient of the first step."""
+    """Loss and gradient norm of the first step."""
     peak_bytes: int
 
 
@@ -90,7 +90,7 @@ class Worker:
     """The benchmark's side of one worker process."""
 
     def __init__(self, command: list[str], log: Path, settings: dict[str, str]) -> None:
-        """Starts it, with `settings` over the environment."""
+        """Start the worker, with `settings` added to the environment."""
         self.log = log
         environment = without_process_group(os.environ) | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"} | settings
         with log.open("w") as stream:
@@ -116,7 +116,7 @@ class Worker:
         return json.loads(line)
 
     def step(self) -> float:
-        """Lets it take one optimizer step; seconds."""
+        """Let the worker take one optimizer step; returns its seconds."""
         _pipe(self.process.stdin).write("go\n")
         _pipe(self.process.stdin).flush()
         return self.hear()["seconds"]
@@ -132,7 +132,7 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
 
 
 def race(workers: Mapping[str, Worker], steps: int) -> dict[str, Laps]:
-    """All workers take `steps` steps in turn, another one first every time."""
+    """All workers take `steps` steps in turn, each time in another order."""
     names = list(workers)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     try:

@@ -1,4 +1,4 @@
-"""A text said in other words: by rules for words and sentences of English, without a language model and of no data set."""
+"""Paraphrase a text by rules for words and sentences of English, without a language model or data set."""
 
 import random
 import re
@@ -29,9 +29,9 @@ OTHER_WORDS = {
     "old": "aged", "first": "initial", "last": "final", "next": "following", "morning": "forenoon", "night": "late evening",
     "for": "in return for", "and": "as well as", "from": "out of", "on": "upon", "with": "along with",
 }  # fmt: skip
-"""Word → what says about the same."""
+"""Word → synonym."""
 KEPT = frozenset("and from on with for more".split())
-"""Of them, those that are left as they are two times in three: so many exchanged at once would be no English."""
+"""Words that are kept two times in three: replacing all of them would not be English."""
 SMALL = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen "
     "twenty"
@@ -45,12 +45,12 @@ _opening = re.compile(r"^((?:On|In|At|After|During|For|Every|Each) [^,]{3,40}), 
 
 
 def paraphrased(text: str, draw: random.Random) -> str:
-    """The same said otherwise: sentences turned round, then numbers in words, then other words."""
+    """Paraphrase a text: sentences reordered, then numbers in words, then other words."""
     return " ".join(_said(_turned(sentence), draw) for sentence in _sentence.split(text.strip()))
 
 
 def _turned(sentence: str) -> str:
-    """A condition by itself, a question as a request, and what a sentence opens with at its end."""
+    """Make a condition a sentence, a question a request, and move the opening of a sentence to its end."""
     if found := _condition.match(sentence):
         return f"Suppose that {found[1]}. {_turned(_capital(found[2] + '?'))}"
     if found := _asked.match(sentence):

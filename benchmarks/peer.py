@@ -18,7 +18,7 @@ from benchmarks.workloads import LEARNING_RATE, SEED, Workload, read, rewards
 
 
 def columns(workload: Workload, units: list[Any]) -> list[dict[str, Any]]:
-    """The units as the peer's collators want them."""
+    """The units in the form of the peer's collators."""
     if workload.task == "sft":
         return [
             {
@@ -65,7 +65,7 @@ def trainer_of(workload: Workload, folder: Path, callbacks: list[Any]) -> Any:
     from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
     class PreparedDPOTrainer(DPOTrainer):
-        """Takes the ids as they are, which the other two trainers do by themselves."""
+        """Use the ids as they are, as the other two trainers do anyway."""
 
         def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
             return dataset
@@ -91,14 +91,14 @@ def trainer_of(workload: Workload, folder: Path, callbacks: list[Any]) -> Any:
 
 
 def grpo_trainer(workload: Workload, folder: Path, model: Any, tokenizer: Any, callbacks: list[Any]) -> Any:
-    """Made rollouts take the place of generation; a prompt's text is its number."""
+    """Generated rollouts replace sampling; a prompt's text is its number."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     units = json.loads((folder / "units.json").read_text())
 
     def asked(prompts: list[str]) -> list[tuple[int, int]]:
-        """(unit, which of its answers), for prompts that stand there once for each of their answers."""
+        """(unit, index of the answer), for prompts that are repeated for each of their answers."""
         return [(int(prompt), prompts[:place].count(prompt)) for place, prompt in enumerate(prompts)]
 
     def roll_out(prompts: list[str], *_: Any) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from pedigree.data.artifacts.provenance import hardware
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RUNS = 3
-"""Fewest runs of both sides that make a reading."""
+"""Minimum number of runs of both sides in a reading."""
 
 
 class Interval(NamedTuple):
-    """Of what several runs gave: the median, the lowest and the highest."""
+    """Median, lowest and highest value of several runs."""
 
     median: float
     low: float
@@ -35,19 +35,19 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """Ours beside the peer."""
+    """Our measurements and the peer's."""
 
     name: str
     ours: Sequence[float]
-    """What each run gave."""
+    """One value per run."""
     peer: Sequence[float]
-    """What the peer gave in the same runs."""
+    """The peer's values in the same runs."""
     unit: str
     higher_is_better: bool = True
     goal: float | None = None
-    """The ratio that we want, where there is one."""
+    """The intended ratio, if any."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What a reader must know to judge it: settings, counts, how far both sides' work agrees."""
+    """What readers need to judge it: settings, counts, agreement of both sides' work."""
 
     def __post_init__(self) -> None:
         if len(self.ours) != len(self.peer) or len(self.ours) < RUNS:
@@ -57,12 +57,12 @@ class Reading:
 
     @property
     def ratio(self) -> Interval:
-        """Of the runs' own ratios: what slowed the machine down in one of them slowed both sides down. Above 1 is better here."""
+        """Interval of the ratios of single runs: what slowed the machine in one of them slowed both sides. Above 1 is better."""
         over = zip(self.ours, self.peer, strict=True)
         return Interval.of([mine / theirs if self.higher_is_better else theirs / mine for mine, theirs in over])
 
     def row(self) -> dict[str, Any]:
-        """As it lies in a file of results."""
+        """Its entry in a file of results."""
         return {
             "name": self.name,
             "unit": self.unit,
@@ -77,7 +77,7 @@ class Reading:
 
 
 def rounded(value: float) -> float:
-    """To four digits that say something."""
+    """Round to four significant digits."""
     return float(f"{value:.4g}")
 
 
@@ -86,26 +86,26 @@ def described(interval: Interval) -> dict[str, float]:
 
 
 class Watch:
-    """What else the machine did, from the watch's making to its reading."""
+    """Other activity of the machine between the creation of the watch and its reading."""
 
     def __init__(self) -> None:
         self.load = os.getloadavg()[0]
         self._began = cpu_ticks()
 
     def read(self) -> dict[str, float]:
-        """The load when it began, and which share of its cores' time the host gave to others since."""
+        """The load at the start, and the share of the cores' time that the host gave to others since."""
         total, stolen = (now - then for now, then in zip(cpu_ticks(), self._began, strict=True))
         return {"load_before": round(self.load, 2), "stolen": round(stolen / max(total, 1), 4)}
 
 
 def cpu_ticks() -> tuple[int, int]:
-    """All of the cores' time since the machine began and what the host gave away of it; `proc(5)`, line `cpu`, its first eight columns."""
+    """Total time of the cores since boot, and the part that the host gave to others; `proc(5)`, line `cpu`, its first eight columns."""
     columns = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return sum(columns), columns[7]
 
 
 def write(name: str, readings: list[Reading], packages: tuple[str, ...], machine: dict[str, Any]) -> Path:
-    """Writes `results/NAME.json` and prints one line per reading. `machine`: its state while they were taken."""
+    """Write `results/NAME.json` and print one line per reading. `machine`: its state during the measurements."""
     shared = {
         "versions": {package: version(package) for package in packages},
         "hardware": hardware(),

@@ -27,7 +27,7 @@ from benchmarks.report import RUNS, Interval, Reading, Watch, described, write
 from benchmarks.workloads import THREADS, make_policy, packaged
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Sampling
-from pedigree.pipelines.jobs.launcher import device_settings
+from pedigree.pipelines.jobs.job_environment import device_settings
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.engines import WarmEngines
 from pedigree.stages.sampling.generate import Ask, ChunkSize, context_of, generate
@@ -36,7 +36,7 @@ from pedigree.stages.sampling.sampler import Request, request_key
 MODES: dict[str, ChunkSize] = {"chunks of 64": 64, "chunks of 256": 256, "continuous": "continuous"}
 TUNED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 PEERS = {"": TUNED, " as documented": {}}
-"""What is said of the peer → what its environment has besides."""
+"""Description of the peer → additions to its environment."""
 WARM = 4
 """Requests before the clock starts."""
 CACHE_GB = 2.0
@@ -47,7 +47,7 @@ PLACEMENT = Placement(sampler_memory_gb=CACHE_GB)
 
 @dataclass
 class Clocked(Job):
-    """A job that notes when so many requests were answered."""
+    """A job that records when a number of requests was answered."""
 
     warm: int = 0
     warmed_at: float = field(default=0.0, repr=False)
@@ -78,7 +78,7 @@ def rate(answers: list[int], seconds: float) -> float:
 
 
 def ours(asks: dict[str, Ask], chunk_size: ChunkSize, folder: Path) -> tuple[float, float]:
-    """(output tokens per second, output tokens) of a job that begins with nothing."""
+    """(output tokens per second, output tokens) of a job that starts from nothing."""
     folder.mkdir()
     job = Clocked(folder, "bench/sample", "k", NUMERICS, PLACEMENT, {}, warm=WARM)
     with WarmEngines(NUMERICS) as ahead:
@@ -89,7 +89,7 @@ def ours(asks: dict[str, Ask], chunk_size: ChunkSize, folder: Path) -> tuple[flo
 
 
 class Peer:
-    """vLLM in a process of its own, which answers the same requests again and again. A context manager."""
+    """vLLM in a separate process, which answers the same requests repeatedly. A context manager."""
 
     def __init__(self, asks: dict[str, Ask], folder: Path, environment: dict[str, str]) -> None:
         folder.mkdir()

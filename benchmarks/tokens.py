@@ -29,7 +29,7 @@ ROUNDS = 3
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
-    """Conversations: real ones, in which every number is another one each time, so that words go on being new as in real data."""
+    """Conversations from real ones, with new numbers each time, so that new words keep appearing as in real data."""
     found = packaged("alpaca-en-demo", "conversation")
     for row in packaged("dpo-en-demo", "preference"):
         found += [{**row, "messages": [*row["messages"], {"role": "assistant", "content": one["text"]}]} for one in row["answers"]]
@@ -48,7 +48,7 @@ def varied(row: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of the processor, this process and those it has waited for."""
+    """Processor time of this process and of those it has waited for."""
     before = os.times()
     work()
     after = os.times()
@@ -83,7 +83,7 @@ def measure(count: int, folder: Path) -> None:
             for some in mapped(lambda chunk: tokenized(chunk, how, chat, form), chunks, processes):
                 file.write_batch(some)
 
-    rendered = [{"rendered": "".join(piece for piece, _ in chat._pieces(row["messages"], ask=False))} for row in rows]
+    rendered = [{"rendered": "".join(piece for piece, _ in chat._template.pieces(row["messages"], ask=False))} for row in rows]
     watch, taken = Watch(), {name: [] for name in ("before", "alone", "one", "cores", "opening")}
     for _ in range(ROUNDS):
         taken["before"].append(seconds(before))

@@ -22,11 +22,11 @@ from typing import Any
 from benchmarks.pacing import Laps, Worker, race
 from benchmarks.report import RUNS, Reading, Watch, write
 from benchmarks.workloads import PEERS, THREADS, WORKLOADS, Workload
-from pedigree.pipelines.jobs.launcher import device_settings
+from pedigree.pipelines.jobs.job_environment import device_settings
 
 PACKAGES = ("torch", "transformers", "deepspeed", "trl", "accelerate")
 AS_DOCUMENTED, MEMORY = "TRL as documented", "peak memory"
-"""What follows a workload's title in the names of its further readings."""
+"""Suffixes of a workload's title in the names of its other readings."""
 
 
 def tokens_per_step(workload: Workload, folder: Path) -> list[int]:
@@ -37,7 +37,7 @@ def tokens_per_step(workload: Workload, folder: Path) -> list[int]:
 
 
 def speed(laps: Laps, tokens: list[int], warmup: int) -> float:
-    """Useful tokens per second of the counted steps together."""
+    """Useful tokens per second over all counted steps."""
     return sum(tokens[warmup:]) / sum(laps.seconds[warmup:])
 
 
@@ -61,7 +61,7 @@ def refuse_unequal(workload: Workload, ours: Laps, peer: Laps) -> dict[str, floa
 
 
 def readings_of(workload: Workload, tokens: list[int], runs: list[dict[str, Laps]]) -> list[Reading]:
-    """Of each run's laps by the side's name, `ours` and the peers'."""
+    """Readings from the laps of each run, by the side's name: `ours` and the peers'."""
     apart, *_ = [refuse_unequal(workload, run["ours"], run[peer]) for run in runs for peer in PEERS]
     speeds = {side: [speed(run[side], tokens, workload.warmup) for run in runs] for side in runs[0]}
     peaks = {side: [run[side].peak_bytes / 2**30 for run in runs] for side in runs[0]}
@@ -82,14 +82,14 @@ def readings_of(workload: Workload, tokens: list[int], runs: list[dict[str, Laps
 
 
 def measure(workload: Workload, folder: Path) -> list[Reading]:
-    """One workload, all sides, several times with new processes."""
+    """Measure one workload, all sides, several times with new processes."""
     prepare(workload, folder)
     runs = [race(workers(workload, folder), workload.steps) for _ in range(RUNS)]
     return readings_of(workload, tokens_per_step(workload, folder), runs)
 
 
 def prepare(workload: Workload, folder: Path) -> None:
-    """Makes model and rows, where they are not there yet."""
+    """Make model and rows if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "units.json").exists():
         workload.write(folder)
@@ -107,7 +107,7 @@ def workers(workload: Workload, folder: Path) -> dict[str, Worker]:
 
 
 def matrix_rate() -> float:
-    """Billions of operations a second in products of bf16 matrices of 2048 rows: what the machine gives at the moment."""
+    """GFLOP/s of products of bf16 matrices of 2048 rows: the current speed of the machine."""
     import torch
 
     torch.set_num_threads(THREADS)

@@ -1,4 +1,4 @@
-"""Which texts are another one with other people or other numbers: told by edit distance, not by n-grams as tools tell it."""
+"""Texts that repeat another one with other people or numbers, found by edit distance rather than by n-grams as in the tools."""
 
 import re
 from collections import defaultdict
@@ -11,17 +11,17 @@ from benchmarks.paraphrases import SMALL, TENS
 
 NUMBERS = frozenset([*SMALL, *TENS, "hundred", "thousand", "million"])
 ONE_IN = 10
-"""Of so many words one may be left out, added or exchanged."""
+"""One of this many words may be removed, added or replaced."""
 _word = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
 def ordinary(text: str) -> list[str]:
-    """The words of a text but for names (with a capital letter) and numbers (with a digit, or in words)."""
+    """The words of a text, without names (with a capital letter) and numbers (with a digit, or in words)."""
     return [word for word in _word.findall(text) if word.islower() and word not in NUMBERS]
 
 
 def distance(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many words must be left out, added or exchanged to make one of the other (Levenshtein)."""
+    """Levenshtein distance in words."""
     before = list(range(len(second) + 1))
     for row, word in enumerate(first, 1):
         this = [row]
@@ -32,7 +32,7 @@ def distance(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def twins(items: Sequence[str], texts: Sequence[str]) -> list[bool]:
-    """Of each text whether its ordinary words are those of an item but for one in `ONE_IN`."""
+    """For each text, whether its ordinary words are those of an item, up to one in `ONE_IN`."""
     said = [ordinary(item) for item in items]
     holders: dict[str, list[int]] = defaultdict(list)
     for number, words in enumerate(said):

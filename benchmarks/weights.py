@@ -19,7 +19,7 @@ from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.methods.training import Optimizer, Sampling
 from pedigree.data.artifacts.artifacts import open_artifact
 from pedigree.data.chat.chat import Chat
-from pedigree.pipelines.jobs.launcher import device_settings
+from pedigree.pipelines.jobs.job_environment import device_settings
 from pedigree.stages.rlvr.weight_transfer import HostMemory, parts
 from pedigree.stages.sampling.engines import open_sampler
 from pedigree.stages.sampling.sampler import Request, Sampler, write_version

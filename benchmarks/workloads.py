@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pedigree.configs.base.frozen import Dtype
 from pedigree.configs.language.execution import Numerics, Placement
-from pedigree.pipelines.jobs.launcher import device_settings
+from pedigree.pipelines.jobs.job_environment import device_settings
 
 Task = Literal["sft", "reward_model", "preference_train", "rlvr"]
 SEED, LEARNING_RATE, THREADS = 0, 1e-5, 2
@@ -38,17 +38,17 @@ class Workload:
     """Rows, pairs or answers in one forward pass of the peer, the rest of the batch is accumulated."""
     title: str
     goal: float
-    """The ratio that we want."""
+    """The intended ratio."""
     _: KW_ONLY
     warmup: int = 1
     group: int = 1
-    """Answers to a prompt."""
+    """Answers per prompt."""
     dtype: Dtype = "bf16"
-    """Of ours; the peer's is bf16."""
+    """Dtype of ours; the peer's is bf16."""
     numerics: dict[str, Any] = field(default_factory=dict)
-    """Ours, over the defaults of a CPU."""
+    """Our numerics, where they differ from the defaults of a CPU."""
     tolerance: float = 0.02
-    """Largest difference of the two first losses, relative to the peer's: bf16 rounds at 2⁻⁸."""
+    """Maximum difference of the two first losses, relative to the peer's: bf16 rounds at 2⁻⁸."""
 
     @property
     def setting(self) -> str:
@@ -64,7 +64,7 @@ class Workload:
 
 
 def read(folder: Path) -> Workload:
-    """The workload that a folder is for."""
+    """The workload of a folder."""
     return Workload(**json.loads((folder / "workload.json").read_text()))
 
 
@@ -72,10 +72,10 @@ PEERS: dict[str, dict[str, str]] = {
     "tuned": device_settings(Numerics(device="cpu", threads=THREADS)),
     "documented": {"OMP_NUM_THREADS": str(THREADS)},
 }
-"""What the peer's process has in its environment: how our jobs keep memory and let idle threads wait, or what the user would have."""
+"""Environment of the peer's process: settings of memory and idle threads as in our jobs, or a user's defaults."""
 
 TWO_PAIRS = {"micro_batch_tokens": 2048}
-"""Room for two long pairs. Since our pass was chosen for speed, so was the peer's: of 1, 2 and 4 pairs, and of 2, 4 and 8."""
+"""Room for two long pairs. As our pass was chosen for speed, so was the peer's: of 1, 2 and 4 pairs, and of 2, 4 and 8."""
 
 WORKLOADS: dict[str, Workload] = {
     "sft": Workload("sft", "smollm2-135m", 256, 16, 5, 8, "SFT, SmolLM2-135M", 2.0),
@@ -124,7 +124,7 @@ def packaged(asset: str, record: Any) -> list[dict[str, Any]]:
 
 
 def prepare(workload: Workload, folder: Path) -> None:
-    """Writes policy, data and units of a workload below `folder`."""
+    """Write policy, data and units of a workload below `folder`."""
     from pedigree.data.artifacts.artifacts import open_artifact
     from pedigree.data.chat.chat import Chat
     from pedigree.data.chat.documents import Conversations, Pairs
@@ -162,7 +162,7 @@ def prepare(workload: Workload, folder: Path) -> None:
 
 
 def answered(units: Sequence[Any], chosen: list[int], place: int, workload: Workload) -> list[Any]:
-    """A row's prompt with `group` answers: its own and those of the rows after it, cut to what fits."""
+    """A row's prompt with `group` answers: its own and those of the next rows, truncated to fit."""
     from pedigree.stages.core.batches import document
 
     (own,) = units[chosen[place]]
@@ -173,7 +173,7 @@ def answered(units: Sequence[Any], chosen: list[int], place: int, workload: Work
 
 
 def rewards(number: int, group: int) -> list[float]:
-    """Of the answers to prompt `number`: half of them are right."""
+    """Scores of the answers to prompt `number`: half of them are right."""
     return [float((number + place) % 2) for place in range(group)]
 
 
@@ -213,7 +213,7 @@ def make_policy(model: str, conversations: list[Any], folder: Path) -> None:
 
 
 def seal(folder: Path, artifact_type: str) -> None:
-    """Makes a folder with a payload an artifact."""
+    """Turn a folder with a payload into an artifact."""
     from pedigree.data.artifacts.artifacts import Record, content_hash, scan, write_json
 
     files = scan(folder / "payload")

@@ -15,7 +15,8 @@ from pydantic import BaseModel, PlainSerializer
 from pydantic.fields import FieldInfo
 
 from pedigree.pipelines.cli.run_results import RehearsalResult, RunResult
-from pedigree.pipelines.cli.status import Jobs, RecipeStatus
+from pedigree.pipelines.cli.running_jobs import Jobs
+from pedigree.pipelines.cli.status import RecipeStatus
 from pedigree.pipelines.json_documents import ONE_WORD
 from pedigree.pipelines.maintain.forget import Forgetting
 from pedigree.pipelines.publish.attribution import TraceResult

@@ -1,8 +1,5 @@
-"""Schedules: Prefect deployments of the flow `post_train`, each for one recipe or variant of a project."""
+"""Prefect deployments of the flow `post_train`, each for one recipe or variant of a project."""
 
-import asyncio
-import re
-import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,7 +26,6 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, FlowRun, StateType
 from prefect.client.schemas.responses import DeploymentResponse, SetStateStatus
-from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.client.schemas.sorting import DeploymentSort, FlowRunSort
 from prefect.events.actions import ChangeFlowRunState, SendNotification
 from prefect.events.schemas.automations import Posture
@@ -38,7 +34,6 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from prefect.states import AwaitingConcurrencySlot, Cancelled, Cancelling
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
-from pydantic import ValidationError
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
@@ -49,6 +44,7 @@ from pedigree.configs.language.graph import Graph
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.pipelines.flow import post_train
 from pedigree.pipelines.ledger.git import short_commit
+from pedigree.pipelines.prefect.recurrence import Schedule, describe
 from pedigree.pipelines.prefect.shown import FELL, FLOW_NAME, REHEARSAL, TAG, tags_of
 from pedigree.pipelines.run.opening import Request
 
@@ -57,21 +53,12 @@ CALL_S = 30.0
 PAUSES = 3
 PAGE = 200
 """Maximum page size of the server."""
-Schedule = CronSchedule | IntervalSchedule | RRuleSchedule
 SILENCE = timedelta(minutes=10)
 """Prefect marks a run without a heartbeat for this long as crashed, which frees its slot. The interval is three minutes
 (`PREFECT_FLOWS_HEARTBEAT_FREQUENCY`)."""
 ALIVE = "prefect.flow-run.heartbeat"
 ENDED = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", "AwaitingRetry")}
 ENDED_BADLY = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-FORMS = {
-    "--cron": 'five fields: minute, hour, day, month, weekday; for example "0 3 * * *" for 3:00 every night',
-    "--interval": "a positive number with a unit: 90s, 15m, 6h, 1d",
-    "--rrule": 'an RFC 5545 rule such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=3;BYMINUTE=0"',
-}
-SEARCH_S = 10
-"""CPU seconds allowed to compute the next dates of a schedule, because the computation blocks Prefect's server."""
 WHEN_BUSY = {"skip": ConcurrencyLimitStrategy.CANCEL_NEW, "wait": ConcurrencyLimitStrategy.ENQUEUE}
 QUIET = {"stream_output": False}
 """Job variables: without streaming, a flow run survives its worker, whose pipe would break. Prefect still gets the log."""
@@ -109,87 +96,6 @@ class Listed:
     last: str
     """State of its last run; empty if there was none."""
     tags: Sequence[str]
-
-
-def schedule_of(cron: str | None, interval: str | None, rrule: str | None, timezone: str | None) -> Schedule | None:
-    """Build the schedule from command-line options.
-
-    Raises:
-        UsageProblem: several schedules, an invalid schedule, one that never fires, an unknown time zone, or a time zone without a schedule.
-    """
-    given = {"--cron": cron, "--interval": interval, "--rrule": rrule}
-    used = [name for name, value in given.items() if value is not None]
-    if len(used) > 1:
-        raise UsageProblem(f"{' and '.join(used)} are mutually exclusive: a deployment has one schedule")
-    if not used:
-        if timezone is not None:
-            raise UsageProblem(f"--timezone {timezone} requires --cron, --interval or --rrule")
-        return None
-    option = used[0]
-    if rrule is not None and re.search(r"INTERVAL=[+-]?0+\b", rrule, re.IGNORECASE):
-        raise UsageProblem(f"--rrule {rrule!r} never fires (INTERVAL is 0). Expected {FORMS['--rrule']}")
-    try:
-        if cron is not None:
-            schedule = CronSchedule(cron=cron, timezone=timezone or "UTC")
-        elif interval is not None:
-            schedule = IntervalSchedule(interval=_span(interval), timezone=timezone or "UTC")
-        else:
-            schedule = RRuleSchedule(rrule=str(rrule), timezone=timezone or "UTC")
-    except ValidationError as error:
-        raise UsageProblem(_schedule_problem(error, given, option, timezone)) from error
-    why = _why_never(schedule)
-    if why:
-        raise UsageProblem(f"{option} {given[option]!r} never fires ({why}). Expected {FORMS[option]}")
-    return schedule
-
-
-def _schedule_problem(error: ValidationError, given: dict[str, str | None], option: str, timezone: str | None) -> str:
-    if "timezone" in str(error).lower() and timezone is not None:
-        return f"--timezone {timezone}: unknown time zone; use an IANA name such as Europe/Berlin, America/New_York or UTC"
-    why = error.errors()[0]["msg"].removeprefix("Value error, ")
-    return f"{option} {given[option]!r} is invalid ({why}). Expected {FORMS[option]}"
-
-
-def _why_never(schedule: Schedule) -> str:
-    """Return why a schedule would not fire on the server, or an empty string. Use it only in the main thread.
-
-    The server's code computes as many dates as its scheduler requests at least, and for some rules it never ends.
-    """
-    from prefect.server.schemas.actions import DeploymentScheduleCreate as Stored  # adds a start date if the rule has none
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"computing its next dates takes more than {SEARCH_S} s and would block Prefect's server")
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SEARCH_S)
-    try:
-        stored = Stored.model_validate({"schedule": schedule.model_dump(mode="json")}).schedule
-        return "" if asyncio.run(stored.get_dates(n=3)) else "it matches no date"
-    except Exception as error:  # boundary: the server would fail in the same way
-        return str(error)
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-def _span(text: str) -> timedelta:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
-    seconds = float(match[1]) * UNITS[match[2] or "s"] if match else 0.0
-    if not 0 < seconds < timedelta.max.total_seconds():
-        raise UsageProblem(f"--interval {text!r} is invalid. Expected {FORMS['--interval']}")
-    return timedelta(seconds=seconds)
-
-
-def describe(schedule: Any) -> str:
-    """Describe a schedule."""
-    zone = getattr(schedule, "timezone", None) or "UTC"
-    if isinstance(schedule, CronSchedule):
-        return f"cron {schedule.cron} ({zone})"
-    if isinstance(schedule, IntervalSchedule):
-        seconds = schedule.interval.total_seconds()
-        unit, size = next((unit, size) for unit, size in reversed(UNITS.items()) if seconds % size == 0 or size == 1)
-        return f"every {seconds / size:g} {unit}"
-    return f"rrule {schedule.rrule} ({zone})" if isinstance(schedule, RRuleSchedule) else "manual"
 
 
 # --- deploying ----------------------------------------------------------------------------------------------------------

@@ -23,9 +23,8 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import Artifact, content_hash, entries_of, survey, write_json
 from pedigree.data.artifacts.provenance import code_files, code_sha256, environment, fingerprint, hardware
-from pedigree.data.host import memory
 from pedigree.data.host.faults import fault_point
-from pedigree.data.host.process import die_with, leave, uncollected
+from pedigree.data.host.process import die_with, leave, peak_memory, uncollected
 from pedigree.data.store.durable import sync_tree
 from pedigree.data.store.storage import StoreError
 from pedigree.data.store.untrusted import described
@@ -133,7 +132,7 @@ def listen() -> None:
 def end(job: Job, **outcome: Any) -> None:
     """Write `done.json`, unless another submission has taken over."""
     job.seal()
-    common = {"checkpoints": job.checkpoint_cost, "resumed_from": job.resumed_from, "peak": memory.peak()}
+    common = {"checkpoints": job.checkpoint_cost, "resumed_from": job.resumed_from, "peak": peak_memory()}
     write_json(job.folder / "done.json", outcome | common)
 
 

@@ -2,12 +2,14 @@
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pyarrow import Table, parquet
 
-from pedigree.configs.rows.row_sources import DataSource, RecordType, RowSource
+from pedigree.configs.rows.row_sources import DataSource, Files, RecordType, RowSource
 from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.records import columns, records
 from pedigree.data.sources import sources
@@ -26,6 +28,24 @@ class Loaded(NamedTuple):
 def read_rows(path: Path) -> list[dict[str, Any]]:
     with path.open() as stream:
         return [json.loads(line) for line in stream]
+
+
+def write_file(path: Path, rows: Any) -> Path:
+    """Rows as JSONL, JSON (any value) or Parquet, by the suffix."""
+    if path.suffix == ".parquet":
+        parquet.write_table(Table.from_pylist(rows), path)
+    else:
+        path.write_text(json.dumps(rows, indent=1) if path.suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load_file(
+    path: Path, record: RecordType = "conversation", check_verifier: Callable[[Any], None] = lambda verifier: None, **fields: Any
+) -> Loaded:
+    """The rows of a source of type `files` with these fields."""
+    source = Files.model_validate({"type": "files", "path": path.name, **fields})
+    outside = Outside(files={path.name: path}, check_verifier=check_verifier)
+    return load(source, record, "t" if record == "item" else None, outside)
 
 
 def load(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Loaded:

@@ -69,9 +69,9 @@ ROOMS = {
         "publish",
         "rehearsal",  # a recipe with made rows and tiny models
         "reproduce",
-        "prefect",  # what it shows of a run
+        "prefect",  # what it shows of a run, and schedules
         "flow",  # one recipe under Prefect
-        "deployments",  # its schedules
+        "deployments",  # what starts it
         "api",  # from Python
         "cli",
     ),
@@ -98,7 +98,12 @@ DOORS = {
     "datasets": "data/sources/hub.py",
     "great_expectations": "data/expectations/validation.py",
     "dvc": {f"pipelines/ledger/{name}.py" for name in ("repository", "lock_files", "remote", "dvc_private")},  # objects: `dvc_data`
-    "prefect": {"pipelines/prefect/shown.py", "pipelines/flow.py", "pipelines/deployments.py"},  # what runs show, runs, what starts them
+    "prefect": {  # what runs show, runs, what starts them, and when
+        "pipelines/prefect/shown.py",
+        "pipelines/flow.py",
+        "pipelines/deployments.py",
+        "pipelines/prefect/recurrence.py",
+    },
     "s3fs": "data/store/storage.py",
     "huggingface_hub": "data/sources/hub.py",
     "huggingface_hub.repocard_data": "pipelines/publish/card.py",

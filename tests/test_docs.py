@@ -33,6 +33,7 @@ from pedigree.configs.base.naming import Model
 from pedigree.configs.base.published import Published
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import Reproduce, recipe_names
@@ -253,6 +254,7 @@ def test_a_page_reads_the_same_on_github_and_on_the_site(name):
 
 
 @pytest.mark.integration
+@pytest.mark.nightly  # CI builds it before all tests
 def test_the_site_builds_without_a_broken_link_or_anchor(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", ROOT / "mkdocs.yml", "--site-dir", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -332,95 +334,82 @@ def test_programs_are_of_python(block):
         assert load_recipe(ROOT / "configs" / "recipes", recipe).find(stage)
 
 
+def rows(name: str, record: str) -> str:
+    """A stage of synthetic rows."""
+    return f"  {name}: {{kind: prepare_data, record: {record}, sources: [{SUMS}]}}\n"
+
+
+SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}"
+PROMPTS = rows("prompts_raw", "prompt") + "  prompts: {kind: decontaminate, in: {data: prompts_raw, benchmarks: [suite]}}\n"
+PAIRS = rows("pairs_raw", "preference") + "  pairs: {kind: decontaminate, in: {data: pairs_raw, benchmarks: [suite]}}\n"
+
+
+def stages(block: str) -> str:
+    return block.removeprefix("stages:\n")
+
+
+def manual(folder: Path, added: str = "", old: str = "", new: str = "") -> Graph:
+    """The first recipe of the manual, with other stages and words."""
+    (folder / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0].replace(old, new) + added)
+    return load_recipe(folder, "manual")
+
+
+def extension(folder: Path, text: str, extended: str = "tiny") -> Graph:
+    """A recipe of the manual that extends one that is shipped."""
+    shutil.copy(ROOT / "configs" / "recipes" / f"{extended}.yaml", folder / f"{extended}.yaml")
+    (folder / "mine.yaml").write_text(text)
+    return load_recipe(folder, "mine")
+
+
 def test_the_first_recipe_of_the_manual_loads(tmp_path):
-    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0])
-    assert list(load_recipe(tmp_path, "manual").nodes) == [f"manual/{name}" for name in ("suite", "raw", "clean", "base", "sft", "scores")]
+    assert list(manual(tmp_path).nodes) == [f"manual/{name}" for name in ("suite", "raw", "clean", "base", "sft", "scores")]
 
 
 def test_the_rounds_of_the_manual_unroll_as_it_says(tmp_path):
-    whole, rounds = blocks("docs/recipes.md", "yaml")[:2]
-    prompts = (
-        "  more: {kind: prepare_data, record: prompt, "
-        "sources: [{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}]}\n"
-        "  prompts: {kind: decontaminate, in: {data: more, benchmarks: [suite]}}\n"
-    )
-    (tmp_path / "manual.yaml").write_text(whole + prompts + rounds.removeprefix("stages:\n"))
-    graph = load_recipe(tmp_path, "manual")
+    graph = manual(tmp_path, PROMPTS + stages(blocks("docs/recipes.md", "yaml")[1]))
     assert {"manual/sample_1", "manual/judge_1", "manual/pair_1", "manual/dpo_1", "manual/sample_2"} <= set(graph.nodes)
     assert "manual/dpo_1" in graph.nodes["manual/sample_2"].parents
 
 
-SMALL = "{type: packaged, asset: smollm2-135m-instruct}"
-
-
-def with_pairs(folder, added):
-    """The first recipe of the manual with preferences, and what a page adds to it."""
-    pairs = (
-        "  pairs_raw: {kind: prepare_data, record: preference, "
-        "sources: [{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}]}\n"
-        "  pairs: {kind: decontaminate, in: {data: pairs_raw, benchmarks: [suite]}}\n"
-    )
-    (folder / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + pairs + added.removeprefix("stages:\n"))
-    return load_recipe(folder, "manual")
-
-
 def test_the_cached_reference_of_the_manual_is_one(tmp_path):
-    graph = with_pairs(tmp_path, example("docs/preferences.md", "kind: reference_logprobs"))
+    graph = manual(tmp_path, PAIRS + stages(example("docs/preferences.md", "kind: reference_logprobs")))
     assert "manual/cached" in graph.nodes["manual/dpo"].parents and graph.nodes["manual/cached"].output == "logprobs"
 
 
 def test_the_soup_of_the_manual_is_a_reference(tmp_path):
-    graph = with_pairs(tmp_path, example("docs/models.md", "kind: merge"))
+    graph = manual(tmp_path, PAIRS + stages(example("docs/models.md", "kind: merge")))
     assert graph.nodes["manual/soup"].parents == ("manual/sft", "manual/sft_2", "manual/sft_3")
-    assert [(edge.port, edge.source) for edge in graph.nodes["manual/dpo"].edges if edge.port == "reference"] == [
-        ("reference", "manual/soup")
-    ]
+    assert [edge.source for edge in graph.nodes["manual/dpo"].edges if edge.port == "reference"] == ["manual/soup"]
     assert graph.nodes["manual/sft_3"].config.model_dump()["seed"] == 3
 
 
 def test_the_pool_of_the_manual_is_sampled_rated_and_paired(tmp_path):
-    block = example("docs/judging.md", "best_vs_random_lower")
-    more = "".join(f"  {name}: {{kind: source_model, source: {SMALL}, chat_template: tulu}}\n" for name in ("first", "second", "third"))
-    more += (
-        "  prompts_raw: {kind: prepare_data, record: prompt, "
-        "sources: [{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}]}\n"
-        "  prompts: {kind: decontaminate, in: {data: prompts_raw, benchmarks: [suite]}}\n"
-    )
-    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + more + block.removeprefix("stages:\n"))
-    graph = load_recipe(tmp_path, "manual")
+    small = "{type: packaged, asset: smollm2-135m-instruct}"
+    models = "".join(f"  {name}: {{kind: source_model, source: {small}, chat_template: tulu}}\n" for name in ("first", "second", "third"))
+    pool = models + PROMPTS + stages(example("docs/judging.md", "best_vs_random_lower"))
+    graph = manual(tmp_path, pool)
     assert [graph.find(name).output for name in ("pool", "rated", "pairs")] == ["completion", "judgment", "preference"]
     config = graph.find("rated").config
     assert isinstance(config, Judge) and config.rating is not None and config.rating.by.type == "endpoint"
-    variable = key_variable(config.rating.by.base_url)
-    assert variable in (ROOT / "docs" / "judging.md").read_text()
-    for page, part in (("preferences", "type: delta"), ("synthetic-data", "kind: best_answers")):  # which continue from there
-        more += example(f"docs/{page}.md", part).removeprefix("stages:\n")
-    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + more + block.removeprefix("stages:\n"))
-    graph = load_recipe(tmp_path, "manual")
+    assert key_variable(config.rating.by.base_url) in (ROOT / "docs" / "judging.md").read_text()
+    parts = (("preferences", "type: delta"), ("synthetic-data", "kind: best_answers"))  # which continue from there
+    graph = manual(tmp_path, pool + "".join(stages(example(f"docs/{page}.md", part)) for page, part in parts))
     made = {"brief": "preference", "delta": "preference", "right_3": "conversation", "imitate_3": "policy", "hard": "prompt"}
     assert {name: graph.find(name).output for name in made} == made
 
 
 def test_the_rows_of_the_manual_that_models_select_are_conversations(tmp_path):
-    block = example("docs/filters.md", "kind: select_rows")
-    sums = "{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}"
-    more = f"  pairs_raw: {{kind: prepare_data, record: preference, sources: [{sums}]}}\n"
-    more += "  pairs: {kind: decontaminate, in: {data: pairs_raw, benchmarks: [suite]}}\n"
     trained = "global_batch: 4, max_length: 32, optimizer: {learning_rate: 1e-5}"
-    for seed in (1, 2, 3):
-        more += f"  reward_{seed}: {{kind: reward_model, in: {{policy: base, preferences: [pairs]}}, seed: {seed}, {trained}}}\n"
-    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + more + block)
-    graph = load_recipe(tmp_path, "manual")
+    reward = f"{{kind: reward_model, in: {{policy: base, preferences: [pairs]}}, {trained}, seed: "
+    models = "".join(f"  reward_{seed}: {reward}{seed}}}\n" for seed in (1, 2, 3))
+    graph = manual(tmp_path, PAIRS + models + example("docs/filters.md", "kind: select_rows"))
     assert [graph.find(name).output for name in ("liked", "rated")] == ["conversation", "conversation"]
 
 
 def test_the_rows_of_the_manual_that_a_model_compares_are_trained_on(tmp_path):
-    block = example("docs/decontamination.md", "kind: find_rephrased")
-    source = "{type: arithmetic, operations: [add], digits: [2], count: 20, seed: 7}"
-    made = "kind: prepare_data, record: item, task: sums, sources: "
-    suites = "".join(f"  {name}: {{{made}[{source}]}}\n" for name in ("gsm8k", "mmlu"))
-    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0].replace("[clean]", "[asked]") + suites + block)
-    assert load_recipe(tmp_path, "manual").find("sft").parents == ("manual/base", "manual/asked")
+    suites = rows("gsm8k", "item, task: sums") + rows("mmlu", "item, task: sums")
+    graph = manual(tmp_path, suites + example("docs/decontamination.md", "kind: find_rephrased"), "[clean]", "[asked]")
+    assert graph.find("sft").parents == ("manual/base", "manual/asked")
 
 
 def test_the_program_of_the_manual_makes_the_rows_that_its_source_asks_for():
@@ -429,14 +418,12 @@ def test_the_program_of_the_manual_makes_the_rows_that_its_source_asks_for():
     assert source.type == "program"
     namespace: dict[str, Any] = {}
     exec(example("docs/data.md", "def rows", "python"), namespace)
-    rows = list(namespace[source.function](count=source.count, seed=source.seed, **source.arguments))
-    assert len(rows) == source.count and all(set(row) <= set(LAYOUT_COLUMNS) for row in rows)
+    made = list(namespace[source.function](count=source.count, seed=source.seed, **source.arguments))
+    assert len(made) == source.count and all(set(row) <= set(LAYOUT_COLUMNS) for row in made)
 
 
 def test_the_reward_of_the_manual_is_a_file_of_four_stages(tmp_path):
-    shutil.copy(ROOT / "configs" / "recipes" / "tiny.yaml", tmp_path / "tiny.yaml")
-    (tmp_path / "mine.yaml").write_text(example("docs/own-reward.md", "type: program"))
-    graph = load_recipe(tmp_path, "mine")
+    graph = extension(tmp_path, example("docs/own-reward.md", "type: program"))
     assert {node.name for node in graph.own if node.files == ("rewards/mine.py",)} == {"boxed", "rlvr", "judged", "scores"}
     config = graph.find("rlvr").config
     assert isinstance(config, Rlvr) and not config.reward.verifies
@@ -444,9 +431,7 @@ def test_the_reward_of_the_manual_is_a_file_of_four_stages(tmp_path):
 
 
 def test_the_environment_of_the_manual_is_a_file_of_its_stage_and_plays(tmp_path):
-    shutil.copy(ROOT / "configs" / "recipes" / "tiny.yaml", tmp_path / "tiny.yaml")
-    (tmp_path / "game.yaml").write_text(example("docs/own-environment.md", "environment: {path"))
-    node = load_recipe(tmp_path, "game").find("rlvr")
+    node = extension(tmp_path, example("docs/own-environment.md", "environment: {path")).find("rlvr")
     assert isinstance(node.config, Rlvr) and node.files == ("environments/guess.py",) and node.config.longest_answer == 3 * 8 + 2 * 24
     namespace: dict[str, Any] = {}
     exec(example("docs/own-environment.md", "def reset(self, seed, highest)", "python"), namespace)
@@ -456,26 +441,19 @@ def test_the_environment_of_the_manual_is_a_file_of_its_stage_and_plays(tmp_path
 
 
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):
-    shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
-    block = example("docs/rewards.md", "kind: overoptimization")
-    (tmp_path / "noise.yaml").write_text(block)
-    graph = load_recipe(tmp_path, "noise")
-    assert [node.output for node in graph.own][-1] == "report" and graph.find("curve").parents == ("noise/judged",)
+    graph = extension(tmp_path, example("docs/rewards.md", "kind: overoptimization"), "demo")
+    assert [node.output for node in graph.own][-1] == "report" and graph.find("curve").parents == ("mine/judged",)
     assert [graph.find(f"reward_{seed}").config.model_dump()["seed"] for seed in (1, 2, 3)] == [1, 2, 3]
-    assert {"noise/reward_1", "noise/reward_2", "noise/reward_3", "noise/many"} == set(graph.find("judged").parents)
+    assert {"mine/reward_1", "mine/reward_2", "mine/reward_3", "mine/many"} == set(graph.find("judged").parents)
 
 
 def test_the_extension_of_the_manual_trains_one_stage_and_what_is_below(tmp_path):
-    shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
-    (tmp_path / "longer.yaml").write_text(blocks("docs/recipes.md", "yaml")[2])
-    graph = load_recipe(tmp_path, "longer")
+    graph = extension(tmp_path, blocks("docs/recipes.md", "yaml")[2], "demo")
     assert {node.name for node in graph.own} == {"rlvr", "scores", "best", "unseen"}
 
 
 def test_the_names_of_models_in_the_manual_are_those_of_a_recipe(tmp_path):
-    shutil.copy(ROOT / "configs" / "recipes" / "tiny.yaml", tmp_path / "tiny.yaml")
-    (tmp_path / "named.yaml").write_text("extends: tiny\n" + blocks("docs/git.md", "yaml")[0])
-    model = load_recipe(tmp_path, "named").models["final"]
+    model = extension(tmp_path, "extends: tiny\n" + blocks("docs/git.md", "yaml")[0]).models["final"]
     assert (model.stage, model.labels) == ("tiny/rlvr", ("small",))
 
 

@@ -172,11 +172,11 @@ def _why(error: yaml.YAMLError) -> str:
     if isinstance(error, ReaderError):
         return f"the character {chr(cast('int', error.character))!a} is not allowed"
     context, problem, opened = (getattr(error, name, None) for name in ("context", "problem", "context_mark"))
-    said = ", ".join(filter(None, (context, problem))) or "cannot be parsed"
+    message = ", ".join(filter(None, (context, problem))) or "cannot be parsed"
     for words, meaning in MEANINGS.items():
-        if found := re.search(words, said):
+        if found := re.search(words, message):
             return meaning.format(*found.groups(), line=opened.line + 1 if opened else "")
-    return said
+    return message
 
 
 def _text(path: Path, name: str) -> str:
@@ -235,8 +235,8 @@ def _problems(top: yaml.Node, lines: dict[Place, int], file: str) -> list[Proble
             return
         above = (*above, node)
         lines.setdefault(place, _line(node))
-        if told := _tag_problem(node):
-            problem(_line(node), f"not valid YAML: {told}")
+        if wrong_tag := _tag_problem(node):
+            problem(_line(node), f"not valid YAML: {wrong_tag}")
         elif isinstance(node, yaml.MappingNode):
             keys: dict[str, list[int]] = {}
             for key, value in node.value:

@@ -43,7 +43,7 @@ def port(*types: ArtifactType, many: bool = False, optional: bool = False, measu
     return Port(frozenset(types), many or pooled, optional, measures, pooled)
 
 
-RENDERING = ("data/chat/chat.py", "data/chat/documents.py", "data/chat/tools.py")
+RENDERING = ("data/chat/chat.py", "data/chat/chat_template.py", "data/chat/documents.py", "data/chat/tools.py")
 """Code that turns messages into tokens, for `Kind.decided_by`."""
 REWARDING = ("data/chat/reward_stats.py", "stages/sampling/rewards.py")
 """Code that scores answers by reward models."""

@@ -72,8 +72,8 @@ def conditions(name: str) -> tuple[str, ...] | None:
     parts = [part.lower() for part in re.split(r" (?:AND|OR) ", re.sub(r" WITH \S+", "", name))]
     if any(part not in TABLE for part in parts):
         return None
-    asked = {condition for part in parts for condition in TABLE[part]}
-    return tuple(condition for condition in CONDITIONS if condition in asked)
+    found = {condition for part in parts for condition in TABLE[part]}
+    return tuple(condition for condition in CONDITIONS if condition in found)
 
 
 Licence = Annotated[str, AfterValidator(licence), Field(exclude=True)]

@@ -60,14 +60,14 @@ def mistakes(error: ValidationError, model: type[BaseModel], value: Any, name: s
     details = _without_other_members(error.errors(include_url=False), value)
     for detail in details:  # a model with validators is a member of a union without a name
         detail["loc"] = tuple(part for part in detail["loc"] if not str(part).startswith("function-"))
-    told: dict[int, str] = {}
+    unknown: dict[int, str] = {}
     renamed: set[Place] = set()
     for number, detail in enumerate(details):
         above, key = detail["loc"][:-1], str(detail["loc"][-1:][0] if detail["loc"] else "")
         if detail["type"] == "extra_forbidden" and (known := _fields(model, above)):
             required = [str(one["loc"][-1]) for one in details if one["type"] == "missing" and one["loc"][:-1] == above]
-            told[number] = unknown_key(key, known, f"fields of {name}" if name and not above else "its fields", required)
-            renamed |= {(*above, word) for word in _words(told[number])}
+            unknown[number] = unknown_key(key, known, f"fields of {name}" if name and not above else "its fields", required)
+            renamed |= {(*above, word) for word in _words(unknown[number])}
     found: list[tuple[Place, str]] = []
     for number, detail in enumerate(details):
         loc, of_value = detail["loc"], set(_parts_of_value(detail["loc"], value))
@@ -76,7 +76,7 @@ def mistakes(error: ValidationError, model: type[BaseModel], value: Any, name: s
         if isinstance(several, Mistakes):
             found += [((*place, *inner), message) for inner, message in several.found]
         elif detail["type"] != "missing" or loc not in renamed:
-            message = told.get(number) or _message(detail, tags(model, loc))
+            message = unknown.get(number) or _message(detail, tags(model, loc))
             named = [
                 part for depth, part in enumerate(loc) if depth in of_value or depth == len(loc) - 1 or part in tags(model, loc[:depth])
             ]

@@ -5,7 +5,7 @@ upper bound of what they will write, and `row_tokens` the length of one. `traini
 it does with models. A plan counts what has run, and uses the hooks for the rest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal, Protocol
@@ -14,19 +14,19 @@ from pedigree.configs.base.frozen import Dtype, HeadPrecision
 
 How = Literal["counted", "estimated", "at most", "at least"]
 WEAKEST: tuple[How, ...] = ("at least", "at most", "estimated", "counted")
-"""What a product is, where one of its factors is."""
+"""How a number is known, weakest first: a product is known as its weakest factor is."""
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes for which vLLM has attention on a CPU."""
 MAX_RUNNING = 256
 """Requests that vLLM runs at the same time."""
 PROMPT_TOKENS = 256
-"""Of a prompt whose dataset is not there yet, where no config has a bound."""
+"""Assumed tokens of a prompt if its dataset does not exist yet and no config bounds them."""
 SHARE_OF_A_BOUND = 0.5
 """Mean over upper bound where only the bound is known (an assumption): answers end before their limit, ties make no pairs."""
 TURN = 5.0
 """Tokens that a template adds to a message."""
 CHARACTERS = 4.0
-"""Of one token of text that is no digit; English with a large vocabulary."""
+"""Characters per token, for English text without digits and a large vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Adapters:
 
     rank: int = 16
     matrices: int = 7
-    """Of the seven linear layers of a block, those with adapters."""
+    """Number of the seven linear layers of a block that have adapters."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TrainingPlan:
     batch: int
     """Rows of an optimizer step, over all ranks."""
     batch_of: str
-    """The field of the config with that number, or the product of several."""
+    """Config field that sets `batch`, or a product of fields."""
     unit: str
     """Name of those rows."""
     longest: int
@@ -85,25 +85,25 @@ class TrainingPlan:
     max_steps: int | None = None
     """Upper bound of the steps of all epochs."""
     share: float = 1
-    """Of the rows that are trained on; the others are held out."""
+    """Share of the rows that is trained on; the others are held out."""
     examples: int = 1
-    """That a row of the data becomes, at most."""
+    """Maximum number of examples that a row of the data becomes."""
     made_of: str = ""
-    """How the rows of a step come about, where they are not read."""
+    """How the rows of a step are generated, if they are not read."""
     steps: int | None = None
-    """Where the config specifies them."""
+    """Number of steps, if the config specifies it."""
     adapters: Adapters | None = None
     """None to train all weights."""
     adaptable: bool = False
-    """Whether its config has a field `lora`."""
+    """Whether the config has a field `lora`."""
     scalar_head: bool = False
     """Whether a head with one output replaces the vocabulary head."""
     head: HeadPrecision = "model"
-    """Products of the vocabulary head."""
+    """Precision of the products of the vocabulary head."""
     reference: bool = False
     """Whether a frozen model is held next to the policy: the one at the port `reference`, else the initial policy."""
     without_reference: str = ""
-    """How to do without it, as an instruction; empty if there is no way."""
+    """Instruction for training without it; empty if that is impossible."""
     teacher: bool = False
     """Whether another frozen model is held: the one at the port `teacher`."""
     value: bool = False
@@ -124,14 +124,14 @@ class ScoringPlan:
     """How a stage passes given texts through a frozen model in torch."""
 
     port: str
-    """Of the models."""
+    """Port of the models."""
     dtype: Dtype
     longest: int | None = None
     """Upper bound of a text's tokens, where the config has one."""
     scalar_head: bool = False
     """Whether the model has a head with one output in place of the vocabulary head."""
     head: HeadPrecision = "model"
-    """Products of the vocabulary head."""
+    """Precision of the products of the vocabulary head."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class SamplingPlan:
     """How a stage submits its requests to an engine."""
 
     port: str
-    """Of the models that the engine loads."""
+    """Port of the models that the engine loads."""
     dtype: Dtype
-    """Of the engine's weights and cache."""
+    """Dtype of the engine's weights and cache."""
     together: int
-    """Requests that are submitted together."""
+    """Number of requests that are submitted together."""
     answer: int
     """Tokens of the longest answer; 0 where given texts are only scored."""
     samples: int = 1
@@ -151,9 +151,9 @@ class SamplingPlan:
     chunk: int | None = None
     """Requests whose KV cache must fit at the same time, where these are fewer than `together`: 1 if requests queue."""
     chunk_field: str = ""
-    """The field of the config with `together`, where there is one."""
+    """Config field that sets `together`, if there is one."""
     queued_by: str = ""
-    """Setting of the recipe under which requests queue, where there is one."""
+    """Setting of the recipe under which requests queue, if there is one."""
     max_prompt: int | None = None
     """Upper bound of a prompt's tokens, where the config has one."""
     beside: bool = False
@@ -165,21 +165,21 @@ class Amounts:
     """What a stage has to do; None where it is unknown."""
 
     rows: Amount | None = None
-    """That it reads: conversations, pairs, prompts."""
+    """Rows that it reads: conversations, pairs, prompts."""
     document: Amount | None = None
-    """Tokens of one row: of all of its answers together with their prompt."""
+    """Tokens of a row, with its prompt and all its answers."""
     steps: Amount | None = None
     """Optimizer steps; of `rlvr`, batches of rollouts."""
     tokens: Amount | None = None
-    """That pass through the model, over the whole stage."""
+    """Tokens that pass through the model, over the whole stage."""
     prompt: Amount | None = None
     """Tokens of one prompt, where answers are generated."""
     requests: Amount | None = None
     """Answers to generate over the whole stage."""
     plan: SamplingPlan | None = None
-    """How they are submitted."""
+    """How the requests are submitted."""
     answer: float = 0.0
-    """Tokens of an answer, at most: the mean over all requests."""
+    """Maximum tokens of an answer, averaged over all requests."""
 
 
 class PlannedStage(Protocol):
@@ -223,7 +223,7 @@ def rows_at(stage: PlannedStage, port: str) -> Amount | None:
     return Amount(rows.value, "at most") if rows else None
 
 
-def tokens_at(port: str) -> "Any":
+def tokens_at(port: str) -> Callable[[PlannedStage], float | None]:
     """A `row_tokens` hook for kinds whose rows are as long as those at a port."""
     return lambda stage: only(stage, port).row_tokens
 

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -143,7 +142,7 @@ def hardware() -> dict[str, Any]:
     found = {
         "machine": platform.machine(),
         "kernel": platform.release(),
-        "cpu": cpu_name(),
+        "cpu": machine.cpu_name(),
         "cpu_model": machine.cpu_model(),
         "instruction_sets": list(machine.instruction_sets()),
         "cores": machine.cores(),
@@ -166,17 +165,6 @@ def gpus() -> list[str]:
         if answer.returncode == 0:
             return answer.stdout.strip().splitlines()
     return []
-
-
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's model according to Linux; on Arm, which has no model names, implementer and part numbers."""
-    fields: dict[str, str] = {}
-    with suppress(OSError):
-        for line in cpuinfo.read_text().splitlines():
-            name, _, value = line.partition(":")
-            fields.setdefault(name.strip(), value.strip())
-    numbers = ", ".join(f"{name} {fields[name]}" for name in ("CPU implementer", "CPU part") if name in fields)
-    return fields.get("model name") or numbers or platform.processor()
 
 
 @functools.lru_cache(maxsize=2048)

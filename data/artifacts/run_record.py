@@ -55,7 +55,7 @@ class _Tried(Frozen):
     checkpoints: dict[Word, Setting] = Field(default_factory=dict)
     """Cost of writing and uploading checkpoints."""
     peak: dict[Word, Setting] = Field(default_factory=dict)
-    """Peak memory of rank 0 in bytes (`data.host.memory.peak`)."""
+    """Peak memory of rank 0 in bytes (`data.host.process.peak_memory`)."""
 
 
 class Attempt(_Tried):

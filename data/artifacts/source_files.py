@@ -8,7 +8,6 @@ import os
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -94,7 +93,8 @@ class KnownHashes:
         known |= {file: (changed[file], found) for file, found in hash_files(new, beat=beat).items()}
         self._seen |= known
         if stored and new and sum(found.size for _, found in known.values()) >= REMEMBERED_BYTES:
-            write_json(stored, {str(file): (ctime, asdict(found)) for file, (ctime, found) in known.items() if began - ctime > SETTLED_NS})
+            settled = {file: (ctime, found.as_json()) for file, (ctime, found) in known.items() if began - ctime > SETTLED_NS}
+            write_json(stored, {str(file): entry for file, entry in settled.items()})
         return {name: known[file][1] for name, file in files.items()}
 
 

@@ -1,66 +1,31 @@
-"""Messages to token ids for one model folder; the only place that renders chat templates.
+"""Messages to token ids for one model folder.
 
-A conversation is rendered; the text is split where the assistant's turns begin and end, and each piece is tokenized separately without
-further special tokens. So no token spans prompt and answer, the trainer sees the sampler's tokens, and an answer's end-of-turn token is
-part of the answer, unless the answer was cut off.
+A conversation is rendered (`data/chat/chat_template.py`); the text is split where the assistant's turns begin and end, and each piece is
+tokenized separately without further special tokens. So no token spans prompt and answer, the trainer sees the sampler's tokens, and an
+answer's end-of-turn token is part of the answer, unless the answer was cut off.
 
-Where a template does not mark turns with their ends (`{% generation %}`), a turn begins where the prompt for it ends: the messages before
-it are rendered with the generation prompt, and must be a prefix of the whole. It ends with the end-of-turn token. A conversation is then
-trained as the template writes it, for example with an empty thought, and an answer to a prompt as it was sampled.
+Where a template does not mark turns, a conversation is trained as the template writes it, for example with an empty thought, and an answer
+to a prompt as it was sampled.
 
 Prompts equal those of vLLM's server, with one exception: an earlier answer that begins with whitespace keeps its own tokens, which a server
 that receives text may merge with the template's.
 
 Template arguments are values for further variables of a template, such as `enable_thinking`. Sampling and training use the same ones.
-
-Templates receive calls and tools in OpenAI's form (`data/chat/tools.py`), as in servers, and always the same date, for equal tokens.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from pedigree.configs.base.jinja import MARKS
-from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.training import TrainOn
-from pedigree.data.chat.tools import OFFERED, arguments_of, turns_of
+from pedigree.data.chat.chat_template import PROBE, Arguments, ChatError, ChatTemplate, Turn
+from pedigree.data.chat.tools import turns_of
 from pedigree.data.host.process import uncollected
-from pedigree.data.records.messages import CALL, MARKED, RESULT, divided
+from pedigree.data.records.messages import CALL, divided
 from pedigree.data.records.records import Message, ended, texts_within
 
-PROBE: list[Message] = [
-    {"role": "user", "content": "What is 1 + 1?"},
-    {"role": "assistant", "content": "2"},
-    {"role": "user", "content": "And 2 + 2?"},
-    {"role": "assistant", "content": "It is 4."},
-]
-
-CONTROL = re.compile(r"<\|\w+\|>|<bos>|<(?:start|end)_of_turn>|</?s>|\[/?(?:INST|AVAILABLE_TOOLS|TOOL_RESULTS)\]|\[TOOL_CALLS\]")
-"""Control tokens as written in templates: the common form, Gemma's, Mistral's. In templates whose turns end with the EOS token they are
-plain text, as in Tülu's."""
-GIVEN = {"messages", "add_generation_prompt"}
-"""Variables of every template, besides token names such as `eos_token`."""
-CALLS_OF_TOOLS, RESULTS_OF_TOOLS = re.compile(r"\btool_calls\b"), re.compile(rf"['\"]{RESULT}['\"]")
-"""Found in templates that support calls and results. Other templates drop them silently, or use a form unknown to the model."""
-TODAY = date(2024, 7, 26)
-"""The date for templates that read the clock: what Llama 3's assume without one."""
-BETWEEN = re.compile(r"</?think>|\s+")
-"""What templates add to an answer or take from it: whitespace around it, and the bounds of a thought, even of an empty one."""
-OPENED, CLOSED = re.compile(r"<think>(\s*)\Z"), "</think>"
-"""The end of a prompt that begins the thought of its answer, and the end of a thought."""
 HALF_CHARACTER = "\ufffd"
 """Decoding of a character whose last bytes were cut off."""
-Arguments = Mapping[str, Any] | None
-"""Template variable → value."""
-Turn = Mapping[str, Any]
-"""A turn as returned by `turns_of`."""
-
-
-class ChatError(PedigreeError):
-    """A tokenizer, chat template or text cannot be trained on; the message has the reason and the remedy."""
 
 
 class Piece(NamedTuple):
@@ -100,13 +65,11 @@ class Chat:
             raise ChatError(f"{self.folder} has no chat template: name one of Pedigree's as `chat_template` of its source_model stage")
         if tokenizer.eos_token_id is None:
             raise ChatError(f"the tokenizer in {self.folder} has no eos_token: name the token that ends a turn as eos_token")
-        self.template: str = tokenizer.chat_template
         self.eos_id: int = tokenizer.eos_token_id
         candidates = [tokenizer.pad_token_id, tokenizer.unk_token_id, *sorted(tokenizer.all_special_ids)]
         self.pad_id = next((token for token in candidates if token is not None and token != self.eos_id), self.eos_id)
-        self._control = sorted({str(added) for added in tokenizer.added_tokens_decoder.values() if added.special})
-        self._any_control = re.compile("|".join(map(re.escape, self._control)) or "(?!)")
-        self._named: dict[str, Any] = tokenizer.special_tokens_map  # the tokenizer rebuilds it at each call
+        control = {str(added) for added in tokenizer.added_tokens_decoder.values() if added.special}
+        self._template = ChatTemplate(self.folder, tokenizer.chat_template, tokenizer.special_tokens_map, control)
         self._check()
 
     @property
@@ -114,10 +77,10 @@ class Chat:
         """Highest token id. Scans the whole vocabulary."""
         return max(self.tokenizer.get_vocab().values())
 
-    @cached_property
-    def variables(self) -> set[str]:
-        """Template arguments that a row may have."""
-        return variables_of(self.template)
+    @property
+    def template(self) -> str:
+        """The text of its chat template."""
+        return self._template.text
 
     def prompt(self, messages: Sequence[Message], arguments: Arguments = None) -> list[int]:
         """Ids of a prompt, ending where the assistant's answer begins; see `prompt_pieces`."""
@@ -129,8 +92,8 @@ class Chat:
         Raises:
             ChatError: a message contains a control token, or the template does not read an argument or does not support tools.
         """
-        self._refuse(messages, arguments)
-        return [self._piece(*piece, has_calls(messages)) for piece in self._pieces(messages, ask=True, arguments=arguments)]
+        self._template.refuse(messages, arguments)
+        return [self._piece(*piece, has_calls(messages)) for piece in self._template.pieces(messages, ask=True, arguments=arguments)]
 
     def prefilled(self, messages: Sequence[Message], beginning: str) -> list[int]:
         """Ids of a prompt followed by the `beginning` of the assistant's answer.
@@ -138,7 +101,7 @@ class Chat:
         Raises:
             ChatError: a message or the beginning contains a control token.
         """
-        self._refuse([{"role": "assistant", "content": beginning}])
+        self._template.refuse([{"role": "assistant", "content": beginning}])
         return [*self.prompt(messages), *self.response_ids(beginning)]
 
     def following(self, messages: Sequence[Message], text: str, said: Sequence[Message], arguments: Arguments = None) -> list[int]:
@@ -148,19 +111,8 @@ class Chat:
         Raises:
             ChatError: the template renders what is there already otherwise once more follows; or as in `prompt`.
         """
-        self._refuse(said, arguments)
-        answer: Message = {"role": "assistant", "content": text}
-        asked, pieces = (self._pieces(some, True, arguments) for some in (messages, [*messages, answer, *said]))
-        turns = sum(turn["role"] == "assistant" for turn in turns_of([*messages, answer]))
-        last = next((place for place, (_, number) in enumerate(pieces) if number == turns), 0)
-        before, after = ("".join(piece for piece, _ in part) for part in (pieces[:last], pieces[last + 1 :]))
-        if before != "".join(piece for piece, _ in asked) or _bare(pieces[last][0]) != _bare(text + self._named["eos_token"]):
-            raise ChatError(
-                f"the chat template in {self.folder} renders a conversation otherwise once more follows, as some do that drop earlier "
-                f"thoughts or move the system's text (before or in the answer {text[:80]!r}): use a template that only adds to it, or "
-                "answers without thoughts"
-            )
-        return self.text_ids(after, False)
+        self._template.refuse(said, arguments)
+        return self.text_ids(self._template.after(messages, text, said, arguments), False)
 
     def response_ids(self, text: str) -> list[int]:
         """Ids of an assistant's text without end-of-turn token; control tokens in it are plain characters."""
@@ -172,7 +124,7 @@ class Chat:
         Raises:
             ChatError: the text contains a control token.
         """
-        self._refuse([{"role": "user", "content": text}])
+        self._template.refuse([{"role": "user", "content": text}])
         return self.tokenizer(text)["input_ids"]
 
     def training(
@@ -203,26 +155,13 @@ class Chat:
                 mark exactly one span per assistant turn, renders what comes before a trained turn differently once more follows, drops part
                 of a trained turn, opens a trained turn differently than its generation prompt, or places the row's tools elsewhere.
         """
-        before, last_turn = divided(messages)
-        self._refuse(before, arguments)
-        self._refuse_tools(last_turn)
         turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
-        pieces = self._pieces(messages, ask=False, arguments=arguments)
-        said = {number: text for text, number in pieces if number}
         trained = trained_turns(turns, train_on)
-        lost = last_turn and len(turns) not in said and "tool_calls" not in turns[-1]
-        if lost and as_asked and not self._marked and not any(trained[:-1]):
-            pieces = self._continued(before, turns, arguments)
-            said = {number: text for text, number in pieces if number}
-        self._refuse_lost(turns, said, trained, last_turn)
-        self._refuse_changed(turns, [said.get(number, "") for number in range(1, len(turns) + 1)], train_on)
-        if any(trained[:-1]) and self._marked:
-            self._refuse_other_openings(messages, pieces, train_on, arguments)
-            self._refuse_tools_elsewhere(messages, pieces, train_on, arguments)
+        pieces = self._template.trained_pieces(messages, turns, trained, arguments, as_asked)
         whole = not turns or ended(turns[-1])
         last = max((place for place, (_, said) in enumerate(pieces) if said), default=-1)
         called = has_calls(messages)
-        plain = last if called and last_turn and self._spells_control(turns[-1], pieces[last][0]) else None
+        plain = last if called and divided(messages)[1] and self._spells_control(turns[-1], pieces[last][0]) else None
         return [
             self._piece(text, number, called and place != plain, whole or place != last, [train_on == "all", *trained][number])
             for place, (text, number) in enumerate(pieces if whole else pieces[: last + 1])
@@ -247,19 +186,10 @@ class Chat:
             ChatError: the template renders the prompt differently once an answer follows, so that training and sampling contexts would
                 differ; it drops part of the answer; or as in `prompt`.
         """
-        self._refuse(messages, arguments)
-        asked = self._pieces(messages, ask=True, arguments=arguments)
-        answer: Message = {"role": "assistant", "content": text}
-        pieces = self._pieces([*messages, answer], ask=False, arguments=arguments)
-        if not self._marked:
-            whole, context = ("".join(piece for piece, _ in part) for part in (pieces, asked))
-            self._refuse_other_prompt(_bare(whole).startswith(_bare(context)))
-            pieces = [*asked, (f"{text}{self._named['eos_token']}", 1)]
-        last = max(place for place, (_, said) in enumerate(pieces) if said)
-        self._refuse_other_prompt("".join(piece for piece, _ in pieces[:last]) == "".join(piece for piece, _ in asked))
-        self._refuse_changed([answer], [pieces[last][0]], "last_turn")
+        self._template.refuse(messages, arguments)
+        asked, answer = self._template.answered_pieces(messages, text, arguments)
         prompt = [self._piece(part, said, has_calls(messages)) for part, said in asked]
-        return [*prompt, self._piece(*pieces[last], called=False, ended=ended, trained=True)]
+        return [*prompt, self._piece(*answer, called=False, ended=ended, trained=True)]
 
     def scored(self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None) -> list[Piece]:
         """The pieces of a prompt and its answer as `apply_chat_template` renders and tokenizes the whole, at whose last token a score is
@@ -273,10 +203,10 @@ class Chat:
         answer: Message = {"role": "assistant", "content": text, "finish_reason": "stop" if ended else "length"}
         pieces = self.conversation([*messages, answer], "last_turn", arguments, as_asked=False)
         last = next(place for place, piece in enumerate(pieces) if piece.trained)
-        if self._any_control.search(text):
+        if self._template.control.search(text):
             return [*pieces[:last], *(piece._replace(trained=True) for piece in pieces[last:])]
-        whole = "".join(piece.text + self._named["eos_token"] * piece.ends for piece in pieces)
-        begin = len(whole) - sum(len(piece.text + self._named["eos_token"] * piece.ends) for piece in pieces[last:])
+        whole = "".join(piece.text + self._template.end * piece.ends for piece in pieces)
+        begin = len(whole) - sum(len(piece.text + self._template.end * piece.ends) for piece in pieces[last:])
         if whole[begin : begin + 1].isspace():  # a token may span the border
             ids = self.text_ids(whole, False)
             places = range(begin, -1, -1)
@@ -311,84 +241,11 @@ class Chat:
         """The text of ids, without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def _pieces(self, messages: Sequence[Message], ask: bool, arguments: Arguments = None) -> list[tuple[str, int]]:
-        """The rendered text, split into (text, number of the assistant's turn, or 0)."""
-        turns = turns_of(messages)
-        text, spans = self._rendered(turns, ask, arguments)
-        marked = ((start, end, number) for number, (start, end) in enumerate(spans, 1))
-        found = marked if self._marked else self._found(turns, text, arguments)
-        pieces: list[tuple[str, int]] = []
-        cursor = 0
-        for start, end, number in found:
-            pieces += [(text[cursor:start], 0), (text[start:end], number)]
-            cursor = end
-        return [(piece, number) for piece, number in [*pieces, (text[cursor:], 0)] if piece]
-
-    def _continued(self, before: Sequence[Message], turns: Sequence[Turn], arguments: Arguments) -> list[tuple[str, int]]:
-        """As `_pieces`, the last turn directly after its prompt, which may have opened its thought.
-
-        Raises:
-            ChatError: the turn ended and does not close that thought.
-        """
-        asked, text = self._pieces(before, True, arguments), turns[-1]["content"]
-        opened = OPENED.search("".join(piece for piece, _ in asked))
-        if opened and ended(turns[-1]) and CLOSED not in text:
-            instead = (
-                "set the template argument enable_thinking to false" if "enable_thinking" in self.variables else "use another template"
-            )
-            raise ChatError(
-                f"the chat template in {self.folder} asks for an answer with {opened[0]!r}, and the turn {text[:80]!r} has no {CLOSED!r}: "
-                f"train on answers with thoughts, or {instead}"
-            )
-        if opened and text.lstrip().startswith("<think>"):
-            text = text.lstrip().removeprefix("<think>").removeprefix(opened[1])
-        return [*asked, (text + self._named["eos_token"], len(turns))]
-
-    def _found(self, turns: Sequence[Turn], text: str, arguments: Arguments) -> Iterator[tuple[int, int, int]]:
-        """(start, end, number) of the assistant's turns in a rendered text, up to and with the end-of-turn token; none of a turn before
-        which something differs from its prompt."""
-        token, number = self._named["eos_token"], 0
-        for place, turn in enumerate(turns):
-            if turn["role"] != "assistant":
-                continue
-            number += 1
-            asked, _ = self._rendered(turns[:place], True, arguments)
-            said, last = turn["content"].strip(), place == len(turns) - 1
-            begin = text.find(said, len(asked)) + len(said) if last and said in text[len(asked) :] else len(asked)
-            end = text.rfind(token) if last and "tool_calls" in turn else text.find(token, begin)  # the last turn may spell it out
-            if text.startswith(asked) and end >= len(asked):
-                yield len(asked), end + len(token), number
-
-    def _rendered(self, turns: Sequence[Turn], ask: bool, arguments: Arguments) -> tuple[str, list[tuple[int, int]]]:
-        """(text, spans that the template marks)."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        try:
-            (text,), spans = cast(Any, render_jinja_template)(
-                conversations=[turns],
-                chat_template=self.template,
-                return_assistant_tokens_mask=self._marked,
-                add_generation_prompt=ask,
-                strftime_now=TODAY.strftime,
-                **self._named,
-                **arguments_of(arguments),
-            )
-        except Exception as error:  # a template is a program: it may raise anything
-            begins = f"a conversation that begins with {str(turns[0]['content'])[:80]!r}" if turns else "no messages"
-            raise ChatError(f"the chat template in {self.folder} does not render {begins}: {type(error).__name__}: {error}") from error
-        lost = next((turn["content"] for turn in turns[1:] if turn["role"] == "system" and turn["content"].strip() not in text), None)
-        if lost is not None:
-            raise ChatError(
-                f"the chat template in {self.folder} leaves out a system turn that is not the first ({lost[:80]!r}): use another template, "
-                "or `out_of_turn: {late_system: join}` where the rows are read"
-            )
-        return text, spans[0] if self._marked else []
-
     def _piece(self, text: str, said: int, called: bool, ended: bool = True, trained: bool = False) -> Piece:
         """In the assistant's text, only the end of turn is a control token; if it may have `called` tools, also the tokens around
         calls."""
-        if said and text.endswith(self._named["eos_token"]):
-            body = text.removesuffix(self._named["eos_token"])
+        if said and text.endswith(self._template.end):
+            body = text.removesuffix(self._template.end)
             return Piece(body if ended else body.rstrip(HALF_CHARACTER), not called, ended, trained)
         return Piece(text, False, False, trained)
 
@@ -399,134 +256,20 @@ class Chat:
             ChatError: the template also writes control tokens in that turn, so that the two cannot be distinguished.
         """
         texts = [turn["content"], *texts_within(turn.get("tool_calls", []))]
-        spelled = [token for text in texts for token in self._any_control.findall(text)]
-        if spelled and len(spelled) < len(self._any_control.findall(rendered.removesuffix(self._named["eos_token"]))):
+        spelled = [token for text in texts for token in self._template.control.findall(text)]
+        if spelled and len(spelled) < len(self._template.control.findall(rendered.removesuffix(self._template.end))):
             raise ChatError(
                 f"a turn with a call spells out the control token {spelled[0]!r}, and the chat template in {self.folder} writes some of "
                 "its own around calls: drop such rows when the data is prepared"
             )
         return bool(spelled)
 
-    def _refuse(self, messages: Sequence[Message], arguments: Arguments = None) -> None:
-        """Reject control tokens in messages and arguments, which would forge turns, and arguments that the template ignores."""
-        unread = sorted(arguments.keys() - self.variables) if arguments else []
-        if unread:
-            raise ChatError(
-                f"the chat template in {self.folder} reads no template argument {', '.join(unread)}, which a row has (it reads "
-                f"{', '.join(sorted(self.variables)) or 'none'}): leave the column out by `columns` of the source, or take a template that "
-                "reads it"
-            )
-        self._refuse_tools(messages)
-        texts = [(message["role"], message["content"]) for message in messages]
-        texts += [(None, text) for text in texts_within(arguments)]
-        for role, text in texts:
-            if self._any_control.search(text):
-                found = next(token for token in self._control if token in text)
-                said = f"a message of role {role}" if role else "a template argument"
-                raise ChatError(f"{said} spells out the control token {found!r} ({text[:80]!r}): drop such rows when the data is prepared")
-
-    def _refuse_tools(self, messages: Sequence[Message]) -> None:
-        """Reject calls and results if the template does not support them."""
-        roles = {message["role"] for message in messages}
-        for role, form, what in ((CALL, CALLS_OF_TOOLS, "calls of tools"), (RESULT, RESULTS_OF_TOOLS, "results of tools")):
-            if role in roles and not form.search(self.template):
-                raise ChatError(
-                    f"the chat template in {self.folder} has no form for {what}, which a row has: take a template that has one "
-                    "(docs/chat-templates.md), or leave such rows out"
-                )
-
-    def _refuse_other_prompt(self, same: bool) -> None:
-        if not same:
-            raise ChatError(
-                f"the chat template in {self.folder} renders a prompt otherwise when an answer follows (it strips or adds text): "
-                "use a template whose generation prompt is a prefix of the whole conversation"
-            )
-
-    def _refuse_lost(self, turns: Sequence[Turn], said: Mapping[int, str], trained: Sequence[bool], last_turn: Sequence[Message]) -> None:
-        """Reject trained turns that were not found in the rendered conversation."""
-        if self._marked and len(said) != len(turns):
-            raise ChatError(
-                f"the chat template in {self.folder} marks {len(said)} stretches of a conversation with {len(turns)} "
-                "turns of the assistant: put each turn between one `{% generation %}` and `{% endgeneration %}`"
-            )
-        for number, (turn, wanted) in enumerate(zip(turns, trained, strict=True), 1):
-            last = number == len(turns) and bool(last_turn)
-            if number not in said and (wanted or last):
-                remedy = "use another template" if last else "set `train_on: last_turn`"
-                raise ChatError(
-                    f"the chat template in {self.folder} renders what comes before turn {number} of the assistant "
-                    f"({(turn['content'] or 'a call')[:80]!r}) otherwise once more follows, so that it would be trained in another context "
-                    f"than it is asked for in: {remedy}"
-                )
-
-    def _refuse_changed(self, turns: Sequence[Turn], rendered: Sequence[str], train_on: TrainOn) -> None:
-        """Reject trained turns of which the template drops a part, such as thoughts."""
-        for turn, text, trained in zip(turns, rendered, trained_turns(turns, train_on), strict=True):
-            said = [turn["content"].strip(), *(call["function"]["name"] for call in turn.get("tool_calls", ()))]
-            same = self._marked or "tool_calls" in turn or _bare(turn["content"] + self._named["eos_token"]) == _bare(text)
-            if trained and not (same and all(part in text if self._marked else _bare(part) in _bare(text) for part in said)):
-                raise ChatError(
-                    f"the chat template in {self.folder} leaves out part of what the assistant says ({turn['content'][:80]!r}), as some do "
-                    "with thoughts, so it would be trained otherwise than it was said: set `train_on: last_turn` where it is an earlier "
-                    "turn, else use a template that leaves it whole"
-                )
-
-    def _refuse_other_openings(
-        self, messages: Sequence[Message], pieces: Sequence[tuple[str, int]], train_on: TrainOn, arguments: Arguments
-    ) -> None:
-        """Reject trained turns that the template opens differently than its generation prompt."""
-        turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
-        begins = [place for place in range(1, len(messages)) if messages[place]["role"] in MARKED and messages[place - 1]["role"] == "user"]
-        if not begins:  # no turn is one that a user asked for
-            return
-        end = begins[0]
-        without, asked = ("".join(text for text, _ in self._pieces(messages[:end], ask, arguments)) for ask in (False, True))
-        opening = asked.removeprefix(without)  # it may depend on the system's text, but not on later turns
-        places = [place for place, (_, said) in enumerate(pieces) if said]
-        for place, turn, trained in zip(places, turns, trained_turns(turns, train_on), strict=True):
-            if trained and not (pieces[place - 1][0] if place else "").endswith(opening):
-                raise ChatError(
-                    f"the chat template in {self.folder} asks for an answer with {opening!r}, and has something else before "
-                    f"{turn['content'][:80]!r}, so that it would be trained in another context than it is asked for in: set "
-                    "`train_on: last_turn`"
-                )
-
-    def _refuse_tools_elsewhere(
-        self, messages: Sequence[Message], pieces: Sequence[tuple[str, int]], train_on: TrainOn, arguments: Arguments
-    ) -> None:
-        """Reject templates that place tools only before the last question, if earlier turns are trained."""
-        if OFFERED not in (arguments or {}):
-            return
-        turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
-        roles = [message["role"] for message in messages]
-        begins = [place for place, role in enumerate(roles) if role == "assistant" or (role == CALL and roles[place - 1] not in MARKED)]
-        first = trained_turns(turns, train_on).index(True)
-        asked = "".join(text for text, _ in self._pieces(messages[: begins[first]], True, arguments))
-        if not "".join(text for text, _ in pieces).startswith(asked):
-            raise ChatError(
-                f"the chat template in {self.folder} has something else before an answer once more is asked, as some do that offer tools "
-                f"before the last question alone, so that {(turns[first]['content'] or 'a call')[:80]!r} would be trained in another "
-                "context than it is asked for in: set `train_on: last_turn`, or mark turns after the last question alone"
-            )
-
     def _check(self) -> None:
-        self._marked = MARKS.search(self.template) is not None
-        text, spans = self._rendered(PROBE, False, None)
-        end_of_turn = self._named["eos_token"]
-        self._marked = [text[start:end] for start, end in spans] == [turn["content"] + end_of_turn for turn in PROBE[1::2]]
-        whole = self._rendered(PROBE[:3], True, None)[0] + PROBE[3]["content"] + end_of_turn
-        if not _bare(text).startswith(_bare(whole)):
-            same = next((place for place, (one, other) in enumerate(zip(text, whole, strict=False)) if one != other), len(text))
-            shown = slice(max(same - 20, 0), same + 60)
-            raise ChatError(
-                f"the chat template in {self.folder} writes a conversation otherwise than the prompt for turn 2 of the assistant, its text "
-                f"and the end-of-turn token {end_of_turn!r}: {text[shown]!r} instead of {whole[shown]!r}; use another template"
-            )
-        written = (PROBE[1]["content"] + end_of_turn, 1) in self._pieces(PROBE[:3], ask=True)
+        written = (PROBE[1]["content"] + self._template.end, 1) in self._template.pieces(PROBE[:3], ask=True)
         asked = PROBE[: 3 if written else 1]  # an empty thought before the text may begin with whitespace
         pieces = self.answered(asked, PROBE[3]["content"])
         ids = [token for piece in pieces for token in self.ids(piece)]
-        whole = "".join(piece.text + end_of_turn * piece.ends for piece in pieces)
+        whole = "".join(piece.text + self._template.end * piece.ends for piece in pieces)
         bos = self.tokenizer.bos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
             raise ChatError(f"the chat template in {self.folder} begins with two BOS tokens: remove one from the template")
@@ -539,46 +282,6 @@ class Chat:
                 "space, or a token across the boundary): use a tokenizer without prefix space and a template that ends turns with "
                 "special tokens"
             )
-
-
-def _bare(text: str) -> str:
-    return BETWEEN.sub("", text)
-
-
-def variables_of(template: str) -> set[str]:
-    """A template's arguments: variables that it reads and does not set, except those of every conversation.
-
-    Raises:
-        ChatError: it is not a valid template.
-    """
-    from jinja2 import TemplateError, TemplateSyntaxError, meta
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    try:
-        environment = _compile_jinja_template(template).environment
-        found = meta.find_undeclared_variables(environment.parse(template))
-    except TemplateError as error:
-        line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-        raise ChatError(f"the chat template cannot be read{line}: {type(error).__name__}: {error}") from error
-    return {name for name in found - environment.globals.keys() - GIVEN if not name.endswith("_token")}
-
-
-def end_of_turn(template: str, special: Iterable[str] = ()) -> str | None:
-    """The token with which a template ends the assistant's turns, of these or in a usual form; None if it is the tokenizer's EOS token, or
-    was not found."""
-    from jinja2 import TemplateError
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    said, eos = "what it says", "the EOS token"
-    conversation = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": said}]
-    try:
-        (text,), _ = cast(Any, render_jinja_template)(conversations=[conversation], chat_template=template, bos_token="", eos_token=eos)
-    except TemplateError:
-        return None  # `Chat` reports the problem
-    after = text.partition(said)[2].lstrip()
-    known = [token for token in special if token and after.startswith(token)]
-    found = CONTROL.match(after)
-    return max(known, key=len) if known else found.group() if found else None
 
 
 def has_calls(messages: Sequence[Message]) -> bool:

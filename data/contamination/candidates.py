@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.contamination.compiled import compiled
-from pedigree.data.contamination.coverage import Benchmarks, compared
+from pedigree.data.contamination.coverage import Benchmarks, item_readings
 from pedigree.data.contamination.matching import Numbers, Places, gram_hashes, line_hashes, search, table_of
-from pedigree.data.contamination.reading import readings
 
 PIECE_BYTES = 1 << 22
 """Bytes of items hashed at a time."""
@@ -82,9 +80,7 @@ def _pieces(items: Sequence[tuple[str, dict[str, Any]]], ngram: int, abstracted:
     owners: list[int] = []
     size = 0
     for number, (label, row) in enumerate(items):
-        for read in readings(compared(row), abstracted):
-            if not any(map(bytes.strip, read)):
-                raise PedigreeError(f"item {row['id']} of {label} has no word or number: no training row can be compared with it")
+        for read in item_readings(label, row, abstracted):
             lines += read
             turns.append(len(read))
             owners.append(number)

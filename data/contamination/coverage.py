@@ -56,7 +56,7 @@ class Overlap:
     """The same share among tokens in no common n-gram."""
     tokens: int = 0
     """Tokens of the item."""
-    said: float = 1.0
+    word_share: float = 1.0
     """For abstracted comparisons: share of the item's ordinary words, with multiplicity, that the row has."""
     doubt: str = ""
     """Why it is no evidence of a copy; empty if it is."""
@@ -116,43 +116,43 @@ class Coverage:
         """
         least = threshold if least is None else least
         lines = lines_of(texts, self._abstracted)
-        key = frozenset(self._shared(lines)), unmended(least) if typos else least
+        key = frozenset(self._shared(lines)), correction_floor(least) if typos else least
         if key not in self._known:
             self._known[key] = self._compare(*key)
         found = self._known[key]
         ways = readings(texts, self._abstracted) if self._abstracted and found else []
         if self._abstracted:
-            found = [_counted(one, ways) for one in found]
+            found = [_with_word_share(one, ways) for one in found]
         if not typos:
             return found
         vocabulary, better = Vocabulary(lines), []
         for one in found:
-            if min(one.score, one.own, one.said) > threshold:
+            if min(one.score, one.own, one.word_share) > threshold:
                 better.append(one)
-            elif self._most(one, vocabulary) > least:
-                better.append(self._mended(one, lines, ways))
+            elif self._upper_bound(one, vocabulary) > least:
+                better.append(self._corrected(one, lines, ways))
         return ordered(one for one in better if one.score > least)
 
     def share_of(self, text: str) -> float:
         """Share of a turn's tokens that are in n-grams of the items, in the reading with the largest share."""
         shares = [0.0]
-        for turn in filter(None, (tuple(line.split()) for line in lines_of([text], self._abstracted))):
+        for turn in filter(None, tokens_of(lines_of([text], self._abstracted))):
             places = {place for start, gram in self._grams_in(turn) for place in range(start, start + len(gram))}
             shares.append(len(places) / len(turn))
         return max(shares)
 
-    def _most(self, overlap: Overlap, vocabulary: Vocabulary) -> float:
+    def _upper_bound(self, overlap: Overlap, vocabulary: Vocabulary) -> float:
         """Upper bound on coverage after correction: share of the item's tokens that the row has, or may have after correction."""
         readings = (item.tokens for item in self._named[overlap.benchmark, overlap.item["id"]])
         return max(sum(map(vocabulary.perhaps, tokens)) / len(tokens) for tokens in readings)
 
-    def _mended(self, overlap: Overlap, lines: Sequence[bytes], ways: Sequence[Sequence[bytes]]) -> Overlap:
+    def _corrected(self, overlap: Overlap, lines: Sequence[bytes], ways: Sequence[Sequence[bytes]]) -> Overlap:
         """The overlap after correcting words with one wrong letter to the item's; `lines` are the row's texts in all their readings, `ways`
         the joint readings of all texts."""
         item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted, self._common)
         words = {token for one in item._items for token in one.tokens}
         (found,) = item._compare(item._shared(corrected(lines, words)), 0)
-        return _counted(found, [corrected(way, words) for way in ways])
+        return _with_word_share(found, [corrected(way, words) for way in ways])
 
     def _compare(self, shared: Set[Gram], threshold: float) -> list[Overlap]:
         covered: dict[int, int] = {}
@@ -166,16 +166,14 @@ class Coverage:
             name = (item.benchmark, item.row["id"])
             if score > threshold and (name not in best or score > best[name].score):
                 own = (places & item.own).bit_count() / max(1, item.own.bit_count())
-                stretches = _stretches(item.tokens, places)
+                stretches = _matched_text(item.tokens, places)
                 best[name] = Overlap(item.benchmark, item.row, score, stretches, self._way, own, len(item.tokens))
         return ordered(best.values())
 
     def _add(self, benchmark: str, row: dict[str, Any]) -> None:
         common = self._common.get(benchmark, frozenset())
-        for turns in turns_of(row, self._abstracted):
+        for turns in map(tokens_of, item_readings(benchmark, row, self._abstracted)):
             every = tuple(token for turn in turns for token in turn)
-            if not every:
-                raise PedigreeError(f"item {row['id']} of {benchmark} has no word or number: no training row can be compared with it")
             number, shared = len(self._items), 0
             for start, gram in grams_of(turns, self._ngram):
                 places = ((1 << len(gram)) - 1) << start
@@ -221,9 +219,21 @@ def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
     return found + [answer["text"] for answer in row.get("answers", ())] if "assistant" in turns else found
 
 
+def item_readings(benchmark: str, item: Mapping[str, Any], abstracted: bool) -> list[list[bytes]]:
+    """All readings of an item's compared turns. Raises PedigreeError if one has no word, number or operator, so nothing can match it."""
+    found = readings(compared(item), abstracted)
+    if not all(any(map(bytes.strip, lines)) for lines in found):
+        raise PedigreeError(f"item {item['id']} of {benchmark} has no word or number: no training row can be compared with it")
+    return found
+
+
+def tokens_of(lines: Sequence[bytes]) -> list[Gram]:
+    return [tuple(line.split()) for line in lines]
+
+
 def turns_of(item: Mapping[str, Any], abstracted: bool) -> list[list[Gram]]:
     """The tokens of an item's compared turns, in each of its readings."""
-    return [[tuple(line.split()) for line in lines] for lines in readings(compared(item), abstracted)]
+    return list(map(tokens_of, readings(compared(item), abstracted)))
 
 
 def grams_of(turns: Sequence[Gram], ngram: int) -> Iterator[tuple[int, Gram]]:
@@ -236,7 +246,7 @@ def grams_of(turns: Sequence[Gram], ngram: int) -> Iterator[tuple[int, Gram]]:
         start += len(turn)
 
 
-def unmended(threshold: float) -> float:
+def correction_floor(threshold: float) -> float:
     """Share of an item that a row must cover before correction, for correction to be tried."""
     return threshold / 2
 
@@ -251,22 +261,22 @@ def ordered(overlaps: Iterable[Overlap]) -> list[Overlap]:
     return sorted(overlaps, key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
 
 
-def _counted(overlap: Overlap, ways: Sequence[Sequence[bytes]]) -> Overlap:
-    """The overlap with `said` computed for abstracted comparisons, where sentences are so similar that one of the row may cover several of
+def _with_word_share(overlap: Overlap, ways: Sequence[Sequence[bytes]]) -> Overlap:
+    """The overlap with `word_share` computed for abstracted comparisons, where one sentence of the row may cover several similar ones of
     the item."""
     if overlap.way != "abstracted":
         return overlap
     rows = [Counter(token for line in way for token in line.split()) for way in ways]
-    said = max(_said(row, turns) for row in rows for turns in turns_of(overlap.item, abstracted=True))
-    return replace(overlap, said=said)
+    share = max(_word_share(row, turns) for row in rows for turns in turns_of(overlap.item, abstracted=True))
+    return replace(overlap, word_share=share)
 
 
-def _said(row: Counter[bytes], turns: Sequence[Gram]) -> float:
+def _word_share(row: Counter[bytes], turns: Sequence[Gram]) -> float:
     words = Counter(token for turn in turns for token in turn if token not in (NAME, NUMBER))
     return (words & row).total() / max(1, words.total())
 
 
-def _stretches(item: Gram, places: int) -> str:
+def _matched_text(item: Gram, places: int) -> str:
     """The covered tokens (bit i of `places` is token i), with one `…` per uncovered run."""
     shown = [token.decode() if places >> position & 1 else "…" for position, token in enumerate(item)]
     return " ".join(token for position, token in enumerate(shown) if token != "…" or position == 0 or shown[position - 1] != "…")

@@ -24,11 +24,11 @@ from pedigree.data.contamination.coverage import (
     Overlap,
     common_grams,
     compared,
+    correction_floor,
     fewest_tokens,
     ordered,
     ordinary_words,
     searched,
-    unmended,
 )  # fmt: skip
 from pedigree.data.records.messages import ROLES
 
@@ -89,7 +89,7 @@ class Index:
                 return [self._all.overlaps(row, threshold, self._typos, least) for row in texts]
             self.compile()
         assert self._candidates is not None
-        near = self._candidates.of(texts, unmended(least) if self._typos else least)
+        near = self._candidates.of(texts, correction_floor(least) if self._typos else least)
         return [
             self._coverage(near[number]).overlaps(row, threshold, self._typos, least) if number in near else []
             for number, row in enumerate(texts)
@@ -128,9 +128,9 @@ class Comparison:
         self._ways = [_Way(benchmarks, config, config.ngram, config.threshold, abstracted=False)]
         if config.abstracted:
             words = config.abstracted.words
-            telling = {label: [row for row in rows if ordinary_words(row) >= words] for label, rows in benchmarks.items()}
-            if any(telling.values()):
-                self._ways.append(_Way(telling, config, config.abstracted.ngram, config.abstracted.threshold, abstracted=True))
+            eligible = {label: [row for row in rows if ordinary_words(row) >= words] for label, rows in benchmarks.items()}
+            if any(eligible.values()):
+                self._ways.append(_Way(eligible, config, config.abstracted.ngram, config.abstracted.threshold, abstracted=True))
 
     def compile(self) -> None:
         """Prepare for many rows; otherwise done once many were compared. Does not affect results."""
@@ -180,18 +180,18 @@ class _Way:
 
     def _doubt(self, overlap: Overlap, row: dict[str, Any], threshold: float) -> str:
         short = self._config.short_items
-        if overlap.said <= threshold:
+        if overlap.word_share <= threshold:
             return FEWER
-        if short and overlap.tokens < short.below and not self._alone(overlap, row, overlap.tokens + short.more, threshold):
+        if short and overlap.tokens < short.below and not self._matches_short_turn(overlap, row, overlap.tokens + short.more, threshold):
             return SHORT
         return COMMON if overlap.own <= threshold else ""
 
-    def _alone(self, overlap: Overlap, row: dict[str, Any], most: int, threshold: float) -> bool:
+    def _matches_short_turn(self, overlap: Overlap, row: dict[str, Any], most: int, threshold: float) -> bool:
         """Whether a single turn of at most `most` tokens overlaps."""
         abstracted = overlap.way == "abstracted"
         item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, abstracted)
-        brief = [text for text in searched(row, frozenset(self._config.turns)) if fewest_tokens(text, abstracted) <= most]
-        return any(item.overlaps([text], threshold, self._config.typos) for text in brief)
+        short = [text for text in searched(row, frozenset(self._config.turns)) if fewest_tokens(text, abstracted) <= most]
+        return any(item.overlaps([text], threshold, self._config.typos) for text in short)
 
     def _is_part(self, overlap: Overlap, row: dict[str, Any], cut: CutShort) -> bool:
         """Whether a single turn contains enough of the item and little else."""

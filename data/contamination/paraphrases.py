@@ -96,11 +96,11 @@ class VectorMatch(NamedTuple):
 class VectorIndex:
     """Index of text embeddings to compare rows with. Safe to share with forked processes."""
 
-    def __init__(self, texts: Sequence[str], apart: Sequence[bool], threshold: float, most: int) -> None:
+    def __init__(self, texts: Sequence[str], separate: Sequence[bool], threshold: float, most: int) -> None:
         """Embed the texts of benchmark items.
 
         Args:
-            apart: whether a text is searched separately, so that it does not hide others.
+            separate: whether a text is searched separately, so that it does not hide others.
             threshold: minimum reported cosine.
             most: maximum texts reported per row, and again for the separate ones.
 
@@ -110,9 +110,9 @@ class VectorIndex:
         self._embedder, self._threshold, self._most = Embedder(), threshold, most
         self._tables: list[tuple[Places, Vectors]] = []
         for side in (False, True):
-            mine = [text for text, own in zip(texts, apart, strict=True) if own == side]
+            mine = [text for text, own in zip(texts, separate, strict=True) if own == side]
             if mine:
-                self._tables.append((np.flatnonzero(np.array(apart) == side), self._embedder.vectors(mine)))
+                self._tables.append((np.flatnonzero(np.array(separate) == side), self._embedder.vectors(mine)))
 
     def of(self, rows: Sequence[Sequence[str]]) -> list[list[VectorMatch]]:
         """For each row, given by its turns, the texts nearest to any turn: nearest first, ties by turn, then by index; the separate texts

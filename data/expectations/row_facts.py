@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pedigree.data.filters.row_filters import texts, turns_in
+from pedigree.data.filters.row_filters import turns_in
 from pedigree.data.records.messages import divided
+from pedigree.data.records.records import texts
 
 Row = dict[str, Any]
 

@@ -269,7 +269,7 @@ def _answers_problem(row: dict[str, Any]) -> str | None:
     if strength is None:
         return None
     if len(answers) != 2:
-        return f"strength {strength!r} stands beside {len(answers)} answers: it is of pairs"
+        return f"strength {strength!r} needs 2 answers, but there are {len(answers)}: remove it"
     return None if _is_number(strength) and 0 <= strength <= 1 else f"strength {strength!r} is no probability"
 
 

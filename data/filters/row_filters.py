@@ -34,7 +34,7 @@ from pedigree.data.chat.tools import texts_called, texts_offered
 from pedigree.data.contamination.reading import INVISIBLE
 from pedigree.data.filters import languages, patience
 from pedigree.data.records.messages import CALL, RESULT, roles_of
-from pedigree.data.records.records import texts_within
+from pedigree.data.records.records import texts, texts_within, turns_and_answers
 
 Row = dict[str, Any]
 Counted = int | str
@@ -76,18 +76,9 @@ def noted(found: Iterable[str | None]) -> NDArray[np.object_]:
 # --- the texts of a row ------------------------------------------------------------------------------------------------
 
 
-def texts(row: Mapping[str, Any]) -> list[str]:
-    """All texts of a row: messages, answers of a preference, and texts in template arguments."""
-    return _spoken(row) + list(texts_within(row.get("template_arguments")))
-
-
 def _every(row: Mapping[str, Any]) -> list[str]:
     """All texts, plus those in calls and tools, decoded from JSON."""
     return [*texts(row), *texts_called(row), *texts_offered(row)]
-
-
-def _spoken(row: Mapping[str, Any]) -> list[str]:
-    return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
 
 
 def turns_by(row: Row, roles: Collection[str]) -> Iterator[str]:
@@ -117,7 +108,7 @@ def spaced(text: str) -> str:
 
 def folded(row: Row) -> str:
     """The row's turns and answers, normalized and joined by a separator; then `CONDITION` and a hash of its template arguments, if any."""
-    text, arguments = " \x00 ".join(map(spaced, _spoken(row))), row.get("template_arguments")
+    text, arguments = " \x00 ".join(map(spaced, turns_and_answers(row))), row.get("template_arguments")
     return f"{text}{CONDITION}{digest(arguments)[:32]}" if arguments else text
 
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pedigree.configs.rows.row_sources import RecordType
-from pedigree.data.chat.chat import Chat, ChatError, Piece
+from pedigree.data.chat.chat import Chat, Piece
+from pedigree.data.chat.chat_template import ChatError
+from pedigree.data.chat.documents import Conversations, Row
 from pedigree.data.filters.row_filters import Counted
 from pedigree.data.records.records import ended
-
-Row = Mapping[str, Any]
 
 
 class TokenCounter:
@@ -32,7 +31,7 @@ class TokenCounter:
         ids = self._chat.bulk_ids(piece for found in drafts if not isinstance(found, str) for draft in found for piece in draft)
         return [found if isinstance(found, str) else max(_length(draft, ids) for draft in found) for found in drafts]
 
-    def _drafts(self, row: Row) -> list[list[Piece]] | str:
+    def _drafts(self, row: Row) -> Sequence[list[Piece]] | str:
         """The pieces of each of the row's documents, or why the template rejects it, without the model's path."""
         try:
             return self._documents(self._chat, row)
@@ -40,18 +39,13 @@ class TokenCounter:
             return str(error).replace(f" in {self._chat.folder}", "")
 
 
-def _conversation(chat: Chat, row: Row) -> list[list[Piece]]:
-    """Training only the last turn gives the same count as training all, and rejects no row that some training accepts."""
-    return [chat.conversation(row["messages"], "last_turn", row.get("template_arguments"))]
-
-
 def _answers(chat: Chat, row: Row) -> list[list[Piece]]:
     arguments = row.get("template_arguments")
     return [chat.answered(row["messages"], one["text"], ended=ended(one), arguments=arguments) for one in row["answers"]]
 
 
-DOCUMENTS: Mapping[str, Callable[[Chat, Row], list[list[Piece]]]] = {
-    "conversation": _conversation,
+DOCUMENTS: Mapping[str, Callable[[Chat, Row], Sequence[list[Piece]]]] = {
+    "conversation": Conversations("last_turn").pieces,  # counts the same as training all, and accepts every row that some training does
     "prompt": lambda chat, row: [chat.prompt_pieces(row["messages"], row.get("template_arguments"))],
     "preference": _answers,
 }

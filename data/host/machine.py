@@ -4,6 +4,7 @@ Each function takes the root of `proc` and `sys`, and uses whatever is readable,
 """
 
 import os
+import platform
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ SLOW_ON_INTEL = "avx512_bf16"
 ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 """Values of either variable that keep oneDNN from using `BF16_UNITS`."""
+LOW_MEMORY = 0.1
+"""Free share of memory below which an unexplained kill may have been an out-of-memory kill."""
 
 
 def cores(root: Path = ROOT, allowed: Collection[int] | None = None) -> int:
@@ -38,14 +41,31 @@ def cores(root: Path = ROOT, allowed: Collection[int] | None = None) -> int:
 def memory(root: Path = ROOT) -> int | None:
     """Memory limit in bytes, of the machine or of the tightest cgroup; None if unknown."""
     limits = [number for folder in _groups(root) for name in ("memory.max", "memory.limit_in_bytes") if (number := _number(folder / name))]
-    total = _meminfo(root)
+    total = _meminfo(root, "MemTotal")
     return min([total, *limits]) if total else min(limits, default=None)
+
+
+def free_memory_share(root: Path = ROOT) -> float:
+    """Free share of the memory of the machine or of a cgroup, whichever is tightest; 1.0 if unknown."""
+    total, available = _meminfo(root, "MemTotal"), _meminfo(root, "MemAvailable")
+    shares = [1.0 if total is None or available is None else available / total]
+    for folder in _groups(root):
+        limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
+        if limit and used is not None:
+            shares.append(1 - used / limit)
+    return round(min(shares), 3)
 
 
 def instruction_sets(root: Path = ROOT) -> tuple[str, ...]:
     """The processor's subset of `INSTRUCTION_SETS`."""
     flags = _cpuinfo(root, "flags", "Features").split()
     return tuple(known for known in INSTRUCTION_SETS if known in flags)
+
+
+def cpu_name(root: Path = ROOT) -> str:
+    """The processor's name; on Arm, which has no names, implementer and part numbers."""
+    numbers = ", ".join(f"{name} {value}" for name in ("CPU implementer", "CPU part") if (value := _cpuinfo(root, name)))
+    return _cpuinfo(root, "model name") or numbers or platform.processor()
 
 
 def cpu_model(root: Path = ROOT) -> str | None:
@@ -115,13 +135,14 @@ def _quota(folder: Path) -> float | None:
     return int(numbers[0]) / int(numbers[1])
 
 
-def _meminfo(root: Path) -> int | None:
-    total = next((line.split()[1] for line in _lines(root / "proc/meminfo") if line.startswith("MemTotal:")), "")
-    return 1024 * int(total) if total.isdigit() else None
+def _meminfo(root: Path, name: str) -> int | None:
+    """A field of `/proc/meminfo` in bytes."""
+    found = next((line.split()[1] for line in _lines(root / "proc/meminfo") if line.startswith(f"{name}:")), "")
+    return 1024 * int(found) if found.isdigit() else None
 
 
 def _cpuinfo(root: Path, *names: str) -> str:
-    """The first CPU's value of the first field that has one of these names."""
+    """The first CPU's value of the first field with one of these names; empty if there is none."""
     fields = (line.partition(":") for line in _lines(root / "proc/cpuinfo"))
     return next((value.strip() for name, _, value in fields if name.strip() in names), "")
 

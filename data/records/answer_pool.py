@@ -53,7 +53,7 @@ class AnswerPool:
     """Judgments or completions."""
 
     facts: Sequence[AnswerFacts]
-    lying: Scattered
+    rows: Scattered
     record: type
 
     def by_prompt(self) -> dict[str, list[AnswerFacts]]:
@@ -66,11 +66,11 @@ class AnswerPool:
     def concat(self, other: "AnswerPool") -> "AnswerPool":
         """These complete answers followed by others of the same type."""
         moved = [one._replace(place=len(self.facts) + one.place) for one in other.facts]
-        return replace(self, facts=[*self.facts, *moved], lying=self.lying.concat(other.lying))
+        return replace(self, facts=[*self.facts, *moved], rows=self.rows.concat(other.rows))
 
     def read(self, places: Iterable[int]) -> Lookup:
         """Read the `WORDS` of answers, see `Scattered.lookup`."""
-        return self.lying.lookup(places, self.record, WORDS)
+        return self.rows.lookup(places, self.record, WORDS)
 
 
 Value = Callable[[Mapping[str, Any]], float | None]
@@ -84,9 +84,9 @@ def read(artifact: Artifact, by: str | Value | None) -> AnswerPool:
         PedigreeError: duplicate answer ids.
     """
     same: dict[str, str] = {}
-    said = [noted(place, row, by, same) for place, row in enumerate(records.stream(artifact.payload))]
-    records.check_ids(one.id for one in said)
-    return AnswerPool(said, Scattered.of(artifact, [one.asked + one.length for one in said]), records.RECORDS[artifact.type])
+    facts = [noted(place, row, by, same) for place, row in enumerate(records.stream(artifact.payload))]
+    records.check_ids(one.id for one in facts)
+    return AnswerPool(facts, Scattered.of(artifact, [one.asked + one.length for one in facts]), records.RECORDS[artifact.type])
 
 
 def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict[str, str]) -> AnswerFacts:
@@ -102,8 +102,7 @@ def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict
         blank=not row["text"].strip(),
         ended=records.ended(row),
         length=len(row["text"]),
-        asked=sum(len(message["content"]) for message in row["messages"])
-        + sum(map(len, records.texts_within(row.get("template_arguments")))),
+        asked=sum(map(len, records.texts(row))),
         value=row[by] if isinstance(by, str) else by(row) if by else None,
         rewards=() if None in rewards else rewards,
     )

@@ -258,6 +258,16 @@ def texts_within(value: Any) -> Iterator[str]:
             yield from texts_within(inner)
 
 
+def turns_and_answers(row: Mapping[str, Any]) -> list[str]:
+    """The texts of a row's messages and of a preference's answers."""
+    return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
+
+
+def texts(row: Mapping[str, Any]) -> list[str]:
+    """All texts of a row: messages, a preference's answers, and texts in template arguments."""
+    return turns_and_answers(row) + list(texts_within(row.get("template_arguments")))
+
+
 def ended(row: Mapping[str, Any]) -> bool:
     """Whether an answer, completion, judgment or message is complete, i.e. not cut off."""
     return row.get("finish_reason") != "length"
@@ -433,9 +443,8 @@ def remove_others(payload: Path, files: int) -> None:
 
 def size_of(row: Mapping[str, Any]) -> int:
     """Characters of a row's texts, plus bytes for its tokens. Used for ordering and statistics; see `bulk_of` for memory."""
-    texts = [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
-    texts += texts_within(row.get("template_arguments"))
-    return sum(map(len, texts)) + len(row.get("text", "")) + TOKEN * sum(len(row.get(name, ())) for name in ("prompt_ids", "response_ids"))
+    tokens = sum(len(row.get(name, ())) for name in ("prompt_ids", "response_ids"))
+    return sum(map(len, texts(row))) + len(row.get("text", "")) + TOKEN * tokens
 
 
 def bulk_of(row: Mapping[str, Any]) -> int:

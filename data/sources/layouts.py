@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
@@ -34,21 +34,18 @@ OTHER_ANSWERS = {"chosen", "rejected", "response1", "response2", "responses", "a
 """Columns of layouts with text-only answers."""
 
 
-def unfolded(rows: Iterable[tuple[str, Any]], record: RecordType) -> Iterator[tuple[str, Any]]:
-    """The same (place, row) pairs, with rows of several examples split."""
-    for place, row in rows:
-        if not dialogues.is_tree(row):
-            yield place, row
-            continue
-        try:
-            parts = list(dialogues.comparisons(row) if record == "preference" else dialogues.conversations(row))
-        except ValueError as error:
-            yield place, Unreadable(text_of(row), str(error))
-            continue
+def unfolded(place: str, row: Any, record: RecordType) -> list[tuple[str, Any]]:
+    """(place, row) of each example in a row; only a tree of conversations has several."""
+    if not dialogues.is_tree(row):
+        return [(place, row)]
+    try:
+        parts = list(dialogues.comparisons(row) if record == "preference" else dialogues.conversations(row))
+    except ValueError as error:
+        return [(place, Unreadable(text_of(row), str(error)))]
+    if not parts:
         lacks = "two answers with ranks to one turn" if record == "preference" else "an answer"
-        yield from ((f"{place}/{number}", part) for number, part in enumerate(parts))
-        if not parts:
-            yield place, Unreadable(text_of(row), f"the tree of conversations lacks {lacks}")
+        return [(place, Unreadable(text_of(row), f"the tree of conversations lacks {lacks}"))]
+    return [(f"{place}/{number}", part) for number, part in enumerate(parts)]
 
 
 def example_of(row: Any, verifier: str | None = None, rules: OutOfTurn = IN_TURN, record: RecordType | None = None) -> Example:

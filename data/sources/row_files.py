@@ -84,7 +84,7 @@ class BadRow(NamedTuple):
     """Its beginning."""
     columns: tuple[str, ...] = ()
     out_of_turn: str = ""
-    """The fault for which the source's rules drop it; such a row is none too many."""
+    """The fault for which the source's rules drop it; such a row does not count toward `max_bad_rows`."""
 
     def as_json(self) -> dict[str, str]:
         """Its line in the evidence."""

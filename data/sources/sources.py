@@ -154,9 +154,12 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
             met.update(f"{fault}: {getattr(rules, fault)}" for fault in example.out_of_turn)
             return valid
 
-        rows = ((place, part, given.values) for at, row in block() for given in [select_columns(row, columns, beside)]
-                for place, part in layouts.unfolded([(at, given.row)], record))  # fmt: skip
-        return _parsed(rows, made)._replace(out_of_turn=met)
+        def rows() -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+            for place, row in block():
+                given = select_columns(row, columns, beside)
+                yield from ((*part, given.values) for part in layouts.unfolded(place, given.row, record))
+
+        return _parsed(rows(), made)._replace(out_of_turn=met)
 
     return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source), record=record)
 

@@ -73,16 +73,13 @@ def hash_files(paths: Iterable[Path], *, md5: bool = False, beat: Beat = silent)
 
 def _hash(path: Path, with_md5: bool, helpers: ThreadPoolExecutor, report: Callable[[int], None]) -> Hashed:
     sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-    buffer = memoryview(bytearray(PIECE_BYTES))
-    with path.open("rb", buffering=0) as stream:
-        found = os.fstat(stream.fileno())
-        while count := stream.readinto(buffer):
-            piece = buffer[:count]
-            pending = helpers.submit(md5.update, piece) if with_md5 and count > SMALL_BYTES else None
-            sha256.update(piece)
-            if pending is not None:
-                pending.result()
-            elif with_md5:
-                md5.update(piece)
-            report(count)
+    found = path.stat()
+    for piece in pieces(path):
+        pending = helpers.submit(md5.update, piece) if with_md5 and len(piece) > SMALL_BYTES else None
+        sha256.update(piece)
+        if pending is not None:
+            pending.result()
+        elif with_md5:
+            md5.update(piece)
+        report(len(piece))
     return Hashed(found.st_size, found.st_mtime_ns, found.st_ino, sha256.hexdigest(), md5.hexdigest() if with_md5 else "")

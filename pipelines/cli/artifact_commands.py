@@ -227,9 +227,9 @@ def push(
     from pedigree.pipelines.cli.progress import Display, watching
     from pedigree.pipelines.lineage import ancestry
     from pedigree.pipelines.reproduce.reproduction import push_code
+    from pedigree.pipelines.run.exchange import push as send
+    from pedigree.pipelines.run.exchange import push_inputs
     from pedigree.pipelines.run.opening import open_run
-    from pedigree.pipelines.run.runs import push as send
-    from pedigree.pipelines.run.runs import push_inputs
 
     project = Project.find()
     context = open_run(project, requested(recipe, overrides))
@@ -260,9 +260,9 @@ def pull(
 
     Every file is hashed. No stage runs.
     """
+    from pedigree.pipelines.run.exchange import pull_inputs
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.plans import selection
-    from pedigree.pipelines.run.runs import pull_inputs
 
     request = requested(recipe, overrides, None, only, start, until)
     context = open_run(Project.find(), request)
@@ -286,7 +286,7 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
     from pedigree.pipelines.cli.progress import Display, watching
     from pedigree.pipelines.jobs.context import StageFailed
     from pedigree.pipelines.run.ensure import Result
-    from pedigree.pipelines.run.runs import pull as fetch
+    from pedigree.pipelines.run.exchange import pull as fetch
 
     board = watching(context, selection)
     interrupt_on_sigterm()

@@ -71,7 +71,7 @@ def plan(
 def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show which stages are done, stale or running.
 
-    Also lists results not committed to git, and code that changed since a result was produced.
+    Also lists results not committed to git, and counts the stages whose code changed since; --json has the files of each.
     """
     from pedigree.pipelines.cli import status as state
     from pedigree.pipelines.cli.progress import StatusLine
@@ -87,12 +87,12 @@ def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False)
 @commands.command()
 def jobs(as_json: AsJson = False) -> None:
     """List running jobs, on this machine and others."""
-    from pedigree.pipelines.cli import status as state
+    from pedigree.pipelines.cli.running_jobs import Jobs, print_jobs
     from pedigree.pipelines.jobs.live import jobs_now
 
     with for_programs(as_json) as emit:
         found = jobs_now(Project.find())
-        emit("jobs", state.Jobs(tuple(found))) if as_json else state.print_jobs(found)
+        emit("jobs", Jobs(tuple(found))) if as_json else print_jobs(found)
 
 
 @commands.command()
@@ -103,12 +103,12 @@ def logs(
     every: Annotated[bool, typer.Option("--all", help="Include messages, warnings and progress bars of libraries.")] = False,
 ) -> None:
     """Print the log of a stage's job, running or finished: its steps, warnings and errors."""
-    from pedigree.pipelines.cli import status as state
+    from pedigree.pipelines.cli import job_logs
 
     project = Project.find()
-    address, log = state.find_log(project, stage)
-    texts = state.follow(project, address, log) if follow else iter([log.read_text(errors="replace")])
-    shown = texts if every else state.without_chatter(texts)
+    address, log = job_logs.find_log(project, stage)
+    texts = job_logs.follow(project, address, log) if follow else iter([log.read_text(errors="replace")])
+    shown = texts if every else job_logs.without_chatter(texts)
     if lines and not follow:
         shown = iter(["".join(f"{line}\n" for line in "".join(shown).splitlines()[-lines:])])
     for text in shown:

@@ -237,7 +237,7 @@ def cancel(
     Checkpoints are kept, and `pedigree run` resumes from them. For a deployed recipe, this cancels the run started by its schedule but
     keeps the schedule.
     """
-    from pedigree.pipelines.cli import status as state
+    from pedigree.pipelines.cli import running_jobs
     from pedigree.pipelines.jobs.live import LiveJob
 
     def waiting(job: LiveJob) -> None:
@@ -246,7 +246,7 @@ def cancel(
     project = Project.find()
     scheduled = _cancel_scheduled(project, name)
     try:
-        ended = state.cancel(project, name, waiting)
+        ended = running_jobs.cancel(project, name, waiting)
     except UsageProblem:
         if not scheduled:
             raise
@@ -254,7 +254,7 @@ def cancel(
     for job in ended:
         where = f" on {job.place}" if job.elsewhere else ""
         echo(f"ended {job.address}{where}; {command('run', job.address.partition('/')[0])} resumes from its last checkpoint", flush=True)
-    if state.runs_elsewhere(project, name):
+    if running_jobs.runs_elsewhere(project, name):
         echo(
             f"{command('run', name)} still runs on another machine and may start other stages: stop it there with Ctrl-C",
             file=sys.stderr,

@@ -226,7 +226,8 @@ def _deploy(
 ) -> "tuple[Listed, list[str]]":
     """Deploy a recipe that is checked as in `pedigree run`; return the deployment, and notes for the user."""
     from pedigree.configs.language.recipe import load_recipes
-    from pedigree.pipelines.deployments import Terms, deploy, schedule_of
+    from pedigree.pipelines.deployments import Terms, deploy
+    from pedigree.pipelines.prefect.recurrence import schedule_of
     from pedigree.pipelines.rehearsal.preparing import check
     from pedigree.pipelines.run.checks import refuse_contradictions
     from pedigree.pipelines.run.opening import open_run

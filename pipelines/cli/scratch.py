@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
+from pedigree.configs.language.compile import source_file
 from pedigree.configs.language.graph import Graph, Node
-from pedigree.configs.language.recipe import load_recipe
-from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.data.store.fence import Fence
 from pedigree.pipelines.cli.console import echo, print_table
@@ -20,8 +18,8 @@ from pedigree.pipelines.jobs.live import Signs, live_jobs
 from pedigree.pipelines.jobs.scratch_state import SPEC, UNKNOWN, address_of, number_of_answers, read_mapping, scratch_folders
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced
 from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.maintain.every_graph import every_graph
 from pedigree.pipelines.quantities import counted, duration, size
-from pedigree.pipelines.run.opening import compiled_request, open_run
 from pedigree.stages.job.job import checkpoint_names
 
 State = Literal["running", "elsewhere", "in use", "would be resumed", "inputs not made", "abandoned"]
@@ -100,7 +98,7 @@ def survey(project: Project, signs: Signs | None = None) -> tuple[list[Scratch],
     """
     signs = signs or Signs(project)
     folders = scratch_folders(project)
-    graphs, unreadable = _graphs(project) if folders else ([], [])
+    graphs, unread = every_graph(project) if folders else ([], {})
     wanted = _Resumable(project, graphs)
     running: dict[Path, State] = {job.scratch: "elsewhere" if job.elsewhere else "running" for job in live_jobs(project, signs)}
     found = []
@@ -110,6 +108,7 @@ def survey(project: Project, signs: Signs | None = None) -> tuple[list[Scratch],
         if folder in running or any(signs.holder(name) for name in _leases(folder)):
             state = running.get(folder, "in use")
         found.append(_scratch(folder, state, recipe, spec))
+    unreadable = [_unread_text(project, name, reason) for name, reason in unread.items()]
     return sorted(found, key=lambda one: (one.address, one.key)), unreadable
 
 
@@ -164,21 +163,13 @@ class _Resumable:
         return "abandoned", None
 
 
-def _graphs(project: Project) -> tuple[list[Graph], list[str]]:
-    """Load all recipes of the project and all compiled variants and external recipes; also return what cannot be read."""
-    graphs, unreadable = [], []
-    for name in recipe_names(project.recipes):
-        try:
-            graphs.append(load_recipe(project.recipes, name))
-        except ConfigError as error:
-            unreadable.append(f"recipe {name} cannot be read ({error.problems[0]}): {command('validate', name)} lists all problems")
-    for path in sorted(project.artifacts.glob("*/source.json")):
-        try:
-            graphs.append(open_run(project, compiled_request(project, path.parent.name), looking=True).graph)
-        except ConfigError as error:
-            remedy = f"{command('variants', '--remove', path.parent.name)} removes it"
-            unreadable.append(f"variant {path.parent.name} cannot be read ({error.problems[0]}): {remedy}")
-    return graphs, unreadable
+def _unread_text(project: Project, name: str, reason: str) -> str:
+    """Name a recipe or variant that cannot be read, and the remedy."""
+    if (project.recipes / f"{name}.yaml").exists():
+        return f"recipe {name} cannot be read ({reason}): {command('validate', name)} lists all problems"
+    if "+" in name:
+        return f"variant {name} cannot be read ({reason}): {command('variants', '--remove', name)} removes it"
+    return f"recipe {name} cannot be read ({reason}): restore its file, or delete {source_file(name)}"
 
 
 def _named(found: list[Scratch], names: Sequence[str]) -> list[Scratch]:

@@ -109,7 +109,7 @@ def this_gpu() -> tuple[str | None, Gpu] | None:
 @functools.cache
 def this_cpu() -> tuple[str | None, int]:
     """(CPU name, physical cores) of the current machine, as recorded by jobs."""
-    return provenance.cpu_name(), resources.cores()
+    return resources.cpu_name(), resources.cores()
 
 
 @functools.cache

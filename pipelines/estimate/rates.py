@@ -69,5 +69,5 @@ def _place() -> Path | None:
     except PackageNotFoundError:
         return None
     limits = [os.environ.get(name) for name in machine.ONEDNN_LIMITS]
-    made_of = [provenance.cpu_name(), machine.instruction_sets(), limits, torch]
+    made_of = [machine.cpu_name(), machine.instruction_sets(), limits, torch]
     return cache_folder() / "product-rates" / f"{digest(made_of)[:16]}.json"

@@ -30,8 +30,12 @@ def problem_of(url: str) -> str | None:
     try:
         storage.check(url)
     except StoreError as error:
-        return f"placement.checkpoint_url {error}; or remove it from the profile"
+        return _remedied(error)
     return None
+
+
+def _remedied(error: StoreError) -> str:
+    return f"placement.checkpoint_url {error}; or remove it from the profile"
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def ahead(node: Node, placement: Placement, scratch: Path, here: Sequence[str]) 
         except ContentChanged as error:
             made, problem = None, str(error)
     except StoreError as error:
-        raise StageFailed(node.address, "refused", f"placement.checkpoint_url {error}; or remove it from the profile") from error
+        raise StageFailed(node.address, "refused", _remedied(error)) from error
     return RemoteProgress(mirror, there[-1] if newer else "", made, problem)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pedigree.configs.base.project import Project
 from pedigree.data.artifacts import provenance
 from pedigree.data.store.fence import Fence
-from pedigree.pipelines.jobs.launcher import job_environment
+from pedigree.pipelines.jobs.job_environment import job_environment
 from pedigree.pipelines.jobs.scratch_state import JOB, known_spec, scratch_folders
 from pedigree.pipelines.jobs.slots import HeldSlots, Pool, slots
 from pedigree.stages.job.meeting import Meeting
@@ -20,7 +20,7 @@ from pedigree.stages.job.spec import JobSpec
 POLL_S = 1.0
 
 
-def join(project: Project, said: Callable[[str], None]) -> None:
+def join(project: Project, report: Callable[[str], None]) -> None:
     """Join the project's jobs that lack nodes, one after another, until this process is interrupted.
 
     Raises:
@@ -37,9 +37,9 @@ def join(project: Project, said: Callable[[str], None]) -> None:
                 if Meeting.read(scratch) != meeting or not meeting.is_open:  # the slots may have been free only hours later
                     continue
                 joined.append(meeting)
-                said(f"{spec.address}: a node of the job that {meeting.host} started")
+                report(f"{spec.address}: a node of the job that {meeting.host} started")
                 code = _serve(project, scratch, spec, meeting, held)
-                said(f"{spec.address}: the node ended with exit code {code}")
+                report(f"{spec.address}: the node ended with exit code {code}")
         time.sleep(POLL_S)
 
 

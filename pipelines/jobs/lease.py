@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.problems import PedigreeError
@@ -33,7 +33,7 @@ from pedigree.pipelines.jobs.processes import Process, is_seen_at
 
 POLL_S = 0.2
 CLAIM_BYTES = 64 << 10
-_UNKNOWN = Process(0, 0, "unknown")
+_UNKNOWN = Process(pid=1, started=0, machine="unknown")
 """Process of an unreadable claim."""
 _HELD: set[str] = set()
 """Tokens of leases held by this process, so that releasing one does not depend on a disk that accepts the marker."""
@@ -47,15 +47,11 @@ class LeaseLost(PedigreeError):
     """Another runner has taken over this lease: nothing more may be written."""
 
 
-def _process(raw: Any) -> Process | None:
-    return raw if isinstance(raw, Process) else Process.parse(raw)
-
-
 class LeaseHolder(Frozen):
     """Who holds a lease, since when, and for what purpose: the content of a claim."""
 
     number: int
-    process: Annotated[Process, BeforeValidator(_process)]
+    process: Process
     since: Annotated[float, Field(ge=0, le=1e11)]
     """For display: by the holder's clock."""
     what: Annotated[str, Field(max_length=1000)]

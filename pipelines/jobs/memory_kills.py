@@ -14,10 +14,13 @@ import re
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pedigree.data.host.memory import LOW_SHARE
+from pydantic import ValidationError
+
+from pedigree.configs.base.frozen import Frozen
+from pedigree.data.host.machine import LOW_MEMORY
 from pedigree.data.store import heartbeat
 from pedigree.stages.job.job import PULSES
 
@@ -30,8 +33,7 @@ INITIAL_NAMESPACE = 0xEFFFFFFC
 """Inode of the initial PID namespace, whose PIDs the kernel's log uses."""
 
 
-@dataclass(frozen=True)
-class Before:
+class Before(Frozen):
     """Kernel counters at the start of a job."""
 
     kills: int = 0
@@ -39,7 +41,15 @@ class Before:
 
     @classmethod
     def now(cls) -> "Before":
-        return cls(_kills(), time.clock_gettime(time.CLOCK_MONOTONIC))
+        return cls(kills=_kills(), uptime_s=time.clock_gettime(time.CLOCK_MONOTONIC))
+
+    @classmethod
+    def parse(cls, raw: Any) -> "Before":
+        """Parse stored counters; the current values for an unknown format."""
+        try:
+            return cls.model_validate(raw)
+        except ValidationError:
+            return cls.now()
 
 
 def ran_out(before: Before, scratch: Path, members: set[int], exit_code: int | None) -> str | None:
@@ -61,7 +71,7 @@ def ran_out(before: Before, scratch: Path, members: set[int], exit_code: int | N
         return f"the kernel killed its process {mine[0]} because memory ran out" if mine else None
     if exit_code is not None and exit_code not in (-signal.SIGKILL, 1):  # 1: another of its processes died and was reported
         return None
-    low = [beat for beat in beats if beat.get("memory_share", 1.0) < LOW_SHARE]
+    low = [beat for beat in beats if beat.get("memory_share", 1.0) < LOW_MEMORY]
     if not low:
         return None
     share = 100 * min(float(beat["memory_share"]) for beat in low)

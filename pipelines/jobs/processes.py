@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,27 +26,20 @@ PATIENCE_S = 10.0
 """SIGKILL takes effect immediately unless the process is blocked in the kernel (a hung disk or driver). Longest wait for that."""
 
 
-class _StoredProcess(Frozen):
-    pid: Annotated[int, Field(ge=1, lt=1 << 31)]
-    started: Annotated[int, Field(ge=0)]
-    machine: Line
-
-
-@dataclass(frozen=True)
-class Process:
+class Process(Frozen):
     """A process identity that distinguishes it from a later process with the same PID, and from processes of other machines."""
 
-    pid: int
-    started: int
+    pid: Annotated[int, Field(ge=1, lt=1 << 31)]
+    started: Annotated[int, Field(ge=0)]
     """Clock ticks from boot to its start (`/proc/PID/stat`, field 22)."""
-    machine: str
+    machine: Line
     """Boot of the machine and PID namespace (`this_machine`)."""
 
     @classmethod
     def of(cls, pid: int) -> "Process | None":
         """The live process with this PID; None if there is none, or a zombie."""
         started = _start_of(pid)
-        return None if started is None else cls(pid, started, this_machine())
+        return None if started is None else cls(pid=pid, started=started, machine=this_machine())
 
     @classmethod
     def here(cls) -> "Process":
@@ -59,7 +51,7 @@ class Process:
     def parse(cls, raw: Any) -> "Process | None":
         """Parse a stored process; None for an unknown format."""
         try:
-            return cls(**_StoredProcess.model_validate(raw).model_dump())
+            return cls.model_validate(raw)
         except ValidationError:
             return None
 

@@ -19,7 +19,6 @@ from pedigree.data.artifacts.artifacts import ArtifactError, read_json, write_te
 from pedigree.data.artifacts.mirror import ELSEWHERE
 from pedigree.data.artifacts.run_record import PortableCode, read_attempts
 from pedigree.data.store.untrusted import Address, Line, described
-from pedigree.pipelines.jobs.memory_kills import Before
 from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.quantities import number, transferred
 from pedigree.stages.job.outcome import read_done
@@ -102,11 +101,6 @@ class Handle(Frozen):
     """For display: by the clock of the submitting machine."""
 
 
-class _Memory(Frozen):
-    kills: int = 0
-    uptime_s: float = 0.0
-
-
 def read_job(scratch: Path) -> Handle | None:
     """The job submitted last; None if unknown."""
     try:
@@ -114,14 +108,6 @@ def read_job(scratch: Path) -> Handle | None:
     except (ArtifactError, ValidationError):
         return None
     return None if "process" in found.told and Process.parse(found.told["process"]) is None else found
-
-
-def memory_before(told: Any) -> Before:
-    """Kernel counters from the start of a job, as stored by its launcher; current values for an unknown format."""
-    try:
-        return Before(**_Memory.model_validate(told).model_dump())
-    except ValidationError:
-        return Before.now()
 
 
 def attempts_here(scratch: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,7 @@ def _lock_shared(path: Path, entry: dict[str, Any] | None) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
         if entry is not None:
-            data = json.dumps({"process": asdict(Process.here()), "token": ""} | entry).encode()  # as earlier versions read it
+            data = json.dumps({"process": Process.here().model_dump(), "token": ""} | entry).encode()  # as earlier versions read it
             os.ftruncate(lock, 0)
             os.pwrite(lock, data, 0)
     except BaseException:

@@ -20,7 +20,8 @@ from pedigree.configs.language.execution import Numerics, Slurm
 from pedigree.data.artifacts.artifacts import ArtifactError, write_json, write_text
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.fence import Fence
-from pedigree.pipelines.jobs.launcher import Status, job_command, job_environment
+from pedigree.pipelines.jobs.job_environment import job_environment
+from pedigree.pipelines.jobs.launcher import Status, job_command
 from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_job, read_spec
 from pedigree.stages.job.outcome import read_done
 

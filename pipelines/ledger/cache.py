@@ -60,7 +60,9 @@ class Cache:
         return parse_listing(read_plain(self.path(oid), LIST_BYTES), f"object {oid}")
 
     def names(self, oids: Iterable[str]) -> list[str]:
-        """The objects, and those of the files of each folder whose list is in the cache; forged lists are deleted, except if `looking`.
+        """The objects, and those of the files of each folder whose list is in the cache.
+
+        Forged lists are deleted, except in read-only mode.
 
         Raises:
             ArtifactError: a list cannot be read, or is forged, e.g. it names a path outside.
@@ -191,8 +193,8 @@ class Cache:
         looks = {file: repo.fs.info(str(file)) for file in files_of(path)}
         if sum(look["size"] for look in looks.values()) < LONG_BYTES:
             return
-        asked = repo.state.get_many(list(map(str, looks)), repo.fs, {str(file): look for file, look in looks.items()})
-        unknown = [Path(file) for file, _, known in asked if known is None]
+        hashes = repo.state.get_many(list(map(str, looks)), repo.fs, {str(file): look for file, look in looks.items()})
+        unknown = [Path(file) for file, _, known in hashes if known is None]
         size = sum(looks[file]["size"] for file in unknown)
         if size < LONG_BYTES:
             return

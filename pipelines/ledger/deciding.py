@@ -9,9 +9,9 @@ import ast
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.language.graph import Node
@@ -19,6 +19,7 @@ from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.provenance import CODE_ROOT, added_kinds, imported, syntax_tree
 from pedigree.data.records import records
 
+T = TypeVar("T")
 REVIEWED = "configs/reviewed_code.json"
 VERIFIERS = "stages/verifiers/__init__.py"
 VERIFIER = "verifier "
@@ -31,6 +32,12 @@ BEFORE_RECORDS = {"constraint": 2, "python": 2, "strict_math": 2}
 """Versions of the verifiers behind records without `decided_by`; of all others 1."""
 MODULE = re.compile(r"(pedigree(?:\.\w+)+)(?::\w+)?|(\w+)\.py")
 """Names of modules in texts, by which verifiers start other processes."""
+
+
+def _cached(read: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Keep what was read from a file until the file changes."""
+    kept = functools.lru_cache(maxsize=512)(lambda path, modified: read(path))
+    return lambda path: kept(path, path.stat().st_mtime_ns)
 
 
 def decided_by(node: Node, folders: Iterable[tuple[str, Path]], root: Path) -> dict[str, dict[str, str]]:
@@ -92,7 +99,7 @@ def _identity(name: str, found: str, root: Path, version: str) -> str:
 
 
 def _hash(files: Iterable[Path], *more: str) -> str:
-    return digest([*more, *([path.name, _syntax(path, path.stat().st_mtime_ns)[0]] for path in files)])
+    return digest([*more, *([path.name, _syntax(path)[0]] for path in files)])
 
 
 def _part_files(part: str, root: Path) -> list[Path]:
@@ -122,12 +129,11 @@ class _Entry(NamedTuple):
 
 
 def _table(root: Path) -> Mapping[str, _Entry]:
-    path = root / "pedigree" / VERIFIERS
-    return _table_of(path, path.stat().st_mtime_ns)
+    return _read_table(root / "pedigree" / VERIFIERS)
 
 
-@functools.lru_cache(maxsize=8)
-def _table_of(path: Path, modified: int) -> Mapping[str, _Entry]:
+@_cached
+def _read_table(path: Path) -> Mapping[str, _Entry]:
     found: dict[str, _Entry] = {}
     for node in syntax_tree(path.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_VERIFIERS" and isinstance(node.value, ast.Dict):
@@ -146,7 +152,7 @@ def _verifier_files(name: str, root: Path) -> list[Path]:
         path = waiting.pop()
         if path not in found and path.is_file() and not path.relative_to(package).as_posix().startswith(LEFT_OUT):
             found[path] = None
-            named = _syntax(path, path.stat().st_mtime_ns)[1]
+            named = _syntax(path)[1]
             waiting += [package / f"{one.removeprefix('pedigree/')}.py" if "/" in one else path.with_name(f"{one}.py") for one in named]
     return sorted(found)
 
@@ -155,17 +161,16 @@ def _verifier_files(name: str, root: Path) -> list[Path]:
 
 
 def _reviewed(root: Path) -> Mapping[str, str]:
-    path = root / "pedigree" / REVIEWED
-    return _reviewed_in(path, path.stat().st_mtime_ns)
+    return _read_reviewed(root / "pedigree" / REVIEWED)
 
 
-@functools.lru_cache(maxsize=8)
-def _reviewed_in(path: Path, modified: int) -> Mapping[str, str]:
+@_cached
+def _read_reviewed(path: Path) -> Mapping[str, str]:
     return json.loads(path.read_text())
 
 
-@functools.lru_cache(maxsize=512)
-def _syntax(path: Path, modified: int) -> tuple[str, frozenset[str]]:
+@_cached
+def _syntax(path: Path) -> tuple[str, frozenset[str]]:
     """(hash of a module's syntax that all versions of Python agree on, modules that it names: `pedigree/data/x`, or `x` next to it)."""
     text = path.read_text()
     try:

@@ -39,10 +39,10 @@ def run_git(
         raise PedigreeError(f"`git {arguments[0]}` did not finish within {timeout_s:g} s: {remedy}") from error
 
 
-def short_commit(folder: Path, timeout_s: float = 5.0) -> str | None:
+def short_commit(folder: Path) -> str | None:
     """The abbreviated commit of a work tree; None if git fails."""
     try:
-        return run_git(folder, "rev-parse", "--short=12", "HEAD", timeout_s=timeout_s).stdout.decode().strip() or None
+        return run_git(folder, "rev-parse", "--short=12", "HEAD", timeout_s=5.0).stdout.decode().strip() or None
     except (OSError, PedigreeError):
         return None
 

@@ -5,7 +5,6 @@ recipe as this run loaded it, for the stage and all its ancestors. File hashes a
 during a run.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from pedigree.configs.language.graph import Edge, Graph, Node
 from pedigree.data.artifacts.artifacts import ArtifactError, Input, Record, stage_key
 from pedigree.data.artifacts.source_files import KnownHashes
 from pedigree.data.store.hashing import Beat, silent
-from pedigree.pipelines.ledger.equal import Equal, StageInputs
+from pedigree.pipelines.ledger.equal import StageInputs
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.transfers import RemoteError
 
@@ -83,10 +82,6 @@ class Identities:
         if node.address not in self._needs:
             self._needs[node.address] = self._need(node, beat)
         return self._needs[node.address]
-
-    def equals(self, node: Node, beat: Beat = silent) -> Iterator[Equal]:
-        """Artifacts of other names that are what the stage would make now. Raises as `need` does."""
-        return self.ledger.equals_of(node, lambda: self.need(node, beat))
 
     def assume(self, address: str, record: Record) -> None:
         """Compute the keys of descendants as if the stage had this record."""

@@ -40,16 +40,12 @@ from pedigree.pipelines.ledger.equal import Equal, Equals, StageInputs
 from pedigree.pipelines.ledger.lock_files import Entry, LockFiles
 from pedigree.pipelines.ledger.remote import Remote
 from pedigree.pipelines.ledger.repository import Repository, dvc_errors
-from pedigree.pipelines.ledger.transfers import NO_PROGRESS, LedgerError, ProgressCallback, RemoteError, TransferProgress
+from pedigree.pipelines.ledger.transfers import LedgerError, ProgressCallback, RemoteError, TransferProgress
 
 Dependencies = dict[str, Any]
 """Path of a dependency → its entry in `dvc.lock`."""
 Check = Callable[[], None]
 """Raises if this runner is no longer the only writer."""
-
-
-def unchecked() -> None:
-    """For callers without a lease."""
 
 
 class Ledger:
@@ -164,21 +160,21 @@ class Ledger:
         `beat` reports the hashing of large dependencies.
         """
         try:
-            asked = self._asked(node, self.dependencies(node, beat))
+            expected = self._expected_entry(node, self.dependencies(node, beat))
         except LedgerError:
             return False
-        found = self._candidates(node, asked, fetch=False)
+        found = self._candidates(node, expected, fetch=False)
         return any(self.cache.holds(self._outs(node, one).values()) and not self._is_of_other_code(node, one) for one in found)
 
     @dvc_errors()
-    def restore(self, node: Node, key: str, progress: TransferProgress = NO_PROGRESS, check: Check = unchecked) -> bool:
+    def restore(self, node: Node, key: str, progress: TransferProgress, check: Check) -> bool:
         """Restore the stage's artifact from `dvc.lock`, the run cache or the remote, and verify it.
 
         Every restored file is hashed again. A damaged cache object is deleted and counts as a miss, as does an artifact made under another
         key. `check` is called right before anything in the project is replaced.
         """
-        asked = self._asked(node, self.dependencies(node, progress.hashed))
-        for candidate in self._candidates(node, asked, fetch=True):
+        expected = self._expected_entry(node, self.dependencies(node, progress.hashed))
+        for candidate in self._candidates(node, expected, fetch=True):
             outs = self._outs(node, candidate)
             if self._has_other_key(candidate, key) or self._is_of_other_code(node, candidate):
                 continue
@@ -192,14 +188,14 @@ class Ledger:
                 placed = False
             fault_point("restore checked out")
             if placed and self._is_proven(node, candidate, key, progress.hashed):
-                self._record(node, asked, check, progress.hashed)
+                self._record(node, expected, check, progress.hashed)
                 return True
             check()
             for place in outs:
                 remove(place)
         return False
 
-    def adopt(self, node: Node, key: str, beat: Beat = silent, check: Check = unchecked) -> bool:
+    def adopt(self, node: Node, key: str, beat: Beat, check: Check) -> bool:
         """Commit the artifact in place if it is complete, undamaged and of this key.
 
         `beat` reports its hashing; `check` is called as in `commit`.
@@ -218,7 +214,7 @@ class Ledger:
         """Artifacts that equal the stage's and were made with the code that decides it now; see `Equals.of`."""
         return (equal for equal in self.equals.of(node, identify) if not self._is_of_other_code(node, equal.entry))
 
-    def take(self, node: Node, equals: Iterable[Equal], progress: TransferProgress = NO_PROGRESS, check: Check = unchecked) -> bool:
+    def take(self, node: Node, equals: Iterable[Equal], progress: TransferProgress, check: Check) -> bool:
         """Restore and commit the first of these artifacts, made under another name, that is complete and undamaged.
 
         The copy is of the stage: with its address, and under its key. `check` is called right before anything in the project is replaced.
@@ -284,7 +280,8 @@ class Ledger:
         before: Dependencies | None = None,
         seen: Mapping[str, Hashed] | None = None,
         beat: Beat = silent,
-        check: Check = unchecked,
+        *,
+        check: Check,
     ) -> None:
         """Add the stage's outputs to the cache and record it in `dvc.lock` and in the run cache.
 
@@ -293,7 +290,7 @@ class Ledger:
         that the cache already has. `check` is called before the artifact is read, and again before it is recorded.
         """
         check()
-        entry = self._asked(node, self.dependencies(node) if before is None else before)
+        entry = self._expected_entry(node, self.dependencies(node) if before is None else before)
         payload = self.project.artifact(node.address) / "payload"
         known = {payload / name: found for name, found in (seen or {}).items()}
         self.cache.remember({path: found.md5 for path, found in known.items() if found.md5 and found.is_of(path)})
@@ -375,7 +372,7 @@ class Ledger:
         found = next((out for out in entry.outs if Path(os.path.normpath(base / out.path)) == place), None) if entry else None
         return None if found is None or found.md5 is None else _output(found)
 
-    def _asked(self, node: Node, dependencies: Dependencies) -> dict[str, Any]:
+    def _expected_entry(self, node: Node, dependencies: Dependencies) -> dict[str, Any]:
         """The stage's entry in `dvc.lock`, as DVC writes it, without the hashes of its outputs."""
         compiled = compiled_stage(node)
         deps = [dependencies[path] for path in sorted(compiled.get("deps", ()))]
@@ -393,18 +390,18 @@ class Ledger:
         paths = compiled_stage(node)["outs"]
         return {self._place(node, path): found[path] for path in paths} if found.keys() >= set(paths) else {}
 
-    def _candidates(self, node: Node, asked: Entry, *, fetch: bool) -> Iterator[LockEntry]:
+    def _candidates(self, node: Node, expected: Entry, *, fetch: bool) -> Iterator[LockEntry]:
         """Entries with the same command, dependencies, parameters and outputs; `dvc.lock` first, then the run cache.
 
         `fetch`: if no local entry suffices, also query the remote's run cache.
         """
-        recorded, wanted = self.locks.entry(node.address), parse_entry(asked, node.address)
+        recorded, wanted = self.locks.entry(node.address), parse_entry(expected, node.address)
         same = recorded and (recorded.cmd, recorded.params, _md5s(recorded.deps)) == (wanted.cmd, wanted.params, _md5s(wanted.deps))
         with self.repository.reading():
-            found = ([recorded] if recorded and same else []) + self.locks.past(asked)
+            found = ([recorded] if recorded and same else []) + self.locks.past(expected)
         yield from (entry for entry in found if self._outs(node, entry))
-        if fetch and self.fetch_past(asked):
-            yield from (new for new in self.locks.past(asked) if new not in found and self._outs(node, new))
+        if fetch and self.fetch_past(expected):
+            yield from (new for new in self.locks.past(expected) if new not in found and self._outs(node, new))
 
     def _has_other_key(self, entry: LockEntry, key: str) -> bool:
         """Whether the record among an entry's outputs has another key, so that nothing else need be fetched; False if unreadable."""
@@ -447,13 +444,13 @@ class Ledger:
             self.cache.lacks(self.cache.names(payload), beat)
         return artifact is not None and artifact.record.key == key and not damaged
 
-    def _record(self, node: Node, asked: Entry, check: Check, beat: Beat = silent) -> None:
+    def _record(self, node: Node, expected: Entry, check: Check, beat: Beat = silent) -> None:
         """Record the stage with the outputs in place."""
-        places = {out["path"]: self._place(node, out["path"]) for out in asked["outs"]}
+        places = {out["path"]: self._place(node, out["path"]) for out in expected["outs"]}
         outs = [{"path": path, **(self.cache.hashed(place, beat) or {})} for path, place in places.items()]
         with self.repository.locked():
             check()
-            self.locks.write(node.address, {**asked, "outs": outs})
+            self.locks.write(node.address, {**expected, "outs": outs})
 
     def _shown(self, place: Path) -> str:
         """A dependency for display: the address of a stage, or a project file."""

@@ -38,7 +38,7 @@ class Remote:
 
     def __init__(self, cache: Cache, locks: LockFiles) -> None:
         self.cache, self.locks, self.repository = cache, locks, cache.repository
-        self._asked: dict[str, str | None] = {}
+        self._refusals: dict[str, str | None] = {}
         self._small: dict[str, bytes] = {}
         """Cache of small objects that were read before."""
 
@@ -55,9 +55,9 @@ class Remote:
         if name is None:
             return None
         with self.repository.mutex:
-            if name not in self._asked:
-                self._asked[name] = self._ask(name)
-            return self._asked[name]
+            if name not in self._refusals:
+                self._refusals[name] = self._probe(name)
+            return self._refusals[name]
 
     def require(self, verb: str) -> "DvcRemote":
         """The usable remote.
@@ -71,7 +71,7 @@ class Remote:
             raise RemoteError(refusal)
         return self.repository.repo.cloud.get_remote(command=verb)
 
-    def _ask(self, name: str) -> str | None:
+    def _probe(self, name: str) -> str | None:
         """Check the remote's folder and, for bucket stores, the bucket, because a missing bucket looks like an empty folder."""
         try:
             remote = self.repository.repo.cloud.get_remote(name)

@@ -39,9 +39,6 @@ class TransferProgress:
     """Bytes read and hashed."""
 
 
-NO_PROGRESS = TransferProgress()
-
-
 class Sum(Callback):
     """Sums what several threads move, bytes of each file or whole files, and reports the progress."""
 

@@ -25,7 +25,7 @@ from pedigree.configs.rows.datasets import ROWS
 from pedigree.configs.rows.filters import base_id
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, open_artifact
 from pedigree.data.chat.tools import texts_called, texts_offered
-from pedigree.data.filters.row_filters import spaced, texts
+from pedigree.data.filters.row_filters import spaced
 from pedigree.data.records import parents, records
 from pedigree.data.store.untrusted import RESTORE, open_plain, read_lines
 from pedigree.pipelines.ledger.lock_files import recorded
@@ -188,7 +188,7 @@ class RowQuery:
             return str(row.get("id", "")).startswith(self.id)
         try:
             of_tools = (*texts_called(row), *texts_offered(row))
-            parts = [spaced(part) for part in [*texts(row), *of_tools, *filter(None, (row.get("question"), row.get("text")))]]
+            parts = [spaced(part) for part in [*records.texts(row), *of_tools, *filter(None, (row.get("question"), row.get("text")))]]
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ArtifactError(f"row {str(row.get('id'))[:80]!r} has texts in an unknown format; {RESTORE}") from error
         parts.append(" ".join(parts))

@@ -4,25 +4,21 @@ A row is forgotten by a filter in the stages that bring it in (`configs.rows.fil
 that their recipes, and variants of them, derive from them: what a plan would show after that change.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import yaml
 
-from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.kind import DATASETS, MODELS
 from pedigree.configs.base.project import Project
-from pedigree.configs.language.compile import source_file
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.kinds import KINDS, imports_rows
-from pedigree.configs.language.recipe import load_recipe
-from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.data.artifacts.artifacts import ArtifactError, Run, read_run
-from pedigree.data.store.untrusted import read_source
 from pedigree.pipelines.lineage.named_models import Named, named_models, versions
 from pedigree.pipelines.lineage.trace import Trace
+from pedigree.pipelines.maintain.every_graph import every_graph
 
 Part = Literal["data", "models", "scores"]
 PARTS: tuple[Part, ...] = ("data", "models", "scores")
@@ -87,8 +83,7 @@ class Forgetting:
 
 def forget(project: Project, trace: Trace) -> Forgetting:
     """Find what would be rebuilt without the rows traced in all artifacts, by the project's recipes and variants."""
-    unread: dict[str, str] = {}
-    graphs = list(_graphs(project, unread))
+    graphs, unread = every_graph(project)
     held = {place.address for place in trace.places}  # all places, because the stage that brought it in may not be here
     nodes = {address: graph.nodes[address] for graph in graphs for address in _below(graph, held)}
     changes = _changes(trace, nodes)
@@ -112,18 +107,6 @@ def forget(project: Project, trace: Trace) -> Forgetting:
         unread=unread,
         missing=() if changes else _missing(project, graphs, trace),
     )
-
-
-def _graphs(project: Project, unread: dict[str, str]) -> Iterator[Graph]:
-    """All recipes and variants; unreadable ones are added to `unread`."""
-    variants = {path.parent.name for path in project.artifacts.glob("*/source.json")}
-    recipes = recipe_names(project.recipes)
-    for name in [*recipes, *sorted(variants - set(recipes))]:
-        try:
-            source = read_source(project.root / source_file(name)) if name in variants else None
-            yield load_recipe(project.recipes, source.recipe if source else name, source.overrides if source else ())
-        except (ArtifactError, ConfigError) as error:
-            unread[name] = str(error).partition("\n")[0]
 
 
 def _below(graph: Graph, held: Collection[str]) -> list[str]:

@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from uuid import UUID
 
@@ -76,7 +75,7 @@ class FlowRecord:
         with self._writing:
             if not self._removed:
                 write_json(self.path, {
-                    "process": asdict(self.process) if self.process else None,
+                    "process": self.process.model_dump() if self.process else None,
                     "folders": [str(folder) for folder in self.folders],
                     "states": self.states,
                     "flow_run": str(self.flow_run_id) if self.flow_run_id else None,

@@ -33,7 +33,7 @@ from pedigree.pipelines.prefect.record import FlowRecord, FlowRunLost
 from pedigree.pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
 from pedigree.pipelines.publish.report import tables
 from pedigree.pipelines.publish.shown_stages import report_path
-from pedigree.pipelines.run.ensure import log_file
+from pedigree.pipelines.run.publication import log_file
 
 LOG = logging.getLogger(__name__)
 FLOW_NAME = "post-train"

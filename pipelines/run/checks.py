@@ -32,6 +32,18 @@ from pedigree.pipelines.run.plans import Plan, plan, restorable
 
 Cached = Callable[[], Collection[str]]
 """The stages that are due and that the cache can restore; they need no job. Looked up on demand."""
+PROBE_S = 10.0
+"""Patience with a server before a run."""
+ENGINES = {
+    "none": (),
+    "torch": ("torch", "transformers"),
+    "deepspeed": ("torch", "transformers", "deepspeed"),
+    "vllm": ("torch", "transformers", "vllm"),
+    "deepspeed+vllm": ("torch", "transformers", "deepspeed", "vllm"),
+}
+"""Packages that a stage's job imports, by engine; the local launcher runs jobs in this environment."""
+KERNELS = {"liger": "liger_kernel"}
+"""Package required by a value of `Numerics.kernels`, in stages that load a model into torch themselves."""
 
 
 def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> list[Plan]:
@@ -85,7 +97,7 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
     Raises:
         ConfigError: every such stage, with the remedy.
     """
-    found, said = list[tuple[Node, str]](), dict[str, str | None]()
+    found, problems = list[tuple[Node, str]](), dict[str, str | None]()
     nodes = _of(run.graph, due)
     for node in nodes:
         numerics, placement = run.execution.of(node.kind, node.name)
@@ -100,8 +112,8 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
         stores = {placement.checkpoint_url: checkpoint_store.problem_of} if placement.checkpoint_url else {}
         for url, problem_of_url in (servers | stores).items():
             if node.address not in cached():
-                said[url] = said[url] if url in said else problem_of_url(url)
-                found += [(node, problem)] if (problem := said[url]) else []
+                problems[url] = problems[url] if url in problems else problem_of_url(url)
+                found += [(node, problem)] if (problem := problems[url]) else []
     sizes, free = Sizes(run.project, run.graph, Estimates(run.project, run.graph, run.execution, due=due)), _free(run)
     needs = {node.address: sizes.of(node) or 0 for node in nodes if node.output in MODELS}
     if sum(needs.values()) > free:
@@ -123,11 +135,11 @@ def _unanswering(base_url: str) -> str | None:
     """Why no request to a server can succeed: nothing is there, or it rejects the key. None where it answers, or needs time."""
     variable = key_variable(base_url)
     key = os.environ.get(variable, "").strip()
-    asked = urllib.request.Request(f"{base_url}/models", headers={"User-Agent": "pedigree"})
+    request = urllib.request.Request(f"{base_url}/models", headers={"User-Agent": "pedigree"})
     if key:
-        asked.add_unredirected_header("Authorization", f"Bearer {key}")
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
-        urllib.request.urlopen(asked, timeout=PROBE_S).close()
+        urllib.request.urlopen(request, timeout=PROBE_S).close()
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.UNAUTHORIZED:  # a key that may only complete texts is forbidden to list models
             return f"{base_url} rejects {f'the key in {variable}' if key else 'requests without a key'} ({error}): set {variable}"
@@ -144,22 +156,6 @@ def _refuse(graph: Graph, found: Iterable[tuple[Node, str]], cached: Cached = fr
     problems = of_stages((shown_name(graph, node), text) for node, text in found if node.address not in cached())
     if problems:
         raise ConfigError([Problem(graph.recipe, None, text) for text in problems])
-
-
-PROBE_S = 10.0
-"""Patience with a server before a run."""
-ENGINES = {
-    "none": (),
-    "torch": ("torch", "transformers"),
-    "deepspeed": ("torch", "transformers", "deepspeed"),
-    "vllm": ("torch", "transformers", "vllm"),
-    "deepspeed+vllm": ("torch", "transformers", "deepspeed", "vllm"),
-}
-"""Packages that a stage's job imports, by engine; the local launcher runs jobs in this environment."""
-
-
-KERNELS = {"liger": "liger_kernel"}
-"""Package required by a value of `Numerics.kernels`, in stages that load a model into torch themselves."""
 
 
 def _packages(node: Node, kernels: str) -> Iterable[str]:

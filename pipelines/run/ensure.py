@@ -9,8 +9,6 @@
 6. Verify, publish by rename, and commit under the state that the job started from, even if the recipe has changed since.
 """
 
-import csv
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,11 +23,8 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.execution import ONE_PROCESS, Numerics, Placement
 from pedigree.configs.language.graph import Node
-from pedigree.configs.language.stated_sources import generators_of, licences_of
-from pedigree.data.artifacts.artifacts import ADOPTED, Artifact, ArtifactError, Record, open_artifact, write_json
-from pedigree.data.host.faults import fault_point
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, open_artifact, write_json
 from pedigree.data.store import heartbeat
-from pedigree.data.store.durable import rename, sync_tree
 from pedigree.data.store.hashing import Beat
 from pedigree.data.store.heartbeat import Listener
 from pedigree.pipelines.jobs import checkpoint_store
@@ -52,7 +47,6 @@ from pedigree.pipelines.jobs.preparation import InputsGone, began_with_other_cod
 from pedigree.pipelines.jobs.scratch_state import (
     ATTEMPTS,
     Damaged,
-    all_attempts,
     attempts_here,
     known_spec,
     read_dependencies,
@@ -60,17 +54,13 @@ from pedigree.pipelines.jobs.scratch_state import (
 )
 from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.ledger import raw_inputs
-from pedigree.pipelines.ledger.cache import files_of
-from pedigree.pipelines.ledger.deciding import decided_by
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs
 from pedigree.pipelines.ledger.ledger import is_complete
 from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError, TransferProgress
-from pedigree.pipelines.lineage.inheritance import adopted, write_origin
 from pedigree.pipelines.quantities import counted
+from pedigree.pipelines.run.publication import clear, publish, recover, result_of
 from pedigree.stages.job.failures import storage_cause
-from pedigree.stages.job.job import PULSES, read_curve
-from pedigree.stages.job.outcome import Success, read_done
-from pedigree.stages.job.spec import JobSpec
+from pedigree.stages.job.job import PULSES
 
 
 @dataclass(frozen=True)
@@ -136,8 +126,9 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
                     _bring_inputs(run, node, need)
                     outcome, before = _produce(run, node, need, force, alone)
                     _publish(run, node, need, alone)
-                    run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), progress.hashed, alone.check)
-                _clear(run.project, node, need.key)
+                    done = result_of(run.project.scratch(need.key))
+                    run.ledger.commit(node, before, seen_files(done), progress.hashed, check=alone.check)
+                clear(run.project, node, need.key)
             now = run.identities()
         if outcome != "remote":
             open_artifact(run.project.artifact(node.address))
@@ -185,7 +176,7 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
                     message += "kept and reused if the old inputs are restored; run the command again"
                     raise StageFailed(node.address, "inputs_moved", message)
                 _publish(run, node, need, alone)
-                _clear(run.project, node, need.key)
+                clear(run.project, node, need.key)
         result = Result(node.address, outcome, time.monotonic() - started)
         run.watch(StageEnded(node.address, outcome, seconds=result.seconds))
         return result
@@ -221,21 +212,6 @@ def _made_since(run: RunContext, node: Node, need: StageInputs, now: Identities)
         if open_artifact(run.project.artifact(node.address)).record.key == need.key:
             return at_rest(run, node, now, needed=True) is not None
     return False
-
-
-def recover(project: Project, address: str) -> None:
-    """Finish or roll back a publication that a kill interrupted."""
-    aside = _aside(project, address)
-    if aside.exists():
-        if project.artifact(address).exists():
-            shutil.rmtree(aside)
-        else:
-            rename(aside, project.artifact(address))
-
-
-def log_file(project: Project, address: str) -> Path:
-    """Log of a finished stage; a running job writes `log.txt` in its scratch folder."""
-    return project.private / "logs" / f"{address}.log"
 
 
 # --- steps 2 to 6 ------------------------------------------------------------------------------------------------------
@@ -365,105 +341,8 @@ def _finished_unwatched(run: RunContext, node: Node, scratch: Path, force: bool)
 
 
 def _publish(run: RunContext, node: Node, need: StageInputs, alone: StageLeases) -> None:
-    """Add record, evidence, run and lineage to the output; move the old artifact aside, move the new one in, delete the old one.
-
-    Everything is derived from the job's spec, not from the current state of the project.
-    """
-    scratch = run.project.scratch(need.key)
-    spec, out, done = read_spec(scratch), scratch / "out", _result(scratch)
-    record = Record(
-        kind=spec.kind,
-        version=spec.version,
-        type=node.output,
-        config=spec.config,
-        inputs=(*spec.lineage_inputs(), *adopted(out)),
-        source_files={name: given.sha256 for name, given in spec.source_files.items()},
-        key=spec.key,
-        content=done.content,
-        files=done.files,
-        metrics=done.metrics,
-        marks=done.marks,
-    )
-    _complete(run.project, node, spec, scratch, record)
-    target, aside = run.project.artifact(node.address), _aside(run.project, node.address)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    sync_tree(out)
-    alone.check()
-    if target.exists():
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        rename(target, aside)
-    fault_point("publish set aside")
-    rename(out, target)
-    fault_point("publish renamed")
-    shutil.rmtree(aside, ignore_errors=True)
-    for mark in record.marks:
+    for mark in publish(run.project, node, run.project.scratch(need.key), alone.check).marks:
         run.ledger.notice(f"{node.address}: {mark}")
-
-
-def _complete(project: Project, node: Node, spec: JobSpec, scratch: Path, record: Record) -> None:
-    """Add evidence, run, lineage and record to the output.
-
-    The files are renamed into place: a partial file next to the payload, left by a kill or a full disk, would count as the job's own and
-    make the job look failed.
-    """
-    out, beside = scratch / "out", scratch / "told"
-    shutil.rmtree(beside, ignore_errors=True)
-    write_json(beside / "evidence" / "metrics.json", record.metrics)
-    _write_curve(scratch / "curve.jsonl", beside / "evidence" / "curve.csv")
-    inputs = [scratch / given.folder for labelled in spec.inputs.values() for given in labelled.values()]
-    inputs += [out / "evidence" / ADOPTED] * bool(adopted(out))
-    write_origin(beside, _run_record(project, node, spec, scratch), inputs)
-    write_json(beside / "record.json", record.model_dump(mode="json"))
-    (out / "evidence").mkdir(exist_ok=True)
-    for path in sorted(files_of(beside)):
-        path.rename(out / path.relative_to(beside))
-
-
-def _result(scratch: Path) -> Success:
-    """The report of a job whose success has been verified."""
-    done = read_done(scratch)
-    assert isinstance(done, Success)
-    return done
-
-
-def _run_record(project: Project, node: Node, spec: JobSpec, scratch: Path) -> dict[str, Any]:
-    """Contents of `run.json`: code, environment, hardware and numerics as recorded by the job where it ran."""
-    folders = [(port, scratch / given.folder) for port, labelled in spec.inputs.items() for given in labelled.values()]
-    return {
-        "address": node.address,
-        "numerics": spec.numerics.model_dump(mode="json"),
-        "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url", "launcher"}),  # private: a bucket, accounts
-        "licences": licences_of(node.config),
-        "generators": generators_of(node.config),
-        "attempts": all_attempts(scratch),
-        **decided_by(node, folders, project.code(spec.code)),
-        **_result(scratch).made_by.model_dump(mode="json", exclude_unset=True),
-    }
-
-
-def _write_curve(source: Path, target: Path) -> None:
-    """Write the training curve as CSV, one column per logged metric."""
-    if not source.exists():
-        return
-    rows = read_curve(source)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with target.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def _clear(project: Project, node: Node, key: str) -> None:
-    """Remove the scratch folder of a finished stage, but save its log."""
-    scratch = project.scratch(key)
-    if (scratch / "log.txt").exists():
-        kept = log_file(project, node.address)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(scratch / "log.txt", kept)
-    spec = known_spec(scratch)
-    if spec is not None:
-        checkpoint_store.clear(spec.placement.checkpoint_url, scratch)
-    shutil.rmtree(scratch, ignore_errors=True)
 
 
 # --- leases, slots, errors ---------------------------------------------------------------------------------------------
@@ -553,10 +432,6 @@ def _is_in_place(folder: Path, key: str, beat: Beat) -> bool:
     except ArtifactError:
         return False
     return artifact.record.key == key and is_complete(artifact)
-
-
-def _aside(project: Project, address: str) -> Path:
-    return project.private / "aside" / address
 
 
 def _inside(project: Project, text: str) -> str:

@@ -237,17 +237,17 @@ def _unlike(estimates: Estimates, node: Node) -> Iterator[str]:
 
 def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:
     """Models that an engine refuses."""
-    served, asked, lora = facts.served, facts.sampling, getattr(node.config, "lora", None)
-    if served and asked:
+    served, sampling, lora = facts.served, facts.sampling, getattr(node.config, "lora", None)
+    if served and sampling:
         shape = (served.heads, served.kv_heads, served.head_dim, 0 if served.experts else served.ffn)
         problem = unservable(*shape, numerics.device, numerics.tensor_parallel)
         yield from [problem] if problem else []
-        prompt = asked.max_prompt or 1
-        if served.context and prompt + asked.answer > served.context:
-            what = f"max_prompt_length {prompt} and" if asked.max_prompt else "a prompt and"
+        prompt = sampling.max_prompt or 1
+        if served.context and prompt + sampling.answer > served.context:
+            what = f"max_prompt_length {prompt} and" if sampling.max_prompt else "a prompt and"
             yield (
-                f"{what} max_tokens {asked.answer} exceed the model's context of {served.context} tokens: lower "
-                f"{'one of them' if asked.max_prompt else 'max_tokens'}, or use a model with a longer context"
+                f"{what} max_tokens {sampling.answer} exceed the model's context of {served.context} tokens: lower "
+                f"{'one of them' if sampling.max_prompt else 'max_tokens'}, or use a model with a longer context"
             )
     for port, other in (("reference", facts.reference), ("teacher", facts.teacher), ("value", facts.value)):
         if other and abs(other.vocabulary - facts.policy.vocabulary) > ADDED_TOKENS:

@@ -1,7 +1,6 @@
 """Open the run of a recipe: the only way, for commands, schedules, `dvc repro`, rehearsals and tests."""
 
 import os
-import threading
 from dataclasses import dataclass
 
 from pedigree.configs.base.document import ConfigError, Problem, read_document
@@ -50,9 +49,7 @@ class Request:
     """The name of its existing compiled files, e.g. `tiny+1a2b3c4d`, which are then not written again."""
 
 
-def open_run(
-    project: Project, request: Request, *, looking: bool = False, watch: Watch = unwatched, cancelled: threading.Event | None = None
-) -> RunContext:
+def open_run(project: Project, request: Request, *, looking: bool = False, watch: Watch = unwatched) -> RunContext:
     """Load a recipe and its profile, and compile it for plain DVC. Later edits do not affect the run.
 
     Args:
@@ -60,7 +57,6 @@ def open_run(
         request: the recipe, its overrides and its profile; a run has all stages, and `selection` chooses among them.
         looking: write nothing, now or later, for commands that only read.
         watch: called on every change.
-        cancelled: cancels the run when set.
 
     Raises:
         ConfigError: problems of the recipe or of the profile.
@@ -78,7 +74,7 @@ def open_run(
         if not looking:
             write_compiled(project.root, graphs)
         refuse_conflicts(project, graph)
-    return RunContext(project, graph, execution, Ledger(project, looking=looking), watch, cancelled or threading.Event())
+    return RunContext(project, graph, execution, Ledger(project, looking=looking), watch)
 
 
 def compiled_request(project: Project, recipe: str) -> Request:

@@ -203,7 +203,7 @@ def restorable(run: RunContext, planned: Iterable[Plan], forced: Collection[str]
 def _equal(run: RunContext, now: Identities, node: Node) -> Equal | None:
     """An artifact of another name that is what the stage would make, if its files are in the cache."""
     with suppress(ArtifactError, InputReplaced, RemoteError):
-        found = now.equals(node, run.transfer_progress(node.address).hashed)
+        found = run.ledger.equals_of(node, lambda: now.need(node, run.transfer_progress(node.address).hashed))
         return next((equal for equal in found if run.ledger.cache.holds(equal.entry.objects.values())), None)
     return None
 

@@ -77,13 +77,13 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(found.kept)} prompts < min_rows {config.min_rows} of {len(found.sizes)} ({drops}): use prompts without other "
             "verifiers, lower min_constraints, list more instructions, or lower min_rows"
         )
-    lying = Scattered.of(pool, found.sizes)
+    by_position = Scattered.of(pool, found.sizes)
     places, sizes = zip(*found.kept, strict=True)
 
     def row_of(place: int, rows: Mapping[int, Mapping[str, Any]]) -> Any:
         return constrained(rows[place], config, rules)
 
-    verdict = written(job, "prompt", places, sizes, lambda places: lying.lookup(places, Prompt), lambda place: [place], row_of)
+    verdict = written(job, "prompt", places, sizes, lambda places: by_position.lookup(places, Prompt), lambda place: [place], row_of)
     made = (row["id"] for row in records.stream(job.out / "payload", ("id",)))
     parents.write(job.evidence, ((name, [name.removesuffix(f"/{PART}")]) for name in made))
     total = sum(number * count for number, count in found.numbers.items())

@@ -61,13 +61,13 @@ def run(config: Decontaminate, inputs: Inputs, job: Job) -> dict[str, Any]:
         benchmarks = {label: records.load(suite) for label, suite in inputs["benchmarks"].items()}
         refuse_unknown(config.waivers, benchmarks)
         comparison = Comparison(benchmarks, config)
-    found, lying = compared(comparison, benchmarks, data, config, job)
+    found, by_position = compare(comparison, benchmarks, data, config, job)
     report = {label: summary(label, items, found.hits) for label, items in benchmarks.items()}
     every = [line for hit in found.hits for line in lines(hit)]
     write_rows(job.evidence / "manifest.jsonl", [line for line in every if line["verdict"] != ALIKE])
     if config.embedded:
         write_rows(job.evidence / "paraphrases.jsonl", [line for line in every if line["pass"] == "embedded"])
-    read = len(lying.sizes)
+    read = len(by_position.sizes)
     kept = staying(read, found.hits)
     metrics = {
         "rows": len(kept),
@@ -76,17 +76,17 @@ def run(config: Decontaminate, inputs: Inputs, job: Job) -> dict[str, Any]:
         "benchmarks": report,
         "planted_leaks": len(found.leaks),
         "leaks_found": len(found.leaks) - len(found.survivors),
-        **({"paraphrases": {label: alike(label, found.hits) for label in benchmarks}} if config.embedded else {}),
+        **({"paraphrases": {label: paraphrase_counts(label, found.hits) for label in benchmarks}} if config.embedded else {}),
         **({"waivers": [waiver_summary(one, found.hits) for one in config.waivers]} if config.waivers else {}),
     }
     write_json(job.evidence / "report.json", {"read": read, **metrics})
     refuse(config, report, found.survivors, read, len(kept))
-    for rows in lying.write(job.out / "payload", kept, job.numerics.threads):
-        job.doing("writing rows", rows, len(kept), "rows")
+    for done in by_position.write(job.out / "payload", kept, job.numerics.threads):
+        job.doing("writing rows", done, len(kept), "rows")
     return metrics
 
 
-def compared(comparison: Comparison, benchmarks: Benchmarks, data: Artifact, config: Decontaminate, job: Job) -> tuple[Compared, Scattered]:
+def compare(comparison: Comparison, benchmarks: Benchmarks, data: Artifact, config: Decontaminate, job: Job) -> tuple[Compared, Scattered]:
     """Compare all rows in parallel; return the results and the rows' locations. Worker processes return item ids instead of items, to
     avoid a copy of the item per overlap."""
     items = {(label, item["id"]): item for label, some in benchmarks.items() for item in some}
@@ -96,11 +96,12 @@ def compared(comparison: Comparison, benchmarks: Benchmarks, data: Artifact, con
         hits = [hit_of(place + at, row, some, config.waivers).with_ids() for at, (row, some) in enumerate(overlaps) if some]
         return Compared(hits, [(place + at, row["id"]) for at, row in enumerate(rows) if row["source"].startswith(LEAK)])
 
-    found, lying = search(data, look, job.numerics.threads, job.progress, comparison.compile)
-    return Compared([hit.with_items(items) for one in found for hit in one.hits], [leak for one in found for leak in one.leaks]), lying
+    found, by_position = search(data, look, job.numerics.threads, job.progress, comparison.compile)
+    hits = [hit.with_items(items) for one in found for hit in one.hits]
+    return Compared(hits, [leak for one in found for leak in one.leaks]), by_position
 
 
-def alike(label: str, hits: Sequence[Hit]) -> dict[str, int]:
+def paraphrase_counts(label: str, hits: Sequence[Hit]) -> dict[str, int]:
     """Counts of one benchmark's embedding matches, which its other counts exclude."""
     matched = [hit.of(label, ALIKE, REMOVED, WAIVED, embedded=True) for hit in hits]
     return {

@@ -16,7 +16,7 @@ Unknown scores are null, counted, and excluded from means.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, pairwise, product
@@ -53,13 +53,11 @@ from pedigree.stages.sampling.functions import opened, values_of
 from pedigree.stages.sampling.generate import Ask, Score, generate
 from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Continuation, Generation, Request, seed_of
-from pedigree.stages.verifiers import names, sandbox
+from pedigree.stages.verifiers import ended, names, sandbox
 from pedigree.stages.verifiers.reward_programs import Answered, RewardFunction
 
 SHOWN_ITEMS = 8
 """Items per task in the evidence."""
-LOOK_SECONDS = 1.0
-"""Interval at which pending verifications are polled."""
 
 
 @dataclass(frozen=True)
@@ -253,18 +251,12 @@ class Scoring:
         """
         macro = suite.form is not None and suite.form.average == "macro"
         answers, futures = self._begun.pop((label, suite.label))
-        scored = ([_ended(one, beat) for one in begun] for begun in futures)
+        scored = ([ended(one, beat) for one in begun] for begun in futures)
         for name, function in self.functions.items():
             scored = numbered(suite, scored, answers, name, function)
         for (item, own), scores in zip(places(suite), scored, strict=True):
             row = score_item(label, item, suite.metrics, scores, macro=macro)
             yield {**row, "logprobs": [sum(choice) for choice in answers[own[0]]]} if suite.sampling is None else row
-
-
-def _ended(future: Future[AnswerScore], beat: Callable[[], None]) -> AnswerScore:
-    while not wait([future], timeout=LOOK_SECONDS).done:
-        beat()
-    return future.result()
 
 
 def numbered(

@@ -26,7 +26,7 @@ def shrink(cut: Cut) -> None:
 
 
 QUESTION_TOKENS = 450
-"""That the question adds to a turn: its words, and an item of a hundred tokens."""
+"""Tokens that a question adds to a turn: its own words and an item of a hundred tokens."""
 
 
 def sampling_plan(config: FindRephrased) -> SamplingPlan | None:

@@ -132,7 +132,7 @@ def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
         benchmarks = {label: records.load(suite) for label, suite in inputs["benchmarks"].items()}
         refuse_unknown(config.waivers, benchmarks)
         suites = Suites(benchmarks)
-    suspects, lying = looked_up(config, data, suites, job)
+    suspects, by_position = find_suspects(config, data, suites, job)
     rows = records.opened(data)
     questions = SameTaskQuestions(config, rows, suites.texts, suspects)
     bound = Bound(config.max_unanswered_share, len(questions), "no verdict on {} of {} questions", "max_unanswered_share")
@@ -143,7 +143,7 @@ def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
         hits = list(rephrased_rows(config, suites, rows, judged))
         write_evidence(suites, judged, hits, job)
     counts, models = counted(suites, judged), reported(replies)
-    kept = staying(len(lying.sizes), hits)
+    kept = staying(len(by_position.sizes), hits)
     gone = {hit.place for hit in hits if hit.removed}
     metrics = {
         "rows": len(kept),
@@ -157,15 +157,15 @@ def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
         **({"waivers": [waiver_summary(one, hits) for one in config.waivers]} if config.waivers else {}),
         **({"reported": models} if models else {}),
     }
-    write_json(job.evidence / "report.json", {"read": len(lying.sizes), **metrics})
-    refuse(config, metrics, len(lying.sizes))
+    write_json(job.evidence / "report.json", {"read": len(by_position.sizes), **metrics})
+    refuse(config, metrics, len(by_position.sizes))
     mark_models("compared", replies, job)
-    for done in lying.write(job.out / "payload", kept, job.numerics.threads):
+    for done in by_position.write(job.out / "payload", kept, job.numerics.threads):
         job.doing("writing rows", done, len(kept), "rows")
     return metrics
 
 
-def looked_up(config: FindRephrased, data: Artifact, suites: Suites, job: Job) -> tuple[list[Suspect], Scattered]:
+def find_suspects(config: FindRephrased, data: Artifact, suites: Suites, job: Job) -> tuple[list[Suspect], Scattered]:
     """Suspects by row, nearest items first; and the rows' locations."""
     likeness, turns = VectorIndex(suites.texts, suites.waived(config.waivers), config.threshold, config.neighbours), frozenset(config.turns)
 
@@ -177,8 +177,8 @@ def looked_up(config: FindRephrased, data: Artifact, suites: Suites, job: Job) -
             for like in some
         ]
 
-    groups, lying = search(data, look, job.numerics.threads, lambda done, total: job.doing("comparing rows", done, total, "rows"))
-    return [suspect for group in groups for suspect in group], lying
+    groups, by_position = search(data, look, job.numerics.threads, lambda done, total: job.doing("comparing rows", done, total, "rows"))
+    return [suspect for group in groups for suspect in group], by_position
 
 
 def hash_of(text: str) -> str:

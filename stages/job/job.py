@@ -29,8 +29,7 @@ from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import Artifact, write_text
 from pedigree.data.host.effort import Effort
-from pedigree.data.host.machine import settled
-from pedigree.data.host.memory import share_left
+from pedigree.data.host.machine import free_memory_share, settled
 from pedigree.data.store.fence import OVERTAKEN, Fence, Superseded
 from pedigree.data.store.heartbeat import Pulse
 from pedigree.stages.job.spec import JobSpec
@@ -139,7 +138,7 @@ class Job:
         """Send heartbeats, and end this process if a later submission of the job exists."""
 
         def state() -> dict[str, Any]:
-            return {"pid": os.getpid(), "host": os.uname().nodename, "memory_share": share_left()}
+            return {"pid": os.getpid(), "host": os.uname().nodename, "memory_share": free_memory_share()}
 
         self.seal()
         with Pulse(self.folder / PULSES / str(self.rank), extra=state, look=self.seal):

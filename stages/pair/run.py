@@ -55,8 +55,8 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(made)} preferences < min_pairs {config.min_pairs} from {len(groups)} prompts ({drops}): sample more answers per prompt, "
             "at a higher temperature or from more policies, or lower min_pairs"
         )
-    sizes = [one.ranked[0].asked + sum(said.length for said in one.ranked) for one in made]
-    verdict = written(job, "preference", made, sizes, given.read, lambda one: [said.place for said in one.ranked], preference)
+    sizes = [one.ranked[0].asked + sum(answer.length for answer in one.ranked) for one in made]
+    verdict = written(job, "preference", made, sizes, given.read, lambda one: [answer.place for answer in one.ranked], preference)
     parents.write(job.evidence, ((one.id, [one.ranked[0].prompt_id]) for one in made))
     gaps = [one.gap for one in made if one.gap is not None]
     return {
@@ -113,19 +113,19 @@ def follows(verifier: Mapping[str, Any] | None, text: str) -> float | None:
         return None
 
 
-def refuse(config: Pair, said: Sequence[AnswerFacts]) -> None:
+def refuse(config: Pair, answers: Sequence[AnswerFacts]) -> None:
     """Check that the answers have what the config requires.
 
     Raises:
         StageError: a named policy has no answers, or there is no ensemble for `disagreement`.
     """
     if isinstance(config.strategy, Delta):
-        policies = sorted({one.policy for one in said})
+        policies = sorted({one.policy for one in answers})
         for field, policy in (("strong", config.strategy.strong), ("weak", config.strategy.weak)):
             if policy not in policies:
                 raise StageError(f"strategy.{field} is {policy!r}, but the completions are from {', '.join(policies)}: use one of them")
     if config.budget is not None and config.budget.choose == "disagreement":
-        members = max((len(one.rewards) for one in said), default=0)
+        members = max((len(one.rewards) for one in answers), default=0)
         if members < 2:
             raise StageError(
                 f"budget.choose disagreement requires two or more reward models, and the judgments have {members}: add reward_models to "
@@ -152,37 +152,37 @@ def preference(one: Preferred, rows: Mapping[int, Mapping[str, Any]]) -> Prefere
         "id": one.id,
         "source": first["source"],
         "messages": first["messages"],
-        "answers": [answer(judged.value, rows[said.place], rows[judged.place]) for said, judged in sides],
+        "answers": [answer_of(judged.value, rows[shown.place], rows[judged.place]) for shown, judged in sides],
         "strength": one.strength,
         **records.context_of(first),
     }
 
 
-def answer(value: float | None, said: Mapping[str, Any], judged: Mapping[str, Any]) -> Answer:
-    """An answer from the row `ranking`, with the verdict from the row `judged`: another row if the pair's labels were exchanged."""
+def answer_of(value: float | None, shown: Mapping[str, Any], judged: Mapping[str, Any]) -> Answer:
+    """The answer with the text of the row `shown` and the verdict of the row `judged`: another row if label noise exchanged the two."""
     return {
-        "text": said["text"],
+        "text": shown["text"],
         "score": value,
-        "finish_reason": said["finish_reason"],
+        "finish_reason": shown["finish_reason"],
         "win_rate": judged.get("win_rate"),
-        "policy": said["policy"],
-        "policy_content": said["policy_content"],
-        "on_policy": said["on_policy"],
+        "policy": shown["policy"],
+        "policy_content": shown["policy_content"],
+        "on_policy": shown["on_policy"],
     }
 
 
 def on_policy_shares(made: Sequence[Preferred]) -> dict[str, float]:
     """Shares of the preferences with an on-policy answer at all, as the best, and among the worse."""
-    places = [[said.on_policy for said in one.ranking] for one in made]
+    places = [[answer.on_policy for answer in one.ranking] for one in made]
     counts = {"any": sum(map(any, places)), "best": sum(found[0] for found in places), "worse": sum(any(found[1:]) for found in places)}
     return {name: count / len(made) for name, count in counts.items()}
 
 
-def truncated(said: Sequence[AnswerFacts], made: Sequence[Preferred]) -> dict[str, int]:
+def truncated(answers: Sequence[AnswerFacts], made: Sequence[Preferred]) -> dict[str, int]:
     """Truncated answers among those read, those ranked best, and those ranked worse."""
     places = [(place, one.ended) for preferred in made for place, one in enumerate(preferred.ranking)]
     return {
-        "read": sum(not one.ended for one in said),
+        "read": sum(not one.ended for one in answers),
         "best": sum(place == 0 and not ended for place, ended in places),
         "worse": sum(place > 0 and not ended for place, ended in places),
     }

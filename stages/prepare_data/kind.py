@@ -11,12 +11,12 @@ from pedigree.configs.rows.mixing import Drawn
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints, DataSource, Files, Hub, Leaks, Packaged, StageRows, Stored
 
 ROWS_OF_A_FILE, ROWS_OF_THE_HUB, LEAKED = 8, 3, 2
-"""Of a file or a package; of the hub, where the recipe has a count; planted."""
+"""Rows kept of a file or packaged source, of a hub source with a count, and of planted leaks."""
 ITEMS, ITEMS_SAMPLED = 3, 1
-"""Items of a suite, and where each is answered many times."""
+"""Items kept of a suite, and of a suite whose items are answered several times."""
 BAD_ROWS = 0.75
 OF_REAL_ROWS = ("ids", "values")
-"""Filters by what generated rows do not have: these ids, and such values, or the columns at all."""
+"""Filters by ids and column values, which generated rows lack."""
 
 
 def shrink(cut: Cut) -> None:
@@ -28,7 +28,7 @@ def shrink(cut: Cut) -> None:
         if isinstance(source, Drawn):
             _take_all(cut, place, source)
         most = _most_rows(config, source)
-        if source.type == "packaged" or _samples(config) > 1:  # of others all that are there are few
+        if source.type == "packaged" or _samples(config) > 1:  # other sources have few rows anyway
             cut.set(f"{place}.count", min(source.count or most, most), "data")
         else:
             cut.most(f"{place}.count", most, "data")
@@ -38,14 +38,14 @@ def shrink(cut: Cut) -> None:
     if config.shots is not None:
         _shrink_source(cut, "shots.source", config.shots.source)
     filters = [one for one in cut.get("filters") if one["type"] not in OF_REAL_ROWS]
-    any_tokens = {"min": 1, "max": None}  # a tiny model's tokens are more, or fewer
+    any_tokens = {"min": 1, "max": None}  # a tiny model has another number of tokens
     cut.set("filters", [one | any_tokens if one["type"] == "tokens" else one for one in filters], "data")
-    for number in range(len(config.expectations)):  # few rows, that are generated
+    for number in range(len(config.expectations)):  # the rows are few and generated
         cut.set(f"expectations.{number}.severity", "warn", "thresholds")
 
 
 def _take_all(cut: Cut, place: str, source: Drawn) -> None:
-    """Takes all of few rows, whatever their share of a mixture."""
+    """Take all rows of a source, since there are few, whatever its share of the mixture."""
     bare: dict[str, Any] = {"share": None, "weights": {}}
     if isinstance(source, StageRows):  # few, and their number is unknown
         bare |= {"count": None}
@@ -73,7 +73,7 @@ def _most_rows(config: PrepareData, source: DataSource) -> int:
 
 
 def _samples(config: PrepareData) -> int:
-    """Answers to each item of a suite, which its form decides."""
+    """Answers to each item of a suite, as set by its form."""
     return config.the_form.draw.samples if config.the_form and config.the_form.draw else 1
 
 
@@ -96,7 +96,7 @@ HUB_SIZES = {
     "allenai/RLVR-MATH": 7_500,
     "allenai/RLVR-IFeval": 14_973,
 }
-"""Rows of datasets of the hub that a recipe takes whole."""
+"""Rows of hub datasets, for recipes that take all of them."""
 RULE_TOKENS = {"item": 11.0, "prompt": 11.0, "conversation": 18.0, "preference": 25.0}
 """Record → tokens of a generated row with a sum of two numbers."""
 
@@ -113,7 +113,7 @@ def rows(stage: PlannedStage) -> Amount | None:
 
 
 def row_tokens(stage: PlannedStage) -> float | None:
-    """Of sources that are generated or packaged; None where one is neither."""
+    """Mean tokens of generated and packaged rows; None if there is another source."""
     count = tokens = 0.0
     for source in stage.config.sources:
         if isinstance(source, Leaks):
@@ -130,7 +130,7 @@ def row_tokens(stage: PlannedStage) -> float | None:
 
 
 def _source_rows(stage: PlannedStage, source: Any) -> int | None:
-    """Rows of a source, at most; None where they are unknown."""
+    """Maximum rows of a source; None if unknown."""
     if isinstance(source, Packaged) and stage.packaged_texts(source.asset):
         passing = len(_passing(stage, source))
         return passing if source.count is None else min(source.count, passing)

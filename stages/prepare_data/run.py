@@ -29,7 +29,7 @@ from pedigree.data.artifacts.artifacts import write_json, write_rows
 from pedigree.data.expectations import row_facts, row_statistics
 from pedigree.data.expectations.results import Verdict, recorded, refuse, warnings
 from pedigree.data.expectations.validation import examine
-from pedigree.data.filters import filtering, row_filters
+from pedigree.data.filters import filtering
 from pedigree.data.filters.filtering import Drop
 from pedigree.data.filters.token_counts import TokenCounter
 from pedigree.data.records import columns, parents, records
@@ -73,46 +73,46 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         check_verifier=check, run=partial(run_program, job),
     )  # fmt: skip
     for source in config.sources:
-        prove_verifier(source)
+        check_procedural_verifier(source)
     if any(isinstance(source, RowProgram) for source in config.sources):
         row_programs.require()
     workers = job.numerics.threads
-    looks = facts_named(config.expectations)
-    with DatasetBuilder(job.folder / "drafts", config.record, config.filters, config.seed, check, workers, looks, counter) as drafts:
+    facts = facts_named(config.expectations)
+    with DatasetBuilder(job.folder / "drafts", config.record, config.filters, config.seed, check, workers, facts, counter) as builder:
         for source, amount in zip(config.sources, config.amounts, strict=True):
             with job.busy("reading sources"):
                 given = replace(opened(source, config, outside), portion=Portion.of(source, amount, config.total))
-            for rows in drafts.take(given):
-                job.doing("reading sources", rows, unit="rows")
-        refuse_columns(filtering.unknown_columns(config.filters, drafts.columns))
+            for done in builder.take(given):
+                job.doing("reading sources", done, unit="rows")
+        refuse_columns(filtering.unknown_columns(config.filters, builder.columns))
         with job.busy("filtering rows"):
-            laid = drafts.table(config.draw)
-            refuse_unknown(filtering.unknown_ids(config.filters, laid.facts))
-            drops = filtering.decide(config.filters, laid.facts, laid.ids, lambda places: read(laid, places, config), workers)
-            kept = np.setdiff1d(np.arange(len(laid)), np.fromiter(drops, np.int64, len(drops)))
+            rows = builder.table(config.draw)
+            refuse_unknown(filtering.unknown_ids(config.filters, rows.facts))
+            drops = filtering.decide(config.filters, rows.facts, rows.ids, lambda places: read(rows, places, config), workers)
+            kept = np.setdiff1d(np.arange(len(rows)), np.fromiter(drops, np.int64, len(drops)))
         with job.busy("drawing rows"):
             if config.draw == "after_filters":
-                laid, kept = laid.repeated(laid.drawn(drafts.taken, kept))
-            kept = laid.ordered(kept, config.order)
-        counts = count(drafts.taken, laid, drops, kept)
+                rows, kept = rows.repeated(rows.drawn(builder.taken, kept))
+            kept = rows.ordered(kept, config.order)
+        counts = count(builder.taken, rows, drops, kept)
         if not len(kept):
-            raise StageError(nothing_left(counts, drafts.taken))
+            raise StageError(nothing_left(counts, builder.taken))
         with job.busy("checking rows"):
-            verdict = examined(laid, kept, config)
+            verdict = validated(rows, kept, config)
             write_json(job.evidence / "validation.json", verdict)
         refuse(verdict)
         job.marks += warnings(verdict)
-        for rows in laid.write(job.out / "payload", kept, workers):
-            job.doing("writing rows", rows, len(kept), "rows")
+        for done in rows.write(job.out / "payload", kept, workers):
+            job.doing("writing rows", done, len(kept), "rows")
         with job.busy("writing evidence"):
-            write_json(job.evidence / "statistics.json", statistics(config, drafts.taken, laid, kept))
-            by_fault = sum(map(faults, drafts.taken), Counter[str]())
-            bad_rows = [{"source": part.source.name, **row.as_json()} for part in drafts.taken for row in part.bad]
+            write_json(job.evidence / "statistics.json", statistics(config, builder.taken, rows, kept))
+            by_fault = sum(map(faults, builder.taken), Counter[str]())
+            bad_rows = [{"source": part.source.name, **row.as_json()} for part in builder.taken for row in part.bad]
             write_json(job.evidence / "counts.json", counts)
-            write_rows(job.evidence / "drops.jsonl", excerpts(laid, drops, config))
+            write_rows(job.evidence / "drops.jsonl", dropped_rows(rows, drops, config))
             write_rows(job.evidence / "bad_rows.jsonl", bad_rows)
             if inputs.get(ROWS):
-                parents.write(job.evidence, renamed(laid, config))
+                parents.write(job.evidence, new_ids(rows, config))
     if config.the_form is not None:
         write_json(job.out / "payload" / FORM_FILE, {"name": config.form_name, **config.the_form.deciding()})
     return {
@@ -148,7 +148,7 @@ def checked(items: Parsed) -> Parsed:
     return items
 
 
-def prove_verifier(source: DataSource) -> None:
+def check_procedural_verifier(source: DataSource) -> None:
     """Check that the verifier of a procedural source accepts every right answer and rejects every wrong one."""
     match source:
         case Arithmetic():
@@ -169,15 +169,15 @@ def faults(part: SourceRows) -> Counter[str]:
     return Counter(row.out_of_turn for row in part.bad if row.out_of_turn)
 
 
-def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop], kept: Numbers) -> dict[str, Any]:
+def count(taken: Sequence[SourceRows], rows: RowIndex, drops: Mapping[int, Drop], kept: Numbers) -> dict[str, Any]:
     """Rows read, dropped and kept, in total and per source in recipe order. Rows that are not drawn count as not read."""
     gone = np.fromiter(drops, np.int64, len(drops))
-    named = laid.index["source"].take(pa.array(np.sort(kept))).value_counts().to_pylist()
+    named = rows.index["source"].take(pa.array(np.sort(kept))).value_counts().to_pylist()
     per_source = []
     for number, part in enumerate(taken):
-        reasons = Counter(drops[place].reason for place in gone[laid.sources[gone] == number].tolist())
-        mine = kept[laid.sources[kept] == number]
-        once = int((mine < laid.read).sum())
+        reasons = Counter(drops[place].reason for place in gone[rows.sources[gone] == number].tolist())
+        mine = kept[rows.sources[kept] == number]
+        once = int((mine < rows.read).sum())
         seen = once + reasons.total()
         by_fault = faults(part)
         malformed = len(part.bad) - by_fault.total()
@@ -185,7 +185,7 @@ def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop]
         per_source.append(
             {
                 "source": part.source.name,
-                "left_out": {reason: rows for reason, rows in left_out.items() if rows},
+                "left_out": {reason: number for reason, number in left_out.items() if number},
                 "in": seen,
                 "dropped": dict(reasons),
                 "out_of_turn": dict(part.out_of_turn),
@@ -196,7 +196,7 @@ def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop]
     return {
         "read": sum(one["in"] for one in per_source),
         "kept": len(kept),
-        "repeated": len(laid) - laid.read,
+        "repeated": len(rows) - rows.read,
         "drops": dict(Counter(drop.reason for drop in drops.values())),
         "out_of_turn": dict(sum((part.out_of_turn for part in taken), Counter[str]())),
         "sources": {one["values"]: one["counts"] for one in named},
@@ -229,57 +229,57 @@ def refuse_unknown(ids: Sequence[str]) -> None:
         )
 
 
-def statistics(config: PrepareData, taken: Sequence[SourceRows], laid: RowIndex, kept: Numbers) -> dict[str, Any]:
+def statistics(config: PrepareData, taken: Sequence[SourceRows], rows: RowIndex, kept: Numbers) -> dict[str, Any]:
     """Statistics of the kept rows, in total and per source in recipe order."""
-    languages = filtering.languages(config.filters, laid.facts)
-    sources = laid.sources[kept]
+    languages = filtering.languages(config.filters, rows.facts)
+    sources = rows.sources[kept]
     return {
-        "all": row_statistics.summary(laid.index, languages, kept),
+        "all": row_statistics.summary(rows.index, languages, kept),
         "per_source": [
-            {"source": part.source.name, **row_statistics.summary(laid.index, languages, kept[sources == number])}
+            {"source": part.source.name, **row_statistics.summary(rows.index, languages, kept[sources == number])}
             for number, part in enumerate(taken)
         ],
     }
 
 
-def examined(laid: RowIndex, kept: Numbers, config: PrepareData) -> Verdict:
+def validated(rows: RowIndex, kept: Numbers, config: PrepareData) -> Verdict:
     """Validate the kept rows in hash order, so that the first ones are a random sample."""
-    kept = laid.shuffled(kept)
+    kept = rows.shuffled(kept)
 
     def texts_of(count: int) -> pa.Table:
-        rows, names = laid.table(kept[:count]), texts_named(config.expectations)
-        batches = (columns.to_rows(rows.slice(start, BATCH), records.RECORDS[config.record]) for start in range(0, len(rows), BATCH))
+        sample, names = rows.table(kept[:count]), texts_named(config.expectations)
+        batches = (columns.to_rows(sample.slice(start, BATCH), records.RECORDS[config.record]) for start in range(0, len(sample), BATCH))
         return pa.concat_tables([row_facts.texts_of(batch, names) for batch in batches])
 
     def places_of(numbers: list[int]) -> list[str]:
-        return laid.places_read(kept[numbers])
+        return rows.places_read(kept[numbers])
 
-    return examine(laid.index.take(pa.array(kept)), config.record, config.expectations, texts_of, places_of)
+    return examine(rows.index.take(pa.array(kept)), config.record, config.expectations, texts_of, places_of)
 
 
-def excerpts(laid: RowIndex, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
+def dropped_rows(rows: RowIndex, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
     """Every dropped row, by source: in reading order, or in drawing order if rows are drawn before the filters."""
     places = sorted(drops)
     named = frozenset(name[-16:] for one in config.filters if isinstance(one, Ids) for name in one.ids)
     for start in range(0, len(places), BATCH):
         batch = places[start : start + BATCH]
-        rows = read(laid, np.array(batch), config)
-        yield from (excerpt(row, drops[place], named) for place, row in zip(batch, rows, strict=True))
+        given = read(rows, np.array(batch), config)
+        yield from (excerpt(row, drops[place], named) for place, row in zip(batch, given, strict=True))
 
 
-def renamed(laid: RowIndex, config: PrepareData) -> Iterator[tuple[str, list[str]]]:
+def new_ids(rows: RowIndex, config: PrepareData) -> Iterator[tuple[str, list[str]]]:
     """(new id, [id in its stage]) of all rows from other stages, also of dropped ones, except those that keep their id."""
     foreign = [number for number, source in enumerate(config.sources) if isinstance(source, StageRows)]
-    places = np.flatnonzero(np.isin(laid.sources, foreign))
+    places = np.flatnonzero(np.isin(rows.sources, foreign))
     for start in range(0, len(places), BATCH):
         batch = places[start : start + BATCH]
-        for name, before in zip(laid.ids.take(pa.array(batch)).to_pylist(), laid.places_read(batch), strict=True):
+        for name, before in zip(rows.ids.take(pa.array(batch)).to_pylist(), rows.places_read(batch), strict=True):
             if base_id(name) != base_id(before):
                 yield name, [before]
 
 
-def read(laid: RowIndex, places: Numbers, config: PrepareData) -> list[dict[str, Any]]:
-    return columns.to_rows(laid.table(places), records.RECORDS[config.record])
+def read(rows: RowIndex, places: Numbers, config: PrepareData) -> list[dict[str, Any]]:
+    return columns.to_rows(rows.table(places), records.RECORDS[config.record])
 
 
 def excerpt(row: dict[str, Any], drop: Drop, named: Collection[str]) -> dict[str, Any]:
@@ -289,5 +289,5 @@ def excerpt(row: dict[str, Any], drop: Drop, named: Collection[str]) -> dict[str
     """
     hidden = any(found in named for found in HASH.findall(f"{row['id']} {drop.evidence}"))
     evidence = "" if hidden and drop.reason not in NAMING else drop.evidence
-    text = "" if hidden else "\n".join(row_filters.texts(row))
+    text = "" if hidden else "\n".join(records.texts(row))
     return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": evidence, "text": text[:EXCERPT]}

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from pedigree.configs.methods.training import BradleyTerry, RewardModel
 from pedigree.data.artifacts.artifacts import write_json, write_rows
-from pedigree.data.chat.chat import PROBE, TODAY, Chat
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import PROBE, TODAY
 from pedigree.data.chat.documents import Pairs
 from pedigree.data.chat.reward_stats import FILE, READ_AT
 from pedigree.data.records.sequences import Mapped

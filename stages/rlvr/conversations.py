@@ -12,7 +12,8 @@ from typing import Any
 from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.configs.methods.reward_terms import EnvironmentReward
 from pedigree.configs.methods.training import Rlvr
-from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import ChatError
 from pedigree.data.records.records import FinishReason, Message
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.reward_terms import Majority
-from pedigree.stages.verifiers import maths, numbers, sandbox
-from pedigree.stages.verifiers.reward_programs import BEAT_SECONDS, Answered, Value
+from pedigree.stages.verifiers import BEAT_SECONDS, maths, numbers, sandbox
+from pedigree.stages.verifiers.reward_programs import Answered, Value
 
 
 class VotingRule(NamedTuple):

@@ -13,7 +13,8 @@ from pedigree.configs.base.texts import shown
 from pedigree.configs.methods.language_model import ByEndpoint, ByPolicy, Speaker
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import ChatError
 from pedigree.data.records import records
 from pedigree.data.records.records import Message
 from pedigree.stages.core.forging import control_token

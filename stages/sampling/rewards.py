@@ -13,7 +13,8 @@ import torch
 
 from pedigree.configs.base.frozen import Dtype
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import ChatError
 from pedigree.data.chat.reward_stats import FILE, reads_closed
 from pedigree.data.records import records
 from pedigree.stages.core.batches import Unit, document

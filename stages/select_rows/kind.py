@@ -17,7 +17,7 @@ from pedigree.configs.judging.scoring import (
 from pedigree.configs.judging.selection import SelectRows, TopShare
 
 KEPT_SHARE = 0.75
-"""Of few rows, enough to train on."""
+"""Share of a rehearsal's few rows that is enough to train on."""
 
 
 def shrink(cut: Cut) -> None:
@@ -30,7 +30,7 @@ def shrink(cut: Cut) -> None:
 
 def rows(stage: PlannedStage) -> Amount | None:
     keep, bound = stage.config.keep, rows_at(stage, "data")
-    if bound and isinstance(keep, TopShare) and not keep.per_source:  # of each source the share is rounded up, and there may be many
+    if bound and isinstance(keep, TopShare) and not keep.per_source:  # the share is rounded up per source, and there may be many sources
         return Amount(ceil(bound.value * keep.share), "at most")
     return bound
 

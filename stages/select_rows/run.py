@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 LACKING = ("completion_ids", "verifier", "verifier_score")
 """Columns of a function that rows do not have."""
+LEFT_OUT = "every function left it out"
+"""Why a row without a problem has no score."""
 
 
 @dataclass
@@ -78,10 +80,13 @@ def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
     """
     data = only(inputs, "data")
     with job.busy("reading rows"):
-        names, sizes = noted(data)
+        names, sizes = ids_and_sizes(data)
     opinions = ask(config, inputs, Mapped(records.opened(data), answer_of), (name for name, _ in names), job)
     rows = [Scored(name, source, opinions.score(place, config)) for place, (name, source) in enumerate(names)]
-    refuse_unscored(sum(row.score is None for row in rows), len(rows), opinions.problems, config)
+    unscored = [place for place, row in enumerate(rows) if row.score is None]
+    for place in unscored:
+        opinions.problems.setdefault(place, LEFT_OUT)
+    refuse_unscored(len(unscored), len(rows), opinions.problems, config)
     reasons = left_out(rows, config.keep)
     counts = counted(rows, reasons)
     write_json(job.evidence / "counts.json", counts)
@@ -107,7 +112,7 @@ def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
     }
 
 
-def noted(data: Artifact) -> tuple[list[tuple[str, str]], list[int]]:
+def ids_and_sizes(data: Artifact) -> tuple[list[tuple[str, str]], list[int]]:
     """((id, source) of each row; characters of each, see `records.bulk_of`)."""
     same: dict[str, str] = {}
     names, sizes = [], []
@@ -234,7 +239,7 @@ def write_evidence(rows: Sequence[Scored], reasons: Sequence[str | None], opinio
         for place, (row, reason) in enumerate(zip(rows, reasons, strict=True)):
             scores.write(canonical_json(line(place, row, reason, opinions, config)) + "\n")
             if reason is not None:
-                why = opinions.problems.get(place, "") if row.score is None else f"{row.score:.4g}"
+                why = opinions.problems[place] if row.score is None else f"{row.score:.4g}"
                 drops.write(canonical_json({"id": row.id, "source": row.source, "reason": reason, "evidence": why}) + "\n")
 
 
@@ -251,5 +256,5 @@ def line(place: int, row: Scored, reason: str | None, opinions: Opinions, config
     if opinions.programs:
         found["programs"] = {name: None if isinstance(values[place], str) else values[place] for name, values in opinions.programs.items()}
     if row.score is None:
-        found["problem"] = opinions.problems.get(place, "")
+        found["problem"] = opinions.problems[place]
     return found

@@ -6,7 +6,7 @@ from pedigree.configs.rows.source_models import SourceModel
 
 
 def shrink(cut: Cut) -> None:
-    """A tiny model of the same family."""
+    """Replace the model by a tiny one of its family."""
     assert isinstance(cut.config, SourceModel)
     repo = model_repo(cut.address, cut.config.source)
     licence = (cut.get("source") or {}).get("licence")

@@ -46,7 +46,7 @@ class Novelty:
         """`texts` are all texts to be compared; their word frequencies affect only the speed."""
         self._bound = bound
         self._frequency = Counter(word for text in texts for word in set(words_of(text)))
-        self._said: list[tuple[str, list[str]]] = []
+        self._texts: list[tuple[str, list[str]]] = []
         self._places: dict[tuple[str, int], list[int]] = defaultdict(list)
 
     def resembled(self, text: str) -> tuple[str, float] | None:
@@ -54,7 +54,7 @@ class Novelty:
         words = words_of(text)
         near = {place for word in self._prefix(words) for place in self._places.get(word, ())}
         for place in sorted(near):
-            name, other = self._said[place]
+            name, other = self._texts[place]
             if 2 * min(len(words), len(other)) > self._bound * (len(words) + len(other)):
                 found = rouge_l(words, other)
                 if found > self._bound:
@@ -65,8 +65,8 @@ class Novelty:
         """Add a text under a name."""
         words = words_of(text)
         for word in self._prefix(words):
-            self._places[word].append(len(self._said))
-        self._said.append((name, words))
+            self._places[word].append(len(self._texts))
+        self._texts.append((name, words))
 
     def _prefix(self, words: Sequence[str]) -> list[tuple[str, int]]:
         """The rarest words of a text, where the k-th occurrence of a word counts as a separate word."""

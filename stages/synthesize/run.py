@@ -88,13 +88,13 @@ class Harvest:
     """Replies without a prompt, by reason."""
     unreadable: str = ""
     """The first such reply, or why there is none."""
-    said: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
     """Text → id, of the material and of kept prompts."""
     novelty: Novelty | None = None
 
     def take(self, text: str, number: int, shown: Sequence[Material]) -> dict[str, Any]:
         """Keep or drop a prompt, the one with this number in its reply; return the outcome."""
-        known = self.said.get(text)
+        known = self.names.get(text)
         if known is not None:
             return self._dropped("it repeats another one", text, known)
         like = self.novelty.resembled(text) if self.novelty else None
@@ -113,7 +113,7 @@ class Harvest:
 
     def note(self, name: str, text: str) -> None:
         """Register a text, so that later prompts must differ from it."""
-        self.said.setdefault(text, name)
+        self.names.setdefault(text, name)
         if self.novelty:
             self.novelty.add(name, text)
 

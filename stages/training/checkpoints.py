@@ -99,7 +99,7 @@ class Checkpoints:
             if self.mirror is not None:
                 self.mirror.flush()
             self.trainer.barrier()
-            raise Preempted(f"was asked to stop and wrote a checkpoint after step {step}")
+            raise Preempted(f"received a stop signal and wrote a checkpoint after step {step}")
 
     def write(self, step: int, state: dict[str, Any]) -> None:
         began = time.monotonic()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.stages.core.batches import MicroBatch, MicroBatchPlan, Unit, collate, plan_step
+from pedigree.stages.core.batches import MicroBatch, Unit, collate, plan_step
 
 T = TypeVar("T")
 PREFETCH_DEPTH = 4
@@ -111,14 +111,10 @@ def feed(
             torch.cuda.set_device(device)  # for this thread: pinned memory belongs to a CUDA context
         for batch in batches:
             for planned in plan_step(batch.units, rank // together, world_size // together, numerics) if batch.units else []:
-                micro_batch = prepare_micro_batch(batch, planned, numerics, pad_id)
+                tensors = collate([batch.units[index] for index in planned.units], numerics, pad_id)
+                micro_batch = PreparedMicroBatch(planned.units, planned.weight, tensors, batch.extras(planned.units))
                 yield micro_batch.each(Tensor.pin_memory) if device.type == "cuda" else micro_batch
             yield None
 
     with prefetch(prepare()) as prefetched:
         yield Feed(prefetched, device)
-
-
-def prepare_micro_batch(batch: GlobalBatch, planned: MicroBatchPlan, numerics: Numerics, pad_id: int) -> PreparedMicroBatch:
-    tensors = collate([batch.units[index] for index in planned.units], numerics, pad_id)
-    return PreparedMicroBatch(planned.units, planned.weight, tensors, batch.extras(planned.units))

@@ -68,10 +68,10 @@ def refuse(payload: Path, numerics: Numerics) -> None:
     if config.model_type not in ACTIVATIONS:
         known = ", ".join(sorted(ACTIVATIONS))
         raise StageError(f"kernels liger supports {known}, but this model is a {config.model_type}: set kernels to compiled or torch")
-    asked = getattr(config, "hidden_activation", None) or config.hidden_act
-    if asked not in {ACTIVATIONS[config.model_type], *(["swish"] if ACTIVATIONS[config.model_type] == "silu" else [])}:
+    computed, own = ACTIVATIONS[config.model_type], getattr(config, "hidden_activation", None) or config.hidden_act
+    if own != computed and (own, computed) != ("swish", "silu"):  # two names of one function
         raise StageError(
-            f"kernels liger computes {ACTIVATIONS[config.model_type]} in a {config.model_type}, but this model's activation is {asked}: "
+            f"kernels liger computes {computed} in a {config.model_type}, but this model's activation is {own}: "
             "set kernels to compiled or torch"
         )
 

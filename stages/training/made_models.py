@@ -10,7 +10,6 @@ machine.
 import json
 import multiprocessing
 import os
-import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,15 +20,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from pedigree.configs.base.jinja import MARKS
 from pedigree.configs.rehearsal.families import LEARNED_TOKENS, ModelPlan
-from pedigree.data.chat.chat import end_of_turn
+from pedigree.data.chat.chat_template import end_of_turn
 from pedigree.data.host.process import die_with, leave
 
 HEAD_DIM = 32
 """The smallest that vLLM's CPU kernels support."""
 LEAST_HEADS = 4
 SPACE = "\u2581"
-MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 BATCH, LEARNING_RATE = 8, 3e-3
 THREADS = 1
 """Fixed, because the summation order depends on it. Models are built in parallel processes, so more threads would compete for cores."""

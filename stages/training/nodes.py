@@ -1,5 +1,5 @@
 """The ranks of a job on several nodes: on each node, one of these processes starts torchrun, in the environment of the job
-(`pipelines.jobs.launcher.job_environment`), with a scratch folder that all nodes share under one path:
+(`pipelines.jobs.job_environment`), with a scratch folder that all nodes share under one path:
 
     python -m pedigree.stages.training.nodes SCRATCH lead    on the node of rank 0
     python -m pedigree.stages.training.nodes SCRATCH join    on each of the others, at any time
@@ -52,7 +52,7 @@ def main(scratch: Path, role: str) -> int:
         return FULL
     if role == "lead":
         _gather(scratch, spec, store)
-    while store.add(_ARRIVED, 0) < nodes:  # nobody beats before all are there
+    while store.add(_ARRIVED, 0) < nodes:  # heartbeats start when all nodes are there
         time.sleep(1)
     ended = threading.Event()
     threading.Thread(target=_watch, args=(store.host, store.port, node, nodes, ended), daemon=True, name="nodes").start()
@@ -83,22 +83,22 @@ def _gather(scratch: Path, spec: JobSpec, store: TCPStore) -> None:
 def _watch(host: str, port: int, node: int, nodes: int, ended: threading.Event) -> None:
     """Beat, and end this process when another node is gone; the kernel then ends its ranks (`die_with`)."""
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=SILENCE_S))
-    heard = {other: Listener() for other in range(nodes) if other != node}
+    listeners = {other: Listener() for other in range(nodes) if other != node}
 
     def look() -> list[int]:
         store.add(f"beat {node}", 1)
-        silent = (other for other, listener in heard.items() if listener.silent_s(store.add(f"beat {other}", 0)) > SILENCE_S)
+        silent = (other for other, listener in listeners.items() if listener.silent_s(store.add(f"beat {other}", 0)) > SILENCE_S)
         return [other for other in silent if not store.check([f"left {other}"])]
 
-    with ThreadPoolExecutor(1) as asking:  # its machine may be gone, too, and the connection open
+    with ThreadPoolExecutor(1) as thread:  # the machine of the store may be gone, too, and the connection open
         while not ended.wait(BEAT_S):
             try:
-                gone = asking.submit(look).result(SILENCE_S)
-            except Exception as error:  # whatever keeps it from being heard
+                gone = thread.submit(look).result(SILENCE_S)
+            except Exception as error:  # the boundary to the store: any failure means that it cannot be reached
                 gone = [] if ended.wait(LEAVING_S) else [0]
                 print(f"the store of the first node does not answer: {error!r}", file=sys.stderr)
             if gone:
-                silent = f"node {', '.join(map(str, gone))} has not been heard for {SILENCE_S:g} s"
+                silent = f"node {', '.join(map(str, gone))} has been silent for {SILENCE_S:g} s"
                 print(f"{silent}: node {node} ends with its ranks", file=sys.stderr, flush=True)
                 os._exit(1)
 

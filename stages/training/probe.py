@@ -10,6 +10,7 @@ of o and e gets as its input what the truth's previous layer gave, so that an er
 """
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +26,6 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.stages.core.batches import Document, Unit, collate, document
 from pedigree.stages.job.failures import MACHINE, is_collective, is_memory, lasting
 from pedigree.stages.training.adapters import adapted_layers
-from pedigree.stages.training.in_fp32 import in_fp32
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule, body_of
 
 Module = PolicyModule | RewardModule
@@ -49,6 +49,8 @@ PROBED = 64
 """Minimum tokens of the probed documents, if the model's context allows: a mean over a few tokens is dominated by one."""
 RESULT = "as a whole"
 INSTEAD = "set `packing: false` and `attention: eager` in the execution profile"
+_OWN = nn.Module.__getattr__
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def probe(module: Module, numerics: Numerics, device: torch.device) -> None:
@@ -197,6 +199,30 @@ def _refuse_difference(what: str, ours: Tensor, own: Tensor, truth: Tensor, rout
         f"{what} differs by {off:.3g} on average and {most:.3g} at most (mean size {size:.3g}) from the model's own forward with eager "
         f"attention in fp32, which the model's dtype alone changes by {own_off:.3g} and {own_most:.3g}: {INSTEAD}"
     )
+
+
+@contextmanager
+def in_fp32(module: nn.Module) -> Iterator[None]:
+    """Make a forward pass in the block, by the module's own code, compute in fp32 with the weights' values.
+
+    A parameter is widened each time a module's code reads it, and the copy is freed after use: the memory is that of the largest single
+    weight, not of a second model. Weights that ZeRO-3 partitions are read while gathered, as without the block, so the block also works
+    inside DeepSpeed's engine. Embeddings, and all that follows from them, are fp32 then; buffers stay as they are. The model keeps no
+    graph: use it without gradients. Of several threads one at a time is in such a block, because it changes torch's class of modules.
+    """
+    own, inside = _OWN, {id(part) for part in module.modules()}
+
+    def widened(part: nn.Module, name: str) -> Any:
+        found = own(part, name)
+        return found.detach().float() if isinstance(found, nn.Parameter) and found.is_floating_point() and id(part) in inside else found
+
+    with _ONE_AT_A_TIME:
+        nn.Module.__getattr__ = widened  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            nn.Module.__getattr__ = own  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Guide:

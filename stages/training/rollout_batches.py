@@ -31,8 +31,8 @@ class TrainingSample:
     masked: bool = False
     """Not in the loss; the reward counts in the advantages of its group."""
     sampled: Sequence[bool] | None = None
-    """Which of `ids` the policy sampled; None: all. What an environment said between its turns is context alone: the tokens of losses,
-    penalties, ratios, advantages, returns and metrics are the sampled ones, as if nothing were between them (verl,
+    """Which of `ids` the policy sampled; None: all. Replies of an environment are context only: losses, penalties, ratios,
+    advantages, returns and metrics use the sampled tokens, as if these followed each other directly (verl,
     `compute_gae_advantage_return`; TRL, `tool_mask`)."""
 
     @property

@@ -1,13 +1,13 @@
 """Sequence parallelism: several ranks compute one packed row together, each a slice of its tokens.
 
-    layers     rank p of n has the tokens [p·t, (p + 1)·t) of the row, t = ⌈T/n⌉; what the last one lacks is padding
+    layers     rank p of n has the tokens [p·t, (p + 1)·t) of the row, t = ⌈T/n⌉; the last slice is padded
     attention  an exchange gives each rank all tokens of 1/n of the heads, and another one brings its tokens back with all heads
                (DeepSpeed Ulysses, arXiv 2309.14509, section 3.1)
-    results    log-probabilities and scores are computed where their token is, and added up: all n ranks have those of the whole row
+    results    log-probabilities and scores are computed on the rank of their token, and added up: all n ranks get those of the whole row
 
 So the n ranks act as one: they compute the same loss, whose gradient reaches the tokens of each rank once, and the sum of gradients over
 all ranks, which the trainer takes anyway, is that of one rank with the whole row. Sums of metrics over all ranks count each row n times
-(`Trainer.totals`). ZeRO knows nothing of it.
+(`Trainer.totals`). ZeRO is not aware of it.
 
 Shapes: T tokens of the row, t of this rank, H heads, h = H/n, D width of a head, N results of the row, M of this rank's tokens.
 """

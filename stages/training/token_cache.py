@@ -50,9 +50,9 @@ MOST_PROCESSES = 16
 """Maximum processes; more would wait for the process that hands out rows."""
 LIBRARIES = ("transformers", "tokenizers", "jinja2")
 CODE = (
-    "data/chat/chat.py", "data/records/columns.py", "data/chat/documents.py", "data/records/messages.py", "data/records/records.py",
-    "data/records/sequences.py", "data/chat/token_files.py", "data/chat/tools.py", "stages/training/training_rows.py",
-    "stages/training/token_cache.py",
+    "data/chat/chat.py", "data/chat/chat_template.py", "data/records/columns.py", "data/chat/documents.py", "data/records/messages.py",
+    "data/records/records.py", "data/records/sequences.py", "data/chat/token_files.py", "data/chat/tools.py",
+    "stages/training/training_rows.py", "stages/training/token_cache.py",
 )  # fmt: skip
 """Our files that determine which rows are used and how they are converted."""
 NOT_OF_TOKENIZERS = re.compile(r".*\.(safetensors|safetensors\.index\.json|bin|gguf|md)|(config|generation_config|reward_stats)\.json")
@@ -112,7 +112,7 @@ def units_of(rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, po
         ChatError: a row cannot be used for training.
     """
     folder = job.tokens or job.folder / "tokens"
-    key = key_of(documents, chat, policy, data)
+    key = key_of(documents, policy, data)
     path = folder / f"{key}{SUFFIX}"
     if job.rank == 0:
         write_json(job.folder / TOKENS, {"file": path.name})
@@ -128,7 +128,7 @@ def units_of(rows: Sequence[Row], documents: Documents, chat: Chat, job: Job, po
     raise OSError(errno.EIO, f"{path} was written but could not be read, {MOST_TRIES} times: check the disk")
 
 
-def key_of(documents: Documents, chat: Chat, policy: Artifact, data: Iterable[Artifact]) -> str:
+def key_of(documents: Documents, policy: Artifact, data: Iterable[Artifact]) -> str:
     """Name of a token file: a hash of everything that determines its bytes."""
     tokenizer = [[entry.path, entry.sha256] for entry in policy.record.files if not NOT_OF_TOKENIZERS.fullmatch(entry.path)]
     return digest(

@@ -170,7 +170,7 @@ class Trainer:
         settle(self.engine.module, trained, numerics, self.device)
 
     def fixed(self, module: PolicyModule) -> Any:
-        """A model for use without gradient beside the trained one, in the same dtype; under ZeRO-3 divided over the ranks, too."""
+        """A model for use without gradient next to the trained one, in the same dtype; ZeRO-3 partitions it over the ranks, too."""
         module = frozen(module, torch.device("cpu"), self.dtype)
         if self.numerics.zero_stage < 3:
             return module.to(self.device)
@@ -420,8 +420,8 @@ def convert_to_universal(source: Path, target: Path) -> None:
     """Run DeepSpeed's converter in this process."""
     from deepspeed.checkpoint import ds_to_universal
 
-    asked = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True, "inject_missing_state": True}
-    ds_to_universal.main(argparse.Namespace(input_folder=str(source), output_folder=str(target), **asked))
+    settings = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True, "inject_missing_state": True}
+    ds_to_universal.main(argparse.Namespace(input_folder=str(source), output_folder=str(target), **settings))
 
 
 @cache

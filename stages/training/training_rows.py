@@ -40,10 +40,15 @@ def split(rows: Sequence[Row], share: float, seed: int) -> tuple[Sequence[int], 
         return range(len(rows)), ()
     sides: dict[bool, list[int]] = {True: [], False: []}
     for place, row in enumerate(rows):
-        sides[is_held_out(row["list"] if "list" in row else row["id"], share, seed)].append(place)
+        sides[is_held_out(held_together(row), share, seed)].append(place)
     if not sides[False]:
         raise StageError(f"all {len(rows)} rows are held out: lower holdout ({share}) or add rows")
     return sides[False], sides[True]
+
+
+def held_together(row: Row) -> str:
+    """Id that a row shares with those that stay on its side of the split."""
+    return row["list"] if "list" in row else row["id"]
 
 
 def is_held_out(row_id: str, share: float, seed: int) -> bool:
@@ -238,7 +243,7 @@ def report_rows(
         return
     share = getattr(config, "holdout", 0.0)
     if share and len(given) > trained + held:
-        places = [place for place, row in enumerate(given) if is_held_out(row["list"] if "list" in row else row["id"], share, config.seed)]
+        places = [place for place, row in enumerate(given) if is_held_out(held_together(row), share, config.seed)]
         why, remedy = _why(every.taken(np.array(places, dtype=np.int64), config.max_length), len(places) - held, config)
         report_drops(len(places) - held, len(places), f"held-out {what}", why, remedy, config, job)
     if share and not held:
@@ -270,8 +275,8 @@ def report_drops(dropped: int, given: int, what: str, why: str, remedy: str, con
     Raises:
         StageError: it is too large.
     """
-    said = f"{dropped} of {given} {what} were dropped ({why})"
+    summary = f"{dropped} of {given} {what} were dropped ({why})"
     if dropped and dropped / given >= config.refuse_dropped:
-        raise StageError(f"{said}, at least refuse_dropped {config.refuse_dropped}: {remedy}, or raise refuse_dropped")
+        raise StageError(f"{summary}, at least refuse_dropped {config.refuse_dropped}: {remedy}, or raise refuse_dropped")
     if dropped and dropped / given >= REPORTED_SHARE:
-        job.note(said)
+        job.note(summary)

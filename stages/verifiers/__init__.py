@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pedigree.configs.base.mistakes import not_one_of
 from pedigree.stages.verifiers import (
@@ -39,6 +39,7 @@ from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 __all__ = ["Outcome", "Verdict", "VerifierError", "Verifying", "check", "ended", "names", "verify", "verify_each", "version"]
 
 Fields = Mapping[str, Any]
+T = TypeVar("T")
 AHEAD = 4 * sandbox.AT_ONCE
 """Answers that are read before the first of them is scored."""
 BEAT_SECONDS = 1.0
@@ -106,8 +107,8 @@ def _outcome(verifier: Fields | None, text: str) -> Outcome:
         return error
 
 
-def ended(future: "Future[Outcome]", beat: Callable[[], None]) -> Outcome:
-    """Wait for a verdict; `beat` is called meanwhile."""
+def ended(future: "Future[T]", beat: Callable[[], None]) -> T:
+    """Wait for a result; `beat` is called meanwhile."""
     while not wait([future], timeout=BEAT_SECONDS).done:
         beat()
     return future.result()

@@ -10,22 +10,12 @@ keywords of several words are found.
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from pedigree.data.filters.languages import language
-from pedigree.stages.verifiers.ifeval import COMMAS, ended_lines, visible
+from pedigree.stages.verifiers.ifeval import COMMAS, Arguments, Check, ended_lines, is_count, visible
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
-
-Arguments = Mapping[str, Any]
-
-
-class Function(NamedTuple):
-    """One check."""
-
-    arguments: Mapping[str, Callable[[Any], bool]]
-    """Argument → predicate for valid values."""
-    holds: Callable[[Arguments, str], bool]
 
 
 def verify(verifier: Arguments, text: str) -> Verdict:
@@ -54,10 +44,6 @@ def check(verifier: Arguments) -> None:
     wrong = [name for name, fits in wanted.items() if not fits(given[name])]
     if wrong:
         raise VerifierError(f"arguments {dict(given)!r}: {', '.join(wrong)} is not what {function} takes")
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and value >= 0
 
 
 def _text(value: Any) -> bool:
@@ -149,46 +135,46 @@ def _two_responses(_: Arguments, text: str) -> bool:
 
 SENTENCE_END = re.compile(r"(?<!\w\.\w.)(?<![A-Z][a-z]\.)(?<=\.|\?|!)\s")
 HIGHLIGHT = re.compile(r"(?<!\*)\*++(?!\s*+(?:\*|\Z))[^*\n]++\*")
-QUANTITY = {"N": _count, "quantifier": _quantifier}
+QUANTITY = {"N": is_count, "quantifier": _quantifier}
 
-FUNCTIONS: dict[str, Function] = {
-    "validate_choice": Function({"options": _texts}, _choice),
-    "validate_end": Function({"end_phrase": _text}, lambda given, text: text.endswith(given["end_phrase"])),
-    "validate_forbidden_words": Function(
+FUNCTIONS: dict[str, Check] = {
+    "validate_choice": Check({"options": _texts}, _choice),
+    "validate_end": Check({"end_phrase": _text}, lambda given, text: text.endswith(given["end_phrase"])),
+    "validate_forbidden_words": Check(
         {"forbidden_words": _texts}, lambda given, text: not any(word.lower() in text.lower() for word in given["forbidden_words"])
     ),
-    "validate_frequency_capital_words": Function(
+    "validate_frequency_capital_words": Check(
         QUANTITY, lambda given, text: _compares(len(re.findall(r"\b[A-Z]+\b", text)), given, _tenth(given))
     ),
-    "validate_highlighted_sections": Function({"N": _count}, lambda given, text: len(HIGHLIGHT.findall(text)) >= given["N"]),
-    "validate_json_format": Function({}, _json),
-    "validate_lowercase": Function({}, lambda given, text: text == text.lower()),
-    "validate_no_commas": Function({}, lambda given, text: not COMMAS.search(text)),
-    "validate_paragraphs": Function({"N": _count, "first_word": _text, "i": lambda value: type(value) is int and value >= 1}, _first_word),
-    "validate_placeholders": Function(
-        {"N": _count}, lambda given, text: sum(bool(part.strip()) for part in re.findall(r"\[([^\[\]\n]*)\]", text)) >= given["N"]
+    "validate_highlighted_sections": Check({"N": is_count}, lambda given, text: len(HIGHLIGHT.findall(text)) >= given["N"]),
+    "validate_json_format": Check({}, _json),
+    "validate_lowercase": Check({}, lambda given, text: text == text.lower()),
+    "validate_no_commas": Check({}, lambda given, text: not COMMAS.search(text)),
+    "validate_paragraphs": Check({"N": is_count, "first_word": _text, "i": lambda value: type(value) is int and value >= 1}, _first_word),
+    "validate_placeholders": Check(
+        {"N": is_count}, lambda given, text: sum(bool(part.strip()) for part in re.findall(r"\[([^\[\]\n]*)\]", text)) >= given["N"]
     ),
-    "validate_quotation": Function({}, lambda given, text: text[0] == '"' == text[-1] and bool(text[1:-1].strip())),
-    "validate_repeat_prompt": Function({"original_prompt": _text}, lambda given, text: text.startswith(given["original_prompt"])),
-    "validate_response_language": Function({"language": _text}, _language),
-    "validate_sections": Function({"N": _count, "section_splitter": _text}, _sections),
-    "validate_title": Function({}, lambda given, text: any("<<" in line for line in ended_lines(text, ">>"))),
-    "validate_two_responses": Function({}, _two_responses),
-    "validate_uppercase": Function({}, lambda given, text: text == text.upper()),
-    "validate_word_constraint": Function(QUANTITY, lambda given, text: _compares(len(text.split()), given, _tenth(given))),
-    "verify_bullet_points": Function(
-        {"N": _count}, lambda given, text: sum(line.strip().startswith(("*", "-")) for line in text.split("\n")) == given["N"]
+    "validate_quotation": Check({}, lambda given, text: text[0] == '"' == text[-1] and bool(text[1:-1].strip())),
+    "validate_repeat_prompt": Check({"original_prompt": _text}, lambda given, text: text.startswith(given["original_prompt"])),
+    "validate_response_language": Check({"language": _text}, _language),
+    "validate_sections": Check({"N": is_count, "section_splitter": _text}, _sections),
+    "validate_title": Check({}, lambda given, text: any("<<" in line for line in ended_lines(text, ">>"))),
+    "validate_two_responses": Check({}, _two_responses),
+    "validate_uppercase": Check({}, lambda given, text: text == text.upper()),
+    "validate_word_constraint": Check(QUANTITY, lambda given, text: _compares(len(text.split()), given, _tenth(given))),
+    "verify_bullet_points": Check(
+        {"N": is_count}, lambda given, text: sum(line.strip().startswith(("*", "-")) for line in text.split("\n")) == given["N"]
     ),
-    "verify_keyword_frequency": Function({"word": _text, "N": _count}, _word_frequency),
-    "verify_keywords": Function(
+    "verify_keyword_frequency": Check({"word": _text, "N": is_count}, _word_frequency),
+    "verify_keywords": Check(
         {"keyword_list": _texts}, lambda given, text: all(word.lower() in text.lower() for word in given["keyword_list"])
     ),
-    "verify_letter_frequency": Function(
-        {"letter": lambda value: _text(value) and len(value) == 1, "N": _count},
+    "verify_letter_frequency": Check(
+        {"letter": lambda value: _text(value) and len(value) == 1, "N": is_count},
         lambda given, text: text.count(given["letter"]) == given["N"],
     ),
-    "verify_paragraph_count": Function({"N": _count}, _paragraph_count),
-    "verify_postscript": Function({"postscript_marker": _text}, _postscript),
-    "verify_sentence_constraint": Function(QUANTITY, lambda given, text: _compares(len(SENTENCE_END.split(text)), given, 1)),
+    "verify_paragraph_count": Check({"N": is_count}, _paragraph_count),
+    "verify_postscript": Check({"postscript_marker": _text}, _postscript),
+    "verify_sentence_constraint": Check(QUANTITY, lambda given, text: _compares(len(SENTENCE_END.split(text)), given, 1)),
 }
 """Checks by open-instruct's names."""

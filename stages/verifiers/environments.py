@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.environment_programs import RESET_COLUMNS, EnvironmentProgram
 from pedigree.data.records.records import Message
 from pedigree.stages.verifiers import sandbox
-from pedigree.stages.verifiers.reward_programs import LOADING_SECONDS, parsed
+from pedigree.stages.verifiers.project_programs import LoadedProgram, cause_of
 
 
 class Reaction(NamedTuple):
@@ -74,15 +75,12 @@ class Environments:
     """
 
     def __init__(self, config: EnvironmentProgram, file: Path, verifiers: Iterable[Mapping[str, Any] | None], threads: int) -> None:
-        if not config.trusted:
-            sandbox.require("environments", f"set `trusted: true` for {config.path}, which runs it without a sandbox")
         self.config, self._begun = config, 0
         names = {name for verifier in verifiers if verifier for name in verifier} - {"name", *RESET_COLUMNS, *config.arguments}
         passed = [*RESET_COLUMNS, *sorted(names), *config.arguments]
-        order = {"name": file.name, "program": sandbox.text_of(file), "function": config.function, "passed": passed}
-        self._processes = [_Process(config, order) for _ in range(min(threads, sandbox.AT_ONCE))]
+        self._processes = [_Process(config, file, passed) for _ in range(min(threads, sandbox.AT_ONCE))]
         try:
-            self._processes[0].thread.submit(self._processes[0].started).result()
+            self._processes[0].thread.submit(self._processes[0].program).result()
         except BaseException:
             self.close()
             raise
@@ -111,62 +109,46 @@ class Environments:
 
 
 class _Process:
-    def __init__(self, config: EnvironmentProgram, order: Mapping[str, Any]) -> None:
-        self.config, self._order = config, order
+    """A process that is started when it is needed, and replaced after a failure."""
+
+    def __init__(self, config: EnvironmentProgram, file: Path, passed: Sequence[str]) -> None:
+        self.config, self._start = config, partial(LoadedProgram, "environment", config, file, passed)
         self.thread = ThreadPoolExecutor(1, "environment")
         self.ended: list[int] = []
         """Conversations to forget."""
-        self._runner: sandbox.Runner | None = None
-        self._taken: Sequence[str] = ()
-        """Arguments of `reset`."""
+        self._program: LoadedProgram | None = None
         self._alive: set[int] = set()
         """Conversations that the process remembers."""
 
-    def started(self) -> sandbox.Runner:
-        """The process, which is started if there is none."""
-        if self._runner is None:
-            path = self.config.path
-            self._runner = sandbox.Runner("environment", self._order, sandbox.Wait(LOADING_SECONDS), confined=not self.config.trusted)
-            try:
-                ready = parsed(next(self._runner.lines, None), ("taken", "raised"))
-            except sandbox.ProgramFailed as error:
-                raise PedigreeError(f"{path} {error} before {self.config.function} could be used") from error
-            if "raised" in ready:
-                raise PedigreeError(f"{path}: {self.config.function} cannot be used:\n{ready['raised']}")
-            self._taken = ready["taken"]
-        return self._runner
+    def program(self) -> LoadedProgram:
+        self._program = self._program or self._start()
+        return self._program
 
     def call(self, episode: Episode, answer: str | None = None) -> Outcome:
         """The reaction to an answer, or to the beginning of a conversation. What the process does not remember is repeated."""
         begun = time.monotonic()
         episode.answers += [] if answer is None else [answer]
         try:
-            self.started()
-            said = episode.answers[-1:] if episode.number in self._alive else [None, *episode.answers]
-            found = [self._reaction(episode, one) for one in said][-1]
-        except (PedigreeError, BrokenPipeError) as error:
+            program = self.program()
+            unknown = episode.answers[-1:] if episode.number in self._alive else [None, *episode.answers]
+            found = [self._reaction(program, episode, one) for one in unknown][-1]
+        except PedigreeError as error:
             self.drop()
-            if isinstance(error, PedigreeError) and not isinstance(error, sandbox.ProgramFailed):
-                return str(error)
-            why = str(error) if isinstance(error, sandbox.ProgramFailed) else "ended"
-            return f"the environment {why} (seconds: {self.config.seconds:g})"
+            return cause_of(error, "environment", self.config.seconds)
         self._alive.add(episode.number)
         if "raised" in found:
             return f"the environment raised:\n{found['raised']}"
         return Reaction(found["messages"], found.get("reward"), found.get("done", False), time.monotonic() - begun)
 
-    def _reaction(self, episode: Episode, answer: str | None) -> dict[str, Any]:
-        start = {name: episode.start.get(name) for name in self._taken} if answer is None else None
+    def _reaction(self, program: LoadedProgram, episode: Episode, answer: str | None) -> dict[str, Any]:
+        start = program.accepted(episode.start) if answer is None else None
         ended, self.ended = self.ended, []
         self._alive.difference_update(ended)
-        runner = self.started()
-        runner.wait.seconds = self.config.seconds
-        runner.wait.begin()
-        runner.tell({"number": episode.number, "start": start, "answer": answer, "ended": ended})
-        return parsed(next(runner.lines, None), ("messages", "raised"))
+        program.send({"number": episode.number, "start": start, "answer": answer, "ended": ended}, self.config.seconds)
+        return program.reply(("messages",), ("raised",))
 
     def drop(self) -> None:
         """End the process, so that the next call starts another."""
-        if self._runner is not None:
-            self._runner.end()
-        self._runner, self._alive = None, set()
+        if self._program is not None:
+            self._program.end()
+        self._program, self._alive = None, set()

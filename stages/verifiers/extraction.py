@@ -15,10 +15,9 @@ import regex
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.stages.verifiers.maths import equal
 from pedigree.stages.verifiers.numbers import number
+from pedigree.stages.verifiers.timed_patterns import matches
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
-SEARCH_SECONDS = 2.0
-"""Time limit for one pattern, which may take forever."""
 COMPARISONS = ("text", "expression", "number")
 WRAPPINGS = (("(", ")"), ("[", "]"), ("{", "}"), ('"', '"'), ("'", "'"), ("*", "*"), ("$", "$"))
 
@@ -58,12 +57,7 @@ def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
 def extract(patterns: list[str], text: str) -> str | None:
     """The group of the last match of the first pattern that matches."""
     for pattern in patterns:
-        try:
-            found = [match.group(1) for match in regex.finditer(pattern, text, timeout=SEARCH_SECONDS)]
-        except TimeoutError as error:
-            problem = f"the pattern {pattern!r} took more than {SEARCH_SECONDS:g} s on an answer of {len(text)} characters"
-            raise VerifierError(problem) from error
-        found = [one for one in found if one is not None]
+        found = [one for match in matches(pattern, text) if (one := match.group(1)) is not None]
         if found:
             return found[-1].strip()
     return None

@@ -21,13 +21,11 @@ from typing import Any, NamedTuple
 import regex
 
 from pedigree.data.filters.languages import language
+from pedigree.stages.verifiers.timed_patterns import matches
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 RELATIONS: dict[str, Callable[[int, int], bool]] = {"less than": operator.lt, "at least": operator.ge}
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-SEARCH_SECONDS = 2.0
-"""Time limit for one pattern from the data, which may take forever."""
-
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 COMMAS = re.compile("[,،、﹐﹑，､︐︑]")
 
@@ -36,7 +34,7 @@ Holds = Callable[[Arguments, str], bool]
 
 
 class Check(NamedTuple):
-    """One kind of instruction."""
+    """One kind of instruction, or one function of `constraints`."""
 
     arguments: Mapping[str, Callable[[Any], bool]]
     """Argument → predicate for valid values."""
@@ -99,7 +97,7 @@ def check(verifier: Mapping[str, Any]) -> None:
 # --- valid arguments ---------------------------------------------------------------------------------------------------
 
 
-def _count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
@@ -134,16 +132,7 @@ def _patterns(value: Any) -> bool:
 
 
 def _found(pattern: str, text: str, flags: int = regex.IGNORECASE) -> list[str]:
-    """All matches of a pattern from the data.
-
-    Raises:
-        VerifierError: the pattern takes too long on this text.
-    """
-    try:
-        return [match.group() for match in regex.finditer(visible(pattern), text, flags, timeout=SEARCH_SECONDS)]
-    except TimeoutError as error:
-        took = f"took more than {SEARCH_SECONDS:g} s on an answer of {len(text)} characters"
-        raise VerifierError(f"the pattern {pattern!r} {took}") from error
+    return [match.group() for match in matches(visible(pattern), text, flags)]
 
 
 def _compared(number: Callable[[Arguments, str], int], bound: str, relation: str = "relation") -> Holds:
@@ -282,7 +271,7 @@ def _quotation(_: Arguments, text: str) -> bool:
 
 CHECKS: dict[str, Check] = {
     "change_case:capital_word_frequency": Check(
-        {"capital_frequency": _count, "capital_relation": _relation},
+        {"capital_frequency": is_count, "capital_relation": _relation},
         _compared(_words_in_capitals, "capital_frequency", "capital_relation"),
     ),
     "change_case:english_capital": Check({}, lambda given, text: text.isupper() and _in_language(text, "en")),
@@ -292,35 +281,35 @@ CHECKS: dict[str, Check] = {
     ),
     "combination:two_responses": Check({}, _two_responses),
     "detectable_content:number_placeholders": Check(
-        {"num_placeholders": _count}, lambda given, text: placeholders(text) >= given["num_placeholders"]
+        {"num_placeholders": is_count}, lambda given, text: placeholders(text) >= given["num_placeholders"]
     ),
     "detectable_content:postscript": Check({"postscript_marker": _pattern}, _postscript),
     "detectable_format:constrained_response": Check({}, lambda given, text: any(answer in text for answer in ANSWERS)),
     "detectable_format:json_format": Check({}, _json),
-    "detectable_format:multiple_sections": Check({"section_spliter": _pattern, "num_sections": _count}, _sections),
-    "detectable_format:number_bullet_lists": Check({"num_bullets": _count}, _bullets),
-    "detectable_format:number_highlighted_sections": Check({"num_highlights": _count}, _highlights),
+    "detectable_format:multiple_sections": Check({"section_spliter": _pattern, "num_sections": is_count}, _sections),
+    "detectable_format:number_bullet_lists": Check({"num_bullets": is_count}, _bullets),
+    "detectable_format:number_highlighted_sections": Check({"num_highlights": is_count}, _highlights),
     "detectable_format:title": Check({}, _title),
     "keywords:existence": Check({"keywords": _patterns}, lambda given, text: all(_found(word, text) for word in given["keywords"])),
     "keywords:forbidden_words": Check(
         {"forbidden_words": _patterns}, lambda given, text: not any(_found(rf"\b{word}\b", text) for word in given["forbidden_words"])
     ),
     "keywords:frequency": Check(
-        {"keyword": _pattern, "frequency": _count, "relation": _relation},
+        {"keyword": _pattern, "frequency": is_count, "relation": _relation},
         _compared(lambda given, text: len(_found(given["keyword"].strip(), text)), "frequency"),
     ),
     "keywords:letter_frequency": Check(
-        {"letter": _letter, "let_frequency": _count, "let_relation": _relation}, _compared(_letters, "let_frequency", "let_relation")
+        {"letter": _letter, "let_frequency": is_count, "let_relation": _relation}, _compared(_letters, "let_frequency", "let_relation")
     ),
     "language:response_language": Check({"language": _text}, lambda given, text: _in_language(text, given["language"])),
     "length_constraints:nth_paragraph_first_word": Check(
-        {"num_paragraphs": _count, "nth_paragraph": _place, "first_word": _text}, _first_word
+        {"num_paragraphs": is_count, "nth_paragraph": _place, "first_word": _text}, _first_word
     ),
-    "length_constraints:number_paragraphs": Check({"num_paragraphs": _count}, _paragraphs),
+    "length_constraints:number_paragraphs": Check({"num_paragraphs": is_count}, _paragraphs),
     "length_constraints:number_sentences": Check(
-        {"num_sentences": _count, "relation": _relation}, _compared(lambda given, text: len(sentences(text)), "num_sentences")
+        {"num_sentences": is_count, "relation": _relation}, _compared(lambda given, text: len(sentences(text)), "num_sentences")
     ),
-    "length_constraints:number_words": Check({"num_words": _count, "relation": _relation}, _compared(_words, "num_words")),
+    "length_constraints:number_words": Check({"num_words": is_count, "relation": _relation}, _compared(_words, "num_words")),
     "punctuation:no_comma": Check({}, lambda given, text: not COMMAS.search(text)),
     "startend:end_checker": Check(
         {"end_phrase": _text}, lambda given, text: text.strip().strip('"').lower().endswith(given["end_phrase"].strip().lower())

@@ -76,30 +76,53 @@ LETTER = r"[A-Za-z0-9\u00c0-\u024f\u0370-\u03ff\u0400-\u04ff]"
 START = re.compile(r"""(?:\A|\.\.|[\s(\[{<>"'`“‘„«‹*_~#=:;,|!?→⇒⟹≈≡∴•·—…$]|[^\x00-\u2fff])\Z""")
 """What may be before a number, its sign and its currency."""
 PART = re.compile(
-    rf"""(?:{LETTER}|[)\]}}%°])[ \t]*[-+/×÷·][ \t]*\Z|[\d)\]}}][ \t]*\*+[ \t]*\Z|\w[ ]\*[ ]\Z          # an operand
-    |[\^±≠<≤≥√÷×/@&][ \t]*\{{?\Z|(?:\A[ \t]*|[\w)][ \t]+)>[ \t]*\Z|\A[^<]*[\w)]>\Z|{LETTER}_\{{?\Z    # a power, bound, root or index
-    |\\[A-Za-z]+(?:\[[^\]]*\])?[ \t]*\{{?\Z|\}}[ \t]*\{{\Z|{LETTER}[('’"°]\Z|\d[).]\(\Z|[负負第年月]\Z  # an argument, an ordinal
-    |(?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million)(?:[ ]and)?[- ]\Z""",
+    rf"""(?:
+        (?:{LETTER}|[)\]}}%°])[ \t]*[-+/×÷·][ \t]*                          # an operand: 3 + _, x/_
+        |[\d)\]}}][ \t]*\*+[ \t]*|\w[ ]\*[ ]                                # a factor: 3*_, x * _
+        |[\^±≠<≤≥√÷×/@&][ \t]*\{{?                                          # an exponent, bound or root: x^_, ≤ _, √_
+        |(?:\A[ \t]*|[\w)][ \t]+)>[ \t]*|\A[^<]*[\w)]>                      # a bound, and no end of a tag: x > _
+        |{LETTER}_\{{?                                                      # an index: a_n
+        |\\[A-Za-z]+(?:\[[^\]]*\])?[ \t]*\{{?|\}}[ \t]*\{{|{LETTER}[('’"°]   # an argument: \sqrt[3]_, f(_, 5'_
+        |\d[).]\(|[负負第年月]                                              # an ordinal: 第_
+        |(?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million)(?:[ ]and)?[- ]
+    )\Z""",
     re.VERBOSE,
 )
-"""What before digits makes them a part of something."""
-PARTS = "fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth"
+"""What before digits makes them a part of something: `_` stands for the digits."""
+FRACTIONS = "fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth"
 MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
-SAID = re.compile(
-    rf"""(?:\d[ \t]+|\d[ \t]*,?[ \t]*(?:[&xX]|[~—…]|\.{{2,}}|R|r|remainder|mod|modulo|div|choose|less|minus|to[ ]the(?:[ ]nearest)?
-        |in|per|for[ ](?:every|each)|give[ ]or[ ]take|with[ ]remainder)[ \t]*
-    |\d[ \t]*(?:%|[a-z]+)?[ \t]*,?[ \t]*\b(?:and|to|through|till|until|vs\.?|versus|(?:out[ ])?of|by|[xX])[ \t]+
-    |\d[ \t]*(?:h|hrs?|hours?|m|min(?:ute)?s?|days?|weeks?|months?|years?|yrs?|ft|feet|foot|yards?|miles?|lbs?|pounds?|k?g|k?m|meters?
-        |L|lit(?:er|re)s?|dollars?)[ \t]+
-    |=[ \t]*-?[\d.]+[ \t]*,?[ \t]*(?:or|and)[ \t]+[a-z][ \t]*=[ \t]*|\d(?:st|nd|rd|th)?[ ](?:of[ ])?(?:{MONTHS})[a-z]*,?[ ]
-    |[\d)%][*_`$]*[ \t]*[-+/×÷·^%][ \t]*|(?:\A|\bis|\bof|\bratio)[ \t]*[\d.]+[ \t]+:[ \t]*
-    |\b(?:or(?:[ ](?:equal[ ]to|maybe|possibly|perhaps|even))?|than|plus|times|(?:divided|multiplied|divisible)[ ]by|at[ ](?:least|most)
-        |(?<!add[ ])(?<!adds[ ])(?<!sum[ ])(?<!sums[ ])(?<!comes[ ])up[ ]to|over|under|above|below|beyond|exceed(?:s|ing)?
-        |nearly|almost|close[ ]to|as[ ](?:many|much|long|far|high)[ ]as|(?:minimum|maximum|min\.?|max\.?)(?:[ ]of)?
-        |(?:any|all|every|no)(?:thing|one)?[ ]but|except|without|unlike|twice|thrice|double|triple|half
-        |(?:half|thirds?|quarters?|(?:{PARTS})s?|root|square|cube|power|instead|multiples?|factors?|divisors?)[ ]of
-        |log|base|ln|sin|cos|tan|sqrt|modulo|step|question|problem|exercise|equation|chapter|section|figure|table|example)[ \t]+
-    |(?:\b(?:not|cannot|never)|n['’]t)[ \t]+(?:(?:be|equal|to|exactly|think|believe|that|it|is|the|answer)[ \t]+)*)\Z""",
+PART_IN_WORDS = re.compile(
+    rf"""(?:
+        \d[ \t]+                                                            # 3 _
+        |\d[ \t]*,?[ \t]*(?:                                                # 3 choose _, 3 to the nearest _
+            [&xX]|[~—…]|\.{{2,}}|R|r|remainder|mod|modulo|div|choose|less|minus|to[ ]the(?:[ ]nearest)?|in|per|for[ ](?:every|each)
+            |give[ ]or[ ]take|with[ ]remainder
+        )[ \t]*
+        |\d[ \t]*(?:%|[a-z]+)?[ \t]*,?[ \t]*                                # a range or alternatives: 3 km to _, 3 and _
+            \b(?:and|to|through|till|until|vs\.?|versus|(?:out[ ])?of|by|[xX])[ \t]+
+        |\d[ \t]*(?:                                                        # the smaller unit: 3 hours _
+            h|hrs?|hours?|m|min(?:ute)?s?|days?|weeks?|months?|years?|yrs?|ft|feet|foot|yards?|miles?|lbs?|pounds?|k?g|k?m|meters?
+            |L|lit(?:er|re)s?|dollars?
+        )[ \t]+
+        |=[ \t]*-?[\d.]+[ \t]*,?[ \t]*(?:or|and)[ \t]+[a-z][ \t]*=[ \t]*    # the second of two values: x = 3 or y = _
+        |\d(?:st|nd|rd|th)?[ ](?:of[ ])?(?:{MONTHS})[a-z]*,?[ ]             # a date: 3rd of May _
+        |[\d)%][*_`$]*[ \t]*[-+/×÷·^%][ \t]*                                # an operand: 3** + _
+        |(?:\A|\bis|\bof|\bratio)[ \t]*[\d.]+[ \t]+:[ \t]*                  # a ratio: is 3 : _
+        |\b(?:
+            or(?:[ ](?:equal[ ]to|maybe|possibly|perhaps|even))?            # an alternative
+            |than|plus|times|(?:divided|multiplied|divisible)[ ]by          # an operand
+            |at[ ](?:least|most)                                            # a bound, or an approximation
+            |(?<!add[ ])(?<!adds[ ])(?<!sum[ ])(?<!sums[ ])(?<!comes[ ])up[ ]to|over|under|above|below|beyond|exceed(?:s|ing)?
+            |nearly|almost|close[ ]to|as[ ](?:many|much|long|far|high)[ ]as|(?:minimum|maximum|min\.?|max\.?)(?:[ ]of)?
+            |(?:any|all|every|no)(?:thing|one)?[ ]but|except|without|unlike # excluded
+            |twice|thrice|double|triple|half                                # a multiple, a part or a power
+            |(?:half|thirds?|quarters?|(?:{FRACTIONS})s?|root|square|cube|power|instead|multiples?|factors?|divisors?)[ ]of
+            |log|base|ln|sin|cos|tan|sqrt|modulo                            # an argument
+            |step|question|problem|exercise|equation|chapter|section|figure|table|example
+        )[ \t]+
+        |(?:\b(?:not|cannot|never)|n['’]t)[ \t]+                            # denied: it is not equal to _
+            (?:(?:be|equal|to|exactly|think|believe|that|it|is|the|answer)[ \t]+)*
+    )\Z""",
     re.IGNORECASE | re.VERBOSE,
 )
 """The same in words, without markup."""
@@ -121,13 +144,22 @@ UNIT = re.compile(rf"[ \t]?[%°¢$€£¥₹](?:[CF](?!\w))?|(?:{UNITS})(?:/[a-z
 END = re.compile(r"\Z|\s|[)\]}>\"'`”’»*_~|;:!?,…—=<$→]|\.(?![a-z])|-[A-Za-z]|/[ ]?[A-Za-z]|[^\x00-\u2fff]|\\(?:l?dots|[)\]}\\])")
 """What may follow a number and its unit."""
 CONTINUED = re.compile(
-    rf"""[*_`$]*(?:[ \t]*[-+*/×÷·^x,;]?[ \t]+[-+$]?\d|[ \t]*[-+*/×÷·^%][ \t]*[\d(]|[ \t]+:[ \t]*\d|\.\(
-    |[ \t·*]*\\?(?:pi|sqrt|π|√)(?![a-z])|[ \t]+[xyz](?!\w)|[ \t]*[十百千万萬亿億兆십백천만억조≤≥≠±]|[ \t]+[<>][ \t]|[<>][a-z](?![\w>])
-    |[ \t]+(?:squared|cubed|choose|mod|base|th|to[ ]the[ ]\w+[ ]power|at[ ](?:least|most)|or[ ](?:more|less|fewer|greater)
-        |and[ ](?:a|one)[ ](?:half|third|quarter))\b
-    |[ \t]+(?:half(?!-)|decimals?|d\.?p|significant)\b|[- \t]+(?:halves|thirds|(?:{PARTS})s|tens|fold)\b|[^\n\d]{{0,12}}\bbelow[ ]zero\b
-    |[^\n\d]{{0,24}}\b(?i:or|and|to|of|than|no|wait|actually|sorry)\b[^\n\d]{{0,12}}\d
-    |[ \t]*(?:h|hours?|ft|feet|foot|lbs?|pounds?|days?|weeks?|months?|years?)[ \t]+\d)""",
+    rf"""[*_`$]*(?:
+        [ \t]*[-+*/×÷·^x,;]?[ \t]+[-+$]?\d|[ \t]*[-+*/×÷·^%][ \t]*[\d(]     # an operand, or one of several numbers: _ + 3, _ 3
+        |[ \t]+:[ \t]*\d                                                    # a ratio: _ : 3
+        |\.\(                                                               # a repeating decimal: _.(3)
+        |[ \t·*]*\\?(?:pi|sqrt|π|√)(?![a-z])|[ \t]+[xyz](?!\w)              # a factor: _ π, _ x
+        |[ \t]*[十百千万萬亿億兆십백천만억조≤≥≠±]|[ \t]+[<>][ \t]|[<>][a-z](?![\w>])
+        |[ \t]+(?:
+            squared|cubed|choose|mod|base|th|to[ ]the[ ]\w+[ ]power|at[ ](?:least|most)|or[ ](?:more|less|fewer|greater)
+            |and[ ](?:a|one)[ ](?:half|third|quarter)
+        )\b
+        |[ \t]+(?:half(?!-)|decimals?|d\.?p|significant)\b                  # _ decimals
+        |[- \t]+(?:halves|thirds|(?:{FRACTIONS})s|tens|fold)\b              # _ thirds, _-fold
+        |[^\n\d]{{0,12}}\bbelow[ ]zero\b
+        |[^\n\d]{{0,24}}\b(?i:or|and|to|of|than|no|wait|actually|sorry)\b[^\n\d]{{0,12}}\d     # _ or 3, _? No, 3
+        |[ \t]*(?:h|hours?|ft|feet|foot|lbs?|pounds?|days?|weeks?|months?|years?)[ \t]+\d       # the larger unit: _ hours 3
+    )""",
     re.VERBOSE,
 )
 """What after digits makes them a part of something."""
@@ -202,7 +234,7 @@ def _sign(before: str, after: str) -> int | None:
     bare = MARKUP.sub(" ", before)
     if word := WORDS.search(bare):
         bare, signs = bare[: word.start()], [*signs, "-"]
-    if len(signs) > 1 or (signs and OPERAND.search(bare)) or not START.search(before) or PART.search(before) or SAID.search(bare):
+    if len(signs) > 1 or (signs and OPERAND.search(bare)) or not START.search(before) or PART.search(before) or PART_IN_WORDS.search(bare):
         return None
     return None if LISTED.search(bare) and LINE_END.match(after) else -1 if signs == ["-"] else 1
 

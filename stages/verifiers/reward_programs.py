@@ -5,21 +5,18 @@ cannot reward is unknown with its cause, never 0. Each process is started once a
 is replaced.
 """
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import local
 from typing import Any, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.reward_terms import COLUMNS, VERL_ARGUMENTS, RewardProgram
-from pedigree.stages.verifiers import sandbox
+from pedigree.stages.verifiers import ended, sandbox
+from pedigree.stages.verifiers.project_programs import LoadedProgram, ProgramFailed, cause_of
 
-BEAT_SECONDS = 1.0
-LOADING_SECONDS = 300.0
-"""Time limit for the imports of a file, which may load a model if it is trusted."""
 Value = float | None | str
 """A reward; None where the function leaves an answer out; a text is the cause of an unknown reward."""
 
@@ -43,21 +40,8 @@ class _Call(NamedTuple):
     """Answers; None for a single one that is not in a list."""
     arguments: dict[str, Any]
 
-
-@dataclass(eq=False)
-class _Process:
-    runner: sandbox.Runner
-    taken: Sequence[str] = ()
-    """Arguments of the function."""
-    concurrent: bool = False
-    """Whether it takes batches together, because it is async."""
-
-    def tell(self, batches: Sequence[Sequence[_Call]], seconds: float) -> None:
-        self.runner.wait.seconds = seconds
-        self.runner.wait.begin()
-        self.runner.tell(
-            [[{"size": call.size, "arguments": {name: call.arguments[name] for name in self.taken}} for call in calls] for calls in batches]
-        )
+    def message(self, program: LoadedProgram) -> dict[str, Any]:
+        return {"size": self.size, "arguments": program.accepted(self.arguments)}
 
 
 class RewardFunction:
@@ -84,23 +68,16 @@ class RewardFunction:
         beat: Callable[[], None],
         without: Collection[str] = (),
     ) -> None:
-        if not term.trusted:
-            sandbox.require("reward functions", f"set `trusted: true` for {term.path}, which runs it without a sandbox")
         self.term, self.beat = term, beat
         self._columns = [name for name in COLUMNS if name not in without]
         self._fields = sorted({name for verifier in verifiers if verifier for name in verifier} - {"name", *COLUMNS, *term.arguments})
         passed = VERL_ARGUMENTS if term.form == "verl" else (*self._columns, *self._fields)
-        self._order = {
-            "name": file.name,
-            "program": sandbox.text_of(file),
-            "function": term.function,
-            "passed": [*passed, *term.arguments],
-        }
+        self._start = partial(LoadedProgram, "rewards", term, file, [*passed, *term.arguments])
         self._threads = ThreadPoolExecutor(1 if term.trusted else min(threads, sandbox.AT_ONCE), "rewards")  # processes end with them
         self._own = local()
-        self._open: list[_Process] = []
+        self._open: list[LoadedProgram] = []
         try:
-            self._ended(self._threads.submit(self._process))
+            ended(self._threads.submit(self._program), beat)
         except BaseException:
             self.close()
             raise
@@ -110,55 +87,45 @@ class RewardFunction:
         batches = [self._calls(group) for group in groups]
         parts = [batches] if self.term.trusted else [[batch] for batch in batches]
         waiting = [self._threads.submit(self._values, part) for part in parts]
-        return [values for future in waiting for values in self._ended(future)]
+        return [values for future in waiting for values in ended(future, self.beat)]
 
     def close(self) -> None:
-        for process in self._open:
-            process.runner.end()
+        for program in self._open:
+            program.end()
         self._threads.shutdown(cancel_futures=True)
 
-    def _ended(self, future: "Future[Any]") -> Any:
-        while not wait([future], timeout=BEAT_SECONDS).done:
-            self.beat()
-        return future.result()
-
-    def _process(self) -> _Process:
+    def _program(self) -> LoadedProgram:
         """This thread's process."""
-        if not hasattr(self._own, "process"):
-            process = _Process(sandbox.Runner("rewards", self._order, sandbox.Wait(LOADING_SECONDS), confined=not self.term.trusted))
-            self._open.append(process)
-            self._own.process = process
-            try:
-                ready = parsed(next(process.runner.lines, None), ("taken", "raised"))
-            except sandbox.ProgramFailed as error:
-                raise PedigreeError(f"{self.term.path} {error} before {self.term.function} could be called") from error
-            if "raised" in ready:
-                raise PedigreeError(f"{self.term.path}: {self.term.function} cannot be used:\n{ready['raised']}")
-            process.taken, process.concurrent = ready["taken"], ready["concurrent"]
-        return self._own.process
+        if not hasattr(self._own, "program"):
+            self._own.program = self._start()
+            self._open.append(self._own.program)
+        return self._own.program
 
-    def _values(self, batches: list[list[_Call]]) -> list[list[Value]]:
+    def _values(self, batches: Sequence[Sequence[_Call]]) -> list[list[Value]]:
+        """The rewards of each batch. After a failure another process gets the batches that are left."""
         found: list[list[Value]] = []
         while len(found) < len(batches):
+            together = False
             try:
-                process = self._process()
-                process.tell(batches[len(found) :], self.term.seconds)
-                for calls in batches[len(found) :]:
-                    found.append(_rewards(next(process.runner.lines, None), calls))
-                    process.runner.wait.begin()
-            except (PedigreeError, BrokenPipeError) as error:
-                why = str(error) if isinstance(error, sandbox.ProgramFailed) else "ended"
-                cause = f"the function {why} (seconds: {self.term.seconds:g})"
-                lost = batches[len(found) :] if self._own.process.concurrent else batches[len(found) : len(found) + 1]
-                found += [_unknown(calls, cause) for calls in lost]
+                program = self._program()
+                together, left = program.ready["concurrent"], batches[len(found) :]
+                program.send([[call.message(program) for call in calls] for calls in left], self.term.seconds)
+                for calls in left:
+                    found.append(_rewards(program, calls))
+                    program.deadline.begin(self.term.seconds)
+            except PedigreeError as error:
+                cause = cause_of(error, "function", self.term.seconds)
+                lost = batches[len(found) : None if together else len(found) + 1]
+                found.extend([cause] * _size(calls) for calls in lost)
                 self._drop()
         return found
 
     def _drop(self) -> None:
         """End this thread's process, so that the next call starts another."""
-        self._own.process.runner.end()
-        self._open.remove(self._own.process)
-        del self._own.process
+        if hasattr(self._own, "program"):
+            self._own.program.end()
+            self._open.remove(self._own.program)
+            del self._own.program
 
     def _calls(self, group: Sequence[Answered]) -> list[_Call]:
         if self.term.form == "verl":
@@ -197,25 +164,8 @@ def _size(calls: Sequence[_Call]) -> int:
     return sum(call.size or 1 for call in calls)
 
 
-def _unknown(calls: Sequence[_Call], cause: str) -> list[Value]:
-    return [cause] * _size(calls)
-
-
-def _rewards(line: bytes | None, calls: Sequence[_Call]) -> list[Value]:
-    values = parsed(line, ("rewards",))["rewards"]
+def _rewards(program: LoadedProgram, calls: Sequence[_Call]) -> list[Value]:
+    values = program.reply(("rewards",))["rewards"]
     if not isinstance(values, list) or len(values) != _size(calls) or not all(isinstance(one, float | str | None) for one in values):
-        raise sandbox.ProgramFailed("wrote into the stream of rewards")
+        raise ProgramFailed("wrote into the stream of its results")
     return values
-
-
-def parsed(line: bytes | None, names: Sequence[str]) -> dict[str, Any]:
-    """Parse a line of a process, whose pipe the program can also write to."""
-    if line is None:
-        raise sandbox.ProgramFailed("ended")
-    try:
-        found = json.loads(line, parse_constant=lambda name: f"returned {name}")
-    except (ValueError, RecursionError) as error:
-        raise sandbox.ProgramFailed("wrote into the stream of rewards") from error
-    if not isinstance(found, dict) or not any(name in found for name in names):
-        raise sandbox.ProgramFailed("wrote into the stream of rewards")
-    return found

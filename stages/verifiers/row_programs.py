@@ -3,7 +3,6 @@
 Anyone who reproduces a project runs its programs, so they are trusted no more than model outputs.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -13,11 +12,14 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.row_sources import RowProgram
 from pedigree.data.sources.row_files import Unreadable
 from pedigree.stages.verifiers import sandbox
+from pedigree.stages.verifiers.project_programs import Deadline, ProgramFailed, ProgramProcess, parsed
 
 SHOWN = 200
 """Characters of a row in an error message."""
 REMEDY = "use random.Random(seed), and do not depend on time, processes, threads or memory addresses"
 """Advice for nondeterministic rows."""
+FORMS = (("row",), ("bad", "text"), ("end",), ("raised",))
+"""Fields of a line."""
 
 
 def require() -> None:
@@ -29,29 +31,24 @@ def require() -> None:
     sandbox.require("programs that generate rows", "read its rows from a file instead (`type: files`)")
 
 
-def rows_of(source: RowProgram, file: Path, silent: float, told: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
+def rows_of(source: RowProgram, file: Path, silent: float, progress: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
     """(place, row) of each row as it is generated; `Unreadable` for an invalid row.
 
     Args:
         source: the function and its arguments.
         file: the program.
         silent: time limit in seconds for a row from both runs.
-        told: called with the number of rows so far.
+        progress: called with the number of rows so far.
 
     Raises:
         PedigreeError: the program raises, dies, exceeds the time limit, outputs fewer or more rows than `count`, or is nondeterministic;
             or a sandbox failed to start.
     """
-    name = file.name
-    call = {
-        **source.model_dump(mode="json", include={"function", "count", "seed", "arguments"}),
-        "name": name,
-        "program": sandbox.text_of(file),
-    }
-    made, wait = 0, sandbox.Wait(silent)
+    order = source.model_dump(mode="json", include={"function", "count", "seed", "arguments"})
+    made, deadline = 0, Deadline(silent)
     try:
-        with sandbox.rows(call, wait) as first, sandbox.rows(call, wait) as second:
-            for one, other in zip_longest(first, second):
+        with ProgramProcess("rows", file, order, deadline) as one_run, ProgramProcess("rows", file, order, deadline) as other_run:
+            for one, other in zip_longest(one_run.lines, other_run.lines):
                 found = _agreed(source, made, one, other)
                 if "end" in found:
                     break
@@ -59,13 +56,13 @@ def rows_of(source: RowProgram, file: Path, silent: float, told: Callable[[int],
                     raise PedigreeError(
                         f"{source.path}: {source.function} output more rows than count {made}: it must write only to files that it opened"
                     )
-                yield f"{name}[{made}]", found["row"] if "row" in found else Unreadable(str(found["text"]), str(found["bad"]))
+                yield f"{file.name}[{made}]", found["row"] if "row" in found else Unreadable(str(found["text"]), str(found["bad"]))
                 made += 1
-                told(made)
-                wait.begin()
+                progress(made)
+                deadline.begin(silent)
             else:
-                raise sandbox.ProgramFailed("ended")
-    except sandbox.ProgramFailed as error:
+                raise ProgramFailed("ended")
+    except ProgramFailed as error:
         raise PedigreeError(
             f"{source.path}: {source.function} {error} after {made} rows of {source.count} (limits: 1 GiB of memory, 8 processes, "
             f"{silent:g} s per row, which is 90 % of the profile's heartbeat_timeout_s): reduce its usage, or raise the timeout"
@@ -80,24 +77,13 @@ def _agreed(source: RowProgram, made: int, one: bytes | None, other: bytes | Non
     """The common output of both runs. A program's exception is reported first, because tracebacks may differ."""
     for line in (one, other):
         if line is not None and line.startswith(b'{"raised"'):
-            words = str(_parsed(line)["raised"]).replace("\n", "\n  ")
+            words = str(parsed(line, *FORMS)["raised"]).replace("\n", "\n  ")
             raise PedigreeError(f"{source.path}: {source.function} raised after {made} rows of {source.count}:\n  {words}")
     if one is None or other is None:
-        raise sandbox.ProgramFailed("ended")
+        raise ProgramFailed("ended")
     if one != other:
         shown = " and ".join(line.decode(errors="replace")[:SHOWN] for line in (one, other))
         raise PedigreeError(
             f"{source.path}: {source.function} is not deterministic; with equal count, seed and arguments row {made} is {shown}: {REMEDY}"
         )
-    return _parsed(one)
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    """Parse a line from a sandbox, whose pipe the program can also write to."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise sandbox.ProgramFailed("wrote into the stream of rows") from error
-    if not isinstance(found, dict) or not any(keys <= found.keys() for keys in ({"row"}, {"bad", "text"}, {"end"}, {"raised"})):
-        raise sandbox.ProgramFailed("wrote into the stream of rows")
-    return found
+    return parsed(one, *FORMS)

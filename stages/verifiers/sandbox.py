@@ -1,5 +1,5 @@
-"""Run untrusted Python programs, each in its own bubblewrap sandbox: either tested by a process that they cannot reach, or to generate
-rows, to reward answers, or to answer a policy.
+"""Bubblewrap sandboxes for untrusted Python programs: each has its own, in which a process that it cannot reach tests it, or in which it
+generates rows, rewards answers, or answers a policy (`project_programs`).
 
 The sandbox has no network and sees only this machine's programs and libraries (`/usr`, `/bin`, `/lib`), the interpreter and numpy, which
 some tests import, all read-only; the only writable place is a small `/tmp` in memory. Memory per process, CPU time, files, processes,
@@ -23,14 +23,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.data.host.pipes import readable, writable
 
 RUNNER = Path(__file__).with_name("sandboxed.py")
 RUNNER_INSIDE, PYTHON = Path("/runner.py"), Path("/python")
@@ -64,19 +63,13 @@ AT_ONCE = 8
 LOOK_SECONDS = 0.2
 """Interval at which limits are checked."""
 STARTUP_SECONDS = 20.0
-LONGEST_LINE = 32 * 2**20
-"""Maximum bytes of a row with its wrapper; the runner limits rows to half of it."""
-SAID_BYTES = 64 * 2**10
+OUTPUT_BYTES = 64 * 2**10
 """Maximum bytes read from a sandbox's output; a verdict is shorter."""
 FIRST_USER = 200_000
 """First user id for sandboxes. Root gives each sandbox a random user, because process limits count per user and root has none."""
 USERS = 1_000_000_000
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 REMEDY = "install bubblewrap (`apt-get install bubblewrap`)"
-
-
-class ProgramFailed(PedigreeError):
-    """A row program exceeded its time limit, or ended early; the message says which."""
 
 
 class Outcome(NamedTuple):
@@ -112,18 +105,6 @@ def require(what: str = "programs written by models", instead: str = "remove sui
         raise PedigreeError(f"the sandbox fails on a correct program ({outcome.reason}); {REMEDY}, or {instead}")
 
 
-def text_of(file: Path) -> str:
-    """The text of a program.
-
-    Raises:
-        PedigreeError: it is not UTF-8.
-    """
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PedigreeError(f"{file.name} is not UTF-8: {error}") from error
-
-
 def run(before: str, program: str, tests: str, entry: str, seconds: int, examples: Sequence[Mapping[str, str]] = ()) -> Outcome:
     """Run tests against a function of a program, in a sandbox; or the program itself on examples.
 
@@ -147,18 +128,18 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int, example
         "word": secrets.token_hex(16),
     }
     # No pipes: a leftover process could keep one open, or fill it endlessly.
-    files = (open(os.memfd_create(name), "rb+") for name in ("order", "said", "complaints"))
+    files = (open(os.memfd_create(name), "rb+") for name in ("order", "output", "complaints"))
     with next(files) as asked, next(files) as output, next(files) as complaints:
         asked.write(json.dumps(order).encode())
         asked.seek(0)
-        process = _start("tests", {**LIMITS, "RLIMIT_CPU": seconds}, stdin=asked, stdout=output, stderr=complaints)
+        process = start("tests", {**LIMITS, "RLIMIT_CPU": seconds}, stdin=asked, stdout=output, stderr=complaints)
         try:
             late = _late(process, output, seconds)
         finally:
-            _end(process)
+            end(process)
         lines = [line.removeprefix(order["word"]) for line in _text(output).splitlines() if line.startswith(order["word"])]
         if not lines:
-            raise _not_up(complaints)
+            raise not_up(complaints)
     if len(lines) < 2:
         return Outcome(False, late or "ended before its tests did")
     verdict = json.loads(lines[1])
@@ -204,114 +185,21 @@ class _Work:
         return ticks / os.sysconf("SC_CLK_TCK") + sum(self.ready.values()) / 1e9
 
 
-class Wait:
-    """Deadline for the next row, shared by the runs that generate it."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.begin()
-
-    def begin(self) -> None:
-        """Restart the deadline for the next row."""
-        self._until = time.monotonic() + self.seconds
-
-    def left(self) -> float:
-        return max(0.0, self._until - time.monotonic())
-
-
-@contextmanager
-def rows(call: Mapping[str, Any], wait: Wait) -> Iterator[Iterator[bytes]]:
-    """Start a program, and iterate over its output: a line of JSON per row, `{"row": ...}` or `{"bad": why, "text": ...}`, and finally
-    `{"end": true}` or `{"raised": traceback}`. The program is killed at the end of the block.
-
-    Args:
-        call: `program`, its text; `name` of its file; `function`; and its arguments `count`, `seed` and `arguments`.
-        wait: deadline for each complete line; for the first one it includes the sandbox's startup.
-
-    Raises:
-        ProgramFailed: a line missed the deadline.
-        PedigreeError: the sandbox failed to start.
-    """
-    runner = Runner("rows", call, wait)
-    try:
-        yield runner.lines
-    finally:
-        runner.end()
-
-
-class Runner:
-    """A process that calls a function of a program: in a sandbox or, if the program is trusted, outside."""
-
-    def __init__(self, mode: str, call: Mapping[str, Any], wait: Wait, *, confined: bool = True) -> None:
-        """Start it. Raises as `rows`, and if a line is not accepted within the deadline."""
-        self.wait = wait
-        with open(os.memfd_create("complaints"), "rb+") as complaints:
-            if confined:
-                self.process = _start(mode, LIMITS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints)
-            else:
-                variables = {**os.environ, "PYTHONHASHSEED": "0"}
-                command = [sys.executable, "-P", "-B", str(RUNNER), mode, json.dumps([None, None])]
-                self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, process_group=0)
-            assert self.process.stdin is not None and self.process.stdout is not None
-            self._requests = self.process.stdin.fileno()
-            os.set_blocking(self._requests, False)
-            self.lines = _lines(self.process.stdout.fileno(), wait)
-            try:
-                self.tell({**call, "word": ""})
-                if next(self.lines, None) is None:
-                    raise _not_up(complaints)
-            except BrokenPipeError as error:
-                raise _not_up(complaints) from error
-            except BaseException:
-                self.end()
-                raise
-
-    def tell(self, message: Any) -> None:
-        """Send a line.
-
-        Raises:
-            ProgramFailed: it was not read before the deadline.
-            BrokenPipeError: the process has ended.
-        """
-        line = json.dumps(message).encode() + b"\n"
-        while line:
-            if not writable(self._requests, self.wait.left()):
-                raise ProgramFailed(f"read nothing for {self.wait.seconds:g} s")
-            line = line[os.write(self._requests, line) :]
-
-    def end(self) -> None:
-        _end(self.process)
-
-
-def _lines(pipe: int, wait: Wait) -> Iterator[bytes]:
-    """The lines from a pipe, up to its end."""
-    pending = b""
-    while readable(pipe, wait.left()):
-        read = os.read(pipe, 2**20)
-        if not read:
-            return
-        *whole, pending = (pending + read).split(b"\n")
-        yield from whole
-        if len(pending) > LONGEST_LINE:
-            raise ProgramFailed(f"output a line of more than {LONGEST_LINE} bytes")
-    raise ProgramFailed(f"output no complete line for {wait.seconds:g} s")
-
-
 def _user() -> int | None:
     """User id of the sandbox; None for the current user."""
     return FIRST_USER + random.SystemRandom().randrange(USERS) if os.geteuid() == 0 else None
 
 
-def _not_up(complaints: BinaryIO) -> PedigreeError:
+def not_up(complaints: BinaryIO) -> PedigreeError:
     return PedigreeError(f"the sandbox did not come up: {_text(complaints).strip()[-300:] or 'no word from it'}")
 
 
 def _text(stream: BinaryIO) -> str:
     stream.seek(0)
-    return stream.read(SAID_BYTES).decode(errors="replace")
+    return stream.read(OUTPUT_BYTES).decode(errors="replace")
 
 
-def _start(
+def start(
     mode: str, limits: Mapping[str, int], stdin: BinaryIO | int, stdout: BinaryIO | int, stderr: BinaryIO
 ) -> "subprocess.Popen[bytes]":
     """Start a sandbox. The runner is passed through a file descriptor, so that no mount reveals the project's path."""
@@ -322,7 +210,7 @@ def _start(
         return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=[runner.fileno()], process_group=0)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def end(process: "subprocess.Popen[bytes]") -> None:
     """Kill a sandbox that still runs. Its processes die with bubblewrap, except one that bubblewrap is still setting up, which would wait
     for it forever, holding our pipes; that one is still in its process group."""
     if process.poll() is None:

@@ -77,17 +77,15 @@ CASES = [
 ]
 
 
-def test_all_configs_are_walked():
-    assert len(CASES) > 150 and {"Sft", "Placement", "Optimizer", "Reproduce"} <= {case[0].__name__ for case in CASES}
-
-
-@pytest.mark.parametrize(
-    ("model", "field", "value", "shown", "words"), CASES, ids=[f"{case[0].__name__}.{case[1]}={case[2]}" for case in CASES]
-)
-def test_a_number_outside_its_bound_is_told_in_the_right_direction(model, field, value, shown, words):
+def is_told(model: type[BaseModel], field: str, value: Any, shown: str, words: str) -> bool:
     document = YamlDocument("mine.yaml", {}, {("stages", "x"): 3, ("stages", "x", field): 7})
     with pytest.raises(ConfigError) as caught:
         validated(model, document, ("stages", "x"), {field: value})
-    (message,) = {str(one) for one in caught.value.problems if re.search(rf"stages\.x\.{field}\b.*must be", str(one))}
-    assert message.startswith(f"mine.yaml:7: stages.x.{field}")
-    assert re.search(rf"must be {words}( or [a-z' ]+)?, not {re.escape(shown)}(,|$)", message)
+    found = {str(one) for one in caught.value.problems if re.search(rf"stages\.x\.{field}\b.*must be", str(one))}
+    expected = rf"mine\.yaml:7: stages\.x\.{field}.*must be {words}( or [a-z' ]+)?, not {re.escape(shown)}(,|$)"
+    return len(found) == 1 and re.match(expected, found.pop()) is not None
+
+
+def test_a_number_outside_its_bound_is_told_in_the_right_direction():
+    assert len(CASES) > 150 and {"Sft", "Placement", "Optimizer", "Reproduce"} <= {case[0].__name__ for case in CASES}
+    assert not [f"{case[0].__name__}.{case[1]}={case[2]}" for case in CASES if not is_told(*case)]

@@ -4,7 +4,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pedigree.data.chat.chat import PROBE, Chat, ChatError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import PROBE, ChatError
 
 CHATML = (Path(__file__).parents[2] / "configs" / "templates" / "chatml.jinja").read_text()
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]

@@ -15,7 +15,7 @@ from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.filters import Filter
 from pedigree.configs.rows.row_sources import Files
-from pedigree.data.filters import filtering, row_filters
+from pedigree.data.filters import filtering
 from pedigree.data.records import columns, records
 from pedigree.data.sources import dataset_builder, leaks, row_files, sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex
@@ -92,7 +92,7 @@ def plainly(files: dict[str, Path], counts: dict[str, int]) -> tuple[list[dict],
         rows = with_ids([row for block in source.blocks for row in source.parse(block).rows])
         read += leaks.shuffled(rows, 3)[: counts[name]] if name in counts else rows
     for row in with_ids(read):
-        texts = row_filters.texts(row)
+        texts = records.texts(row)
         folded = "\0".join(" ".join(text.casefold().split()) for text in texts)
         if sum(map(len, texts)) > 24:
             gone[row["id"]] = (row, filtering.Drop("max_characters", f"{sum(map(len, texts))} > 24"))
@@ -128,13 +128,13 @@ def test_neither_processes_nor_blocks_change_a_byte(given, tmp_path, monkeypatch
     monkeypatch.setattr(filtering, "look", noted)
     monkeypatch.setattr(columns, "ROWS_PER_FILE", 50)
     results = []
-    for number, (workers, size) in enumerate([(1, 1 << 22), (1, 3000), (2, 3000), (3, 700)]):
+    for number, (workers, size) in enumerate([(1, 1 << 22), (3, 700)]):
         monkeypatch.setattr(row_files, "BLOCK_BYTES", size)
         who.write_text("")
         results.append(made(tmp_path / str(number), given, workers, {"b.jsonl": 200}))
         pids = set(who.read_text().split())
         assert (str(os.getpid()) in pids) == (workers == 1) and len(pids) > (workers > 1)
-    assert results[0] == results[1] == results[2] == results[3] and len(results[0][2]) > 3
+    assert results[0] == results[1] and len(results[0][2]) > 3
 
 
 def test_few_rows_are_parsed_here(given, tmp_path, monkeypatch):
@@ -183,9 +183,3 @@ def test_places_of_lines_are_told_across_blocks(tmp_path, monkeypatch):
     found = dict(row_files.read(tmp_path / "a.jsonl"))
     assert len(list(row_files.blocks(tmp_path / "a.jsonl"))) > 10
     assert {place: row.text if isinstance(row, row_files.Unreadable) else str(row) for place, row in found.items()} == whole
-
-
-def test_a_byte_order_mark_is_no_part_of_json(tmp_path):
-    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + b'[{"prompt": "a"}, {"prompt": "b"}]')
-    assert dict(row_files.read(tmp_path / "a.json")) == {"a.json[0]": {"prompt": "a"}, "a.json[1]": {"prompt": "b"}}
-    assert row_files.first_rows(tmp_path / "a.json", 1) == b'[{"prompt": "a"}]'

@@ -126,9 +126,9 @@ def test_a_copy_is_found_whoever_says_it(place):
     assert found([PLACES[place](text) for text in texts()]) == ITEMS
 
 
-@pytest.mark.parametrize("turns", [("user",), ("user", "assistant"), ("system", "user"), ("system", "user", "assistant")])
-@pytest.mark.parametrize("threshold", [1e-9, 0.5, 0.9])
-@pytest.mark.parametrize("ngram", [2, 5, 8, 13])
+@pytest.mark.parametrize("turns", [("user",), ("system", "user", "assistant")])
+@pytest.mark.parametrize("threshold", [1e-9, 0.9])
+@pytest.mark.parametrize("ngram", [2, 8, 13])
 def test_under_every_setting_that_is_accepted_whole_copies_are_found(ngram, threshold, turns):
     config = Decontaminate(ngram=ngram, threshold=threshold, turns=turns)
     for place in ("user", "assistant", "system"):

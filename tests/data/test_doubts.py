@@ -195,7 +195,7 @@ def test_what_is_not_mended_since_the_row_lacks_the_words_would_not_be_found_men
     rows = [[" ".join(map(changed, one["question"].split()))] for one in items]
     coverage = Coverage({"suite": items}, 2)
     found = {least: [coverage.overlaps(row, 0.6, typos=True, least=least) for row in rows] for least in (0.3, 0.6)}
-    monkeypatch.setattr(Coverage, "_most", lambda *_: 1.0)
+    monkeypatch.setattr(Coverage, "_upper_bound", lambda *_: 1.0)
     assert found == {least: [coverage.overlaps(row, 0.6, typos=True, least=least) for row in rows] for least in (0.3, 0.6)}
     assert 0 < sum(map(len, found[0.6])) < sum(map(len, found[0.3]))
 

@@ -117,8 +117,8 @@ def test_rows_that_are_not_as_expected_are_shown_with_place_and_value():
         refuse(verdict)
     assert str(error.value) == (
         "conversation rows are not as expected: column_values_to_be_between(turns, max_value 2): 7 rows unexpected "
-        "(77.8 % of 9, 1 nulls apart), as a at chat.jsonl:1\n"
-        "  column_values_to_be_between(turns, max_value 2): 7 rows unexpected (77.8 % of 9, 1 nulls apart)\n"
+        "(77.8 % of 9 without 1 nulls), as a at chat.jsonl:1\n"
+        "  column_values_to_be_between(turns, max_value 2): 7 rows unexpected (77.8 % of 9 without 1 nulls)\n"
         "    a at chat.jsonl:1: 3\n    c at chat.jsonl:3: 4\n    d at chat.jsonl:4: 5\n    e at chat.jsonl:5: 6\n    f at chat.jsonl:6: 7\n"
         "    ... and 2 more"
     )
@@ -229,12 +229,11 @@ SHOWN = [
     ("conversation", {"extra": 1}, "extra"),
     ("conversation", {"source": None}, "source"),
     ("item", {"task": None}, "task"),
-    ("preference", {"margin": 1.0}, "margin"),
-    ("item", {"verifier": None}, "must have a name"),
-    ("conversation", {"messages": [ASK]}, "the last turn is the user's"),
     ("preference", {"answers": []}, "there are no answers"),
 ]
 BAD = [
+    ("item", {"verifier": None}, "must have a name"),
+    ("conversation", {"messages": [ASK]}, "the last turn is the user's"),
     ("conversation", {"messages": []}, "there are no messages"),
     ("conversation", {"messages": [ASK, {"role": "assistant", "content": " \n"}]}, "is empty"),
     ("prompt", {"messages": [ASK, SAY]}, "the last turn is the assistant's"),
@@ -247,8 +246,8 @@ BAD = [
     ("preference", {"answers": answers(True, None)}, "no finite number"),
     ("preference", {"answers": answers(float("inf"), None)}, "no finite number"),
     ("preference", {"answers": answers(None), "strength": None}, "a single answer has no score"),
-    ("preference", {"answers": answers(1.0)}, "strength 0.9 stands beside 1 answers"),
-    ("preference", {"answers": answers(3.0, 2.0, 1.0)}, "strength 0.9 stands beside 3 answers"),
+    ("preference", {"answers": answers(1.0)}, "strength 0.9 needs 2 answers, but there are 1"),
+    ("preference", {"answers": answers(3.0, 2.0, 1.0)}, "strength 0.9 needs 2 answers, but there are 3"),
     ("preference", {"strength": 1.1}, "no probability"),
     ("preference", {"answers": [{"text": "2", "score": 1.0, "finish_reason": "eos"}] * 2}, "neither stop nor length"),
     ("preference", {"answers": [{"text": "2", "score": 1.0, "win_rate": 1.5}] * 2}, "a win_rate is no probability"),
@@ -290,6 +289,7 @@ def test_ids_are_unique_and_an_empty_set_is_no_set():
         validate([], "prompt", check)
 
 
+@pytest.mark.nightly
 @pytest.mark.integration
 def test_what_no_expectation_of_ours_uses_is_not_loaded_before_somebody_asks(root):
     """Half of the start of every data stage went there."""

@@ -23,8 +23,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pyarrow import Table, parquet
-from row_reading import load, load_items
+from row_reading import load_file, load_items, write_file
 
 from pedigree.configs.rows.row_sources import Files
 from pedigree.configs.rows.suite_forms import load_form
@@ -71,10 +70,7 @@ def outcomes(file: Path, fields: dict[str, Any]) -> dict[int, Any]:
 
 def counted(file: Path, fields: dict[str, Any]) -> int:
     """Rows that a stage gets of a whole file, and those that it lists as bad."""
-    fields = dict(fields)
-    record = fields.pop("record")
-    source = Files.model_validate({"type": "files", "path": file.name, "max_bad_rows": ALLOWED, **fields})
-    loaded = load(source, record, "task" if record == "item" else None, Outside(files={file.name: file}, check_verifier=check))
+    loaded = load_file(file, **{"max_bad_rows": ALLOWED, "check_verifier": check, **fields})
     assert len({row["id"] for row in loaded.rows}) == len(loaded.rows)
     return len(loaded.rows) + len(loaded.bad)
 
@@ -144,10 +140,9 @@ def test_every_row_becomes_what_is_stated(name, number):
 def test_rows_of_parquet_become_the_same(tmp_path, name, number):
     """Where every row has every column and every field of a struct, null where it had none."""
     read = STATED[name]["reads"][number]
-    file = tmp_path / f"{file_of(name).stem}.parquet"
     rows = rows_of(name)
     columns = dict.fromkeys(column for row in rows for column in row)
-    parquet.write_table(Table.from_pylist([{column: row.get(column) for column in columns} for row in rows]), file)
+    file = write_file(tmp_path / f"{file_of(name).stem}.parquet", [{column: row.get(column) for column in columns} for row in rows])
     assert agree(outcomes(file, read["source"]), read["gives"])
 
 

@@ -3,36 +3,19 @@
 import json
 from datetime import date
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import Table, parquet
-from row_reading import Loaded, load
+from row_reading import load_file, write_file
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.row_sources import Files, RecordType
 from pedigree.data.sources import row_files
 from pedigree.data.sources.layouts import example_of
-from pedigree.data.sources.sources import Outside
 
 ASKED, ANSWERED = [{"role": "user", "content": "How old is it?"}], [{"role": "assistant", "content": "Ninety years."}]
 WORSE = [{"role": "assistant", "content": "No idea."}]
 SHAREGPT = [{"from": "human", "value": "How old is it?"}, {"from": "gpt", "value": "Ninety years."}]
 LONGER = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello!"}, *ASKED]
-
-
-def read(path: Path, record: RecordType = "conversation", **fields: Any) -> Loaded:
-    source = Files.model_validate({"type": "files", "path": path.name, **fields})
-    return load(source, record, None, Outside(files={path.name: path}))
-
-
-def write(path: Path, rows: list[Any]) -> Path:
-    if path.suffix == ".parquet":
-        parquet.write_table(Table.from_pylist(rows), path)
-    else:
-        path.write_text(json.dumps(rows, indent=1) if path.suffix == ".json" else "\n".join(map(json.dumps, rows)))
-    return path
 
 
 CONVERSATIONS = {
@@ -55,12 +38,12 @@ def as_text(row: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize("stored", [dict, as_text], ids=["lists", "text"])
 def test_lists_of_messages_are_read_as_lists_and_as_text(tmp_path, suffix, stored):
     for number, given in enumerate(CONVERSATIONS.values()):
-        (row,) = read(write(tmp_path / f"c{number}.{suffix}", [stored(given)])).rows
+        (row,) = load_file(write_file(tmp_path / f"c{number}.{suffix}", [stored(given)])).rows
         assert row["messages"] == [*ASKED, *ANSWERED]
     for number, given in enumerate(PREFERENCES.values()):
-        (row,) = read(write(tmp_path / f"p{number}.{suffix}", [stored(given)]), "preference").rows
+        (row,) = load_file(write_file(tmp_path / f"p{number}.{suffix}", [stored(given)]), "preference").rows
         assert (row["messages"], [one["text"] for one in row["answers"]]) == (ASKED, ["Ninety years.", "No idea."])
-    (row,) = read(write(tmp_path / f"p.{suffix}", [stored({"messages": LONGER})]), "prompt").rows
+    (row,) = load_file(write_file(tmp_path / f"p.{suffix}", [stored({"messages": LONGER})]), "prompt").rows
     assert row["messages"] == LONGER
 
 
@@ -100,7 +83,7 @@ def test_turns_of_a_prompt_beside_whole_conversations_are_their_beginning():
 def test_decimals_are_numbers(tmp_path):
     """As tables from databases have them."""
     given = {"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": Decimal("4.5"), "score_rejected": Decimal("1.25")}
-    (row,) = read(write(tmp_path / "x.parquet", [given | {"strength": Decimal("0.75")}]), "preference").rows
+    (row,) = load_file(write_file(tmp_path / "x.parquet", [given | {"strength": Decimal("0.75")}]), "preference").rows
     assert [one["score"] for one in row["answers"]] == [4.5, 1.25] and row["strength"] == 0.75
 
 
@@ -119,7 +102,7 @@ ROWS = [{"prompt": f"Größe {number} 🌳?", "completion": "b"} for number in r
     "wrapped", [{"data": ROWS}, {"version": "1.1", "tags": ["a"], "rows": ROWS, "source": "x"}, {"train": ROWS, "test": []}]
 )
 def test_the_only_list_of_rows_in_an_object_is_read(tmp_path, wrapped):
-    loaded = read(write(tmp_path / "x.json", wrapped))  # pyright: ignore[reportArgumentType]
+    loaded = load_file(write_file(tmp_path / "x.json", wrapped))
     assert [row["messages"][0]["content"] for row in loaded.rows] == [row["prompt"] for row in ROWS]
     assert next(row_files.read(tmp_path / "x.json"))[0] == "x.json[0]"
 
@@ -130,15 +113,15 @@ def test_the_only_list_of_rows_in_an_object_is_read(tmp_path, wrapped):
 def test_an_object_with_no_list_of_rows_or_several_is_refused(tmp_path, given: Any):
     has = f": it has {', '.join(given)}" if isinstance(given, dict) else ""
     with pytest.raises(PedigreeError, match=rf"x\.json is not a JSON list of rows, nor an object with one such list{has}$"):
-        read(write(tmp_path / "x.json", given))  # pyright: ignore[reportArgumentType]
+        load_file(write_file(tmp_path / "x.json", given))
 
 
 def test_json_lines_under_the_name_of_json_are_read_as_such(tmp_path):
     (tmp_path / "x.json").write_text("\n".join(map(json.dumps, ROWS)))
-    assert len(read(tmp_path / "x.json").rows) == 40 and list(row_files.read(tmp_path / "x.json"))[1][0] == "x.json:2"
+    assert len(load_file(tmp_path / "x.json").rows) == 40 and list(row_files.read(tmp_path / "x.json"))[1][0] == "x.json:2"
     (tmp_path / "y.json").write_text(json.dumps(ROWS) + "]")
     with pytest.raises(PedigreeError, match=r"y\.json is not JSON: Extra data"):
-        read(tmp_path / "y.json")
+        load_file(tmp_path / "y.json")
 
 
 def test_one_json_document_under_the_name_of_json_lines_is_read_as_such(tmp_path):
@@ -147,16 +130,16 @@ def test_one_json_document_under_the_name_of_json_lines_is_read_as_such(tmp_path
         assert [row for _, row in row_files.read(tmp_path / f"x{number}.jsonl")] == ROWS
     (tmp_path / "y.jsonl").write_text("\n".join(json.dumps(row, indent=1) for row in ROWS))
     with pytest.raises(PedigreeError, match=r"y\.jsonl:1, y\.jsonl:5, .* is not JSON: .*: write each row on one line, with `jq -c \.`"):
-        read(tmp_path / "y.jsonl")
+        load_file(tmp_path / "y.jsonl")
     (tmp_path / "z.jsonl").write_text(json.dumps(ROWS))
     with pytest.raises(PedigreeError, match=r"z\.jsonl:1: the row is not an object with named fields: .* named \.json"):
-        read(tmp_path / "z.jsonl")
+        load_file(tmp_path / "z.jsonl")
 
 
 def test_a_mark_within_joined_files_is_no_content(tmp_path):
     """`cat` of files that begin with a byte order mark."""
     (tmp_path / "x.jsonl").write_text("\n".join("\ufeff" + json.dumps(row) for row in ROWS))
-    assert len(read(tmp_path / "x.jsonl").rows) == 40
+    assert len(load_file(tmp_path / "x.jsonl").rows) == 40
 
 
 @pytest.mark.parametrize("line", ['{"prompt": "a", "completion": "b", "prompt": "c"}', '{"messages": [{"role": "user", "role": "x"}]}'])
@@ -165,7 +148,7 @@ def test_an_object_with_one_key_twice_is_a_bad_row(tmp_path, line):
     name = "prompt" if "prompt" in line else "role"
     (tmp_path / "x.jsonl").write_text(line)
     with pytest.raises(PedigreeError, match=rf"x\.jsonl:1: is not JSON: an object has the key '{name}' twice"):
-        read(tmp_path / "x.jsonl")
+        load_file(tmp_path / "x.jsonl")
 
 
 @pytest.mark.parametrize("block", [1000, 1 << 22])
@@ -185,23 +168,23 @@ def test_damage_in_utf16_is_a_bad_row_among_good_ones(tmp_path):
     lines = [json.dumps(row, ensure_ascii=False).encode("utf-16-le") for row in ROWS[:3]]
     lines[1] = lines[1].replace("ö".encode("utf-16-le"), b"\x00\xdc")  # the second half of a pair, alone
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe" + b"\n\x00".join(lines))
-    loaded = read(tmp_path / "x.jsonl", max_bad_rows=1)
+    loaded = load_file(tmp_path / "x.jsonl", max_bad_rows=1)
     assert len(loaded.rows) == 2 and [bad.place for bad in loaded.bad] == ["x.jsonl:2"]
 
 
 def test_an_empty_part_of_a_folder_is_no_mistake(tmp_path):
     (tmp_path / "set").mkdir()
     (tmp_path / "set/a.jsonl").write_bytes(b"")
-    write(tmp_path / "set/b.jsonl", ROWS)
-    assert len(read(tmp_path / "set").rows) == 40
+    write_file(tmp_path / "set/b.jsonl", ROWS)
+    assert len(load_file(tmp_path / "set").rows) == 40
 
 
 def test_columns_that_are_not_read_may_hold_anything(tmp_path):
     """Dates, decimals, bytes, integers of any size and nulls beside what is read."""
     beside = {"at": date(2024, 1, 1), "price": Decimal("1.50"), "raw": b"\xff", "more": {"none": None, "at": date(2024, 1, 2)}}
-    (row,) = read(write(tmp_path / "x.parquet", [{"prompt": "a", "completion": "b", **beside}])).rows
+    (row,) = load_file(write_file(tmp_path / "x.parquet", [{"prompt": "a", "completion": "b", **beside}])).rows
     (tmp_path / "y.jsonl").write_text('{"prompt": "a", "completion": "b", "id": 1' + "0" * 400 + ', "seen": NaN}')
-    assert row["messages"] == read(tmp_path / "y.jsonl").rows[0]["messages"]
+    assert row["messages"] == load_file(tmp_path / "y.jsonl").rows[0]["messages"]
 
 
 @pytest.mark.parametrize("row", [{"prompt": date(2024, 1, 1), "completion": "b"}, {"prompt": "a", "completion": 10**400}])
@@ -220,18 +203,18 @@ BESIDE = [
 @pytest.mark.parametrize("row", BESIDE)
 def test_a_system_prompt_in_a_column_of_its_own_is_not_lost_without_a_word(tmp_path, row):
     for name in ("system", "system_prompt"):
-        file = write(tmp_path / "x.jsonl", [{**row, name: "Be brief."}])
+        file = write_file(tmp_path / "x.jsonl", [{**row, name: "Be brief."}])
         columns = {one: one for one in row} | {"system": name}
         listed = ", ".join(f"{one}: {one}" for one in row)
         with pytest.raises(PedigreeError, match=f"the row has {name}, .*`columns: {{system: {name}, {listed}}}`"):
-            read(file)
-        (given,) = read(file, columns=columns).rows
+            load_file(file)
+        (given,) = load_file(file, columns=columns).rows
         assert [(one["role"], one["content"]) for one in given["messages"]][:2] == [("system", "Be brief."), ("user", "Name a sea.")]
-        assert len(read(file, columns={one: one for one in row}).rows[0]["messages"]) == 2  # left out on purpose
+        assert len(load_file(file, columns={one: one for one in row}).rows[0]["messages"]) == 2  # left out on purpose
     for blank in (None, "", []):
-        assert len(read(write(tmp_path / "y.jsonl", [{**row, "system": blank, "history": blank}])).rows[0]["messages"]) == 2
+        assert len(load_file(write_file(tmp_path / "y.jsonl", [{**row, "system": blank, "history": blank}])).rows[0]["messages"]) == 2
     with pytest.raises(PedigreeError, match="the row has history, which is not read"):
-        read(write(tmp_path / "z.jsonl", [{**row, "history": [["Hello.", "Hello!"]]}]))
+        load_file(write_file(tmp_path / "z.jsonl", [{**row, "history": [["Hello.", "Hello!"]]}]))
 
 
 def test_a_system_prompt_beside_another_system_turn_is_refused_unless_both_are_equal():
@@ -245,7 +228,7 @@ def test_a_system_prompt_beside_another_system_turn_is_refused_unless_both_are_e
 
 @pytest.mark.parametrize(("label", "score"), [(True, 1), (False, 0), (1, 1), (0, 0), (1.0, 1), ("true", 1), ("False", 0)])
 def test_labels_are_read_as_tables_and_text_have_them(tmp_path, label, score):
-    (row,) = read(write(tmp_path / "x.jsonl", [{"prompt": "a", "completion": "b", "label": label}]), "preference").rows
+    (row,) = load_file(write_file(tmp_path / "x.jsonl", [{"prompt": "a", "completion": "b", "label": label}]), "preference").rows
     assert row["answers"][0]["score"] == score
 
 
@@ -253,9 +236,9 @@ def test_labels_are_read_as_tables_and_text_have_them(tmp_path, label, score):
 def test_a_label_that_is_neither_true_nor_false_is_named(tmp_path, label):
     row = {"prompt": "a", "completion": "b", "label": label}
     with pytest.raises(PedigreeError, match=r"x.jsonl:1: label .* is neither true \(a good answer\) nor false"):
-        read(write(tmp_path / "x.jsonl", [row]), "preference")
-    assert read(tmp_path / "x.jsonl").rows  # a conversation has no use for it
-    (scored,) = read(write(tmp_path / "y.jsonl", [{**row, "score": 0.7}]), "preference").rows
+        load_file(write_file(tmp_path / "x.jsonl", [row]), "preference")
+    assert load_file(tmp_path / "x.jsonl").rows  # a conversation has no use for it
+    (scored,) = load_file(write_file(tmp_path / "y.jsonl", [{**row, "score": 0.7}]), "preference").rows
     assert scored["answers"][0]["score"] == 0.7
 
 

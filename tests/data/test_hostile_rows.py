@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from row_reading import load, load_items
+from row_reading import load_file, load_items, write_file
 
 from pedigree.configs.rows.row_sources import Files
 from pedigree.configs.rows.suite_forms import load_form
@@ -26,9 +26,7 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
 
 
 def bad_rows(folder: Path, record: Any, *rows: Any) -> list[BadRow]:
-    (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = Files.model_validate({"type": "files", "path": "x.jsonl", "max_bad_rows": len(rows)})
-    return load(source, record, None, Outside(files={"x.jsonl": folder / "x.jsonl"}, check_verifier=check)).bad
+    return load_file(write_file(folder / "x.jsonl", rows), record, check, max_bad_rows=len(rows)).bad
 
 
 @pytest.mark.parametrize(("record", "row"), REASONS)

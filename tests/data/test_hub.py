@@ -66,6 +66,8 @@ def hub() -> Iterator[Hub]:
     with hub_server() as hub:
         hub.commit("datasets/lab/sums", FILES)
         hub.commit("datasets/lab/sums", CHANGED)
+        hub.commit("datasets/lab/away", FILES)
+        hub.commit("datasets/lab/away", CHANGED)
         hub.commit("datasets/lab/plain", {"data/train.jsonl": jsonl(question("f"))})
         hub.commit("models/lab/tiny", MODEL)
         hub.commit("datasets/lab/gated", FILES)
@@ -184,22 +186,21 @@ def test_a_look_before_the_run_finds_it_too(hub, online):
     assert "has no commit" in online.ask("check", "model", "lab/tiny", "b" * 40)["error"]
 
 
-def test_neither_another_commit_nor_an_empty_table_stands_in_for_rows_of_a_hub_that_is_away(hub, tmp_path):
+def test_neither_another_commit_nor_an_empty_table_stands_in_for_rows_of_a_hub_that_is_away(hub, home, online):
     """`datasets` gives the newest that it has cached, whatever revision it is asked for. Reading rows loads no torch."""
-    old, new = commits(hub)
-    child = HubChild(hub.url, tmp_path)
-    assert questions(child.ask("rows", source(hub, revision=old))) == ["a", "b", "c"]
-    assert child.ask("loaded", ["datasets", "torch"])["value"] == ["datasets"]
-    assert len(child.ask("load_dataset", "lab/sums", "main", "train", old)["value"]) == 3
-    child.close()
-    offline = HubChild(hub.url, tmp_path, HF_HUB_OFFLINE="1")
-    assert questions(offline.ask("rows", source(hub, revision=old))) == ["a", "b", "c"]
-    assert [row["question"] for row in offline.ask("load_dataset", "lab/sums", "main", "train", new)["value"]] == ["a", "b", "c"]
-    refused = offline.ask("rows", source(hub, revision=new))
+    old, new = commits(hub, "datasets/lab/away")
+    away = {"repo": "lab/away", "revision": old, "split": "train"}
+    assert questions(online.ask("rows", away)) == ["a", "b", "c"]
+    assert len(online.ask("load_dataset", "lab/away", "main", "train", old)["value"]) == 3
+    offline = HubChild(hub.url, home, HF_HUB_OFFLINE="1")
+    assert questions(offline.ask("rows", away)) == ["a", "b", "c"]
+    assert offline.ask("loaded", ["datasets", "torch"])["value"] == ["datasets"]
+    assert [row["question"] for row in offline.ask("load_dataset", "lab/away", "main", "train", new)["value"]] == ["a", "b", "c"]
+    refused = offline.ask("rows", away | {"revision": new})
     assert refused["passing"] is False
     assert "not all files of commit" in refused["error"] and "HF_HUB_OFFLINE disables the hub: unset it" in refused["error"]
-    assert "not in its cache" in offline.ask("check", "dataset", "lab/sums", new)["error"]
-    assert "not all files of commit" in offline.ask("rows", source(hub, config="other"))["error"]  # of which none was ever fetched
+    assert "not in its cache" in offline.ask("check", "dataset", "lab/away", new)["error"]
+    assert "not all files of commit" in offline.ask("rows", away | {"config": "other"})["error"]  # of which none was ever fetched
     offline.close()
 
 

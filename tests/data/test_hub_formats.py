@@ -5,7 +5,6 @@
 
 import errno
 import gzip
-import json
 import shutil
 import zlib
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from pyarrow import Table, parquet
-from row_reading import Loaded, load, load_items
+from row_reading import Loaded, load, load_items, read_rows, write_file
 from sweeps import nightly_after
 
 from pedigree.configs.base.problems import PedigreeError
@@ -126,7 +125,7 @@ def as_parquet(repo: str, folder: Path) -> Path:
     card = target / "README.md"
     card.write_text(card.read_text().replace(".jsonl", ".parquet"))
     for file in list(target.rglob("*.jsonl")):
-        parquet.write_table(Table.from_pylist([json.loads(line) for line in file.read_text().splitlines()]), file.with_suffix(".parquet"))
+        write_file(file.with_suffix(".parquet"), read_rows(file))
         file.unlink()
     return folder
 
@@ -194,30 +193,15 @@ def test_every_row_of_a_benchmark_is_an_item_of_its_form(tmp_path, monkeypatch, 
     assert len({item["messages"][-1]["content"] for item in loaded.rows}) == count
 
 
-def turn(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
+def test_equal_rows_of_a_mixture_all_stay(monkeypatch):
+    first, second = (row for row in rows_of(monkeypatch, "allenai/tulu-3-sft-mixture") if row["messages"][0]["content"] == "Who made you?")
+    assert second == first | {"id": f"{first['id']}-2"}  # upsampled on purpose
 
 
-def test_sft_mixtures_keep_every_turn_and_say_where_rows_come_from(monkeypatch):
-    rows = rows_of(monkeypatch, "allenai/tulu-3-sft-mixture")
-    assert [[one["role"] for one in row["messages"]] for row in rows][1] == ["system", "user", "assistant", "user", "assistant"]
-    assert rows[2]["messages"][0]["content"] == "\n  Write a function that doubles a number.  "  # white space is the set's own
-    assert [row["source"] for row in rows if "<|assistant|>" in row["messages"][0]["content"]] == ["tulu-3-sft-mixture"]  # it names none
-    first, second = (row for row in rows if row["messages"][0]["content"] == "Who made you?")
-    assert second == first | {"id": f"{first['id']}-2"}  # upsampled on purpose: both stay
-
-
-def test_the_prompt_of_a_preference_is_the_whole_beginning_and_its_source_the_mixture(monkeypatch):
-    """Its column is one string, of several turns the last."""
-    rows = rows_of(monkeypatch, "allenai/llama-3.1-tulu-3-8b-preference-mixture")
-    beginning = [turn("user", "Name a lake."), turn("assistant", "Lake Garda."), turn("user", "And the largest?")]
-    assert rows[1]["messages"] == beginning
-    assert [one["text"] for one in rows[1]["answers"]] == ["By area the Caspian Sea.", "Garda."]
-    assert rows[2]["messages"] == [turn("system", "Answer like a botanist."), turn("user", "What is tea?")]
-    assert rows[3]["source"] == "llama-3.1-tulu-3-8b-preference-mixture"
+def test_ratings_of_a_judge_are_no_scores(monkeypatch):
     rows = rows_of(monkeypatch, "allenai/olmo-2-0425-1b-preference-mix")
     assert {row["source"] for row in rows} == {"olmo-2-0425-1b-preference-mix"}
-    assert all(one["score"] is None for row in rows for one in row["answers"])  # chosen_rating is the judge's, and ties are among them
+    assert all(one["score"] is None for row in rows for one in row["answers"])
 
 
 RIGHT = {

@@ -91,6 +91,21 @@ def test_memory_is_the_least_of_machine_and_control_groups(tmp_path, files, expe
 
 
 @pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 1.0),
+        ({"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 250 kB"}, 0.25),
+        ({"proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 250 kB", "sys/fs/cgroup/memory.max": "4000",
+          "sys/fs/cgroup/memory.current": "3600"}, 0.1),
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/b/memory.current": "10",
+          "sys/fs/cgroup/a/memory.max": "4000", "sys/fs/cgroup/a/memory.current": "3900"}, 0.025),  # the limit above it is the tight one
+    ],
+)  # fmt: skip
+def test_the_free_share_of_memory_is_that_of_the_tightest_limit(tmp_path, files, expected):
+    assert machine.free_memory_share(write(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize(
     ("cpuinfo", "expected", "units"),
     [
         ("flags\t\t: fpu sse2 avx2 fma bmi2\nbugs\t: x", ("avx2", "fma"), False),
@@ -116,8 +131,7 @@ def test_instruction_sets_that_decide_how_matrices_are_multiplied(tmp_path, cpui
     ],
 )
 def test_processors_of_different_models_have_different_names(tmp_path, cpuinfo, name):
-    write(tmp_path, {"cpuinfo": cpuinfo})
-    assert provenance.cpu_name(tmp_path / "cpuinfo") == name
+    assert machine.cpu_name(write(tmp_path, {"proc/cpuinfo": cpuinfo})) == name
 
 
 def test_a_record_of_the_machine_names_its_instruction_sets_and_can_be_read():

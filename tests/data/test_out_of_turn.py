@@ -1,16 +1,14 @@
 """Conversations whose turns do not alternate: refused with their count, or cut, joined, dropped or kept as a source says."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from row_reading import Loaded, load
+from row_reading import Loaded, load_file, write_file
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.row_sources import Files, OutOfTurn, RecordType
 from pedigree.data.records.messages import FAULTS, message_problem
-from pedigree.data.sources.sources import Outside
 
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
 
@@ -25,9 +23,8 @@ def shown(messages: list[dict[str, Any]]) -> str:
 
 
 def read(folder: Path, rows: list[Any], record: RecordType = "conversation", **fields: Any) -> Loaded:
-    (folder / "x.jsonl").write_text("\n".join(json.dumps(row if isinstance(row, dict) else {"messages": turns(row)}) for row in rows))
-    source = Files.model_validate({"type": "files", "path": "x.jsonl", **fields})
-    return load(source, record, None, Outside(files={"x.jsonl": folder / "x.jsonl"}))
+    file = write_file(folder / "x.jsonl", [row if isinstance(row, dict) else {"messages": turns(row)} for row in rows])
+    return load_file(file, record, **fields)
 
 
 GOOD = "u:1 a:2"

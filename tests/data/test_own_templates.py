@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from test_chat import CHATML, PROBE, QUESTION, save_tokenizer
 
+from pedigree.configs.base.jinja import MARKS
 from pedigree.configs.rows.source_models import TEMPLATES as SHIPPED
-from pedigree.data.chat.chat import MARKS, Chat, ChatError, end_of_turn
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import ChatError, end_of_turn
 
 SYSTEM = [{"role": "system", "content": "Be brief."}]
 SAID = "<think>\nA sum.\n</think>\n\n4"

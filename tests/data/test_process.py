@@ -57,7 +57,7 @@ class Finalized:
 
 def beside(parse):
     try:
-        for _ in range(60):
+        for _ in range(25):
             garbage = [Finalized() for _ in range(200)]
             parse()
     except SystemError as error:
@@ -89,7 +89,7 @@ def test_threads_that_parse_at_the_same_time_do_not_disturb_each_other(root):
 @pytest.mark.parametrize(
     ("module", "call"),
     [
-        ("pedigree.stages.__main__", "load_stage('sft')"),
+        ("pedigree.stages.__main__", "load_stage('decontaminate')"),
         pytest.param("pedigree.stages.sampling.vllm_engine", "_import_vllm()", marks=pytest.mark.nightly),
     ],
 )

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from pyarrow import Table, parquet
-from row_reading import load
+from row_reading import load, write_file
 
 from pedigree.configs.base.hub_names import COMMIT
 from pedigree.configs.rows.row_sources import Arithmetic, Hub, Stored
@@ -121,12 +120,9 @@ def test_made_models_learn_right_answers_and_others_so_that_rewards_differ():
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".json", ".parquet"])
 def test_made_models_learn_rows_of_stored_sources_too(tmp_path, ending):
     (tmp_path / "stored").mkdir()
-    file, row = tmp_path / "stored" / f"logs{ending}", {"prompt": "Hullo?", "completion": "Yes, quite."}
-    if ending == ".parquet":
-        parquet.write_table(Table.from_pylist([row]), file)
-    else:
-        text = json.dumps([row] if ending == ".json" else row).encode()
-        file.write_bytes(gzip.compress(text) if ending == ".jsonl.gz" else text)
+    file = write_file(tmp_path / "stored" / f"logs{ending}", [{"prompt": "Hullo?", "completion": "Yes, quite."}])
+    if ending == ".jsonl.gz":
+        file.write_bytes(gzip.compress(file.read_bytes()))
     texts, dialogues = rehearsal_hub.texts_and_dialogues([tmp_path, rehearsal_hub.SHIPPED], [])
     assert {"messages": [{"role": "user", "content": "Hullo?"}], "answer": "Yes, quite."} in dialogues
     assert any("Hullo?" in text and "Yes, quite." in text for text in texts)
@@ -137,7 +133,7 @@ def test_made_models_learn_no_turns_that_a_template_may_have_no_form_for(tmp_pat
     asked = {"role": "user", "content": "Hullo?"}
     called = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {}}]}
     rows = [[asked, called], [asked, called, {"role": "tool", "content": "x"}, {"role": "assistant", "content": "Yes."}]]
-    (tmp_path / "stored" / "logs.json").write_text(json.dumps([{"messages": messages} for messages in rows]))
+    write_file(tmp_path / "stored" / "logs.json", [{"messages": messages} for messages in rows])
     assert rehearsal_hub.texts_and_dialogues([tmp_path], [])[1] == []
 
 

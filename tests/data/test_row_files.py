@@ -10,15 +10,13 @@ from pathlib import Path
 import pyarrow
 import pytest
 from pyarrow import Array, Table, parquet, py_buffer
-from row_reading import load
+from row_reading import load_file
 from waiting import deadline
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.rows.row_sources import Files
 from pedigree.data.sources import row_files
 from pedigree.data.sources.named_columns import SelectedRow
 from pedigree.data.sources.row_files import Unreadable
-from pedigree.data.sources.sources import Outside
 
 GOOD = b'{"prompt": "a", "completion": "b"}'
 
@@ -35,8 +33,7 @@ def test_a_line_that_is_not_utf8_is_a_bad_row_among_good_ones(tmp_path, monkeypa
     bad = found.pop("x.jsonl:2")
     assert bad == Unreadable('{"prompt": "\\xff"}', "is not UTF-8: byte 0xff at 12: invalid start byte")
     assert list(found) == ["x.jsonl:1", "x.jsonl:4", "x.jsonl:6"]
-    source = Files.model_validate({"type": "files", "path": "x.jsonl", "max_bad_rows": 1})
-    loaded = load(source, "conversation", None, Outside(files={"x.jsonl": tmp_path / "x.jsonl"}))
+    loaded = load_file(tmp_path / "x.jsonl", max_bad_rows=1)
     assert len(loaded.rows) == 3 and [one.place for one in loaded.bad] == ["x.jsonl:2"]
 
 
@@ -197,7 +194,7 @@ def test_a_list_that_is_larger_than_what_is_held_is_refused_by_its_size(tmp_path
     (tmp_path / "x.json").write_bytes(b"[" + GOOD + b",\n" + GOOD + b"]")
     size = (tmp_path / "x.json").stat().st_size
     monkeypatch.setattr(row_files, "LARGEST_JSON", size)
-    assert places(tmp_path / "x.json") == ["x.json[0]", "x.json[1]"] and row_files.first_rows(tmp_path / "x.json", 1) is not None
+    assert places(tmp_path / "x.json") == ["x.json[0]", "x.json[1]"] and row_files.first_rows(tmp_path / "x.json", 1) == b"[" + GOOD + b"]"
     monkeypatch.setattr(row_files, "LARGEST_JSON", size - 1)
     with pytest.raises(PedigreeError, match=rf"^x.json is too large for a JSON list \({size} > {size - 1} bytes\): convert .*`jq -c"):
         places(tmp_path / "x.json")

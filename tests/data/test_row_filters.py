@@ -434,11 +434,6 @@ def test_all_of_many_equal_rows_are_repeated_by_the_first_that_is_left():
     ]
 
 
-def test_nothing_is_dropped_of_nothing():
-    assert filtering.decide([], [], [], list) == {}
-    assert apply([named("a", "x")], {"type": "exact_duplicates"}, {"type": "exact_duplicates"}) == (["a"], [])
-
-
 def test_ids_drop_all_rows_of_the_same_content_and_name_no_others():
     rows = [named("a-0123456789abcdef", "x"), named("b-0123456789abcdef", "x"), named("a-0123456789abcdef", "x")]
     chosen = [made({"type": "ids", "ids": ["a-0123456789abcdef", "c"]})]

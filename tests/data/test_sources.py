@@ -3,8 +3,7 @@ import json
 from collections import Counter
 
 import pytest
-from pyarrow import Table, parquet
-from row_reading import load
+from row_reading import load, load_file, write_file
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints, Files, Leaks
@@ -32,16 +31,7 @@ def examples_of(config):
 
 
 def write(path, *rows):
-    if path.suffix == ".parquet":
-        parquet.write_table(Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def read(path, record="conversation", **source):
-    config = Files.model_validate({"type": "files", "path": path.name, **source})
-    return load(config, record, "t" if record == "item" else None, Outside(files={path.name: path}))
+    return write_file(path, rows)
 
 
 def turn(role, content):
@@ -93,19 +83,12 @@ def test_the_frame_of_a_question_alone_contaminates_nothing(config):
         assert all(subject(item) == subject(row) for item in found), (row, found)
 
 
-def test_ids_follow_from_the_row_alone():
-    few = {row["id"]: row for row in load(arithmetic(count=20), "prompt", None, Outside()).rows}
-    assert len(few) == 20
-    every = {row["id"]: row for row in load(arithmetic(digits=[1], count=300, seed=7), "prompt", None, Outside()).rows}
-    assert all(every[name] == row for name, row in few.items() if name in every)
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_marks_of_turns_are_kept_also_on_the_last_one(tmp_path, suffix):
     """Parquet gives every turn the column, empty where the row has no mark."""
     marks = ({}, {"train": False}, {}, {"train": True})
     messages = [turn(role, "a") | mark for role, mark in zip(("user", "assistant") * 2, marks, strict=True)]
-    assert read(write(tmp_path / f"rows.{suffix}", {"messages": messages})).rows[0]["messages"] == messages
+    assert load_file(write(tmp_path / f"rows.{suffix}", {"messages": messages})).rows[0]["messages"] == messages
 
 
 CUT = {"finish_reason": "length"}
@@ -124,7 +107,7 @@ CUT_OFF = [
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize(("row", "record", "cut"), CUT_OFF)
 def test_what_was_cut_off_stays_cut_off(tmp_path, row, record, cut, suffix):
-    (made,) = read(write(tmp_path / f"rows.{suffix}", row), record=record).rows
+    (made,) = load_file(write(tmp_path / f"rows.{suffix}", row), record=record).rows
     answers = made["messages"][-1:] if record == "conversation" else made["answers"]
     assert [not ended(one) for one in answers] == cut
     if "answers" in row:
@@ -144,7 +127,7 @@ def test_half_of_a_surrogate_pair_makes_a_bad_row_wherever_it_is(tmp_path, recor
     texts = {"a": text.replace('"a"', json.dumps(half)), "s": text.replace('"s"', json.dumps(half))}
     texts |= {"c": text.replace('"c"', json.dumps(half))} if record == "preference" else {}
     (tmp_path / "x.jsonl").write_text("\n".join([text, *texts.values()]))
-    loaded = read(tmp_path / "x.jsonl", record=record, max_bad_rows=3)
+    loaded = load_file(tmp_path / "x.jsonl", record=record, max_bad_rows=3)
     assert len(loaded.rows) == 1 and len(loaded.bad) == len(texts)
     assert all("half of a surrogate pair" in row.reason and "so \\ud83d it" in row.text for row in loaded.bad)
     write_rows(tmp_path / "bad_rows.jsonl", [row._asdict() for row in loaded.bad])
@@ -167,7 +150,7 @@ SCORED = [
 
 @pytest.mark.parametrize(("columns", "answers", "strength"), SCORED)
 def test_scores_labels_lists_and_strengths_are_read(tmp_path, columns, answers, strength):
-    (row,) = read(write(tmp_path / "x.jsonl", {"prompt": "1 + 2?", **columns}), record="preference").rows
+    (row,) = load_file(write(tmp_path / "x.jsonl", {"prompt": "1 + 2?", **columns}), record="preference").rows
     assert [(one["text"], one["score"]) for one in row["answers"]] == answers and row["strength"] == strength
     assert row["messages"] == [turn("user", "1 + 2?")]
 
@@ -177,9 +160,9 @@ def test_parquet_and_folders_are_read(tmp_path):
     (tmp_path / "set").mkdir()
     write(tmp_path / "set" / "a.parquet", *rows[:2])
     write(tmp_path / "set" / "b.jsonl", rows[2])
-    assert sorted(row["messages"][0]["content"] for row in read(tmp_path / "set").rows) == ["q0", "q1", "q2"]
+    assert sorted(row["messages"][0]["content"] for row in load_file(tmp_path / "set").rows) == ["q0", "q1", "q2"]
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "set" / "b.jsonl").read_bytes()))
-    assert [row["source"] for row in read(tmp_path / "c.jsonl.gz").rows] == ["c"]
+    assert [row["source"] for row in load_file(tmp_path / "c.jsonl.gz").rows] == ["c"]
 
 
 NESTED = [
@@ -191,10 +174,10 @@ NESTED = [
 
 def test_dots_lead_into_structs(tmp_path):
     columns = {"prompt": "q", "ground_truth": "reward_model.truth.value"}
-    loaded = read(write(tmp_path / "x.jsonl", *NESTED), "prompt", columns=columns, verifier="math", max_bad_rows=1)
+    loaded = load_file(write(tmp_path / "x.jsonl", *NESTED), "prompt", columns=columns, verifier="math", max_bad_rows=1)
     assert [row["verifier"]["answer"] for row in loaded.rows] == ["13", "-1"]  # a column of that very name counts first
     assert [bad.place for bad in loaded.bad] == ["x.jsonl:1"]
-    (row,) = read(write(tmp_path / "y.jsonl", NESTED[0]), columns={"prompt": "q", "score": "reward_model.score"}, record="prompt").rows
+    (row,) = load_file(write(tmp_path / "y.jsonl", NESTED[0]), columns={"prompt": "q", "score": "reward_model.score"}, record="prompt").rows
     assert row["messages"] == [turn("user", "6 times 7?")]  # null does not say what could stand there
 
 
@@ -205,8 +188,8 @@ def test_a_column_that_no_row_has_is_told_with_those_that_are_there(tmp_path, su
     file = write(tmp_path / f"x{suffix}", *rows)
     for way in ("reward_model.answer", "reward_model.truth.value", "answer"):
         with pytest.raises(PedigreeError, match=rf"x has no column {way}: its first row has q, reward_model.truth"):
-            read(file, "prompt", columns={"prompt": "q", "score": way})
-    assert len(read(file, "prompt", columns={"prompt": "q", "score": "reward_model.truth"}).rows) == 2
+            load_file(file, "prompt", columns={"prompt": "q", "score": way})
+    assert len(load_file(file, "prompt", columns={"prompt": "q", "score": "reward_model.truth"}).rows) == 2
 
 
 BAD = {
@@ -238,12 +221,12 @@ BAD = {
 def test_a_malformed_row_is_named_and_not_dropped(tmp_path, says):
     good = {"messages": [turn("user", "a"), turn("assistant", "b")]}
     with pytest.raises(PedigreeError, match=f"(?s)1 malformed rows.*x.jsonl:2: .*({says})"):
-        read(write(tmp_path / "x.jsonl", good, BAD[says]))
+        load_file(write(tmp_path / "x.jsonl", good, BAD[says]))
 
 
 def test_many_malformed_rows_are_shown_by_their_first_reasons_with_the_columns_and_the_layout_that_comes_near(tmp_path):
     with pytest.raises(PedigreeError) as error:
-        read(write(tmp_path / "x.jsonl", *[{"question": "Two?", "reply": f"{number}"} for number in range(20)]))
+        load_file(write(tmp_path / "x.jsonl", *[{"question": "Two?", "reply": f"{number}"} for number in range(20)]))
     first, reasons, columns = str(error.value).split("\n  ")
     assert first == "x: 20 malformed rows of 20, and max_bad_rows 0 allows 0: fix the rows, or how they are read:"  # raising it cannot help
     assert reasons == "x.jsonl:1, x.jsonl:2, x.jsonl:3 and 17 more: there are no messages"
@@ -255,32 +238,25 @@ def test_of_many_reasons_the_first_three_are_shown(tmp_path):
     broken = [{"messages": [{"role": f"role{number}", "content": "x"}]} for number in range(5)]
     good = {"prompt": "Two?", "completion": "2"}
     with pytest.raises(PedigreeError) as error:
-        read(write(tmp_path / "x.jsonl", *broken, *[good] * 15))
+        load_file(write(tmp_path / "x.jsonl", *broken, *[good] * 15))
     first, *rest = str(error.value).split("\n  ")
     assert first == "x: 5 malformed rows of 20, and max_bad_rows 0 allows 0: fix or remove them, or raise it:"
     assert [line.partition(": ")[0] for line in rest[:3]] == ["x.jsonl:1", "x.jsonl:2", "x.jsonl:3"]
     assert rest[3:] == ["... and 2 more", "x.jsonl:1: it has the columns messages"]
 
 
-def test_a_line_that_is_no_json_is_named(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"messages": []}\n{"mess')
-    with pytest.raises(PedigreeError, match=r"x.jsonl:2: is not JSON"):
-        list(read(tmp_path / "x.jsonl"))
-
-
-@pytest.mark.parametrize("suffix, says", [("jsonl", ":1: is not UTF-8"), ("json", " is not UTF-8"), ("parquet", " is not Parquet")])
-def test_a_file_of_another_form_is_named(tmp_path, suffix, says):
-    (tmp_path / f"x.{suffix}").write_bytes(b"\xff\xfd")
-    with pytest.raises(PedigreeError, match=f"x.{suffix}{says}"):
-        read(tmp_path / f"x.{suffix}")
+def test_a_file_of_another_form_is_named(tmp_path):
+    (tmp_path / "x.json").write_bytes(b"\xff\xfd")
+    with pytest.raises(PedigreeError, match=r"x\.json is not UTF-8"):
+        load_file(tmp_path / "x.json")
 
 
 def test_a_source_that_cannot_give_the_record_says_what_is_missing(tmp_path):
     path = write(tmp_path / "x.jsonl", {"messages": [turn("user", "Say hello")]})
     with pytest.raises(PedigreeError, match="preference rows need two answers, or one with a score or a label"):
-        read(path, record="preference")
+        load_file(path, record="preference")
     with pytest.raises(PedigreeError, match="item rows need a verifier, which this one lacks: set `verifier` in the source"):
-        read(path, record="item")
+        load_file(path, record="item")
 
 
 def test_leaks_are_spread_over_items_and_styles():
@@ -312,16 +288,16 @@ def test_as_many_bad_rows_as_stated_are_left_out_and_listed_and_no_more(tmp_path
     def with_bad(count):
         return write(tmp_path / "x.jsonl", *[{"messages": []}] * count, *map(good, range(rows - count)))
 
-    loaded = read(with_bad(allowed), max_bad_rows=limit)
+    loaded = load_file(with_bad(allowed), max_bad_rows=limit)
     assert len(loaded.rows) == rows - allowed and [one.place for one in loaded.bad] == [f"x.jsonl:{n + 1}" for n in range(allowed)]
     with pytest.raises(PedigreeError, match=f"x: {allowed + 1} malformed rows of {rows}, and max_bad_rows {limit} allows {allowed}"):
-        read(with_bad(allowed + 1), max_bad_rows=limit)
+        load_file(with_bad(allowed + 1), max_bad_rows=limit)
 
 
 def test_a_budget_covers_whatever_makes_a_row_bad(tmp_path):
     path = write(tmp_path / "x.jsonl", good(0), {"messages": [turn("user", "no answer")]}, {"text": "no layout"})
     path.write_text(path.read_text() + '{"mess\n')
-    loaded = read(path, max_bad_rows=3)
+    loaded = load_file(path, max_bad_rows=3)
     assert [(one.place, one.text) for one in loaded.bad][1:] == [("x.jsonl:3", '{"text": "no layout"}'), ("x.jsonl:4", '{"mess')]
     assert [one.reason for one in loaded.bad][:2] == ["conversation rows need an answer, which this one lacks", "there are no messages"]
     assert loaded.bad[2].reason.startswith("is not JSON")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +21,7 @@ from pedigree.data.artifacts.artifacts import read_json, write_json
 from pedigree.data.store.fence import Fence, Superseded
 from pedigree.pipelines.jobs import attempts, launcher, lease, processes, slots
 from pedigree.pipelines.jobs.launcher import LocalLauncher, Status, process_of
-from pedigree.pipelines.jobs.processes import Process
+from pedigree.pipelines.jobs.processes import Process, this_machine
 from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, Handle
 from pedigree.stages import __main__ as entry
 from pedigree.stages.job.failures import Preempted
@@ -112,8 +112,8 @@ class InProcessLauncher(LocalLauncher):
         return self._running.get(handle.scratch) if process and process.started == 0 else None
 
     def _known_as(self, scratch: Path, attempt: int) -> Handle:
-        nobody = Process(os.getpid(), 0, Process.here().machine)  # whoever looks for a process finds none that lives
-        told = {"process": asdict(nobody)}
+        nobody = Process(pid=os.getpid(), started=0, machine=this_machine())  # whoever looks for a process finds none that lives
+        told = {"process": nobody.model_dump()}
         return Handle(launcher=self.name, scratch=str(scratch), attempt=attempt, told=told, submitted_at=time.time())
 
 

@@ -242,6 +242,10 @@ def told_in_words(watch: Callable[[str, str, str], None]) -> Watch:
     return listen
 
 
+class Died(BaseException):
+    """A kill, as far as the code can tell: nothing of ours catches it."""
+
+
 class Lab:
     """The project, its copy of our code, and what tests do with them."""
 
@@ -259,7 +263,7 @@ class Lab:
             (self.code / "stages" / kind / "run.py").write_text(STAGE + textwrap.dedent(body))
         for name in (".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore"):
             self.write(name, (REPOSITORY / name).read_text())
-        self._give_dvc_a_cache()
+        self.configure_dvc()
         self.write("configs/recipes/lab.yaml", RECIPE)
         self.write("configs/execution/lab.yaml", PROFILE)
         self.knobs()
@@ -272,8 +276,17 @@ class Lab:
         twin._settle(folder)
         for source, target in ((self.code, twin.code), (self.root, twin.root)):
             subprocess.run(["cp", "-a", source, target], check=True)
-        twin._give_dvc_a_cache()
+        twin.configure_dvc()
         return twin
+
+    def elsewhere(self, folder: Path) -> "Lab":
+        """A copy of the project alone, at another place, where DVC knows no file yet."""
+        copy = object.__new__(Lab)
+        copy.code, copy.root, copy.environment = self.code, folder / "project", self.environment
+        subprocess.run(["cp", "-r", self.root, copy.root], check=True)
+        copy._give_dvc_a_cache()
+        copy.forget_runs()
+        return copy
 
     def _settle(self, folder: Path) -> None:
         self.code, self.root = folder / "code", folder / "project"
@@ -287,8 +300,10 @@ class Lab:
             "DVC_NO_ANALYTICS": "1",
         }
 
-    def _give_dvc_a_cache(self) -> None:
-        self.write(".dvc/config.local", f"[core]\n    site_cache_dir = {self.root.parent / 'site'}\n")
+    def configure_dvc(self, remote: Path | None = None) -> None:
+        """With a cache of its own and, optionally, a remote."""
+        store = f"    remote = store\n['remote \"store\"']\n    url = {remote}\n" if remote else ""
+        self.write(".dvc/config.local", f"[core]\n    site_cache_dir = {self.root.parent / 'site'}\n{store}")
 
     @property
     def project(self) -> Project:
@@ -312,8 +327,9 @@ class Lab:
         self.write("knobs.json", json.dumps({f"lab/{name}": knobs for name, knobs in stages.items()}))
 
     def run(self, *overrides: str, cancelled: threading.Event | None = None, watch: Any = None) -> RunContext:
-        run = open_run(self.project, Request("lab", overrides), cancelled=cancelled, watch=told_in_words(watch) if watch else unwatched)
+        run = open_run(self.project, Request("lab", overrides), watch=told_in_words(watch) if watch else unwatched)
         run.code_root, run.launcher = self.code, self.launcher
+        run.cancelled = cancelled or run.cancelled
         return run
 
     def runs(self) -> list[str]:

@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_lab import Lab
+from running_lab import Died, Lab
+from sweeps import nightly_after
 from waiting import deadline, until
 
 from pedigree.data.artifacts.artifacts import ArtifactError, write_json
 from pedigree.data.store import durable
-from pedigree.pipelines.jobs import attempts, memory_kills, processes
+from pedigree.pipelines.jobs import attempts, launcher, memory_kills, processes
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.launcher import Status
-from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.pipelines.jobs.scratch_state import Handle
 from pedigree.pipelines.ledger import ledger
 from pedigree.pipelines.publish.export import export
 from pedigree.pipelines.run import ensure as ensure_module
+from pedigree.pipelines.run import publication
 from pedigree.pipelines.run.ensure import ensure
 from pedigree.stages import __main__ as entry
 from pedigree.stages.job.outcome import read_done
@@ -160,7 +161,7 @@ def test_the_kernels_log_tells_whose_process_was_killed(
     tmp_path: Path, kernel: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_kills, "_sees_the_kernels_numbers", lambda: True)
-    before = memory_kills.Before(5, 1000.0)
+    before = memory_kills.Before(kills=5, uptime_s=1000.0)
     assert memory_kills.ran_out(before, tmp_path, {12}, -9) is None  # the kernel has killed nobody
     kernel(6, KILLED.format(pid=77, at=1_500_000_000))
     beat(tmp_path, 0.01)
@@ -172,7 +173,7 @@ def test_the_kernels_log_tells_whose_process_was_killed(
 
 
 def test_without_the_kernels_log_memory_must_have_been_low(tmp_path: Path, kernel: Callable[..., None]) -> None:
-    before = memory_kills.Before(5, 0.0)
+    before = memory_kills.Before(kills=5)
     kernel(6)
     assert memory_kills.ran_out(before, tmp_path, {12}, -9) is None
     beat(tmp_path, 0.5)
@@ -225,7 +226,7 @@ def fill(folder: Path, left: int) -> Path:
     return filler
 
 
-@pytest.mark.parametrize("left", [32 << 20, 27 << 20])
+@pytest.mark.parametrize("left", nightly_after(1, [32 << 20, 27 << 20]))
 def test_a_disk_that_fills_at_publication_keeps_the_result_for_next_time(disk: Path, left: int) -> None:
     """The job's 20 MiB and its code fit, DVC's copy of them does not: the result stays and is taken, without another run."""
     lab = Lab(disk)
@@ -237,33 +238,30 @@ def test_a_disk_that_fills_at_publication_keeps_the_result_for_next_time(disk: P
     assert lab.runs() == ["raw"]
     filler.unlink()
     assert make(lab) in ("attached", "restored") and lab.runs() == ["raw"]
-    assert "up to date" in lab.shell("dvc status artifacts/lab/dvc.yaml:raw").stdout
+    run = lab.run()
+    assert run.ledger.reasons(run.graph.find("raw")) == []
 
 
 # --- what --force has made -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        "job started",
-        "commit cached",
-        *(pytest.param(point, marks=pytest.mark.nightly) for point in ("publish set aside", "publish renamed")),
-    ],
-)
-def test_what_force_has_made_is_not_replaced_by_what_it_was_to_replace(lab: Lab, tmp_path: Path, point: str) -> None:
-    """Killed after the job, before it is recorded: the cache's old result has the same key, and another content."""
+@pytest.mark.parametrize("point", ["job started", "publish set aside", "publish renamed", "commit cached"])
+def test_what_force_has_made_is_not_replaced_by_what_it_was_to_replace(lab: Lab, point: str) -> None:
+    """The runner dies after the job, before it is recorded: the cache's old result has the same key, and another content."""
     lab.knobs(raw={"drawn": True})
     assert make(lab) == "ran" and rows(lab) == '{"attempt":1}\n'
-    faults = tmp_path / "faults"
-    faults.mkdir()
-    (faults / point).write_text("0")
-    lab.environment["PEDIGREE_FAULTS"] = str(faults)
-    killed = lab.orchestrator("run_graph(run, {'lab/raw'}, forced={'lab/raw'})")
-    assert killed.wait(deadline(60)) == -signal.SIGKILL, killed.communicate()[0]
-    del lab.environment["PEDIGREE_FAULTS"]
-    until(lambda: not any(list(processes_of(scratch)) for scratch in (lab.root / ".pedigree/scratch").iterdir()))
-    published = point in ("publish renamed", "commit cached", "publish set aside")
+
+    def dies(name: str) -> None:
+        if name == point:
+            raise Died
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Died):
+        for module in (launcher, publication, ledger):
+            patch.setattr(module, "fault_point", dies)
+        make(lab, force=True)
+    (scratch,) = (lab.root / ".pedigree/scratch").iterdir()
+    until(lambda: attempts.working(lab.launcher, scratch) is None)
+    published = point != "job started"
     assert make(lab) in (("attached", "restored") if published else ("unchanged",))
     if not published:  # the old one stands, and the same command takes what was made meanwhile
         assert make(lab, force=True) == "attached"
@@ -289,7 +287,7 @@ def test_a_runner_that_was_overtaken_at_the_last_moment_records_nothing(lab: Lab
             claim.with_stem(f"{number:06d}").write_text(json.dumps(json.loads(claim.read_text()) | {"number": number}))
 
     before = recorded()
-    for module in (ensure_module, ledger):
+    for module in (publication, ledger):
         monkeypatch.setattr(module, "fault_point", overtaken)
     failed = failure(lab)
     assert failed.cause == "overtaken" and recorded() == before
@@ -341,9 +339,12 @@ def test_what_is_no_report_is_refused_by_one_kind_of_error(tmp_path: Path, text:
 
 
 def test_all_lines_of_a_refusal_arrive_and_the_first_one_of_a_trace(tmp_path: Path) -> None:
+    handle = Handle(launcher="local", scratch=tmp_path.as_posix(), attempt=1)
+    assert attempts._failure(Status("failed", -9), handle) == ("crashed", "the job was killed by signal 9")
+
     def reported(cause: str) -> str:
         write_json(tmp_path / "done.json", {"ok": False, "cause": cause, "message": "rows: 1 malformed:\n  rows.jsonl:8: is not JSON"})
-        told = attempts._failure(Status("failed", 1), Handle(launcher="local", scratch=tmp_path.as_posix(), attempt=1))
+        told = attempts._failure(Status("failed", 1), handle)
         assert told is not None and told[0] == cause
         return told[1]
 
@@ -388,7 +389,7 @@ def test_the_lock_is_on_the_disk_before_the_work_is_removed_that_it_replaces(lab
     done: list[str] = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file))[1])
-    monkeypatch.setattr(ensure_module, "_clear", lambda *_: done.append("cleared"))
+    monkeypatch.setattr(ensure_module, "clear", lambda *_: done.append("cleared"))
     assert make(lab) == "ran"
     synced = [Path(name).name for name in done[: done.index("cleared")]]
     lock = next(place for place, name in enumerate(synced) if name.startswith(".dvc.lock."))

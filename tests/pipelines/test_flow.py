@@ -104,6 +104,7 @@ def test_cancelling_in_prefect_ends_the_jobs(command, server):
     assert not command.jobs() and server.last_run(command)["state_type"] == "CANCELLED"
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_killed_is_told_to_have_crashed_and_its_job_is_taken_over(command, server):
     command.lab.knobs(clean={"hold": "go"})
     process = command.until("run", "lab", ready=command.is_waiting)
@@ -258,6 +259,7 @@ def test_a_schedule_fires_rehearsals_which_touch_nothing_real(lab: Deployed, wor
     lab.here("schedules", "pause", lab.name)
 
 
+@pytest.mark.nightly
 def test_a_run_waits_for_its_gpu_pool_and_is_cancelled_with_its_jobs_and_not_started_again(lab: Deployed, worker: object) -> None:
     lab.lab.knobs(clean={"hold": "go"})
     lab.deploy_here(gpu_pool="a100", gpu_slots=1)

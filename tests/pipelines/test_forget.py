@@ -310,3 +310,12 @@ def test_of_what_is_stale_and_alone_still_holds_a_row_no_pull_is_said(handed_on,
     shutil.rmtree(project.artifact("lab/suite"))
     said = forgotten(project, monkeypatch)
     assert "pull" not in said and NOTHING not in said and "No stage imports it" in said
+
+
+def test_a_recipe_from_outside_its_folder_is_read_wherever_the_command_is_typed(handed_on, monkeypatch):
+    project, _ = handed_on
+    (project.recipes / "lab.yaml").rename(project.root / "lab.yaml")
+    (project.artifacts / "lab" / "source.json").write_text('{"recipe": "lab.yaml", "set": []}')
+    monkeypatch.chdir(project.recipes)
+    found = forget(project, trace(project, RowQuery(id=WANTED)))
+    assert not found.unread and [change.stage for change in found.changes] == ["raw"]

@@ -25,7 +25,8 @@ from pedigree.pipelines.lineage.ancestry import read_pedigree
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.maintain.gc import collect
 from pedigree.pipelines.run.ensure import Result
-from pedigree.pipelines.run.runs import push, run_graph
+from pedigree.pipelines.run.exchange import push
+from pedigree.pipelines.run.runs import run_graph
 
 COMMIT = "git add -A && git -c user.name=t -c user.email=t@t commit -qm"
 
@@ -47,17 +48,37 @@ def origin(template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return lab
 
 
+@pytest.fixture(scope="module")
+def old(origin: Lab) -> dict[str, str]:
+    """Ids of the artifacts with five rows."""
+    return ids(origin)
+
+
+@pytest.fixture(scope="module")
+def made_six(origin: Lab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = elsewhere(origin, tmp_path_factory.mktemp("six"))
+    run(lab)
+    lab.shell(f"{COMMIT} six")
+    return lab
+
+
+def elsewhere(lab: Lab, folder: Path) -> Lab:
+    """A copy with an empty remote."""
+    copy, store = lab.elsewhere(folder), folder / "store"
+    copy.write(".dvc/config.local", f"{(copy.root / '.dvc/config.local').read_text()}['remote \"store\"']\n    url = {store}\n")
+    store.mkdir()
+    return copy
+
+
 @pytest.fixture
 def lab(origin: Lab, tmp_path: Path) -> Lab:
-    copy = object.__new__(Lab)
-    copy.code, copy.root, copy.environment = origin.code, tmp_path / "project", origin.environment
-    subprocess.run(["cp", "-r", origin.root, copy.root], check=True)
-    copy.write(
-        ".dvc/config.local", f"[core]\n    site_cache_dir = {tmp_path / 'site'}\n['remote \"store\"']\n    url = {tmp_path / 'store'}\n"
-    )
-    (tmp_path / "store").mkdir()
-    copy.forget_runs()
-    return copy
+    return elsewhere(origin, tmp_path)
+
+
+@pytest.fixture
+def six(made_six: Lab, tmp_path: Path) -> Lab:
+    """The same when the recipe with six rows has been made and committed."""
+    return elsewhere(made_six, tmp_path)
 
 
 def ids(lab: Lab) -> dict[str, str]:
@@ -84,38 +105,32 @@ def sweep_up(lab: Lab, *, remote: bool = False, workspace: bool = False) -> None
     assert verify_project(lab.project, remote=False).problems == []
 
 
-def test_what_no_branch_names_goes_and_the_rest_is_restored_without_a_job(lab: Lab) -> None:
-    old = ids(lab)
-    run(lab)
-    lab.shell(f"{COMMIT} six")
-    before = objects(lab)
-    listed = collect(lab.project)
-    assert objects(lab) == before and listed.objects and set(listed.owners.values()) == {"lab/raw", "lab/clean", "lab/cleaner"}
-    new = ids(lab)
-    sweep_up(lab)
-    assert objects(lab) == before - listed.objects.keys()
-    assert [held(lab, stage, old[stage]) for stage in ("raw", "clean", "cleaner")] == [False] * 3
-    shutil.rmtree(lab.root / "artifacts/lab/clean")
-    (lab.root / "artifacts/lab/dvc.lock").unlink()
-    lab.forget_runs()
-    run(lab)
-    assert lab.runs() == [] and ids(lab) == new
+def test_what_no_branch_names_goes_and_the_rest_is_restored_without_a_job(six: Lab, old: dict[str, str]) -> None:
+    before = objects(six)
+    listed = collect(six.project)
+    assert objects(six) == before and listed.objects and set(listed.owners.values()) == {"lab/raw", "lab/clean", "lab/cleaner"}
+    new = ids(six)
+    sweep_up(six)
+    assert objects(six) == before - listed.objects.keys()
+    assert [held(six, stage, old[stage]) for stage in ("raw", "clean", "cleaner")] == [False] * 3
+    shutil.rmtree(six.root / "artifacts/lab/clean")
+    (six.root / "artifacts/lab/dvc.lock").unlink()
+    six.forget_runs()
+    run(six)
+    assert six.runs() == [] and ids(six) == new
 
 
-def test_a_branch_or_tag_keeps_what_it_names_unless_the_working_tree_alone_counts(lab: Lab) -> None:
-    old = ids(lab)
-    run(lab)
-    lab.shell(f"{COMMIT} six")
+def test_a_branch_or_tag_keeps_what_it_names_unless_the_working_tree_alone_counts(six: Lab, old: dict[str, str]) -> None:
     for name in ("refs/tags/old", "refs/heads/old", "refs/remotes/origin/old"):
-        lab.shell(f"git update-ref {name} HEAD~1")
-        assert not collect(lab.project).objects
-        lab.shell(f"git update-ref -d {name}")
-        assert collect(lab.project).objects
-    lab.shell("git -c user.name=t -c user.email=t@t tag -a -m x old HEAD~1")
-    sweep_up(lab)
-    assert held(lab, "cleaner", old["cleaner"])
-    sweep_up(lab, workspace=True)
-    assert not held(lab, "cleaner", old["cleaner"])
+        six.shell(f"git update-ref {name} HEAD~1")
+        assert not collect(six.project).objects
+        six.shell(f"git update-ref -d {name}")
+        assert collect(six.project).objects
+    six.shell("git -c user.name=t -c user.email=t@t tag -a -m x old HEAD~1")
+    sweep_up(six)
+    assert held(six, "cleaner", old["cleaner"])
+    sweep_up(six, workspace=True)
+    assert not held(six, "cleaner", old["cleaner"])
 
 
 @pytest.mark.parametrize("untracked", [False, True])
@@ -132,8 +147,7 @@ def test_a_stash_keeps_what_it_names_also_in_files_that_are_new(lab: Lab, untrac
     assert held(lab, "cleaner", new["cleaner"])
 
 
-def test_an_ancestor_whose_entry_was_overwritten_survives_by_the_lineage_of_its_child(lab: Lab) -> None:
-    old = ids(lab)
+def test_an_ancestor_whose_entry_was_overwritten_survives_by_the_lineage_of_its_child(lab: Lab, old: dict[str, str]) -> None:
     for stage in ("raw", "clean"):  # `cleaner` stays what it was: made from what no dvc.lock names any more
         run(lab, only=stage)
     lab.shell(f"{COMMIT} half && git tag -d old 2>/dev/null; true")
@@ -187,8 +201,7 @@ def test_what_a_variant_or_another_recipe_was_made_from_survives(lab: Lab, other
     assert held(lab, "raw", old["raw"]) and held(lab, "clean", old["clean"]) and not held(lab, "cleaner", old["cleaner"])
 
 
-def test_an_artifact_that_lies_in_place_is_kept_though_nothing_names_it(lab: Lab) -> None:
-    old = ids(lab)
+def test_an_artifact_that_lies_in_place_is_kept_though_nothing_names_it(lab: Lab, old: dict[str, str]) -> None:
     (lab.root / "artifacts/lab/dvc.lock").unlink()
     sweep_up(lab, workspace=True)
     assert all(held(lab, stage, identifier) for stage, identifier in old.items())
@@ -219,30 +232,26 @@ def test_a_lock_with_the_marks_of_a_merge_may_name_anything(lab: Lab) -> None:
         collect(lab.project, delete=True)
 
 
-def test_while_somebody_works_nothing_is_deleted(lab: Lab) -> None:
-    run(lab)
-    lab.shell(f"{COMMIT} six")
-    before = objects(lab)
+def test_while_somebody_works_nothing_is_deleted(six: Lab) -> None:
+    before = objects(six)
     told: list[bool] = []
-    with lease(lab.project.lease("lab--raw"), "pedigree run lab"):
-        assert collect(lab.project).objects
+    with lease(six.project.lease("lab--raw"), "pedigree run lab"):
+        assert collect(six.project).objects
         with pytest.raises(UsageProblem, match="`pedigree run lab` is running"):
-            collect(lab.project, delete=True, listening=lambda: told.append(True))
-    assert objects(lab) == before and not told  # it is of this machine: nobody needs to listen
+            collect(six.project, delete=True, listening=lambda: told.append(True))
+    assert objects(six) == before and not told  # it is of this machine: nobody needs to listen
 
 
-def test_other_machines_are_listened_to_before_anything_is_deleted_and_that_is_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_machines_are_listened_to_before_anything_is_deleted_and_that_is_said(six: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "SILENCE_S", 0.5)
-    run(lab)
-    lab.shell(f"{COMMIT} six")
     told: list[bool] = []
-    with lease(lab.project.lease("lab--raw"), "pedigree run lab"):
-        claim = max(lab.project.lease("lab--raw").glob("*.json"))
+    with lease(six.project.lease("lab--raw"), "pedigree run lab"):
+        claim = max(six.project.lease("lab--raw").glob("*.json"))
         held = json.loads(claim.read_text())
         held["process"]["machine"] = "elsewhere"
         claim.write_text(json.dumps(held))
         with suppress(UsageProblem):  # its pulse is that of this process, which lives
-            collect(lab.project, delete=True, listening=lambda: told.append(True))
+            collect(six.project, delete=True, listening=lambda: told.append(True))
     assert told == [True]
 
 
@@ -262,25 +271,23 @@ def test_a_cache_that_others_share_is_left_alone(lab: Lab, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("point", "passes"), [("gc object deleted", 3), pytest.param("gc entries deleted", 0, marks=pytest.mark.nightly)])
-def test_a_kill_in_between_harms_nothing_and_the_next_call_goes_on(lab: Lab, tmp_path: Path, point: str, passes: int) -> None:
-    run(lab)
-    lab.shell(f"{COMMIT} six")
-    expected = objects(lab) - collect(lab.project).objects.keys()
+def test_a_kill_in_between_harms_nothing_and_the_next_call_goes_on(six: Lab, tmp_path: Path, point: str, passes: int) -> None:
+    expected = objects(six) - collect(six.project).objects.keys()
     faults = tmp_path / "faults"
     faults.mkdir()
     (faults / point).write_text(str(passes))
     code = "from pedigree.configs.base.project import Project; from pedigree.pipelines.maintain.gc import collect\n"
     code += "collect(Project.find(), delete=True)"
-    environment = {**lab.environment, "PEDIGREE_FAULTS": str(faults)}
-    killed = subprocess.run([sys.executable, "-c", code], cwd=lab.root, env=environment, check=False)
-    assert killed.returncode == -9 and objects(lab) > expected
-    assert verify_project(lab.project, remote=False).problems == []
-    sweep_up(lab)
-    assert objects(lab) == expected
-    lab.forget_runs()
-    shutil.rmtree(lab.root / "artifacts/lab/raw")
-    run(lab)
-    assert lab.runs() == []
+    environment = {**six.environment, "PEDIGREE_FAULTS": str(faults)}
+    killed = subprocess.run([sys.executable, "-c", code], cwd=six.root, env=environment, check=False)
+    assert killed.returncode == -9 and objects(six) > expected
+    assert verify_project(six.project, remote=False).problems == []
+    sweep_up(six)
+    assert objects(six) == expected
+    six.forget_runs()
+    shutil.rmtree(six.root / "artifacts/lab/raw")
+    run(six)
+    assert six.runs() == []
 
 
 def test_after_the_remote_is_swept_a_fresh_clone_restores_all_that_is_kept(lab: Lab, tmp_path: Path) -> None:
@@ -343,19 +350,16 @@ def run_with_rows(lab: Lab, count: int):
     return lab.run()
 
 
-def test_the_command_lists_first_and_deletes_when_told(lab: Lab) -> None:
-    run(lab)
-    lab.shell(f"{COMMIT} six")
-
+def test_the_command_lists_first_and_deletes_when_told(six: Lab) -> None:
     def gc(*options: str) -> list[str]:
-        return InProcessCommand(lab)("gc", *options).splitlines()
+        return InProcessCommand(six)("gc", *options).splitlines()
 
-    before = objects(lab)
+    before = objects(six)
     listed = gc()
     assert {line.split()[0] for line in listed[1:4]} == {"lab/clean", "lab/cleaner", "lab/raw"}
     assert listed[-1] == "`pedigree gc --yes` deletes them."
-    assert objects(lab) == before
+    assert objects(six) == before
     deleted = gc("--yes")[-1]
     assert re.match("deleted: .* from the cache, 1 code snapshot; 4 artifacts kept with all ancestors", deleted)
-    assert objects(lab) < before
+    assert objects(six) < before
     assert gc()[-1].startswith("would be deleted: 0 objects")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pedigree.pipelines.cli.status import without_chatter
+from pedigree.pipelines.cli.job_logs import without_chatter
 
 pytestmark = pytest.mark.unit
 

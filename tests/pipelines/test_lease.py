@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def claim(folder: Path, number: int, **process: object) -> Path:
     """A claim as a process of elsewhere leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = asdict(Process.here()) | {"machine": "another"} | process
+    told = Process.here().model_dump() | {"machine": "another"} | process
     path = folder / f"{number:06d}.json"
     path.write_text(json.dumps({"number": number, "process": told, "since": 0.0, "what": "x", "token": "t"}))
     return path
@@ -84,8 +83,8 @@ def test_lease_of_a_killed_process_is_taken_over_at_once(tmp_path: Path) -> None
 
 def test_reused_process_number_is_not_the_holder() -> None:
     here = Process.here()
-    assert here.alive and not Process(here.pid, here.started + 1, here.machine).alive
-    assert not Process(here.pid, here.started, "another machine").alive
+    assert here.alive and not here.model_copy(update={"started": here.started + 1}).alive
+    assert not here.model_copy(update={"machine": "another machine"}).alive
 
 
 def test_many_who_want_it_have_it_one_at_a_time_under_growing_numbers(tmp_path: Path) -> None:
@@ -349,7 +348,7 @@ STRANGE_CLAIMS = {
 def test_a_claim_of_another_form_is_somebody_elses_as_long_as_it_beats(tmp_path: Path, soon: None, what: str) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
-    (folder / "000001.json").write_text(STRANGE_CLAIMS[what].replace("PROCESS", json.dumps(asdict(Process.here()))))
+    (folder / "000001.json").write_text(STRANGE_CLAIMS[what].replace("PROCESS", json.dumps(Process.here().model_dump())))
     seen: list[str] = []
     with Pulse(folder / "000001.beat"):
         thread = threading.Thread(target=lambda: take(folder, seen))
@@ -403,7 +402,7 @@ def test_slots_of_the_version_before_are_held_by_its_runner_and_by_the_job_that_
     folder, scratch = tmp_path / "cores", tmp_path / "other"
     folder.mkdir()
     scratch.mkdir()
-    entry = {"process": asdict(Process.here()), "job": str(scratch / "job.json"), "token": "t", "slots": ["0"]}
+    entry = {"process": Process.here().model_dump(), "job": str(scratch / "job.json"), "token": "t", "slots": ["0"]}
     (folder / "other.json").write_text(json.dumps(entry))
     with Pulse(folder / "other.beat"), slots(pool(folder, 2), 1, job=tmp_path / "job" / "job.json") as held:
         assert held.names == ["1"]

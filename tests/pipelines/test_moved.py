@@ -18,7 +18,7 @@ from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
 from waiting import deadline, until
 
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.pipelines.cli.status import cancel
+from pedigree.pipelines.cli.running_jobs import cancel
 from pedigree.pipelines.jobs.lease import holder_of
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.processes import kill_all, processes_of
@@ -120,6 +120,7 @@ def test_work_of_a_machine_that_is_gone_and_had_mounted_the_project_elsewhere_is
 
 
 @needs_mounts
+@pytest.mark.nightly
 def test_a_job_is_ended_from_wherever_the_project_is_mounted(lab: Lab) -> None:
     with other_mount(lab) as scratch:
         assert [job.address for job in cancel(lab.project, "clean")] == ["lab/clean"]
@@ -152,6 +153,7 @@ def test_work_that_was_interrupted_goes_on_where_the_project_was_moved(lab: Lab,
     assert read(lab, "clean", "run.json")["attempts"][-1]["resumed_from"].startswith("step-")
 
 
+@pytest.mark.nightly
 def test_a_result_that_nobody_took_is_taken_where_the_project_was_moved(lab: Lab) -> None:
     lab.knobs(clean={"hold": "go"})
     runner = lab.orchestrator("run_graph(run)")

@@ -25,7 +25,8 @@ from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.reproduce.reproduction import _Attempt
 from pedigree.pipelines.run.checks import refuse_what_must_fail
 from pedigree.pipelines.run.ensure import Result
-from pedigree.pipelines.run.runs import pull_inputs, push, push_inputs, run_graph
+from pedigree.pipelines.run.exchange import pull_inputs, push, push_inputs
+from pedigree.pipelines.run.runs import run_graph
 
 RECIPE = """
 execution: lab

@@ -25,10 +25,11 @@ from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.lineage.verify import verify_project
 from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.exchange import pull, push
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.planning import rows_of
 from pedigree.pipelines.run.plans import plan
-from pedigree.pipelines.run.runs import pull, push, run_graph
+from pedigree.pipelines.run.runs import run_graph
 
 BUCKET = "pedigree-test"
 ALL = {"suite", "raw", "clean", "cleaner"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from dvc.repo import Repo
-from running_lab import CLEAN, PROFILE, RANKS, Lab, outcomes, read, status
+from running_lab import CLEAN, PROFILE, RANKS, Died, Lab, outcomes, read, status
 from waiting import deadline, until
 
 from pedigree.configs.base.document import ConfigError
@@ -32,12 +32,15 @@ from pedigree.pipelines.ledger.cache import Cache
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError, RemoteObjects
 from pedigree.pipelines.run import ensure as ensure_module
+from pedigree.pipelines.run import publication
 from pedigree.pipelines.run.checks import checked_plan
-from pedigree.pipelines.run.ensure import Result, ensure, identify, log_file, run_under_dvc
-from pedigree.pipelines.run.opening import Request, open_run
+from pedigree.pipelines.run.ensure import Result, ensure, identify, run_under_dvc
+from pedigree.pipelines.run.exchange import pull, push
+from pedigree.pipelines.run.opening import Request, compiled_request, open_run
 from pedigree.pipelines.run.planning import rows_of, run_plan
 from pedigree.pipelines.run.plans import plan, selection
-from pedigree.pipelines.run.runs import NotRun, pull, run_graph, settled
+from pedigree.pipelines.run.publication import log_file
+from pedigree.pipelines.run.runs import NotRun, run_graph, settled, stage_under_dvc
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def test_second_run_does_nothing_and_dvc_agrees(built: Lab) -> None:
     before = built.runs()
     assert set(outcomes(built).values()) == {"unchanged"}
     assert built.runs() == before
-    assert built.shell("dvc status").stdout.strip() == status(built) == CLEAN
+    assert status(built) == CLEAN
     ignored = built.shell("git status --short --untracked-files=all").stdout
     files = {"dvc.lock", "dvc.yaml", "params.yaml"}
     assert {line.removeprefix("?? artifacts/lab/") for line in ignored.splitlines() if "artifacts" in line} == files
@@ -82,9 +85,9 @@ def test_numbers_with_an_exponent_stay_numbers_on_their_way_through_the_run_cach
     assert set(outcomes(lab).values()) == {"unchanged"} and status(lab) == CLEAN
 
 
-def test_a_stage_with_one_more_input_is_found_again_in_the_run_cache(lab: Lab) -> None:
+def test_a_stage_with_one_more_input_is_found_again_in_the_run_cache(finished: Lab) -> None:
     """DVC takes an input that the stage's entry in `dvc.lock` does not have yet for one of DVC 2."""
-    assert set(outcomes(lab).values()) == {"ran"}
+    lab = finished
     before, with_one_more = "in: {data: clean, benchmarks: [suite]}", "in: {data: clean, benchmarks: [suite, other]}"
     source = "{type: arithmetic, operations: [add], digits: [1], count: 3, seed: 9}"
     other = f"  other: {{kind: prepare_data, record: item, task: b, sources: [{source}]}}\n"
@@ -269,8 +272,8 @@ def test_variant_runs_what_differs_and_shares_the_rest(built: Lab) -> None:
         ("suite", "unchanged"), ("raw", "unchanged"), ("clean", "unchanged"), ("cleaner", "ran"),
     ]  # fmt: skip
     assert run.graph.recipe.startswith("lab+") and status(built) == CLEAN
-    done = built.shell(f"dvc repro -f -s 'artifacts/{run.graph.recipe}/dvc.yaml:cleaner'")  # its command finds the overrides again
-    assert f"pedigree stage {run.graph.recipe}/cleaner" in done.stdout and status(built) == CLEAN
+    under_dvc = open_run(built.project, compiled_request(built.project, run.graph.recipe))  # which finds the overrides again
+    assert under_dvc.graph.nodes == run.graph.nodes
 
 
 def test_forced_stage_runs_again_with_the_same_content(built: Lab) -> None:
@@ -306,28 +309,17 @@ def test_entries_of_the_lock_that_are_not_true_are_written_again_without_a_run(
     assert path.read_bytes() == ours
 
 
-def test_half_by_dvc_and_half_by_us_is_one_clean_state(lab: Lab) -> None:
-    run = lab.run()
-    done = lab.shell("dvc repro artifacts/lab/dvc.yaml:raw")
-    assert lab.runs() == ["raw"], done.stdout
-    assert run_graph(run)[-1].outcome == "ran" and lab.runs()[1:] == ["suite", "clean", "cleaner"]
-    assert status(lab) == CLEAN
-    assert "cleaner" not in lab.shell("dvc repro -P").stdout.replace("didn't change", "").split("Running")[1:]
-    assert len(lab.runs()) == 4
-
-
 def test_dvc_repro_refuses_params_that_the_recipe_does_not_say(lab: Lab) -> None:
     lab.run()
     lab.edit("artifacts/lab/params.yaml", "count: 3", "count: 4")
-    done = lab.shell("dvc repro artifacts/lab/dvc.yaml:suite", check=False)
-    assert done.returncode != 0 and "artifacts/lab/params.yaml does not match the current recipe" in done.stdout + done.stderr
-    assert lab.runs() == []
+    with pytest.raises(StageFailed, match=r"artifacts/lab/params\.yaml does not match the current recipe"):
+        stage_under_dvc(lab.project, "lab/suite")
 
 
-def test_dvc_repro_of_what_changes_while_it_waits_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvc_repro_of_what_changes_while_it_waits_says_so(finished: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """DVC has asked about what was there before."""
-    assert outcomes(lab)["clean"] == "ran"
-    run, real = lab.run(), ensure_module.prepare
+    lab, real = finished, ensure_module.prepare
+    run = lab.run()
     shutil.rmtree(lab.root / "artifacts/lab/clean")
 
     def replaced(*given: Any) -> None:
@@ -344,17 +336,17 @@ def test_dvc_repro_of_what_changes_while_it_waits_says_so(lab: Lab, monkeypatch:
 
 POINTS = ("publish set aside", "lock written", "restore checked out")
 NIGHTLY_POINTS = ("job started", "record.json written", "publish renamed", "commit cached", "lock replaced")
-"""`make test` kills a runner at each of these elsewhere: in `test_chain` and in the tests of `--force`."""
+"""By day, an exception ends a runner at each of these: in `test_a_job_runs_once_wherever_its_runner_dies`."""
 
 
 @pytest.mark.parametrize("point", [*POINTS, *(pytest.param(point, marks=pytest.mark.nightly) for point in NIGHTLY_POINTS)])
 def test_a_kill_at_any_point_of_making_a_stage_current_loses_nothing(finished: Lab, tmp_path: Path, point: str) -> None:
-    """The first run is whole; the second, which must run or restore `clean` again, dies at the point; the third puts all right."""
-    before = finished.contents()
-    if point == "restore checked out":
-        shutil.rmtree(finished.root / "artifacts/lab/clean")
+    """The first run is whole; the second, which must run or restore `cleaner` again, dies at the point; the third puts all right."""
+    before, restoring = finished.contents(), point == "restore checked out"
+    if restoring:
+        shutil.rmtree(finished.root / "artifacts/lab/cleaner")
     else:
-        finished.edit("configs/recipes/lab.yaml", "count: 5", "count: 6")
+        finished.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 6")
     faults = tmp_path / "faults"
     faults.mkdir()
     (faults / point).write_text("0")
@@ -363,19 +355,13 @@ def test_a_kill_at_any_point_of_making_a_stage_current_loses_nothing(finished: L
     orchestrator = finished.orchestrator("run_graph(run)")
     assert orchestrator.wait(deadline(60)) == -9, orchestrator.communicate()[0]
     assert (faults / "died.log").read_text() == f"{point}\n"
-    del finished.environment["PEDIGREE_FAULTS"]
     assert set(outcomes(finished).values()) <= {"unchanged", "restored", "ran", "attached"}
-    assert status(finished) == CLEAN and plan_reasons(finished) == []
-    assert len(finished.runs()) <= (0 if point == "restore checked out" else 3)
-    if point == "restore checked out":
-        assert finished.contents() == before
-    else:
-        finished.edit("configs/recipes/lab.yaml", "count: 6", "count: 5")
-        assert set(outcomes(finished).values()) <= {"unchanged", "restored"} and finished.contents() == before
-
-
-class Died(BaseException):
-    """A kill, as far as the code can tell: nothing of ours catches it."""
+    assert status(finished) == CLEAN and not any(entry.reasons for entry in plan(finished.run()))
+    assert finished.runs() == ([] if restoring else ["cleaner"])
+    if not restoring:
+        finished.edit("configs/recipes/lab.yaml", "ngram: 6", "ngram: 5")
+        assert set(outcomes(finished).values()) <= {"unchanged", "restored"}
+    assert finished.contents() == before
 
 
 def test_a_job_runs_once_wherever_its_runner_dies(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +374,7 @@ def test_a_job_runs_once_wherever_its_runner_dies(lab: Lab, monkeypatch: pytest.
             died.append(name)
             raise Died(name)
 
-    for module in (artifacts, launcher, ensure_module, ledger, lock_files):
+    for module in (artifacts, launcher, publication, ledger, lock_files):
         monkeypatch.setattr(module, "fault_point", dies)
     outcome = None
     while outcome is None:
@@ -433,10 +419,6 @@ def test_an_output_that_git_tracks_is_not_recorded(finished: Lab) -> None:
         ensure(run, run.graph.find("raw"), force=True)
     finished.shell("git rm -q -r --cached artifacts/lab/raw/payload")
     assert ensure(run, run.graph.find("raw")).outcome == "restored" and status(finished) == CLEAN
-
-
-def plan_reasons(lab: Lab) -> list[str]:
-    return [reason for entry in plan(lab.run()) for reason in entry.reasons]
 
 
 def test_kill_between_the_renames_of_a_publication_loses_nothing(built: Lab) -> None:
@@ -496,9 +478,7 @@ def test_malformed_dvc_file_elsewhere_is_named(lab: Lab) -> None:
 
 
 def test_remote_serves_a_fresh_clone(finished: Lab, tmp_path: Path) -> None:
-    remote = tmp_path / "remote"
-    config = f"[core]\n    site_cache_dir = {tmp_path / 'site'}\n    remote = store\n['remote \"store\"']\n    url = {remote}\n"
-    finished.write(".dvc/config.local", config)
+    finished.configure_dvc(tmp_path / "remote")
     finished.shell("dvc push -q --run-cache")
     before, runs = finished.contents(), finished.runs()
     shutil.rmtree(finished.root / ".dvc" / "cache")
@@ -513,11 +493,13 @@ def test_remote_serves_a_fresh_clone(finished: Lab, tmp_path: Path) -> None:
 def sent(template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """A lab whose artifacts lie in the remote alone: those of two versions of its recipe, the second of which is recorded."""
     lab = template.twin(tmp_path_factory.mktemp("sent"))
-    lab.shell(f"dvc remote add -q --local -d store {lab.root.parent / 'remote'}")
-    lab.shell("dvc push -q --run-cache && cp artifacts/lab/dvc.lock before.lock")
+    lab.configure_dvc(lab.root.parent / "remote")
+    push(lab.run())
+    lab.shell("cp artifacts/lab/dvc.lock before.lock")
     lab.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 7")
     assert outcomes(lab)["cleaner"] == "ran"
-    lab.shell("dvc push -q --run-cache && rm -r .dvc/cache artifacts/lab/*/")
+    push(lab.run())
+    lab.shell("rm -r .dvc/cache artifacts/lab/*/")
     return lab
 
 
@@ -526,7 +508,7 @@ def away(sent: Lab, tmp_path: Path) -> Lab:
     """The same, for a test that changes something."""
     lab = sent.twin(tmp_path)
     shutil.copytree(sent.root.parent / "remote", tmp_path / "remote")
-    lab.shell(f"dvc remote add -q --local -d store {tmp_path / 'remote'}")
+    lab.configure_dvc(tmp_path / "remote")
     return lab
 
 

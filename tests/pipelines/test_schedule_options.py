@@ -19,8 +19,9 @@ from waiting import deadline
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.pipelines import deployments
 from pedigree.pipelines.cli.main import app
-from pedigree.pipelines.deployments import describe, schedule_of
 from pedigree.pipelines.flow import _undisturbed
+from pedigree.pipelines.prefect import recurrence
+from pedigree.pipelines.prefect.recurrence import describe, schedule_of
 
 
 @pytest.mark.parametrize(
@@ -36,16 +37,15 @@ from pedigree.pipelines.flow import _undisturbed
     ],
 )
 def test_a_schedule_that_never_fires_is_refused(option: str, text: str) -> None:
-    given = dict.fromkeys(("cron", "interval", "rrule"), None) | {option: text}
     with pytest.raises(UsageProblem, match=rf"--{option} {re.escape(repr(text))} never fires \(.+\)"):
-        schedule_of(given["cron"], given["interval"], given["rrule"], None)
+        schedule_of(**{option: text})
 
 
 def test_a_rule_whose_next_date_is_not_found_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """No second holds two: Prefect would look at each to the year 9999, which takes days, and do nothing else meanwhile."""
-    monkeypatch.setattr(deployments, "SEARCH_S", 1)
+    monkeypatch.setattr(recurrence, "SEARCH_S", 1)
     with pytest.raises(UsageProblem, match=r"never fires .computing its next dates takes more than 1 s"):
-        schedule_of(None, None, "FREQ=SECONDLY;BYSETPOS=2", None)
+        schedule_of(rrule="FREQ=SECONDLY;BYSETPOS=2")
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,13 @@ def test_a_rule_whose_next_date_is_not_found_in_time_is_refused(monkeypatch: pyt
     ],
 )
 def test_a_schedule_that_fires_however_seldom_or_often_is_taken(option: str, text: str, words: str) -> None:
-    given = dict.fromkeys(("cron", "interval", "rrule"), None) | {option: text}
-    assert describe(schedule_of(given["cron"], given["interval"], given["rrule"], "Europe/Berlin")) == words
+    assert describe(schedule_of(**{option: text}, timezone="Europe/Berlin")) == words
 
 
 @pytest.mark.parametrize("text", ["99999999999d", "1000000000d", "1" + "0" * 400 + "d", "0d"])
 def test_an_interval_beyond_all_bounds_cannot_be_read(text: str) -> None:
     with pytest.raises(UsageProblem, match=r"is invalid\. Expected a positive number with a unit"):
-        schedule_of(None, text, None, None)
+        schedule_of(interval=text)
 
 
 def test_without_a_server_schedules_say_so(tmp_path: Path) -> None:
@@ -110,6 +109,7 @@ def test_a_lost_lease_of_prefect_ends_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_no_server_there_at_all_is_said_once_and_the_run_is_made(tmp_path):
     command = Command(Lab(tmp_path))
     command.environment |= {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PEDIGREE_PREFECT": "auto", "PREFECT_HOME": str(tmp_path / "home")}

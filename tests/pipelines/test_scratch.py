@@ -18,16 +18,21 @@ from pedigree.pipelines.jobs.lease import lease
 from pedigree.pipelines.run.runs import run_graph
 
 
-@pytest.fixture
-def lab(tmp_path) -> Lab:
-    """A lab whose stage `clean` has failed after a few checkpoints."""
-    lab = Lab(tmp_path)
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("failed"))
     lab.knobs(clean={"seconds": 0.5, "errors": [5, 5]})
     assert any(isinstance(end, StageFailed) for end in run_graph(lab.run()))
     (lab.project.private / "scratch" / key_of(lab) / "checkpoints" / "step-3").mkdir(parents=True)
     (lab.project.private / "scratch" / key_of(lab) / "checkpoints" / "step-3" / "w").write_bytes(bytes(5000))
     lab.knobs()
     return lab
+
+
+@pytest.fixture
+def lab(failed: Lab, tmp_path: Path) -> Lab:
+    """A lab whose stage `clean` has failed after a few checkpoints."""
+    return failed.twin(tmp_path)
 
 
 def key_of(lab: Lab) -> str:

@@ -47,11 +47,7 @@ def lab(made: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     for module in (context, cache):
         monkeypatch.setattr(module, "LONG_BYTES", LONG)
     monkeypatch.setattr(hashing, "PIECE_BYTES", 1 << 20)
-    copy = object.__new__(Lab)
-    copy.code, copy.root, copy.environment = made.code, tmp_path / "project", made.environment
-    shutil.copytree(made.root, copy.root)
-    copy.write(".dvc/config.local", f"[core]\n    site_cache_dir = {tmp_path / 'site'}\n")
-    return copy
+    return made.elsewhere(tmp_path)
 
 
 def told_of(lab: Lab) -> tuple[list[tuple[str, str, str]], Any]:

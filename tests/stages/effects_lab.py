@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import router_lab
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -26,25 +27,12 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.training import Lora
 from pedigree.data.artifacts.artifacts import Artifact, open_artifact
+from pedigree.stages.__main__ import main as run_stage
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.training.models import frozen, load_policy
 from pedigree.stages.training.trainer import Trainer
 
 DOCUMENTS = [(document([5, 6, 7], [8 + number, 9, 2]),) for number in range(4)]
-
-
-@contextmanager
-def counted_layers(model: nn.Module) -> Iterator[Counter[str]]:
-    """How often layers are computed for a gradient."""
-    found: Counter[str] = Counter()
-
-    def note(*_: Any) -> None:
-        found["computed"] += torch.is_grad_enabled()
-
-    handles = [layer.register_forward_pre_hook(note) for layer in model.base_model.layers]
-    yield found
-    for handle in handles:
-        handle.remove()
 
 
 @contextmanager
@@ -94,24 +82,6 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return hashlib.sha256(b"".join(tensor.float().numpy().tobytes() for tensor in tensors.values())).hexdigest()
 
 
-def recomputation(policy: Artifact, lora: bool, dtype: str, **fields: Any) -> dict[str, Any]:
-    """Two steps: losses, how often a layer is computed per micro-batch, bytes kept for the backward pass, and the weights' hash."""
-    trainer = trainer_of(policy, fields, lora, dtype)
-    model = trainer.engine.module.model
-    losses, computed, kept = [], 0, 0
-    for _ in range(2):
-        batch = collate(DOCUMENTS, trainer.numerics, 0)
-        with counted_layers(model) as counts:
-            with kept_for_backward(trainer.engine.module.parameters()) as tensors:
-                loss = -trainer.module(batch)[0].sum()
-            trainer.backward(loss)
-        computed, kept = counts["computed"], tensors["bytes"]
-        losses.append([loss.item(), float(trainer.step().grad_norm)])
-    weights = digest(weights_of(trainer))
-    trainer.close()
-    return {"losses": losses, "computed": computed / len(model.base_model.layers), "kept": kept, "weights": weights}
-
-
 def decay(policy: Artifact, lora: bool = False, decayed: str = "matrices", **fields: Any) -> dict[str, Any]:
     """What is left of vectors and of matrices after a step with zero gradient, learning rate 0.5 and decay 0.1: 0.95 of what decays."""
     trainer = trainer_of(policy, fields, lora, learning_rate=0.5, weight_decay=0.1, decayed=decayed)
@@ -126,25 +96,28 @@ def decay(policy: Artifact, lora: bool = False, decayed: str = "matrices", **fie
     return {kind: sorted(shares) for kind, shares in left.items()}
 
 
-def held(policy: Artifact, **fields: Any) -> dict[str, int]:
-    """Elements of weights, gradients and moments that this rank holds after two micro-batches and the step."""
+def parts(policy: Artifact, **fields: Any) -> dict[str, Any]:
+    """Shares of gradients, moments and weights that this rank holds after two micro-batches and the step, and the exchanges in each."""
     trainer = trainer_of(policy, fields)
     optimizer, model = trainer.engine.optimizer, trainer.engine.module
+    backward = []
     for _ in range(2):
-        trainer.backward(-trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum())
+        loss = -trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum()
+        backward.append(exchanges(lambda loss=loss: trainer.backward(loss)))
     parameters = list(model.parameters())
     by_group = {2: "all_grad_tensors", 3: "averaged_gradients"}.get(trainer.numerics.zero_stage)
     partitioned = [part for group in getattr(optimizer, by_group).values() for part in group or ()] if by_group else []
     gradients = [gradient for gradient in (*partitioned, *(parameter.grad for parameter in parameters)) if gradient is not None]
-    found = {"gradients": elements(gradients)}
-    trainer.step()
+    held = {"gradients": elements(gradients)}
+    step = exchanges(trainer.step)
     moments = [state["exp_avg"] for state in getattr(optimizer, "optimizer", optimizer).state.values()]
     whole = [parameter for parameter in parameters if not hasattr(parameter, "ds_tensor")]
-    parts = [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
+    shares = [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
     gathered = [parameter for parameter in parameters if hasattr(parameter, "ds_tensor") and parameter.numel() and not parameter.ds_persist]
-    found |= {"moments": elements(moments), "weights": elements(whole) + elements(parts) + elements(gathered)}
+    held |= {"moments": elements(moments), "weights": elements(whole) + elements(shares) + elements(gathered)}
+    all_elements = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
     trainer.close()
-    return found
+    return {"held": {part: count / all_elements for part, count in held.items()}, "exchanges": {"backward": backward, "step": step}}
 
 
 def arriving(policy: Artifact, **fields: Any) -> dict[str, Any]:
@@ -176,21 +149,6 @@ def elements(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def offloading(policy: Artifact, offload: bool, **fields: Any) -> dict[str, Any]:
-    """Two steps: losses, weights, and what DeepSpeed keeps on the host."""
-    trainer = trainer_of(policy, fields, dtype="bf16", offload=offload)
-    losses = []
-    for _ in range(2):
-        for _ in range(2):
-            loss = -trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum()
-            trainer.backward(loss)
-        losses.append([loss.item(), float(trainer.step().grad_norm)])
-    optimizer, found = trainer.engine.optimizer, {name: tensor.tolist() for name, tensor in weights_of(trainer).items()}
-    on_host = any(getattr(optimizer, name, False) is True for name in ("cpu_offload", "offload_optimizer"))
-    trainer.close()
-    return {"losses": losses, "weights": found, "on_host": on_host}
-
-
 class LikeOnGpus(Trainer):
     """DeepSpeed reduces as with GPUs, in buckets as small as the largest weight allows. A CPU has no streams that could run at once."""
 
@@ -200,16 +158,18 @@ class LikeOnGpus(Trainer):
         return found
 
 
-def overlapping(policy: Artifact, like_on_gpus: bool, dtype: Any, **fields: Any) -> dict[str, Any]:
-    """Two steps of two micro-batches, each rank with its own: norms of the gradients and the weights' hash."""
-    trainer = trainer_of(policy, fields, dtype=dtype, kind=LikeOnGpus if like_on_gpus else Trainer)
+def updating(policy: Artifact, offload: bool = False, like_on_gpus: bool = False, **fields: Any) -> dict[str, Any]:
+    """Two steps of two micro-batches in bf16, each rank with its own: gradient norms, the weights' hash, and how DeepSpeed works."""
+    trainer = trainer_of(policy, fields, dtype="bf16", offload=offload, kind=LikeOnGpus if like_on_gpus else Trainer)
     norms = []
     for step in range(2):
         for number in range(2):
             units = [(document([5, 6, 7], [8 + 3 * trainer.rank + 2 * step + number, 9, 2]),)]
             trainer.backward(-trainer.module(collate(units, trainer.numerics, 0))[0].sum())
         norms.append(float(trainer.step().grad_norm))
-    found = {"overlaps": trainer.engine.zero_overlap_comm(), "norms": norms, "weights": digest(weights_of(trainer))}
+    optimizer = trainer.engine.optimizer
+    on_host = any(getattr(optimizer, name, False) is True for name in ("cpu_offload", "offload_optimizer"))
+    found = {"norms": norms, "weights": digest(weights_of(trainer)), "on_host": on_host, "overlaps": trainer.engine.zero_overlap_comm()}
     trainer.close()
     return found
 
@@ -244,19 +204,6 @@ def living_bytes() -> int:
     """Of all tensors that Python knows, each storage once."""
     storages = (thing.untyped_storage() for thing in gc.get_objects() if isinstance(thing, Tensor))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def collectives(policy: Artifact, **fields: Any) -> dict[str, list[int]]:
-    """Exchanges between ranks in the backward passes of two steps of two micro-batches, and in the steps."""
-    trainer = trainer_of(policy, fields)
-    found: dict[str, list[int]] = {"backward": [], "step": []}
-    for _ in range(2):
-        for _ in range(2):
-            loss = -trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum()
-            found["backward"].append(exchanges(lambda loss=loss: trainer.backward(loss)))
-        found["step"].append(exchanges(trainer.step))
-    trainer.close()
-    return found
 
 
 def waits(policy: Artifact, **fields: Any) -> dict[str, Any]:
@@ -343,6 +290,18 @@ def exchanges(work: Callable[[], Any]) -> int:
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         work()
     return sum(event.count for event in seen.key_averages() if event.key.startswith("c10d::"))
+
+
+def routers(policy: Artifact, mixture: str, **fields: Any) -> dict[str, Any]:
+    """A step of a mixture of experts in place of the policy: what it counts, and a sketch of its gradient."""
+    found = router_lab.trained(open_artifact(Path(mixture)), Numerics.model_validate({"threads": 1, **fields}))
+    return {**found, "gradient": router_lab.sketch(found["gradient"])}
+
+
+def job(policy: Artifact, folder: str) -> str:
+    """Runs the job that `write_spec` has written into a folder; returns the folder."""
+    run_stage(Path(folder))
+    return folder
 
 
 if __name__ == "__main__":

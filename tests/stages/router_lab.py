@@ -1,11 +1,7 @@
-"""Gradients of mixtures of experts with their router loss: `python router_lab.py POLICY CASES.json` prints one line per case.
-
-As a script it runs on as many ranks as it is started with, and prints on the first.
-"""
+"""Mixtures of experts of random weights, and the gradient of a step of one with its router loss."""
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ from torch import Tensor
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.training import Lora
-from pedigree.data.artifacts.artifacts import Artifact, open_artifact
+from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.stages.core.batches import Unit, document
 from pedigree.stages.training.feed import GlobalBatch
 from pedigree.stages.training.models import load_policy
@@ -120,10 +116,3 @@ def sketch(gradient: dict[str, Tensor]) -> dict[str, list[float]]:
         products = [(value * torch.randn(value.shape, generator=draw)).sum().item() for _ in range(2)]
         found[name] = [value.norm().item(), *products]
     return found
-
-
-if __name__ == "__main__":
-    for fields in json.loads(Path(sys.argv[2]).read_text()):
-        found = trained(open_artifact(Path(sys.argv[1])), Numerics(**fields))
-        if torch.distributed.get_rank() == 0:
-            print("numbers " + json.dumps({**found, "gradient": sketch(found["gradient"])}), flush=True)

@@ -98,6 +98,7 @@ with open_sampler(
 """
 
 
+@pytest.mark.nightly
 def test_vllm_computes_in_fp32_with_the_bf16_weights_and_has_room_for_as_many_tokens(tmp_path, policy):
     numerics = Numerics(threads=1)
     model = load_policy(policy, numerics)

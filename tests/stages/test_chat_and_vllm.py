@@ -15,7 +15,8 @@ from tokenizers.processors import TemplateProcessing
 
 from pedigree.configs.rows.source_models import TEMPLATES, RandomLlama
 from pedigree.data.artifacts import assets
-from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import ChatError
 from pedigree.stages.source_model.run import adopt, gguf_tokenizer, random_llama, train_tokenizer
 
 pytestmark = pytest.mark.slow  # vLLM alone takes its time to be imported

@@ -17,7 +17,8 @@ from tiny_models import make
 from transformers import AutoModelForCausalLM
 
 from pedigree.configs.rows.source_models import TEMPLATES
-from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import ChatError
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr.conversations import open_environments
 from pedigree.stages.rlvr.rewarding import Rewards

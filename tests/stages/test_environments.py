@@ -86,8 +86,6 @@ def test_a_failure_is_unknown_with_its_cause_and_ends_no_other_conversation(tmp_
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("import torch", "No module named 'torch'"),
-        ("class Other: pass", "has no function 'Environment'"),
         ("class Environment:\n    def reset(self): pass", "has no method 'step'"),
         ("class Environment:\n    def reset(self, level): pass\n    def step(self, answer): pass", "missing a required argument: 'level'"),
     ],

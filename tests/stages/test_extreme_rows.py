@@ -10,11 +10,10 @@ from data_lab import publish, rows_of, run_stage
 from models import tiny_policy
 from row_reading import read_rows
 
-from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.data.chat.chat import Chat, ChatError
-from pedigree.data.records import records
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import ChatError
 from pedigree.stages.sample.run import Draw, ask
 
 MIB = 1 << 20
@@ -119,18 +118,6 @@ def test_what_the_assistant_says_last_ends_no_turn(policy: Path) -> None:
     chat = Chat(policy)
     ids, mask = chat.training(GOOD["a template's tokens from the assistant"]["messages"])
     assert [token for token, trained in zip(ids, mask, strict=True) if trained].count(chat.eos_id) == 1
-
-
-def test_one_bad_row_too_many_ends_the_stage_by_its_place(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(chat("Hi.")), *(line for line, _ in BAD.values())]))
-    source = {"type": "files", "path": "rows.jsonl", "max_bad_rows": len(BAD) - 1}
-    with pytest.raises(PedigreeError, match=rf"{len(BAD)} malformed rows of {len(BAD) + 1}.*\n.*rows.jsonl:2: "):
-        config = {"record": "conversation", "sources": [source]}
-        run_stage(tmp_path / "prepared", "prepare_data", config, {"rows.jsonl": tmp_path / "rows.jsonl"})
-
-
-def test_sizes_are_those_of_the_texts(prepared: Artifact) -> None:
-    assert max(map(records.size_of, rows_of(prepared))) > 2 * MIB
 
 
 def test_filters_drop_what_they_name_and_leave_the_rest(tmp_path: Path) -> None:

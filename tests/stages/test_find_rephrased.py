@@ -253,6 +253,7 @@ def test_neither_processes_nor_groups_of_rows_change_a_byte(tmp_path: Path, monk
     assert len(made) == 1 and Counter(line["verdict"] for line in done.lines("manifest.jsonl")) == {"removed": 15}
 
 
+@pytest.mark.nightly  # `test_rated_answers` kills a job that asks an endpoint
 def test_a_job_that_was_killed_asks_nothing_twice_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
     stuck, open_, taken = threading.Event(), threading.Event(), []
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from data_lab import publish, rows_of, run_stage
+from models import a_job
 from pydantic import ValidationError
 
 from pedigree.configs.base.frozen import PortInput
@@ -15,13 +16,12 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.shrink import MAX_UNKNOWN, Cut, StandIns
 from pedigree.configs.judging.measuring import Evaluate, evaluate_problem
 from pedigree.configs.judging.scoring import Judge
-from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.evaluate.suite_scores import Draws, tabulate
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.job.job import Job
 from pedigree.stages.sampling import functions
 from pedigree.stages.sampling.functions import opened
 from pedigree.stages.sampling.sampler import Generation
@@ -105,6 +105,17 @@ def test_a_function_that_needs_what_rows_lack_is_refused_and_too_many_unknown_ro
         run_stage(tmp_path / "unknown", "select_rows", config | {"programs": [PROGRAM]}, files, data=data)
 
 
+def test_a_row_that_every_function_leaves_out_has_no_score_and_a_reason(tmp_path, files):
+    (tmp_path / "longest.py").write_text("def reward(completions, id):\n    return [None if name == 'b' else 1.0 for name in id]\n")
+    data = publish(tmp_path / "in", "conversation", [conversation("a", "x"), conversation("b", "y")])
+    config = {"programs": [PROGRAM], "keep": {"type": "above", "min_score": 0}}
+    with pytest.raises(StageError, match=r"1 of 2 rows have no score, more than 10% \(every function left it out\)"):
+        run_stage(tmp_path / "bound", "select_rows", config, files, data=data)
+    made = run_stage(tmp_path / "made", "select_rows", config | {"max_unscored_share": 0.5}, files, data=data)
+    (drop,) = [json.loads(line) for line in (made.evidence / "drops.jsonl").read_text().splitlines()]
+    assert (drop["id"], drop["reason"], drop["evidence"]) == ("b", "no score", "every function left it out")
+
+
 def test_a_trusted_file_is_noted_wherever_it_scores(tmp_path, files):
     data = publish(tmp_path / "in", "conversation", [conversation("a", "x")])
     config = {"programs": [PROGRAM | {"trusted": True}], "keep": {"type": "above", "min_score": 0}}
@@ -123,7 +134,8 @@ def scored(folder: Path, files: dict[str, Path], programs: list[Any], answers: d
         {"id": str(number), "source": "s", "task": "t", "messages": [{"role": "user", "content": "?"}], "verifier": verifier}
         for number in range(len(next(iter(answers.values()))))
     ]
-    job = Job(folder / "job", address="r/e", key="k", numerics=Numerics(threads=2), placement=Placement(), source_files=files)
+    job = a_job(folder / "job", Numerics(threads=2))  # it exists: slow functions are reported there
+    job.source_files.update(files)
     config = Evaluate.model_validate({"sampling": {"max_tokens": 3}, "programs": programs})
     suites = evaluate.gather(config, {"suites": {"s": publish(folder / "suite", "item", items)}}, job)
     chat: Any = Spelled()

@@ -54,13 +54,11 @@ def test_only_rank_zero_reports(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_a_job_that_is_overtaken_ends_at_once_and_seals_nothing_more(tmp_path, monkeypatch, ranks):
+def test_a_job_that_is_overtaken_ends_at_once_and_seals_nothing_more(tmp_path, monkeypatch, policy, conversations, ranks):
     """Each rank looks for itself. What was sealed before is whole, and nothing comes after it."""
     monkeypatch.setenv(FENCE, str(Fence.raised(tmp_path / "lease", 1).path))
-    policy = models.tiny_policy(tmp_path / "policy")
-    data = models.dataset(tmp_path / "data", "conversation", models.arithmetic(28))
     config = {"global_batch": 8, "epochs": 5000, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
-    inputs = {"policy": {"policy": policy}, "data": {"data": data}}
+    inputs = {"policy": {"policy": policy}, "data": {"data": conversations}}
     numerics = Numerics(threads=1, world_size=ranks)
     running = models.start_job(tmp_path / "job", "sft", config, inputs, numerics, checkpoint_every_steps=5, keep_checkpoints=99)
     checkpoints = tmp_path / "job" / "checkpoints"

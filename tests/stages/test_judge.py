@@ -100,20 +100,17 @@ def test_an_answer_that_was_cut_off_is_judged_without_an_end(tmp_path, reward_mo
     assert found[1]["reward"] is None and metrics["failures"] == 1
 
 
-def test_win_rates_are_bradley_terrys_of_raw_rewards_whatever_their_weight(tmp_path, members):
-    """P(i beats k) = σ(s_i - s_k) of one reward model's raw scores, averaged over all answers to the prompt; None without a score."""
+def test_win_rates_are_bradley_terrys_of_raw_rewards_whatever_their_weight(tmp_path, reward_model):
+    """P(i beats k) = σ(s_i - s_k) of one reward model's raw scores, averaged over all answers to the prompt; None without a score. For
+    several models see `test_members_are_normalised_each_by_its_own_and_combined`."""
     rows = [completion(1, "ha " * index + "2", sum_of(1)) | {"id": f"p1/a/{index}"} for index in range(4)]
     rows += [completion(number, "1" * (400 if number == 2 else 3), sum_of(number)) for number in range(2, 9)]
     config = {"reward_weight": 0.3, "verifier_weight": 0.0}
-    _, found = judged(tmp_path / "one", rows, config, reward_models={"rm": members["a"]})
+    _, found = judged(tmp_path, rows, config, reward_models={"rm": reward_model})
     raw = torch.tensor([row["rewards"]["rm"] for row in found[:4]], dtype=torch.float64)
     expected = torch.sigmoid(raw[:, None] - raw[None]).mean(1)
     assert [row["win_rate"] for row in found[:4]] == pytest.approx(expected.tolist(), abs=1e-6)
     assert [row["win_rate"] for row in found[4:]] == [None, *[0.5] * 6]  # alone, an answer has itself for an opponent
-    _, several = judged(tmp_path / "several", rows[:4], config, reward_models=members)
-    logits = torch.tensor([row["reward"] for row in several[:4]], dtype=torch.float64) * statistics.fmean(std for _, std in NORMS.values())
-    expected = torch.sigmoid(logits[:, None] - logits[None]).mean(1)
-    assert [row["win_rate"] for row in several[:4]] == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_a_verifier_is_certain_who_wins(tmp_path):
@@ -190,6 +187,8 @@ def test_members_are_normalised_each_by_its_own_and_combined(tmp_path, members):
         combined = statistics.fmean(normalised) - 2 * statistics.pvariance(normalised)
         assert row["reward"] == pytest.approx(combined) and row["score"] == pytest.approx(0.5 * row["reward"])
         assert row["disagreement"] == pytest.approx(statistics.pstdev(normalised)) and row["disagreement"] > 0
+        logits = torch.tensor([row["reward"] - other["reward"] for other in found if other["prompt_id"] == row["prompt_id"]])
+        assert row["win_rate"] == pytest.approx(torch.sigmoid(logits * statistics.fmean(std for _, std in NORMS.values())).mean().item())
     agreed = json.loads((tmp_path / "job" / "out" / "evidence" / "agreement.json").read_text())
     assert [one["members"] for one in agreed] == [["a", "b"], ["a", "c"], ["b", "c"]]
     alike = 0

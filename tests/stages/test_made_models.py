@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from waiting import deadline, until
 
 from pedigree.configs.rehearsal.families import Dialogue, ModelPlan, families, family_of
-from pedigree.data.chat.chat import PROBE, Chat, ChatError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import PROBE, ChatError
 from pedigree.data.sources import rehearsal_hub
 from pedigree.stages.core.rating import parse_rating
 from pedigree.stages.training.made_models import main, make

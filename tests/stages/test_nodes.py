@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import models
 import pytest
@@ -49,51 +50,63 @@ def args(policy, conversations):
     return of
 
 
-@pytest.fixture(scope="module")
-def on_one_node(tmp_path_factory, args):
-    return models.run(tmp_path_factory.mktemp("one"), *args(1))
-
-
-def test_a_job_that_lost_a_node_ends_soon_and_goes_on_with_another_number_of_nodes(tmp_path, args, on_one_node):
-    """The agent of the second node is killed alone, as by the kernel for lack of memory; its rank would live on."""
-    models.write_spec(tmp_path, *args(2), checkpoint_every_steps=5)
-    with started(tmp_path, "lead", "join") as (lead, second):
-        until(lambda: max(checkpoint_names(tmp_path), default="") >= "step-000010", alive=lambda: lead.poll() is None)
-        os.kill(second.pid, signal.SIGKILL)
-        second.wait()
+def lose_a_node(folder, args, lose):
+    """Two nodes train until `lose` is called with the agent of the second; the first ends soon, although collectives wait for minutes."""
+    models.write_spec(folder, *args(2), checkpoint_every_steps=5)
+    with started(folder, "lead", "join") as (lead, second):
+        until(lambda: max(checkpoint_names(folder), default="") >= "step-000010", alive=lambda: lead.poll() is None)
+        gone = lose(second)
         began = time.monotonic()
-        until(lambda: second.poll() is not None and lead.poll() is not None and not list(processes_of(tmp_path)), ENDS_S)
-        assert time.monotonic() - began < deadline(ENDS_S)
-    (tmp_path / "done.json").unlink(missing_ok=True)
-    done = models.run(tmp_path, *args(1), {"allow_numerics_change": True})
-    assert done["ok"] and done["resumed_from"] and done["content"] == on_one_node["content"]
-    assert any(mark.startswith("numerics changed at step") and "nodes 2 -> 1" in mark for mark in done["marks"])
+        until(lambda: lead.poll() is not None and not set(processes_of(folder)) - gone, ENDS_S)
+        assert lead.wait() and time.monotonic() - began < deadline(ENDS_S)
+    (folder / "done.json").unlink(missing_ok=True)
 
 
-def test_two_nodes_train_as_one_and_a_third_finds_no_place(tmp_path, args, on_one_node):
-    models.write_spec(tmp_path, *args(2))
-    with started(tmp_path, "lead") as (lead,):
-        report = tmp_path / "progress.json"
-        until(lambda: report.exists() and "waiting for" in str(json.loads(report.read_text())["doing"]))
-        with started(tmp_path, "join", "join") as others:
+def freeze(agent):
+    """Its connections stay open and nothing answers, as where a machine lost its power."""
+    gone = {agent.pid, *(int(pid) for pid in children_of(agent.pid))}
+    assert len(gone) == 2
+    for pid in gone:
+        send(pid, signal.SIGSTOP)
+    return gone
+
+
+def kill_alone(agent):
+    """As by the kernel for lack of memory; its rank would live on."""
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.wait()
+    return set()
+
+
+def children_of(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def losses(folder):
+    return [json.loads(line)["loss"] for line in (folder / "curve.jsonl").read_text().splitlines()]
+
+
+def test_a_job_that_lost_a_node_goes_on_with_two_which_train_as_one_and_a_third_finds_no_place(tmp_path, args):
+    lose_a_node(tmp_path / "job", args, freeze)
+    assert "node 1 has been silent for" in (tmp_path / "job/log.txt").read_text()
+    with started(tmp_path / "job", "lead") as (lead,):
+        report = tmp_path / "job/progress.json"
+        until(lambda: "waiting for" in str(json.loads(report.read_text())["doing"]))
+        with started(tmp_path / "job", "join", "join") as others:
             assert lead.wait(deadline(120)) == 0
             assert sorted(other.wait(deadline(60)) for other in others) == [0, 3]
-    assert models.told(tmp_path)["content"] == on_one_node["content"]
+    done = models.told(tmp_path / "job")
+    assert done["ok"] and done["resumed_from"] >= "step-000010" and not (tmp_path / "job/meeting.json").exists()
+    kind, config, inputs, _ = args(1)
+    assert models.run(tmp_path / "alone", kind, config, inputs, Numerics(threads=1))["ok"]
+    assert losses(tmp_path / "job") == pytest.approx(losses(tmp_path / "alone"), rel=1e-3)
 
 
-def test_a_frozen_node_is_gone(tmp_path, args):
-    """Its connections stay open and nothing answers, as where a machine lost its power."""
-    models.write_spec(tmp_path, *args(2))
-    with started(tmp_path, "lead", "join") as (lead, second):
-        until(lambda: (tmp_path / "curve.jsonl").exists(), alive=lambda: lead.poll() is None)
-        theirs = [second.pid, *(pid for pid in processes_of(tmp_path) if os.getppid() and _parent(pid) == second.pid)]
-        for pid in theirs:
-            send(pid, signal.SIGSTOP)
-        assert len(theirs) == 2 and lead.wait(deadline(ENDS_S)) == 1
-        until(lambda: not set(processes_of(tmp_path)) - set(theirs))
-    assert "node 1 has not been heard for" in (tmp_path / "log.txt").read_text()
-
-
-def _parent(pid):
-    with open(f"/proc/{pid}/stat") as stream:
-        return int(stream.read().rpartition(")")[2].split()[1])
+@pytest.mark.nightly
+def test_a_job_whose_agent_was_killed_goes_on_with_another_number_of_nodes(tmp_path, args):
+    lose_a_node(tmp_path / "job", args, kill_alone)
+    models.write_spec(tmp_path / "job", *args(1), {"allow_numerics_change": True})
+    models.write_spec(tmp_path / "whole", *args(1))
+    done, undisturbed = models.run_written([tmp_path / "job", tmp_path / "whole"])
+    assert done["ok"] and done["resumed_from"] >= "step-000010" and done["content"] == undisturbed["content"]
+    assert any(mark.startswith("numerics changed at step") and "nodes 2 -> 1" in mark for mark in done["marks"])

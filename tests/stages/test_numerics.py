@@ -1,16 +1,13 @@
 """Fields of `numerics` by what they do: passes, tokens, calls, bytes, exchanges between ranks. Equal losses are shown elsewhere."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import effects_lab
 import models
 import pytest
 import torch
 from effects_lab import DOCUMENTS, trainer_of
-from sweeps import nightly_unless
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -175,102 +172,9 @@ def test_a_gpu_that_is_not_there_is_no_cpu(policy):
                 seed=0)  # fmt: skip
 
 
-# --- two ranks ---------------------------------------------------------------------------------------------------------
-
-TWO = {"world_size": 2}
-STAGES = (0, 1, 2, 3)
-OVERLAPPED = [(2, "bf16"), (3, "bf16")]
-Cases = dict[str, tuple[str, dict[str, Any]]]
-DECAYS = [(3, False, "matrices"), (2, True, "matrices"), (1, False, "all")]
-RECOMPUTED = [(2, True), (3, False)]
-
-
-def decays(cases: Iterable[tuple[int, bool, str]]) -> Cases:
-    return {
-        f"decay {stage} {lora} {decayed}": ("decay", {**TWO, "zero_stage": stage, "lora": lora, "decayed": decayed})
-        for stage, lora, decayed in cases
-    }
-
-
-def recomputations(cases: Iterable[tuple[int, bool]]) -> Cases:
-    return {
-        f"recomputation {stage} {lora} {on}": (
-            "recomputation",
-            {**TWO, "zero_stage": stage, "lora": lora, "gradient_checkpointing": on, "dtype": "bf16" if stage else "fp32"},
-        )
-        for stage, lora in cases
-        for on in (False, True)
-    }
-
-
-def offloadings(*stages: int) -> Cases:
-    return {
-        f"offloading {on} {stage}": ("offloading", {**TWO, "zero_stage": stage, "offload": on}) for stage in stages for on in (False, True)
-    }
-
-
-def overlappings(*cases: tuple[int, str]) -> Cases:
-    return {
-        f"overlapping {on} {stage} {dtype}": ("overlapping", {**TWO, "zero_stage": stage, "dtype": dtype, "like_on_gpus": on})
-        for stage, dtype in cases
-        for on in (False, True)
-    }
-
-
-DAILY: Cases = {
-    **{f"held {stage}": ("held", {**TWO, "zero_stage": stage}) for stage in STAGES},
-    **{f"collectives {stage}": ("collectives", {**TWO, "zero_stage": stage}) for stage in STAGES},
-    "head gathers": ("head_gathers", {**TWO, "zero_stage": 3, "logprob_chunk": 8}),
-    **{f"arriving {stage}": ("arriving", {**TWO, "zero_stage": stage}) for stage in (2, 3)},
-    **decays(DECAYS),
-    **recomputations(RECOMPUTED),
-    **offloadings(2),
-    **overlappings(*OVERLAPPED),
-    "waits": ("waits", TWO),
-    **{f"shared rows {stage}": ("shared_rows", {**TWO, "zero_stage": stage, "logprob_chunk": 8}) for stage in (2, 3)},
-}
-ALL_DECAYS = [(stage, lora, decayed) for stage in STAGES for lora, decayed in ((False, "matrices"), (True, "matrices"), (False, "all"))]
-ALL_RECOMPUTED = [(stage, lora) for stage in STAGES for lora in (False, True)]
-ALL_OTHERS = {**decays(ALL_DECAYS), **recomputations(ALL_RECOMPUTED), **offloadings(1, 2, 3)}
-NIGHTLY = {name: case for name, case in ALL_OTHERS.items() if name not in DAILY}
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> Callable[[str], Any]:
-    """The model's largest matrices are above what ZeRO-3 leaves on every rank."""
-    folder = tmp_path_factory.mktemp("two")
-    return models.measuring(effects_lab.__file__, models.tiny_policy(folder / "policy", hidden=512), folder, DAILY, NIGHTLY)
-
-
-@pytest.mark.proves("numerics.zero_stage")
-def test_each_zero_stage_parts_one_thing_more(measured):
-    """Moments from 1 on, gradients from 2 on, weights with 3: half of them on each of two ranks, up to what fills the last block."""
-    whole = measured("held 0")
-    assert len(set(whole.values())) == 1
-    for stage in STAGES:
-        for part, first in (("moments", 1), ("gradients", 2), ("weights", 3)):
-            share = measured(f"held {stage}")[part] / whole[part]
-            assert share == pytest.approx(0.5 if stage >= first else 1.0, rel=2e-3), (stage, part)
-
-
-@pytest.mark.proves("numerics.sequence_parallel")
-@pytest.mark.parametrize("stage", [2, 3])
-def test_two_ranks_compute_a_row_together_with_the_gradient_of_one_and_half_of_its_activations(measured, stage):
-    found = measured(f"shared rows {stage}")
-    assert found["logps"] < 1e-6 and found["gradients"] < 1e-5, found
-    assert stage == 3 or found["kept"] < 0.6, found  # with ZeRO-3, autograd keeps gathered weights too
-
-
 def test_ranks_that_cannot_share_the_heads_are_refused_before_the_model_is_loaded(policy):
     with pytest.raises(StageError, match="sequence_parallel 4 does not divide the model's num_key_value_heads 2: set it to a divisor of 2"):
         load_policy(policy, Numerics(world_size=4, sequence_parallel=4))
-
-
-def test_under_zero_3_no_rank_ever_has_a_whole_policy_or_reference_on_its_device(measured):
-    """Parameters arrive one by one; of a reference, too, each of two ranks holds half, and it computes the same bits."""
-    assert measured("arriving 2") == {"whole": [1.0], "held": 1.0, "equal": True}
-    found = measured("arriving 3")
-    assert found["whole"] == [0.0, 0.0] and found["equal"] and found["held"] == pytest.approx(0.5, rel=2e-3)
 
 
 def test_bf16_weights_are_pages_of_their_file_which_ranks_share(tmp_path, policy):
@@ -286,19 +190,6 @@ def test_bf16_weights_are_pages_of_their_file_which_ranks_share(tmp_path, policy
     assert {buffer.dtype for buffer in module.buffers()} == {torch.float32}
 
 
-def test_gradients_are_exchanged_once_a_step_up_to_zero_1_and_after_each_micro_batch_above(measured):
-    for stage in STAGES:
-        found = measured(f"collectives {stage}")
-        assert all(found["step"]) and len(found["backward"]) == 4
-        assert all(found["backward"]) if stage >= 2 else not any(found["backward"]), stage
-
-
-@pytest.mark.parametrize(("stage", "dtype"), OVERLAPPED)
-def test_gradients_reduced_during_the_backward_pass_are_the_same(measured, stage, dtype):
-    after, during = (measured(f"overlapping {on} {stage} {dtype}") for on in (False, True))
-    assert (after.pop("overlaps"), during.pop("overlaps")) == (False, True) and during == after
-
-
 def test_on_gpus_gradients_and_weights_travel_while_others_are_computed_and_no_weight_exceeds_a_bucket(policy):
     """DeepSpeed's ZeRO-2 frees a gradient larger than its bucket while another stream still reads it: the embeddings of Llama 3.1 8B have
     525 million elements, its bucket 500 million."""
@@ -309,41 +200,3 @@ def test_on_gpus_gradients_and_weights_travel_while_others_are_computed_and_no_w
         assert found["overlap_comm"] is expected and found["reduce_bucket_size"] >= 525_336_576 * (stage == 2 and device == "cuda")
         assert trainer._config(numerics, False, 1000)["zero_optimization"]["reduce_bucket_size"] == 500_000_000
     trainer.close()
-
-
-def test_no_rank_waits_for_the_first_in_a_group_that_ends_or_spins(measured):
-    """Rollouts, checks of checkpoints and exports may take rank 0 hours: a hang is found by its heartbeat."""
-    found = measured("waits")
-    assert (found["heard"], found["collectives"]) == (1, 0)
-    assert found["timeout_s"] > 24 * 3600  # ranks may also join each other late
-
-
-def test_zero_3_gathers_the_head_once_a_pass_and_knows_the_modules_of_passes_of_any_length(measured):
-    """DeepSpeed records the modules of the first pass, and prefetches by that record as long as it holds."""
-    found = measured("head gathers")
-    assert found["complete"] == [False] + 11 * [True]
-    assert found["head"][1:] == 11 * [1]
-
-
-@pytest.mark.parametrize(("stage", "lora"), nightly_unless(RECOMPUTED, ALL_RECOMPUTED))
-def test_layers_are_recomputed_on_two_ranks_in_the_same_bits(measured, stage, lora):
-    plain, recomputed = (measured(f"recomputation {stage} {lora} {on}") for on in (False, True))
-    assert (plain["computed"], recomputed["computed"]) == (1, 2)
-    assert recomputed["kept"] < plain["kept"] / 4
-    assert recomputed["losses"] == plain["losses"] and recomputed["weights"] == plain["weights"]
-
-
-@pytest.mark.parametrize(("stage", "lora", "decayed"), nightly_unless(DECAYS, ALL_DECAYS))
-def test_norms_do_not_decay_and_matrices_do_on_two_ranks(measured, stage, lora, decayed):
-    """A step with zero gradient at learning rate 0.5 and decay 0.1 leaves 0.95 of what decays. Adapters are matrices."""
-    vectors = [] if lora else [1.0 if decayed == "matrices" else 0.95]
-    assert measured(f"decay {stage} {lora} {decayed}") == {"vectors": vectors, "matrices": [0.95]}
-
-
-@pytest.mark.proves("numerics.offload_optimizer", on_gpus="that the bytes leave the GPU: here all memory is the host's")
-@pytest.mark.parametrize("stage", nightly_unless([2], STAGES[1:]))
-def test_an_offloaded_optimizer_is_deepspeeds_on_the_host_and_makes_the_same_update(measured, stage):
-    plain, offloaded = (measured(f"offloading {on} {stage}") for on in (False, True))
-    assert (plain["on_host"], offloaded["on_host"]) == (False, True)
-    for first, second in zip(plain["losses"], offloaded["losses"], strict=True):
-        assert second == pytest.approx(first, rel=1e-3)

@@ -7,7 +7,7 @@ import models
 import policy_lab
 import pytest
 import torch
-from effects_lab import DOCUMENTS, trainer_of, weights_of
+from effects_lab import DOCUMENTS, decay, trainer_of, weights_of
 from sweeps import nightly_unless
 from torch import nn
 from transformers import TrainingArguments, get_scheduler
@@ -87,6 +87,18 @@ def gradient_seen(trainer: Trainer) -> float:
     adamw.register_step_pre_hook(look)
     take_step(trainer)
     return math.hypot(*found)  # ZeRO steps group by group
+
+
+DECAYS = [(3, False, "matrices"), (2, True, "matrices"), (1, False, "all")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "lora", "decayed"), nightly_unless(DECAYS[:1], DECAYS))
+def test_norms_do_not_decay_and_matrices_do(policy, stage, lora, decayed):
+    """A step with zero gradient at learning rate 0.5 and decay 0.1 leaves 0.95 of what decays. Adapters are matrices. ZeRO-3 has replaced
+    weights by their parts when the optimizer is made."""
+    vectors = [] if lora else [1.0 if decayed == "matrices" else 0.95]
+    assert decay(policy, lora, decayed, zero_stage=stage) == {"vectors": vectors, "matrices": [0.95]}
 
 
 @pytest.mark.slow

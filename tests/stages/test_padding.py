@@ -17,7 +17,7 @@ from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.source_model import run as source_model
-from pedigree.stages.source_model.padding import padding
+from pedigree.stages.source_model.chat_format import padding
 from pedigree.stages.source_model.run import train_tokenizer
 from pedigree.stages.training.models import load_policy
 

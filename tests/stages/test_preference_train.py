@@ -61,16 +61,10 @@ def config(loss, **changed):
 CUTS = {
     "whole": (1, {"micro_batch_tokens": 4096}),
     "small packs": (1, {"micro_batch_tokens": 48}),
-    "packs without shared prompts": (1, {"micro_batch_tokens": 64, "attention": "sdpa"}),
-    "padded": (1, {"packing": False, "micro_batch_sequences": 4}),
-    "two ranks": (2, {"micro_batch_tokens": 96}),
+    "two ranks, packs without shared prompts": (2, {"micro_batch_tokens": 64, "attention": "sdpa"}),
     "three ranks, padded": (3, {"packing": False, "micro_batch_sequences": 2}),
 }
-METHODS = {
-    "dpo": {"type": "dpo"},
-    "simpo": {"type": "simpo"},
-    "kto": {"type": "kto", "beta": 0.5},
-}
+METHODS = {"dpo": {"type": "dpo"}, "kto": {"type": "kto", "beta": 0.5}}
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +82,7 @@ def gradient(tmp_path_factory, policy, other):
             units = models.units(labelled, documents_of(wanted), chat)
             batch = [PreferenceExample(unit, row["label"]) for row, unit in zip(labelled, units, strict=True)]
             module = load_policy(policy, numerics)
-            reference = None if wanted.loss.reference_free else online(load_policy(other, numerics))
-            objective = PreferenceObjective(wanted.loss, module, reference, 96, torch.device("cpu"))
+            objective = PreferenceObjective(wanted.loss, module, online(load_policy(other, numerics)), 96, torch.device("cpu"))
 
             def passes(given, rank):
                 with feed([given], rank, ranks, numerics, chat.pad_id, objective.device) as fed:
@@ -121,12 +114,8 @@ def gradient(tmp_path_factory, policy, other):
 def test_every_cut_of_the_batch_gives_one_gradient(gradient, name, cut):
     (loss, z0, found), (whole_loss, whole_z0, expected) = gradient(name, cut), gradient(name, "whole")
     assert loss == pytest.approx(whole_loss, rel=1e-5) and z0 == pytest.approx(whole_z0, rel=1e-4)
-    assert expected.norm() > 1e-3
+    assert expected.norm() > 1e-3 and (name != "kto" or z0 > 0.01)
     assert (found - expected).norm() < 1e-4 * expected.norm()
-
-
-def test_the_estimate_of_the_kl_is_positive_where_the_cuts_are_compared(gradient):
-    assert gradient("kto", "whole")[1] > 0.01
 
 
 def given(policy, data, **reference):
@@ -171,6 +160,7 @@ def test_held_out_pairs_are_measured_as_training_would_measure_them(tmp_path, po
     nothing = {"optimizer": {"learning_rate": 1e-12}, "global_batch": 16}
     metrics, curve = run(tmp_path / "1", data["every"], policy, loss, reference=reference, holdout=0.4, **nothing)
     alone, _ = run(tmp_path / "2", data["held"], policy, loss, reference=reference, **nothing)
+    assert ("chosen_ratio" in curve[0]) == (reference is not None) and "chosen_logp" in curve[0]
     assert 0 < len(held) == metrics["held_out_pairs"] == 16 - metrics["pairs"] and curve[-1]["held_out_loss"] == metrics["held_out_loss"]
     for name in ("loss", "accuracy", "margin", "chosen_logp", "rejected_entropy"):
         assert metrics[f"held_out_{name}"] == pytest.approx(alone[name], rel=1e-4, abs=1e-5), name
@@ -234,7 +224,7 @@ def preferred(policy, rows):
     return (logps_D[0::2] - logps_D[1::2]).mean().item()
 
 
-FIRST = {"dpo": math.log(2), "sppo_hard": 500_000.0, "kto": 0.5}
+FIRST = {"dpo": math.log(2), "kto": 0.5}
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -266,12 +256,6 @@ def test_the_curve_tells_the_entropy_of_the_policy_on_both_sides(tmp_path, polic
                 logits = module.model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
             found.append(torch.distributions.Categorical(logits=logits.double()).entropy().mean().item())
         assert curve[0][f"{side}_entropy"] == pytest.approx(sum(found) / 8, rel=1e-4)
-
-
-def test_a_loss_without_a_reference_trains_on_one_model(tmp_path, policy, pairs):
-    metrics, curve = run(tmp_path / "job", pairs, policy, {"type": "simpo"}, epochs=4, optimizer={"learning_rate": 3e-3})
-    assert curve[-1]["loss"] < curve[0]["loss"] and metrics["accuracy"] > 0.5
-    assert "chosen_ratio" not in curve[0] and "chosen_logp" in curve[0]
 
 
 def test_a_model_compared_with_itself_otherwise_is_found_out():
@@ -382,42 +366,20 @@ def test_kto_counts_the_steps_in_which_nothing_could_be_mismatched(tmp_path, pol
     assert curve[1]["kl"] == curve[3]["kl"] == 0
 
 
-def test_sides_that_are_equal_after_truncation_are_not_trained_by_either_kind_of_loss(tmp_path, policy):
-    """Two of four pairs differ after the cut alone."""
-    given = certain(4)
-    for row in given[:2]:
-        row["answers"] = answers(("yes " * 40 + "yes", None), ("yes " * 40 + "no", None))
-    data = models.dataset(tmp_path / "data", "preference", given)
-    for loss, counted, kept in (("dpo", "pairs", 2), ("kto", "answers", 4)):
-        fields = {"max_length": 32, "too_long": "truncate", "global_batch": 4, "refuse_dropped": 1.0}
-        metrics, _ = run(tmp_path / loss, data, policy, {"type": loss}, **fields)
-        assert metrics[counted] == kept
-        (dropped,) = json.loads((models.a_job(tmp_path / loss).evidence / "counts.json").read_text())["dropped"]
-        assert dropped == {"source": "test", "reason": "equal answers after truncation", "rows": 2 if loss == "dpo" else 4}
-
-
-def test_sides_that_are_equal_after_truncation_are_not_held_out_either(tmp_path, policy):
+@pytest.mark.parametrize(("loss", "counted", "holdout"), [("dpo", "pairs", 0.4), ("kto", "answers", 0.0)])
+def test_sides_that_are_equal_after_truncation_are_neither_trained_nor_held_out(tmp_path, policy, loss, counted, holdout):
     """Their margin is 0 for every model: of 20 pairs, 8 are alike within 32 tokens."""
-    given = certain(20)
-    for row in given[:8]:
+    rows = certain(20)
+    for row in rows[:8]:
         row["answers"] = answers(("yes " * 40 + "yes", None), ("yes " * 40 + "no", None))
-    held = [is_held_out(row["id"], 0.4, 0) for row in given]
-    assert 0 < sum(held[:8]) and 0 < sum(held[8:]) < 12
-    fields = {"max_length": 32, "too_long": "truncate", "global_batch": 4, "refuse_dropped": 1.0, "holdout": 0.4}
-    data = models.dataset(tmp_path / "data", "preference", given)
-    metrics, _ = run(tmp_path / "job", data, policy, {"type": "dpo"}, **fields)
-    assert metrics["held_out_pairs"] == sum(held[8:]) and metrics["pairs"] == 12 - sum(held[8:])
-
-
-def test_the_stage_trains_alike_under_every_cut(tmp_path, policy):
-    """The engine's own steps, for three of them: the second loss follows the first gradient. Pairs: see `sppo_soft` above."""
-    data = models.dataset(tmp_path / "data", "preference", certain(20))
-    cuts = {"whole": {}, "packs": {"micro_batch_tokens": 64}, "padded": {"packing": False, "micro_batch_sequences": 2}}
-    curves = {cut: run(tmp_path / cut, data, policy, METHODS["kto"], Numerics(threads=1, **changed))[1] for cut, changed in cuts.items()}
-    for column in ("loss", "grad_norm", "chosen_logp", "rejected_length", "kl"):
-        for cut in ("packs", "padded"):
-            expected = [row[column] for row in curves["whole"]]
-            assert [row[column] for row in curves[cut]] == pytest.approx(expected, rel=1e-3, abs=1e-5), (cut, column)
+    held = [is_held_out(row["id"], holdout, 0) for row in rows]
+    assert not holdout or (0 < sum(held[:8]) and 0 < sum(held[8:]) < 12)
+    fields = {"max_length": 32, "too_long": "truncate", "global_batch": 4, "refuse_dropped": 1.0}
+    data, each = models.dataset(tmp_path / "data", "preference", rows), 1 if loss == "dpo" else 2
+    metrics, _ = run(tmp_path / loss, data, policy, {"type": loss}, **fields, **({"holdout": holdout} if holdout else {}))
+    assert metrics.get("held_out_pairs", 0) == sum(held[8:]) and metrics[counted] == each * (12 - sum(held[8:]))
+    (dropped,) = json.loads((models.a_job(tmp_path / loss).evidence / "counts.json").read_text())["dropped"]
+    assert dropped == {"source": "test", "reason": "equal answers after truncation", "rows": each * 8}
 
 
 def test_the_key_of_a_cached_log_probability_tells_every_token_and_the_border():

@@ -49,7 +49,7 @@ ALGORITHMS = {
 }
 
 ADAPTERS = {"rank": 4}
-SOME_STAGES = [("sft", None, "varlen"), ("preference_train", ADAPTERS, "varlen"), ("reward_model", None, "sdpa")]
+SOME_STAGES = [("preference_train", ADAPTERS, "varlen"), ("reward_model", None, "sdpa")]
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_stages_compute_each_layer_twice_and_the_same(tmp_path, policy, conversa
 
 @pytest.mark.parametrize(
     ("name", "lora"),
-    nightly_unless([("grpo", None), ("ppo", ADAPTERS)], product(ALGORITHMS, (None, ADAPTERS))),
+    nightly_unless([("ppo", ADAPTERS)], product(ALGORITHMS, (None, ADAPTERS))),
 )
 def test_policy_gradients_and_value_models_compute_each_layer_twice_and_the_same(tmp_path, policy, counts, name, lora):
     config = policy_lab.config(ALGORITHMS[name], lora=lora, **COMMON)

@@ -105,9 +105,8 @@ async def reward(completions, id):
     [
         ("def reward(completions, solution):\n    return []\n", r"missing a required argument: 'solution'; its arguments may be prompts, "),
         ("import torch\n", r"rewards/mine\.py: reward cannot be used:\n(.*\n)*.*No module named 'torch'"),
-        ("def other(completions):\n    return []\n", r"mine\.py has no function 'reward'"),
         ("raise SystemExit(3)\n", "SystemExit: 3"),
-        ("import os\nos._exit(0)\n", r"rewards/mine\.py ended before reward could be called"),
+        ("import os\nos._exit(0)\n", r"rewards/mine\.py ended before reward could be used"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_before_any_answer(tmp_path: Path, text: str, told: str) -> None:

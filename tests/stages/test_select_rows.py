@@ -107,17 +107,13 @@ def test_the_best_share_stays_unchanged_and_in_order_and_every_row_is_told_whate
     assert [one["score"] for one in read_rows(other["scores.jsonl"])] == pytest.approx([one["score"] for one in lines], abs=1e-5)
 
 
-def test_a_preference_is_scored_by_its_best_answer(tmp_path: Path, members: dict[str, Artifact]) -> None:
-    talks = some_rows(4)
-    pairs = [
-        {**one, "messages": one["messages"][:1], "answers": [{"text": one["messages"][1]["content"], "score": 1.0},
-         {"text": "no", "score": 0.0}], "strength": None} for one in talks
-    ]  # fmt: skip
-    of = {"ports": {"reward_models": {"a": members["a"]}}, "reward_weight": 1.0, "keep": {"type": "top_share", "share": 0.5}}
-    _, kept, evidence = selected(tmp_path / "pairs", pairs, "preference", **of)
-    _, _, other = selected(tmp_path / "talks", talks, **of)
-    assert read_rows(evidence["scores.jsonl"]) == read_rows(other["scores.jsonl"])
-    assert len(kept) == 2 and all(one in pairs for one in kept)
+def test_a_preference_is_scored_by_its_best_answer() -> None:
+    talk = row(3, "ha 4")
+    answers = [{"text": "ha 4", "score": 1.0}, {"text": "no", "score": 0.0}]
+    pair = {**talk, "messages": talk["messages"][:1], "answers": answers, "strength": None}
+    assert select_rows.answer_of(pair) == select_rows.answer_of(talk)
+    cut_off = pair | {"answers": [answers[0] | {"finish_reason": "length"}, answers[1]]}
+    assert select_rows.answer_of(cut_off)["finish_reason"] == "length"
 
 
 def test_an_answer_that_calls_tools_has_no_reward_and_is_read_whole_by_language_models(

@@ -88,16 +88,6 @@ def test_drops_are_noted_from_one_in_a_hundred_on_and_refused_at_the_share_that_
     assert job.marks == ([said] if end == "noted" else [])
 
 
-def test_half_of_the_rows_is_too_much_unless_the_recipe_accepts_it(tmp_path, policy):
-    rows = models.arithmetic(8)
-    for row in rows[:4]:
-        row["messages"] = [{"role": "user", "content": "word " * 200}, row["messages"][1]]
-    with pytest.raises(StageError, match=r"4 of 8 rows .* `too_long: truncate`, or raise refuse_dropped"):
-        train(tmp_path / "refused", policy, rows)
-    metrics, job = train(tmp_path, policy, rows, refuse_dropped=0.6)
-    assert metrics["rows"] == 4 and "4 of 8 rows" in job.marks[0]
-
-
 def test_each_reason_is_counted_and_no_remedy_is_advised_that_does_not_help(tmp_path, policy):
     rows = [*two_turns(4, False, True), *({**row, "id": f"{row['id']}-b"} for row in two_turns(4, False, False))]
     with pytest.raises(StageError, match=r"4 of 8 rows were dropped \(no trained token\), .*: change the rows or what is trained of them"):

@@ -8,11 +8,13 @@ from data_lab import publish, run_stage
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from pedigree.configs.base.jinja import MARKS
 from pedigree.configs.rows.source_models import SourceModel
 from pedigree.data.artifacts.artifacts import read_json, stage_key, write_json
-from pedigree.data.chat.chat import MARKS, Chat
+from pedigree.data.chat.chat import Chat
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.job.failures import StageError
+from pedigree.stages.source_model.chat_format import sampling_of
 from pedigree.stages.source_model.run import load_gguf
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
@@ -73,15 +75,22 @@ def test_model_tokenizer_and_generation_agree_on_the_ends(llama):
         ({}, None),
     ],
 )
-def test_the_sampling_values_of_a_model_are_handed_on(tmp_path, llama, given, kept):
-    """Of its generation config, but not lengths or searches: as fine-tunes by other libraries have them. Its end is that of its turns."""
+def test_the_sampling_values_of_a_model_are_handed_on(tmp_path, given, kept):
+    """Of its generation config, but not lengths or searches, as fine-tunes by other libraries have them; and transformers saves them."""
+    found, kept = sampling_of(GenerationConfig(**given)), given if kept is None else kept
+    assert found == kept
+    GenerationConfig(**found).save_pretrained(tmp_path)
+    assert kept.items() <= read_json(tmp_path / "generation_config.json").items()
+
+
+def test_an_imported_model_has_the_sampling_values_of_its_folder_and_its_own_ends(tmp_path, llama):
     folder = shutil.copytree(llama.payload, tmp_path / "given")
-    ends = read_json(folder / "generation_config.json")
+    ends, given = read_json(folder / "generation_config.json"), {"do_sample": True, "temperature": 0.7, "top_k": 20}
     write_json(folder / "generation_config.json", ends | given)
     made = run_stage(tmp_path / "made", "source_model", {"source": {"type": "folder", "path": "given"}}, files={"given": folder})
-    assert read_json(made.payload / "generation_config.json") == ends | (given if kept is None else kept)
     AutoModelForCausalLM.from_pretrained(made.payload).save_pretrained(tmp_path / "again")  # as a trainer does
-    assert read_json(tmp_path / "again" / "generation_config.json") == ends | (given if kept is None else kept)
+    for written in (made.payload, tmp_path / "again"):
+        assert read_json(written / "generation_config.json") == ends | given
 
 
 def test_digits_are_tokens_of_their_own(llama):

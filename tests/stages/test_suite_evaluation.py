@@ -20,6 +20,7 @@ from pedigree.configs.rows.suite_forms import Form, load_form
 from pedigree.data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
 from pedigree.data.records import records
 from pedigree.data.records.records import FORM_FILE
+from pedigree.stages import verifiers
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.evaluate import suite_scores
 from pedigree.stages.evaluate.pass_at_k import pass_at_k
@@ -159,7 +160,7 @@ def test_a_metric_that_no_item_has_is_a_failure_however_many_unknown_scores_are_
 
 def test_the_reason_of_an_answer_is_that_of_the_metric_whose_score_is_unknown(monkeypatch):
     (item,) = made("mmlu")
-    monkeypatch.setattr("pedigree.stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr("pedigree.stages.verifiers.timed_patterns.SEARCH_SECONDS", 0.05)
     slow = {"name": "extracted", "answer": "B", "patterns": [r"((?:a|aa)+)$"]}
     found = score_answer(item | {"others": {"exact_match": slow}}, metrics_of(load_form("mmlu")), "a" * 60 + "! (A)")
     assert found["scores"] == {"exact_match_flex": 1.0, "exact_match": None} and found["answer"] == "A"
@@ -206,7 +207,7 @@ def test_many_slow_programs_of_one_item_run_side_by_side_and_each_second_there_i
         return {"text": text, "answer": None, "scores": dict.fromkeys(metrics, 1.0), "reason": "right"}
 
     monkeypatch.setattr(evaluate, "score_answer", slow)
-    monkeypatch.setattr(evaluate, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(verifiers, "BEAT_SECONDS", 0.05)
     (item,) = made("humaneval")
     given = suite("humaneval", item | {"id": "i"})
     texts = [chr(ord("a") + number) for number in range(given.samples)]

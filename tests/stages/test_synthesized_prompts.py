@@ -183,6 +183,7 @@ def test_neither_concurrency_nor_the_order_of_replies_changes_a_byte(tmp_path):
         assert (one.out / name).read_bytes() == (four.out / name).read_bytes()
 
 
+@pytest.mark.nightly  # `test_rated_answers` kills a job that asks by the same code
 def test_a_job_that_was_killed_asks_nothing_twice_and_ends_in_the_same_bytes(tmp_path):
     gate = Gate(12, by_person)
     with chat_server(gate) as chats:

@@ -11,7 +11,8 @@ from test_source_model import LLAMA, corpus, llama  # noqa: F401, fixtures
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pedigree.configs.rows.source_models import TEMPLATES, SourceModel
-from pedigree.data.chat.chat import CONTROL, PROBE, Chat, ChatError, end_of_turn
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import CONTROL, PROBE, ChatError, end_of_turn
 from pedigree.stages.job.failures import StageError
 
 SYSTEM = [{"role": "system", "content": "Be brief."}, *PROBE]
@@ -73,7 +74,7 @@ OWN = {"source": {"type": "folder", "path": "given"}, "chat_template": "own"}
 
 def rendered(artifact, messages=SYSTEM, **arguments):
     chat = Chat(artifact.payload)
-    return "".join(piece for piece, _ in chat._pieces(messages, ask=messages[-1]["role"] == "user", arguments=arguments))
+    return "".join(piece for piece, _ in chat._template.pieces(messages, ask=messages[-1]["role"] == "user", arguments=arguments))
 
 
 def user(text):
@@ -274,7 +275,7 @@ def test_thoughts_that_a_template_takes_out_of_earlier_turns_are_not_trained_awa
 @pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}])
 def test_an_earlier_turn_is_trained_after_what_it_is_asked_for_with_or_not_at_all(name, arguments, sourced):
     chat = Chat(sourced(name, chat_template=name).payload)
-    given = {key: value for key, value in arguments.items() if key in chat.variables}
+    given = {key: value for key, value in arguments.items() if key in chat._template.variables}
     for messages in (PROBE, SYSTEM, [{"role": "system", "content": "Be brief. /no_think"}, *PROBE]):
         if (name, given) == ("qwen", {"enable_thinking": False}):
             for train_on in ("assistant", "all"):

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from waiting import deadline, until
 
-from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import ChatError
 from pedigree.data.chat.documents import Conversations, schema
 from pedigree.data.chat.token_files import TokenFile, written
 from pedigree.data.host.faults import FAULTS

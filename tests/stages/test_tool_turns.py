@@ -10,7 +10,8 @@ from test_template_arguments import prepared
 from test_templates import assistant, of_mistral, of_trl, sourced, text_of, user  # noqa: F401, a fixture among them
 
 from pedigree.configs.rows.source_models import TEMPLATES
-from pedigree.data.chat.chat import Chat, ChatError
+from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat_template import ChatError
 from pedigree.data.chat.documents import Conversations
 from pedigree.data.chat.tools import arguments_of, turns_of
 
@@ -169,7 +170,7 @@ def test_a_turn_that_was_cut_off_after_a_call_is_trained_without_an_end(sourced)
 
 def test_a_template_that_leaves_calls_out_is_refused_like_one_that_leaves_out_thoughts(sourced):  # noqa: F811
     chat = Chat(sourced("qwen", chat_template="qwen").payload)
-    chat.template = chat.template.replace(" + called(calls)", "")
+    chat._template.text = chat.template.replace(" + called(calls)", "")
     with pytest.raises(ChatError, match="leaves out part of what the assistant says"):
         chat.training([*SEVERAL, assistant("12 here.")])
     assert trained(chat, [*SEVERAL, assistant("12 here.")], "last_turn") == ["12 here.<|im_end|>"]

@@ -15,9 +15,8 @@ from pedigree.configs.methods.training import Optimizer
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.training import attention
-from pedigree.stages.training.in_fp32 import in_fp32
 from pedigree.stages.training.models import frozen, load_policy
-from pedigree.stages.training.probe import probe
+from pedigree.stages.training.probe import in_fp32, probe
 from pedigree.stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow

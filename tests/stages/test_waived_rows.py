@@ -118,11 +118,11 @@ def test_what_follows_from_each_overlap_is_told(tmp_path):
     assert Counter(told.values())["removed"] == 4 and "waivers" not in done.record.metrics
 
 
+OURS = [{"benchmark": "sums", "items": "all", "because": "ours"}]
 REWORDED = "Please compute what 11 and 41 are: what is 41 plus 11?"
 
 
-@pytest.mark.parametrize("waivers", [[], [{"benchmark": "sums", "items": "all", "because": "ours"}]])
-@pytest.mark.parametrize("remove", [False, True])
+@pytest.mark.parametrize(("remove", "waivers"), [(False, []), (True, []), (True, OURS)])
 def test_rows_in_other_words_are_reported_apart_and_removed_where_asked_for_and_not_waived(tmp_path, suite, remove, waivers):
     rows = [said("other", "Bees hum."), said("alike", REWORDED), said("copy", QUESTIONS["q15"])]
     made = clean(tmp_path, rows, suite, embedded={"threshold": 0.5, "remove": remove}, waivers=waivers)

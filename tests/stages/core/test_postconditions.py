@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.data.artifacts.artifacts import ArtifactError, write_json
-from pedigree.data.chat.chat import ChatError
+from pedigree.data.chat.chat_template import ChatError
 from pedigree.data.records import records
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.__main__ import cause_of

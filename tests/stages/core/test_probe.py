@@ -18,9 +18,8 @@ from pedigree.configs.methods.training import Lora
 from pedigree.stages.core.spans import Span, spans_of
 from pedigree.stages.training import attention
 from pedigree.stages.training.adapters import add_adapters
-from pedigree.stages.training.in_fp32 import in_fp32
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule
-from pedigree.stages.training.probe import _made_up, _probed_length, cases, probe
+from pedigree.stages.training.probe import _made_up, _probed_length, cases, in_fp32, probe
 
 __all__ = ["llama"]  # a fixture
 CPU = torch.device("cpu")

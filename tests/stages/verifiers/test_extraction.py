@@ -59,7 +59,7 @@ def test_numbers_are_compared_by_value(found, right):
 
 
 def test_a_pattern_that_takes_for_ever_is_unknown_and_not_wrong(monkeypatch):
-    monkeypatch.setattr("pedigree.stages.verifiers.extraction.SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr("pedigree.stages.verifiers.timed_patterns.SEARCH_SECONDS", 0.05)
     with pytest.raises(VerifierError, match="took more than"):
         verify({"name": "extracted", "answer": "B", "patterns": [r"((?:a|aa)+)$"]}, "a" * 60 + "!")
 

@@ -11,9 +11,9 @@ from pedigree.stages.verifiers.ifeval import CHECKS, placeholders
 from pedigree.stages.verifiers.maths import in_minervas_place
 from pedigree.stages.verifiers.minerva import in_braces
 
-LENGTH = 100_000
-SECONDS = 1.5
-"""Of the processor for one verdict. What took the square of the length took 5 to 60."""
+LENGTH = 50_000
+SECONDS = 0.8
+"""Of the processor for one verdict. What took the square of the length took 1.3 to 15."""
 BEGUN = (
     "[", "<<", "*", "- ", "\n", " \n", "7", "1,", "$", '"', "{", "(", "####", "1e9", r"\text{ ", r"\text{x ", r"\boxed{", r"\frac", "\x00",
     "Final Answer: The final answer is ", "P. ", "e\u0301", "\u202e", "\U0001f468\u200d", "```json\n[", "<|im_end|>", "the a ", "\\", "x=",
@@ -70,10 +70,9 @@ def test_whatever_is_repeated_without_end_has_a_verdict_soon(name: str) -> None:
         assert time.process_time() - began < SECONDS, begun
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_what_is_found_is_what_the_published_patterns_find(seed: int) -> None:
+def test_what_is_found_is_what_the_published_patterns_find() -> None:
     """Theirs, as they are written there, on short texts made of what they look for."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     words = ("[", "]", "<<", "<", ">>", ">", "*", "-", " ", "\n", "\n\n", "a", r"\text{ ", r"\mbox{", "}",
              "Final Answer: The final answer is", ". I hope it is correct.", "\x1c", "\u2028", "\r")  # fmt: skip
     for _ in range(3000):

@@ -109,7 +109,7 @@ def test_a_language_is_told_alike_every_time():
 
 
 def test_a_pattern_that_takes_for_ever_is_no_verdict(monkeypatch):
-    monkeypatch.setattr("pedigree.stages.verifiers.ifeval.SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr("pedigree.stages.verifiers.timed_patterns.SEARCH_SECONDS", 0.05)
     verifier = {"name": "ifeval", "instructions": [{"id": "keywords:existence", "keywords": ["(a|aa)+$"]}]}
     with pytest.raises(VerifierError, match=r"more than 0\.05 s"):
         verify(verifier, "a" * 60 + "!")

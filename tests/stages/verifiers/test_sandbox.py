@@ -16,7 +16,6 @@ from waiting import until
 
 from pedigree.configs.base import problems
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.data.host import pipes
 from pedigree.stages.verifiers import VerifierError, sandbox, verify
 from pedigree.stages.verifiers.programs import code_of
 
@@ -42,13 +41,15 @@ ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
 @pytest.fixture(scope="module")
 def by_ordinary_user():
     """Runs programs as a user without any rights: the sandbox's own files lie where anybody may read them, as does the interpreter."""
+    if os.geteuid() != 0:
+        pytest.skip("this user is an ordinary one")
     bubblewrap = sandbox.program()
     assert bubblewrap is not None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
         shutil.copy(bubblewrap, folder / "bwrap")
-        for file in map(Path, (sandbox.__file__, sandbox.RUNNER, pipes.__file__, problems.__file__)):
+        for file in map(Path, (sandbox.__file__, sandbox.RUNNER, problems.__file__)):
             where = folder / file.parent.relative_to(ROOT)
             where.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, where)
@@ -76,8 +77,6 @@ def outcome_of(request):
     """Runs a program with its tests, as whoever runs this; where that is root, as a user without any rights too."""
     if request.param == "this user":
         return lambda program, tests: sandbox.run(HEAD, program, tests, "twice", 1)
-    if os.geteuid() != 0:
-        pytest.skip("this user is an ordinary one")
     return request.getfixturevalue("by_ordinary_user")
 
 
@@ -124,6 +123,7 @@ def test_arguments_change_in_place_where_nothing_is_returned():
     assert score(empties, before="", tests="x = [2, 1]\nassert f(x) == sorted(x)", entry="f").score == 0
 
 
+TWO_TESTS = "assert candidate(2) == 4\nassert candidate(3) == 6\n"
 IN_PLACE = "x, y = [2, 1], {'a': [1]}\nassert f(x, y=y) is None and (x, y) == ([1, 2], {'a': [2]})"
 FORGERIES = {
     "exit 0 before the tests": "    return 0\nimport sys\nsys.exit(0)\n",
@@ -147,9 +147,14 @@ FORGERIES = {
 
 @locked
 @pytest.mark.parametrize("how", FORGERIES)
-def test_no_program_can_forge_a_verdict(how, outcome_of):
-    tests = "assert candidate(2) == 4\nassert candidate(3) == 6\n"
-    assert not outcome_of(FORGERIES[how], tests).right
+def test_no_program_can_forge_a_verdict(how):
+    assert not sandbox.run(HEAD, FORGERIES[how], TWO_TESTS, "twice", 1).right
+
+
+@locked
+@pytest.mark.parametrize("how", [how for how, program in FORGERIES.items() if "/proc" in program or "getppid" in program])
+def test_no_program_of_an_ordinary_user_reaches_the_process_of_its_tests(how, by_ordinary_user):
+    assert not by_ordinary_user(FORGERIES[how], TWO_TESTS).right
 
 
 @locked
@@ -181,20 +186,22 @@ def test_there_is_no_network():
     assert score(listing, tests="assert set(candidate(0)) <= {'lo'}").reason == "right"
 
 
-@locked
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        "library.unshare(0x10000000)",  # CLONE_NEWUSER
-        "library.mount(b'none', b'/tmp', b'tmpfs', 0, None)",
-        "library.ptrace(0, 0, None, None)",
-        "library.socket(1, 1, 0)",
-        "library.syscall(425, 1, None)",  # io_uring_setup
-    ],
+CALLS = (
+    "library.unshare(0x10000000)",  # CLONE_NEWUSER
+    "library.mount(b'none', b'/tmp', b'tmpfs', 0, None)",
+    "library.ptrace(0, 0, None, None)",
+    "library.socket(1, 1, 0)",
+    "library.syscall(425, 1, None)",  # io_uring_setup
 )
-def test_system_calls_that_lead_out_are_refused(attempt):
-    program = f"    import ctypes\n    library = ctypes.CDLL(None, use_errno=True)\n    return {attempt}, ctypes.get_errno()\n"
-    assert score(program, tests="assert candidate(0) == (-1, 1), candidate(0)").reason == "right"
+
+
+@locked
+def test_system_calls_that_lead_out_are_refused():
+    program = "    import ctypes\n    library, found = ctypes.CDLL(None, use_errno=True), []\n"
+    program += (
+        "".join(f"    found.append(({call}, ctypes.get_errno()))\n    ctypes.set_errno(0)\n" for call in CALLS) + "    return found\n"
+    )
+    assert score(program, tests=f"assert candidate(0) == [(-1, 1)] * {len(CALLS)}, candidate(0)").reason == "right"
 
 
 @locked
@@ -208,9 +215,13 @@ def test_threads_and_processes_of_ones_own_are_fine():
 
 
 @locked
-@pytest.mark.parametrize("place", ["/usr/x", "/x", "/python/x", "/packages/x", "/runner.py", "/dev/x", "/dev/shm/x", "/proc/x"])
-def test_nothing_outside_is_written(place, outcome_of):
-    assert not outcome_of(f"    open({place!r}, 'w').write('x')\n    return 4\n", "assert candidate(0) == 4").right
+def test_nothing_outside_is_written(outcome_of):
+    program = (
+        "    written = []\n    for place in '/usr /. /python /packages /runner.py /dev /dev/shm /proc'.split():\n        try:\n"
+        "            open(place if place.endswith('.py') else place + '/x', 'w').write('x')\n            written.append(place)\n"
+        "        except OSError:\n            pass\n    return written\n"
+    )
+    assert outcome_of(program, "assert candidate(0) == [], candidate(0)") == (True, "right")
 
 
 @locked
@@ -298,7 +309,8 @@ def test_a_script_has_its_input_and_output_and_no_open_file_of_the_process_that_
 
 @locked
 def test_tests_that_do_not_end_are_ended_too(outcome_of):
-    assert outcome_of("    return 2 * x\n", "while True:\n    pass\n") == (False, "ended before its tests did")
+    outcome = outcome_of("    return 2 * x\n", "while True:\n    pass\n")
+    assert not outcome.right and outcome.reason in ("ended before its tests did", "no verdict within 10 s")  # the latter under load
 
 
 def sandboxed_processes() -> list[str]:
@@ -311,13 +323,13 @@ def sandboxed_processes() -> list[str]:
 
 
 @locked
-def test_a_gigabyte_of_output_goes_nowhere():
+def test_much_output_goes_nowhere_and_a_long_answer_is_wrong():
     program = (
-        "    import sys\n    for _ in range(1000):\n        sys.stdout.write('x' * 2**20)\n        sys.stderr.write('x' * 2**20)\n"
+        "    import sys\n    for _ in range(100):\n        sys.stdout.write('x' * 2**20)\n        sys.stderr.write('x' * 2**20)\n"
         "    return 2 * x\n"
     )
     assert score(program, seconds=10).score == 1
-    assert score("    return 'x' * 2**29\n", tests="assert candidate(0)", seconds=10).score == 0  # as an answer it is too long
+    assert score("    return 'x' * 2**25\n", tests="assert candidate(0)", seconds=10).score == 0
 
 
 @locked

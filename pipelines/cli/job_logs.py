@@ -1,0 +1,83 @@
+"""Logs of jobs, running or finished: found by the name of a stage, followed as they grow, without the chatter of libraries."""
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pedigree.configs.base.mistakes import nearest
+from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.pipelines.jobs.live import Signs, live_jobs
+from pedigree.pipelines.jobs.scratch_state import UNKNOWN, address_of
+from pedigree.pipelines.run.publication import log_file
+
+FOLLOW_POLL_S = 0.5
+
+
+def find_log(project: Project, name: str) -> tuple[str, Path]:
+    """Return (address, log file) of a stage, by name or address: the log of its unfinished job, else of its last finished one.
+
+    Raises:
+        UsageProblem: no log or several logs match.
+    """
+    found: dict[str, Path] = {}
+    finished = project.private / "logs"
+    for path in sorted(finished.glob("*/*.log")):
+        found[path.relative_to(finished).with_suffix("").as_posix()] = path
+    for path in sorted((project.private / "scratch").glob("*/log.txt"), key=lambda path: path.stat().st_mtime):
+        found[address_of(path.parent)] = path
+    found.pop(UNKNOWN, None)
+    chosen = [address for address in found if address == name or address.partition("/")[2] == name]
+    if len(chosen) == 1:
+        return chosen[0], found[chosen[0]]
+    if chosen:
+        raise UsageProblem(f"{name!r} is ambiguous: specify one of {', '.join(chosen)}")
+    raise UsageProblem(
+        f"no log of {name!r}: it has not run here. Available logs: {', '.join(sorted(found)) or 'none'}{nearest(name, [*found])}"
+    )
+
+
+def follow(project: Project, address: str, log: Path) -> Iterator[str]:
+    """Yield a log's text as it grows, until the stage's job ends."""
+    offset, signs = 0, Signs(project)
+    while True:
+        alive = any(job.address == address for job in live_jobs(project, signs))
+        text, offset = _text_from(log, offset)
+        if not text and not log.exists():  # the stage ended and its log was moved
+            log = log_file(project, address)
+            text, offset = _text_from(log, offset)
+        if text:
+            yield text
+        if not alive:
+            return
+        time.sleep(FOLLOW_POLL_S)
+
+
+CHATTER = re.compile(
+    r"(?:\(\w+ pid=\d+\) )?"
+    r"(?:\[[-\d :,.]+\] \[(?:INFO|DEBUG)\]|(?:INFO|DEBUG)[ :]|\S*site-packages/\S+: \w*Warning: |\s+warnings\.warn\(|.*\d+%\|"
+    r"|DeepSpeed \S+ built |(?:begin|end) bf16_ ?optimizer$|(?:before|after) (?:initializing group|GatheredParameters)|MA [\d.]+ GB "
+    r"|CPU Virtual Memory: |_load_legacy_checkpoint |Triton is installed, but )"
+)
+"""Lines of libraries: messages below warnings, Python's warnings about code that is not the user's, progress bars, memory."""
+
+
+def without_chatter(texts: Iterable[str]) -> Iterator[str]:
+    """The lines of a growing log without those of libraries; of a line that was overwritten, the last state."""
+    rest = ""
+    for text in texts:
+        *lines, rest = f"{rest}{text}".split("\n")
+        yield from (f"{line}\n" for line in lines if not CHATTER.match(line.rstrip("\r").rpartition("\r")[2]))
+    if rest and not CHATTER.match(rest.rpartition("\r")[2]):
+        yield rest
+
+
+def _text_from(path: Path, offset: int) -> tuple[str, int]:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            data = stream.read()
+    except OSError:
+        return "", offset
+    return data.decode(errors="replace"), offset + len(data)
