@@ -25,7 +25,7 @@ from pedigree.configs.base.project import Project
 from pedigree.pipelines.jobs.attempts import CANCELLED
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.events import Notice, RunEvent
-from pedigree.pipelines.jobs.launcher import LocalLauncher
+from pedigree.pipelines.jobs.launchers import Launchers
 from pedigree.pipelines.prefect.observer import run_observed
 from pedigree.pipelines.prefect.record import FlowRecord
 from pedigree.pipelines.prefect.shown import CALL_S, FLOW_NAME, shown_recipe, tags_of
@@ -49,7 +49,7 @@ def end_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
     real = Project(Path(flow_run.parameters["project"]))
     for project in (real, *real.rehearsals):
         record = FlowRecord.read(project, str(flow_run.id))
-        launcher = LocalLauncher(project)
+        launcher = Launchers(project)
         for folder in record.folders:
             handle = launcher.find(folder)
             if handle is not None:

@@ -7,7 +7,7 @@ is not resumed under different ones.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -178,6 +178,22 @@ class Numerics(Frozen):
         return None
 
 
+class Local(Frozen):
+    """Jobs are processes of this machine and share its slots."""
+
+    type: Literal["local"] = "local"
+
+
+class Slurm(Frozen):
+    """Jobs are allocations of a Slurm cluster, each of `numerics.nodes` nodes with `placement.slots` GPUs or, with `device: cpu`, cores."""
+
+    type: Literal["slurm"]
+    options: tuple[Annotated[str, Field(pattern="^--[a-z]", max_length=1000)], ...] = Field(default=(), strict=False)
+    """Further options of `sbatch`, e.g. `[--partition=gpu, --account=lab, --time=12:00:00, --mem=200G]`."""
+    setup: tuple[str, ...] = Field(default=(), strict=False)
+    """Lines of shell that run on the node before the job, e.g. `[module load cuda]`."""
+
+
 class Placement(Frozen):
     """Where a stage runs and how it is supervised."""
 
@@ -219,6 +235,8 @@ class Placement(Frozen):
     endpoint_retries: int = Field(default=5, ge=0)
     """Retries of a request to an endpoint after a transient failure. The delay doubles from one second up to a minute, or follows the
     server's `Retry-After`."""
+    launcher: Annotated[Local | Slurm, Field(discriminator="type")] = Local()
+    """Where jobs start: `{type: local}`, or `{type: slurm, options: [...]}` (docs/slurm.md)."""
     checkpoint_url: StoreUrl | None = None
     """`s3://BUCKET/PREFIX` or `file:///FOLDER` (a folder shared between machines): checkpoints and chunks of running jobs are mirrored
     there, so that another machine can resume if this one is lost."""

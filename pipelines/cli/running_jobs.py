@@ -18,7 +18,7 @@ from pedigree.data.store.fence import Fence, Superseded
 from pedigree.pipelines.cli.console import echo, print_table
 from pedigree.pipelines.cli.progress import numbers_text
 from pedigree.pipelines.jobs.attempts import CANCELLED
-from pedigree.pipelines.jobs.launcher import LocalLauncher
+from pedigree.pipelines.jobs.launchers import Launchers
 from pedigree.pipelines.jobs.live import BEATS_LISTENED, LiveJob, Signs, live_jobs
 from pedigree.pipelines.json_documents import Opaque
 from pedigree.pipelines.quantities import duration
@@ -124,7 +124,7 @@ def cancel(project: Project, name: str, waiting: Callable[[LiveJob], None] = lam
     if not chosen:
         running = ", ".join(job.address for job in jobs) or "none"
         raise UsageProblem(f"no running job matches {name!r}; running: {running}. `pedigree jobs` lists running jobs")
-    launcher = LocalLauncher(project)
+    launcher = Launchers(project)
     for job in chosen:
         write_json(job.scratch / CANCELLED, {"by": "pedigree cancel"})
     recipe = [job for job in chosen if job.address.partition("/")[0] == name]

@@ -20,7 +20,8 @@ from pedigree.data.store.fence import OVERTAKEN, Fence, Superseded
 from pedigree.data.store.hashing import Beat, Hashed, silent
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.events import StageProgressed, StageStarted, StageWaiting
-from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, LocalLauncher, Status
+from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, Status
+from pedigree.pipelines.jobs.launchers import Launchers
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
 from pedigree.pipelines.jobs.processes import described
 from pedigree.pipelines.jobs.scratch_state import (
@@ -69,11 +70,11 @@ LONGEST_PAUSE_S = 300.0
 """Upper bound of the pause between preemptions, which doubles each time."""
 
 
-def working(jobs: LocalLauncher, scratch: Path) -> Handle | None:
-    """The job of a scratch folder that may still be active: one that runs here, or one elsewhere that has not reported its end."""
+def working(jobs: Launchers, scratch: Path) -> Handle | None:
+    """The job of a scratch folder that may still be active: queued, running, or elsewhere and without a reported end."""
     handle = jobs.find(scratch)
     state = jobs.poll(handle).state if handle else "lost"
-    return handle if state == "running" or (state == "unknown" and not has_reported(scratch)) else None
+    return handle if state in ("queued", "running") or (state == "unknown" and not has_reported(scratch)) else None
 
 
 def is_unrecorded(scratch: Path, artifact: Path) -> bool:
@@ -116,9 +117,11 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
 
 
 def run_job(
-    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, held: HeldSlots, hold: HeldLease
+    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, held: HeldSlots | None, hold: HeldLease
 ) -> None:
-    """Run the job until it succeeds; retry transient failures and record every attempt. `handle`: of a job that is already running.
+    """Run the job until it succeeds; retry transient failures and record every attempt.
+
+    `handle`: of a job that is already running. `held`: its slots, if it runs on this machine.
 
     Raises:
         StageFailed: the cause is permanent, or no retry is left.
@@ -203,6 +206,10 @@ class _Watch:
         reported = [float(entry.get("seconds", 0.0)) for entry in heartbeat.read_heartbeats(self.scratch / PULSES)]
         return max([time.monotonic() - self._began, *reported])
 
+    def rest(self) -> None:
+        """The job is in a queue: its time has not begun."""
+        self._began, self._progress = time.monotonic(), heartbeat.Listener()
+
     def new_beat(self) -> Heartbeat | None:
         """The job's heartbeat if it has changed since the last look."""
         before, self._beat = self._beat, heartbeat.sign(self.scratch / "progress.json")
@@ -243,11 +250,16 @@ def _record_end(scratch: Path, attempts: list[dict[str, Any]], failure: tuple[st
 
 def _wait(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
     """Wait until the job has ended; return (cause, message) of a failure. On every other exit, a local job is ended first."""
-    jobs, checked = run.jobs(), time.monotonic()
+    jobs, checked, waiting = run.jobs(), time.monotonic(), ""
     try:
         while True:
             status = jobs.poll(handle)
-            if status.state == "unknown":
+            if status.waiting != waiting:
+                waiting = status.waiting
+                run.watch(StageWaiting(node.address, waiting) if waiting else StageStarted(node.address, watch.scratch))
+            if status.state == "queued":
+                watch.rest()
+            elif status.state == "unknown":
                 if read_done(watch.scratch) is not None or watch.gone():
                     return _failure(Status("lost"), handle)
             elif status.state != "running":
@@ -290,6 +302,8 @@ def _failure(status: Status, handle: Handle) -> tuple[str, str] | None:
     done = read_done(scratch)
     if status.state == "succeeded":
         return None
+    if done is None and status.end is not None and not (scratch / CANCELLED).exists():
+        return status.end
     if (scratch / CANCELLED).exists():
         return "cancelled", "canceled; its checkpoints are kept"
     if status.memory_ran_out and (done is None or (isinstance(done, Failure) and done.cause in ("lost_engine", "collective"))):

@@ -14,7 +14,7 @@ from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph
 from pedigree.data.store.hashing import LONG_BYTES
 from pedigree.pipelines.jobs.events import Moving, Notice, StageBusy, Watch, unwatched
-from pedigree.pipelines.jobs.launcher import LocalLauncher
+from pedigree.pipelines.jobs.launchers import Launchers
 from pedigree.pipelines.ledger.identity import Identities
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.ledger.transfers import ProgressCallback, TransferProgress
@@ -43,7 +43,7 @@ class RunContext:
     watch: Watch = unwatched
     """Consumes the run's events. To add a consumer, replace it by one that calls both."""
     cancelled: threading.Event = field(default_factory=threading.Event)
-    launcher: LocalLauncher | None = None
+    launcher: Launchers | None = None
     keep_jobs: bool = False
     """Jobs keep running when the run is interrupted; the next run re-attaches to them."""
     allow_numerics_change: bool = False
@@ -101,7 +101,7 @@ class RunContext:
         """Callback that reports the progress of a transfer of a stage's files."""
         return lambda done, total: self.watch(StageBusy(address, activity, transferred(done, total)))
 
-    def jobs(self) -> LocalLauncher:
+    def jobs(self) -> Launchers:
         if self.launcher is None:
-            self.launcher = LocalLauncher(self.project)
+            self.launcher = Launchers(self.project)
         return self.launcher

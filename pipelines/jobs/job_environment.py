@@ -53,7 +53,7 @@ def job_environment(scratch: Path, numerics: Numerics, code_root: Path, names: S
         "PYTHONUNBUFFERED": "1",
     }
     environment |= device_settings(numerics)
-    if numerics.device == "cuda":
+    if numerics.device == "cuda" and names:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(names)
     environment.pop(FENCE, None)
     return environment | ({FENCE: str(fence.path)} if fence else {})

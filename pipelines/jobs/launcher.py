@@ -38,8 +38,9 @@ from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, Handle, read_job, r
 from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.stages.job.outcome import read_done
 
-State = Literal["running", "succeeded", "failed", "lost", "unknown"]
-"""`lost`: gone without a result. `unknown`: started where this launcher cannot look; only its heartbeat shows whether it is alive."""
+State = Literal["queued", "running", "succeeded", "failed", "lost", "unknown"]
+"""`queued`: in a scheduler's queue. `lost`: gone without a result. `unknown`: started where this launcher cannot look; only its heartbeat
+shows whether it is alive."""
 HUNG_GRACE_S = 30
 """Of a job that has made no progress."""
 STACKS = (signal.SIGUSR2, signal.SIGRTMIN)
@@ -58,6 +59,10 @@ class Status:
     """Known only to the process that started it; negative: a signal."""
     memory_ran_out: str | None = None
     """Evidence that the kernel killed one of the job's own processes for lack of memory."""
+    waiting: str = ""
+    """What a queued job waits for."""
+    end: tuple[str, str] | None = None
+    """Cause and message of a failure that the scheduler knows."""
 
 
 class LocalLauncher:
@@ -81,7 +86,7 @@ class LocalLauncher:
         if left:
             logging.getLogger(__name__).warning("%s; the fence keeps it from writing", described(left))
         spec = read_mapping(scratch / SPEC)
-        command = _command(scratch, numerics, _grace_s(spec))
+        command = job_command(scratch, numerics, _grace_s(spec))
         with (scratch / "log.txt").open("ab") as log, held.for_job() as lock:
             child = subprocess.Popen(
                 command,
@@ -190,7 +195,8 @@ def _grace_s(spec: Mapping[str, Any]) -> int:
     return found if isinstance(found, int) else HUNG_GRACE_S
 
 
-def _command(scratch: Path, numerics: Numerics, grace_s: int) -> list[str]:
+def job_command(scratch: Path, numerics: Numerics, grace_s: int) -> list[str]:
+    """The command that runs a job on this machine."""
     stage = ["-m", "pedigree.stages", str(scratch)]
     if numerics.world_size == 1:
         return [sys.executable, *stage]

@@ -12,7 +12,8 @@ from typing import TypeVar
 from pedigree.configs.base.project import Project
 from pedigree.data.store import heartbeat
 from pedigree.data.store.heartbeat import Listener
-from pedigree.pipelines.jobs.launcher import LocalLauncher, process_of
+from pedigree.pipelines.jobs.launcher import process_of
+from pedigree.pipelines.jobs.launchers import Launchers
 from pedigree.pipelines.jobs.lease import LeaseHolder, holder_of
 from pedigree.pipelines.jobs.scratch_state import SPEC, Handle, address_of, has_reported, read_heartbeat, read_mapping, scratch_folders
 from pedigree.pipelines.quantities import reported
@@ -112,13 +113,13 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
 
     Without `signs`, which have followed the heartbeats of jobs elsewhere, every one of those that has not reported its end counts.
     """
-    launcher, signs = LocalLauncher(project), signs or Signs(project)
+    launcher, signs = Launchers(project), signs or Signs(project)
     found = []
     for folder in scratch_folders(project):
         handle = launcher.find(folder)
         state = launcher.poll(handle).state if handle else "unknown" if (folder / PULSES).exists() else "lost"
         elsewhere = state == "unknown"
-        if state != "running" and not (elsewhere and not has_reported(folder)):
+        if state not in ("queued", "running") and not (elsewhere and not has_reported(folder)):
             continue
         beat, since = read_heartbeat(folder), handle.submitted_at if handle else 0.0
         silent = signs.silent_s(folder) if elsewhere else time.time() - (since if beat.time is None else beat.time)

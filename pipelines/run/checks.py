@@ -22,7 +22,7 @@ from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.configs.methods.language_model import endpoints, key_variable
 from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
-from pedigree.pipelines.jobs import checkpoint_store
+from pedigree.pipelines.jobs import checkpoint_store, slurm
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.quantities import counted, size
 from pedigree.pipelines.run.foreseen import contradictions, must_fail, of_stages
@@ -92,7 +92,7 @@ def _of(graph: Graph, addresses: Collection[str]) -> list[Node]:
 
 
 def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cached = frozenset) -> None:
-    """Refuse to start if this machine lacks the GPU or the disk for a stage, or its server or checkpoint store cannot be used.
+    """Refuse to start if this machine lacks the GPU or the disk for a stage, or Slurm, its server or checkpoint store cannot be used.
 
     Raises:
         ConfigError: every such stage, with the remedy.
@@ -103,7 +103,10 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
         numerics, placement = run.execution.of(node.kind, node.name)
         kind = node.declaration
         computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
-        if computes and numerics.device == "cuda" and not has_gpu():
+        if placement.launcher.type == "slurm":
+            if node.address not in cached() and (problem := slurm.problem_of(numerics, placement.slots, placement.launcher)):
+                found.append((node, f"Slurm would reject this job: {problem}"))
+        elif computes and numerics.device == "cuda" and not has_gpu():
             found.append((node, "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"))
         servers = {by.base_url: _unanswering for by in endpoints(node.config)}
         stores = {placement.checkpoint_url: checkpoint_store.problem_of} if placement.checkpoint_url else {}

@@ -12,7 +12,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -411,7 +411,9 @@ def _alone(run: RunContext, node: Node, need: StageInputs) -> Iterator[StageLeas
 
 
 def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, placement: Placement, waited: list[str]):
-    """Hold the job's slots; `waited` receives the jobs that had to end first."""
+    """Hold the job's slots on this machine, None for one in a queue; `waited` receives the jobs that had to end first."""
+    if placement.launcher.type != "local":
+        return nullcontext(None)
     pool = Pool.of(numerics, run.execution.slots)
 
     def waiting(holders: list[str]) -> None:

@@ -119,7 +119,7 @@ def _run_record(project: Project, node: Node, spec: JobSpec, scratch: Path) -> d
     return {
         "address": node.address,
         "numerics": spec.numerics.model_dump(mode="json"),
-        "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url"}),  # it names a private bucket or folder
+        "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url", "launcher"}),  # private: a bucket, accounts
         "licences": licences_of(node.config),
         "generators": generators_of(node.config),
         "attempts": all_attempts(scratch),

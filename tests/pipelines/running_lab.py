@@ -27,7 +27,7 @@ from in_process import InProcessLauncher
 from pedigree.configs.base.project import Project
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import Notice, RunEnded, RunEvent, StageProgressed, StageView, Watch, unwatched
-from pedigree.pipelines.jobs.launcher import LocalLauncher
+from pedigree.pipelines.jobs.launchers import Launchers
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.runs import run_graph
@@ -310,8 +310,8 @@ class Lab:
         return Project(self.root)
 
     @property
-    def launcher(self) -> LocalLauncher:
-        return LocalLauncher(self.project) if self.processes else InProcessLauncher(self.project)
+    def launcher(self) -> Launchers:
+        return Launchers(self.project, None if self.processes else InProcessLauncher(self.project))
 
     def write(self, name: str, text: str) -> None:
         path = self.root / name

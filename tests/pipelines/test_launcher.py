@@ -15,7 +15,7 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.job_environment import job_environment
 from pedigree.pipelines.jobs.joining import join
-from pedigree.pipelines.jobs.launcher import LocalLauncher, _command
+from pedigree.pipelines.jobs.launcher import LocalLauncher, job_command
 from pedigree.pipelines.jobs.processes import Process, processes_of
 from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.run.runs import run_graph
@@ -58,7 +58,7 @@ def test_torchrun_gives_its_ranks_the_grace_of_the_profile(tmp_path: Path) -> No
     """By its own 30 seconds, it would kill ranks while they write a checkpoint of 100 GB."""
     from torch.distributed.run import config_from_args, parse_args
 
-    command = _command(tmp_path, Numerics(world_size=2), 600)
+    command = job_command(tmp_path, Numerics(world_size=2), 600)
     given = parse_args(command[command.index("pedigree.stages.training.ranks") + 1 :])
     assert config_from_args(given)[0].shutdown_timeout == 600
 
@@ -66,7 +66,7 @@ def test_torchrun_gives_its_ranks_the_grace_of_the_profile(tmp_path: Path) -> No
 def test_a_job_that_is_dying_runs_until_it_is_known_how_it_died(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first thread is gone and others are not: to `/proc` a zombie already, and no exit code yet."""
     code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[60]).start(); ctypes.CDLL(None).pthread_exit(None)"
-    monkeypatch.setattr("pedigree.pipelines.jobs.launcher._command", lambda scratch, numerics, grace_s: [sys.executable, "-c", code])
+    monkeypatch.setattr("pedigree.pipelines.jobs.launcher.job_command", lambda scratch, numerics, grace_s: [sys.executable, "-c", code])
     scratch = lab.root / ".pedigree" / "scratch" / "x"
     scratch.mkdir(parents=True)
     (scratch / "spec.json").write_text('{"code": "none"}')

@@ -1,0 +1,41 @@
+"""All launchers as one: the placement of a job says where it is submitted, its handle where it is."""
+
+from pathlib import Path
+
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import Numerics
+from pedigree.data.store.fence import Fence
+from pedigree.pipelines.jobs.launcher import LocalLauncher, Status
+from pedigree.pipelines.jobs.scratch_state import Handle, read_job
+from pedigree.pipelines.jobs.slots import HeldSlots
+from pedigree.pipelines.jobs.slurm import SlurmLauncher
+
+
+class Launchers:
+    """Starts, polls and ends jobs. Has no state of its own: the scratch folder holds all that is needed to find a job again."""
+
+    def __init__(self, project: Project, local: LocalLauncher | None = None) -> None:
+        self.local, self.slurm = local or LocalLauncher(project), SlurmLauncher(project)
+
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, held: HeldSlots | None, fence: Fence | None = None) -> Handle:
+        """Start or queue the job of a scratch folder; `held`: its slots, if it runs on this machine."""
+        if held is None:
+            return self.slurm.submit(scratch, numerics, attempt, fence)
+        return self.local.submit(scratch, numerics, attempt, held, fence)
+
+    def poll(self, handle: Handle) -> Status:
+        return self._of(handle).poll(handle)
+
+    def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
+        """End a job; return its processes on this machine that have survived."""
+        return self._of(handle).cancel(handle, grace_s, stacks)
+
+    def find(self, scratch: Path) -> Handle | None:
+        """The last job submitted for a scratch folder, even if its submitter died while submitting it."""
+        known = read_job(scratch)
+        if known is not None and known.launcher == self.slurm.name:
+            return self.slurm.find(known, scratch)
+        return self.local.find(scratch)
+
+    def _of(self, handle: Handle) -> LocalLauncher | SlurmLauncher:
+        return self.slurm if handle.launcher == self.slurm.name else self.local

@@ -1,0 +1,228 @@
+"""Jobs in the queue of a Slurm cluster, whose nodes see the project, its environment and DVC's cache under the paths of this machine.
+
+A job is found by the token of its submission, which is its comment: a controller that has lost its state gives the number of a job away
+again. A controller that does not answer says nothing about a job.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import Numerics, Slurm
+from pedigree.data.artifacts.artifacts import ArtifactError, write_json, write_text
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.fence import Fence
+from pedigree.pipelines.jobs.job_environment import job_environment
+from pedigree.pipelines.jobs.launcher import Status, job_command
+from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_job, read_spec
+from pedigree.stages.job.outcome import read_done
+
+SCRIPT = "job.sh"
+ASK_S = 2.0
+"""Seconds between two queries, each about all jobs of this user."""
+ANSWER_S = 30.0
+"""Longest wait for an answer; a client tries for 20 s to reach a controller that is away."""
+KILL_S = 60.0
+"""Longest wait for the end of a job that Slurm kills: its KillWait is 30 s by default."""
+POLL_S = 0.5
+QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED")
+ACTIVE = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING")
+AWAY = ("Unable to contact", "Socket timed out", "Connection refused", "timed out")
+"""Of a client's message: the controller may or may not have accepted the job."""
+ENDS = {
+    "TIMEOUT": ("timeout", "Slurm ended the job at its time limit, before it had written a checkpoint"),
+    "DEADLINE": ("timeout", "Slurm ended the job at its deadline"),
+    "NODE_FAIL": ("lost", "Slurm lost the job's node"),
+    "BOOT_FAIL": ("lost", "Slurm could not boot the job's node"),
+    "PREEMPTED": ("preempted", "Slurm preempted the job"),
+    "CANCELLED": ("cancelled", "the job was canceled in Slurm; its checkpoints are kept"),
+    "OUT_OF_MEMORY": ("out_of_memory", "the job exceeded the memory that Slurm gave it"),
+}
+"""State of a job that ended without a result → (cause, message)."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A job in Slurm's list."""
+
+    number: str
+    state: str
+    nodes: str
+    reason: str
+
+
+class SlurmLauncher:
+    """Submits each job as one allocation. Slurm does not requeue it: the next attempt resumes from its checkpoint."""
+
+    name = "slurm"
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self._queue: dict[str, _Entry] | None = {}
+        """Token → job; None if the controller did not answer."""
+        self._asked = float("-inf")
+        self._running: set[str] = set()
+        """Tokens of jobs that were seen running, and so go on while the controller is away."""
+
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, fence: Fence | None = None) -> Handle:
+        """Queue the job described by `scratch/spec.json`.
+
+        Raises:
+            PedigreeError: Slurm rejects it.
+        """
+        before = read_job(scratch)
+        if before is not None and before.launcher == self.name:
+            self.cancel(before, grace_s=0.0)
+        spec = read_spec(scratch)
+        told = {"token": uuid.uuid4().hex, "steps": numerics.nodes > 1}
+        handle = Handle(launcher=self.name, scratch=str(scratch), attempt=attempt, told=told, submitted_at=time.time())
+        write_json(scratch / JOB, handle.model_dump())  # before the job exists, so that it is found if this process dies now
+        launcher = spec.placement.launcher
+        assert isinstance(launcher, Slurm)
+        write_text(scratch / SCRIPT, _script(scratch, numerics, spec.placement.grace_s, launcher.setup))
+        answer = _run(
+            "sbatch", "--parsable", "--no-requeue", f"--job-name={spec.address}", f"--comment={told['token']}", "--open-mode=append",
+            f"--output={scratch / 'log.txt'}", f"--chdir={self.project.root}",
+            f"--signal={'' if told['steps'] else 'B:'}TERM@{spec.placement.grace_s}",
+            *resources(numerics, spec.placement.slots), *launcher.options, str(scratch / SCRIPT),
+            environment=job_environment(scratch, numerics, self.project.code(spec.code), [], fence),
+        )  # fmt: skip
+        if answer.returncode and not _away(answer):
+            raise PedigreeError(f"Slurm rejects the job of {spec.address}: {_message(answer)}")
+        fault_point("job started")
+        return handle
+
+    def poll(self, handle: Handle) -> Status:
+        token, scratch = str(handle.told.get("token")), Path(handle.scratch)
+        queue = self._listed()
+        if queue is not None and (entry := queue.get(token)) is not None:
+            if entry.state in ACTIVE:
+                self._running.add(token)
+                return Status("running")
+            if entry.state in QUEUED:
+                return Status("queued", waiting=f"in Slurm's queue as job {entry.number} ({entry.reason})")
+            return self._ended(scratch, entry)
+        if self._result(scratch) is not None:
+            return self._ended(scratch, None)
+        if queue is not None:
+            return Status("unknown")
+        return Status("running") if token in self._running else Status("queued", waiting="for Slurm's controller to answer")
+
+    def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
+        """End a job: remove it from the queue, or ask it to stop, and kill it after `grace_s` seconds, by default its placement's."""
+        entry = self._active(handle)
+        if entry is None:
+            return []
+        whom = [] if handle.told.get("steps") else ["--batch"]
+        if entry.state in ACTIVE:
+            if stacks:
+                _run("scancel", "--signal=USR2", *whom, entry.number)
+                time.sleep(POLL_S)
+            if grace_s != 0.0:
+                _run("scancel", "--signal=TERM", *whom, entry.number)
+                self._await_end(handle, read_spec(Path(handle.scratch)).placement.grace_s if grace_s is None else grace_s)
+        if self._active(handle) is not None:
+            _run("scancel", entry.number)
+            self._await_end(handle, KILL_S)
+        return []
+
+    def find(self, handle: Handle, scratch: Path) -> Handle:
+        """The job of a scratch folder, which may have been moved since."""
+        return handle.model_copy(update={"scratch": str(scratch)})
+
+    def _await_end(self, handle: Handle, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._active(handle) is not None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _active(self, handle: Handle) -> _Entry | None:
+        """The job in a fresh list, unless it has ended."""
+        self._asked = float("-inf")
+        entry = (self._listed() or {}).get(str(handle.told.get("token")))
+        return entry if entry is not None and entry.state in (*QUEUED, *ACTIVE) else None
+
+    def _listed(self) -> dict[str, _Entry] | None:
+        if time.monotonic() - self._asked > ASK_S:
+            answer = _run("squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%N|%r|%k")
+            rows = [line.split("|", 4) for line in answer.stdout.splitlines() if line.count("|") >= 4]
+            self._queue = None if answer.returncode else {row[4]: _Entry(*row[:4]) for row in rows}
+            self._asked = time.monotonic()
+        return self._queue
+
+    def _result(self, scratch: Path) -> bool | None:
+        """Whether the job reports success; None if it has not reported its end. Reading an unreadable report raises its error later."""
+        try:
+            done = read_done(scratch)
+        except ArtifactError:
+            return False
+        return None if done is None else done.ok
+
+    def _ended(self, scratch: Path, entry: _Entry | None) -> Status:
+        result = self._result(scratch)
+        if result is not None or entry is None:
+            return Status("succeeded" if result else "failed")
+        if entry.state in ENDS:
+            cause, message = ENDS[entry.state]
+            return Status("failed", end=(cause, f"{message} (job {entry.number}{f' on {entry.nodes}' if entry.nodes else ''})"))
+        return Status("failed", _exit_code(entry.number))
+
+
+def problem_of(numerics: Numerics, slots: int, launcher: Slurm) -> str | None:
+    """Why Slurm would reject a job; None if it would queue it, or its controller does not answer."""
+    answer = _run("sbatch", "--test-only", *resources(numerics, slots), *launcher.options, "--wrap=true")
+    return _message(answer) if answer.returncode and not _away(answer) else None
+
+
+def resources(numerics: Numerics, slots: int) -> list[str]:
+    """The part of a cluster that a job takes: `slots` GPUs or cores on each of its nodes."""
+    amount = f"--gpus-per-node={slots}" if numerics.device == "cuda" else f"--cpus-per-task={slots}"
+    return [f"--nodes={numerics.nodes}", "--ntasks-per-node=1", amount]
+
+
+def _script(scratch: Path, numerics: Numerics, grace_s: int, setup: Sequence[str]) -> str:
+    """A batch script that becomes the job, which thereby gets Slurm's signals; on several nodes each task is one of them."""
+    if numerics.nodes == 1:
+        command = shlex.join(job_command(scratch, numerics, grace_s))
+    else:
+        node = shlex.join([sys.executable, "-m", "pedigree.stages.training.nodes", str(scratch)])
+        command = f"srun --kill-on-bad-exit=1 sh -c {shlex.quote(f'[ $SLURM_PROCID = 0 ] && role=lead || role=join; exec {node} $role')}"
+    return "\n".join(["#!/bin/sh", *setup, f"exec {command}", ""])
+
+
+def _run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The answer of one of Slurm's programs.
+
+    Raises:
+        PedigreeError: it is not installed.
+    """
+    try:
+        return subprocess.run(arguments, capture_output=True, text=True, timeout=ANSWER_S, env=environment or dict(os.environ))
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(arguments, 1, "", f"{arguments[0]} timed out")
+    except FileNotFoundError as error:
+        missing = f"{arguments[0]} is not in PATH: run this on a login node of the cluster, or remove placement.launcher from the profile"
+        raise PedigreeError(missing) from error
+
+
+def _away(answer: subprocess.CompletedProcess[str]) -> bool:
+    return any(words in answer.stderr for words in AWAY)
+
+
+def _message(answer: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.stderr.strip().splitlines()]
+    return "; ".join(line.removeprefix("allocation failure: ") for line in lines) or f"exit code {answer.returncode}"
+
+
+def _exit_code(number: str) -> int | None:
+    """Exit code of a job that Slurm still knows; negative: a signal."""
+    found = _run("scontrol", "show", "job", "--oneliner", number).stdout.partition(" ExitCode=")[2].split(" ")[0]
+    code, _, killed = found.partition(":")
+    return None if not code.isdigit() else -int(killed) if killed.isdigit() and int(killed) else int(code)

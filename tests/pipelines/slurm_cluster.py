@@ -1,0 +1,139 @@
+"""A real Slurm of its own: munged, a controller and two nodes, all on this machine, as the user who runs the tests.
+
+The programs are those in PATH, or Debian's packages unpacked into `.venv`: nothing is installed.
+"""
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from waiting import until
+
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2", "libhwloc15", "liblua5.1-0")
+NODES = ("n1", "n2")
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock
+{plugins}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SwitchType=switch/none
+JobAcctGatherType=jobacct_gather/none
+SchedulerParameters=sched_interval=1,bf_interval=1
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=5
+OverTimeLimit=0
+SlurmdParameters=config_overrides
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def _programs() -> tuple[Path, dict[str, str]]:
+    """The folder above Slurm's programs, and variables of theirs."""
+    if shutil.which("slurmctld") and shutil.which("munged"):
+        return Path("/usr"), {}
+    root = Path(sys.prefix) / "opt" / "slurm"
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "whole").exists():
+            subprocess.run(["apt-get", "--quiet=2", "download", *PACKAGES], cwd=root, check=True, capture_output=True, text=True)
+            for package in root.glob("*.deb"):
+                subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
+                package.unlink()
+            (root / "whole").touch()
+    libraries = next((root / "usr" / "lib").glob("*/slurm-wlm"))
+    return root / "usr", {"LD_LIBRARY_PATH": f"{libraries.parent}:{libraries}", "PLUGINS": str(libraries)}
+
+
+def _free_ports(number: int) -> list[int]:
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [one.getsockname()[1] for one in taken]
+    for one in taken:
+        one.close()
+    return ports
+
+
+@dataclass
+class Cluster:
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    """For Slurm's clients."""
+    _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self) -> None:
+        self._root, given = _programs()
+        plugins = given.pop("PLUGINS", None)
+        path = os.pathsep.join([str(self._root / "bin"), str(self._root / "sbin"), os.environ["PATH"]])
+        self.environment = given | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path}
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        self.folder.chmod(0o755)
+        for name in ("state", *(f"spool-{node}" for node in NODES)):
+            (self.folder / name).mkdir()
+        text = CONFIG.format(
+            host=socket.gethostname().partition(".")[0], ports=_free_ports(3), folder=self.folder,
+            user=subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip(),
+            plugins=f"PluginDir={plugins}" if plugins else "",
+        )  # fmt: skip
+        (self.folder / "slurm.conf").write_text(text)
+        names = {"socket": "sock", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        files = [f"--{option}={self.folder / 'munge'}.{end}" for option, end in names.items()]
+        self._daemon("munged", "munged", "--force", "--foreground", *files)
+        until((self.folder / "munge.sock").exists)
+        self.start_controller()
+        for node in NODES:
+            self.start_node(node)
+        until(lambda: self.ask("sinfo", "--noheader", "--format=%T").split() == ["idle"])
+
+    def start_controller(self) -> None:
+        self._daemon("controller", self._name("slurmctld"), "-D")
+
+    def start_node(self, node: str) -> None:
+        self._daemon(node, self._name("slurmd"), "-D", "-N", node, "-d", str(self._root / "sbin" / self._name("slurmstepd")))
+
+    def kill(self, daemon: str) -> None:
+        self._daemons[daemon].kill()
+        self._daemons.pop(daemon).wait()
+
+    def ask(self, *arguments: str) -> str:
+        """What one of Slurm's clients prints; empty while the controller starts."""
+        return subprocess.run(arguments, env=os.environ | self.environment, capture_output=True, text=True).stdout.strip()
+
+    def stop(self) -> None:
+        for daemon in [*self._daemons]:
+            with suppress(OSError):
+                self.kill(daemon)
+
+    def _name(self, program: str) -> str:
+        return program if (self._root / "sbin" / program).exists() else f"{program}-wlm"
+
+    def _daemon(self, name: str, program: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.out").open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                [str(self._root / "sbin" / program), *arguments], env=os.environ | self.environment, stdout=log, stderr=log
+            )

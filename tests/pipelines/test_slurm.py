@@ -1,0 +1,145 @@
+"""Jobs in the queue of a real Slurm of two nodes on this machine."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import Command
+from running_lab import RANKS, Lab, outcomes, read
+from slurm_cluster import NODES, Cluster
+from waiting import deadline, until
+
+from pedigree.pipelines.jobs.events import StageWaiting
+from pedigree.pipelines.jobs.live import live_jobs
+from pedigree.pipelines.run.ensure import Result, ensure
+from pedigree.pipelines.run.runs import run_graph
+
+pytestmark = pytest.mark.slow
+DONE = dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(shared: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    for name, value in shared.environment.items():
+        monkeypatch.setenv(name, value)
+    yield shared
+    shared.ask("scancel", "--me")
+    until(lambda: not shared.ask("squeue", "--noheader", "--me"))
+
+
+@pytest.fixture
+def lab(tmp_path: Path, cluster: Cluster) -> Lab:
+    """All its stages but one are jobs of Slurm."""
+    lab = Lab(tmp_path, processes=True)
+    profile = lab.root / "configs" / "execution" / "lab.yaml"
+    lab.edit("configs/execution/lab.yaml", "slots: 1,", "slots: 1, launcher: {type: slurm}, grace_s: 20,")
+    profile.write_text(profile.read_text() + "stages: {suite: {placement: {launcher: {type: local}}}}\n")
+    return lab
+
+
+def attempts(lab: Lab, stage: str) -> list[str]:
+    """Causes of the attempts, from the stage's record."""
+    return [one["cause"] for one in read(lab, stage, "run.json")["attempts"]]
+
+
+@pytest.mark.proves("placement.launcher")
+def test_a_recipe_runs_in_the_queue_and_beside_it_and_leaves_the_same_bytes(lab: Lab, cluster: Cluster, tmp_path: Path) -> None:
+    assert outcomes(lab) == DONE
+    ran = sorted(cluster.ask("squeue", "--noheader", "--me", "--states=all", "--format=%j %T").splitlines())
+    assert ran == ["lab/clean COMPLETED", "lab/cleaner COMPLETED", "lab/raw COMPLETED"]
+    assert "launcher" not in read(lab, "raw", "run.json")["placement"]
+    local = Lab(tmp_path / "local", processes=True)
+    assert outcomes(local) == DONE
+    for stage in DONE:
+        assert read(local, stage, "record.json")["content"] == read(lab, stage, "record.json")["content"]
+
+
+def test_what_slurm_would_reject_is_refused_before_the_run(lab: Lab) -> None:
+    lab.edit("configs/execution/lab.yaml", "{type: slurm}", "{type: slurm, options: [--partition=nowhere]}")
+    said = Command(lab)("run", "lab", code=2)
+    assert "lab: stages raw, clean, cleaner: Slurm would reject this job: invalid partition specified: nowhere" in said
+    assert not lab.runs()
+
+
+def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(lab: Lab, cluster: Cluster) -> None:
+    lab.edit("configs/execution/lab.yaml", "heartbeat_timeout_s: 120", "heartbeat_timeout_s: 1, timeout_s: 1")
+    cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
+    seen: list[str] = []
+    cancelled = threading.Event()
+    run = lab.run(cancelled=cancelled)
+    run.watch = lambda event: seen.append(event.detail) if isinstance(event, StageWaiting) else None
+    ends: list[object] = []
+    thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
+    thread.start()
+    try:
+        until(lambda: any(text.startswith("in Slurm's queue as job ") for text in seen))
+        assert ("lab/raw", False) in [(job.address, job.elsewhere) for job in live_jobs(lab.project)]
+        cluster.kill("controller")
+        until(lambda: seen[-1] == "for Slurm's controller to answer")
+        cluster.start_controller()
+        until(lambda: seen[-1].startswith("in Slurm's queue as job "))
+        assert thread.is_alive()  # for longer than both limits
+    finally:
+        cancelled.set()
+        thread.join(deadline(60))
+        cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
+    assert not cluster.ask("squeue", "--noheader", "--me") and "raw" not in lab.runs()
+
+
+def test_a_killed_job_and_a_dead_node_resume_from_the_checkpoint(lab: Lab, cluster: Cluster) -> None:
+    lab.knobs(raw={"seconds": 5, "crash": 1})
+    run = lab.run()
+    ensure(run, run.graph.find("raw"))
+    assert attempts(lab, "raw") == ["crashed", "succeeded"]
+
+
+def test_a_run_that_was_killed_finds_its_job_again_and_a_canceled_one_leaves_the_queue(lab: Lab, cluster: Cluster) -> None:
+    lab.knobs(raw={"hold": "go"})
+    command = Command(lab).start("run", "lab")
+    until((lab.root / "go.waiting").exists, alive=lambda: command.poll() is None)
+    command.kill()
+    command.communicate()
+    assert ("lab/raw", False) in [(job.address, job.elsewhere) for job in live_jobs(lab.project)]
+    cancelled = threading.Event()
+    run = lab.run(cancelled=cancelled)
+    ends: list[object] = []
+    thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
+    thread.start()
+    until(lambda: any(job.address == "lab/raw" and job.holder for job in live_jobs(lab.project)))
+    (lab.root / "go").touch()
+    thread.join(deadline(120))
+    found = {end.address: end for end in ends if isinstance(end, Result)}
+    assert found["lab/raw"].outcome == "attached" and found["lab/cleaner"].outcome == "ran"
+    assert lab.runs().count("raw") == 1
+
+
+def test_cancel_ends_a_job_of_the_queue(lab: Lab, cluster: Cluster) -> None:
+    lab.knobs(raw={"seconds": 60})
+    cancelled = threading.Event()
+    ends: list[object] = []
+    thread = threading.Thread(target=lambda: ends.extend(run_graph(lab.run(cancelled=cancelled))))
+    thread.start()
+    until(lambda: "raw" in lab.runs())
+    cancelled.set()
+    thread.join(deadline(120))
+    assert "PENDING" not in (states := cluster.ask("squeue", "--noheader", "--me", "--format=%T")) and "RUNNING" not in states
+    lab.knobs()
+    assert outcomes(lab)["raw"] == "ran"
+
+
+def test_ranks_run_on_two_nodes_of_one_allocation(lab: Lab, cluster: Cluster) -> None:
+    lab.write("configs/recipes/lab.yaml", RANKS)
+    lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 1, world_size: 2, nodes: 2")
+    assert outcomes(lab)["sft"] == "ran" and lab.runs().count("sft") == 2
+    assert "lab/sft 2" in cluster.ask("squeue", "--noheader", "--me", "--states=all", "--format=%j %D").splitlines()
