@@ -124,6 +124,12 @@ class Cluster:
         """What one of Slurm's clients prints; empty while the controller starts."""
         return subprocess.run(arguments, env=os.environ | self.environment, capture_output=True, text=True).stdout.strip()
 
+    def has_saved(self, token: str) -> bool:
+        """Whether a controller that is started anew will know the job."""
+        with suppress(FileNotFoundError):
+            return token.encode() in (self.folder / "state" / "job_state").read_bytes()
+        return False
+
     def stop(self) -> None:
         for daemon in [*self._daemons]:
             with suppress(OSError):

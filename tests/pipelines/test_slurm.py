@@ -84,7 +84,10 @@ def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(la
     thread.start()
     try:
         until(lambda: any(text.startswith("in Slurm's queue as job ") for text in seen))
-        assert ("lab/raw", False) in [(job.address, job.elsewhere) for job in live_jobs(lab.project)]
+        (queued,) = [job for job in live_jobs(lab.project) if job.address == "lab/raw"]
+        assert queued.handle and not queued.elsewhere
+        token = queued.handle.told["token"]
+        until(lambda: cluster.has_saved(token))  # else it forgets the job
         cluster.kill("controller")
         until(lambda: seen[-1] == "for Slurm's controller to answer")
         cluster.start_controller()
@@ -97,14 +100,15 @@ def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(la
     assert not cluster.ask("squeue", "--noheader", "--me") and "raw" not in lab.runs()
 
 
-def test_a_killed_job_and_a_dead_node_resume_from_the_checkpoint(lab: Lab, cluster: Cluster) -> None:
+@pytest.mark.nightly
+def test_a_killed_job_resumes_from_its_checkpoint(lab: Lab, cluster: Cluster) -> None:
     lab.knobs(raw={"seconds": 5, "crash": 1})
     run = lab.run()
     ensure(run, run.graph.find("raw"))
     assert attempts(lab, "raw") == ["crashed", "succeeded"]
 
 
-def test_a_run_that_was_killed_finds_its_job_again_and_a_canceled_one_leaves_the_queue(lab: Lab, cluster: Cluster) -> None:
+def test_a_run_that_was_killed_finds_its_job_again(lab: Lab, cluster: Cluster) -> None:
     lab.knobs(raw={"hold": "go"})
     command = Command(lab).start("run", "lab")
     until((lab.root / "go.waiting").exists, alive=lambda: command.poll() is None)
@@ -124,6 +128,7 @@ def test_a_run_that_was_killed_finds_its_job_again_and_a_canceled_one_leaves_the
     assert lab.runs().count("raw") == 1
 
 
+@pytest.mark.nightly
 def test_cancel_ends_a_job_of_the_queue(lab: Lab, cluster: Cluster) -> None:
     lab.knobs(raw={"seconds": 60})
     cancelled = threading.Event()
