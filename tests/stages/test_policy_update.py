@@ -127,6 +127,10 @@ CASES = [
     {"type": "dapo", "kl": {"estimator": "k3", "coefficient": 0.1, "unbiased": True}, "inner_epochs": 3, "dual_clip": 3.0},
     {"type": "dapo", "aggregation": "token-sum"},
     {"type": "grpo", **SEVERAL, "top_entropy": 0.3, "entropy": {"coefficient": 0.1, "adaptive": {"target": 10.0}}},
+    {"type": "grpo", "kl": {"coefficient": 0.1}, "turns": 2},
+    {"type": "gspo", "updates_per_rollout": 2, "turns": 2},
+    {"type": "dapo", "correction": {"level": "sequence"}, "turns": 2},
+    {"type": "ppo", "kl": {"estimator": "k1", "where": "reward", "coefficient": 0.1}, "turns": 2},
 ]
 
 
