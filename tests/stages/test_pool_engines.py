@@ -138,19 +138,6 @@ def test_a_policy_rates_answers_and_the_best_is_paired_with_a_lower_one(sampled,
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_judge_that_only_babbles_gives_no_scores(sampled, tmp_path):
-    rows = list(records.stream(sampled[0] / "out" / "payload"))
-    make(tmp_path / "babbler" / "payload", context=8192)
-    inputs = {
-        "completions": {"c": dataset(tmp_path / "few", "completion", rows[:4])},
-        "judge": {"j": publish(tmp_path / "babbler", "source_model", "policy")},
-    }
-    done = run(tmp_path / "babbled", "judge", {"rating": RATING, "rating_weight": 1.0}, inputs, ONE_THREAD)
-    assert (done["ok"], done["cause"]) == (False, "refused") and "4 of 4 answers have no score" in done["message"]
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
 def test_a_policy_writes_prompts_and_no_attempt_asks_again(prompts, tmp_path):
     """Each request is drawn by itself; equal prompts are kept once."""
     make_writer(tmp_path / "writer" / "payload")
