@@ -3,7 +3,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -161,7 +160,7 @@ def test_answers_bear_the_version_of_the_weights_that_were_loaded_and_none_where
 
 @pytest.mark.slow
 @pytest.mark.proves("placement.sampler_memory_gb")
-def test_a_fresh_engine_has_the_bits_of_any_other_a_cache_of_the_configured_size_and_an_end_that_is_an_error(engine, models):
+def test_a_fresh_engine_has_the_bits_of_any_other_and_a_cache_of_the_configured_size(engine, models):
     """Bits: whatever the other was asked before, and whichever weights it had: tied embeddings, norms and cached keys are all of the new
     ones. Cache: twenty requests begin with eight blocks of 16 tokens each and soon need a ninth; some wait, and some are begun again."""
     engine.load(models["a"])
@@ -176,9 +175,6 @@ def test_a_fresh_engine_has_the_bits_of_any_other_a_cache_of_the_configured_size
         fresh.stream(crowd, sampling, STOP, found.__setitem__)
         with pytest.raises(StageError, match=r"180 KV-cache blocks.*sampler_memory_gb"):
             fresh.generate(crowd, sampling, STOP)
-        os.kill(fresh.pid, signal.SIGKILL)
-        with pytest.raises(EngineLost, match="killed by SIGKILL"):
-            fresh.generate(CHUNK, GREEDY, STOP)
     assert sorted(found) == list(range(20))
     for number in range(0, 20, 3):
         theirs = hf_logprobs(models["b"], crowd[number], found[number].response_ids, crowd[number].temperature or 1.0)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from test_sampler import PLACEMENT, STOP, hf_logprobs
 from tiny_models import make
-from waiting import deadline
+from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
@@ -49,7 +49,7 @@ def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_v
         target=lambda: fleet.answer(REQUESTS, LONG, [], found.__setitem__, lambda _: running.set(), None), daemon=True
     )
     streaming.start()
-    assert running.wait(deadline(120))
+    until(running.is_set, 120, alive=streaming.is_alive)
     monkeypatch.setattr(weight_transfer, "PART_BYTES", 1 << 16)
     trainer: Any = SimpleNamespace(rank=0, weights=lambda: load_file(models["new"] / "model.safetensors").items())
     sent = []
@@ -89,7 +89,7 @@ def test_an_engine_that_refuses_weights_in_flight_fails_its_stream_and_the_load(
 
     streaming = threading.Thread(target=stream, daemon=True)
     streaming.start()
-    assert running.wait(deadline(120))
+    until(running.is_set, 120, alive=streaming.is_alive)
     with pytest.raises(StageError):
         engine.load(broken)
     streaming.join(deadline(60))
