@@ -3,8 +3,8 @@
 from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
+from pedigree.configs.methods.language_model import Sampling
 from pedigree.configs.methods.reward_terms import RewardProgram, distinct
-from pedigree.configs.methods.sampling import Sampling
 from pedigree.configs.rows.datasets import PrepareData, form_of
 from pedigree.configs.rows.suite_forms import Form
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many
-from pedigree.configs.methods.sampling import Sampling
+from pedigree.configs.methods.language_model import Sampling
 
 
 class Window(Frozen):

@@ -7,8 +7,7 @@ from pydantic import Field, computed_field, model_validator
 
 from pedigree.configs.base.frozen import Frozen, Many
 from pedigree.configs.base.packaged import embedder_sha256
-from pedigree.configs.methods.language_model import Speaker
-from pedigree.configs.methods.sampling import Sampling
+from pedigree.configs.methods.language_model import Sampling, Speaker
 from pedigree.configs.rows.overlap_criteria import Turns, Waiver
 
 SAME = "Same"

@@ -9,9 +9,8 @@ from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
 from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, at_ports, generation, only
 from pedigree.configs.judging.pools import Sample
-from pedigree.configs.methods.combining import Ensemble, Mean
 from pedigree.configs.methods.language_model import ByEndpoint, speaker_sampling_plan
-from pedigree.configs.methods.reward_terms import RewardProgram, distinct
+from pedigree.configs.methods.reward_terms import Ensemble, Mean, RewardProgram, distinct
 from pedigree.configs.methods.rubrics import Rating
 
 

@@ -13,8 +13,7 @@ from pydantic import Field, computed_field, model_validator
 
 from pedigree.configs.base.frozen import Frozen, canonical_json
 from pedigree.configs.base.mistakes import not_one_of, read_packaged
-from pedigree.configs.methods.language_model import Speaker
-from pedigree.configs.methods.sampling import Sampling
+from pedigree.configs.methods.language_model import Sampling, Speaker
 
 WRITING = Path(__file__).parents[1] / "writing"
 OPEN, CLOSE = "<prompt>", "</prompt>"

@@ -1,4 +1,4 @@
-"""Config of the language model that a stage queries: a policy of the recipe, or a server."""
+"""Config of the language model that a stage queries, a policy of the recipe or a server, and of sampling from it."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -10,6 +10,17 @@ from pydantic import AfterValidator, Field
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen
 from pedigree.configs.base.shrink import Cut
 from pedigree.configs.base.work import SamplingPlan
+
+
+class Sampling(Frozen):
+    """Sampling parameters. Temperature 0 is greedy decoding."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy decoding."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling threshold; 1 disables it."""
+    max_tokens: int = Field(ge=1)
+    """Maximum answer length in tokens."""
 
 
 def endpoint_url(value: str) -> str:

@@ -11,8 +11,7 @@ from pydantic import Field, computed_field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Frozen, Many
 from pedigree.configs.base.mistakes import not_one_of, read_packaged
-from pedigree.configs.methods.language_model import Speaker
-from pedigree.configs.methods.sampling import Sampling
+from pedigree.configs.methods.language_model import Sampling, Speaker
 
 RUBRICS = Path(__file__).parents[1] / "rubrics"
 HIGHEST = 5

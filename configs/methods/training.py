@@ -13,11 +13,11 @@ from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, HeadPrecision, 
 from pedigree.configs.base.shrink import Cut, even
 from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, TrainingPlan, at_ports
 from pedigree.configs.methods.environment_programs import EnvironmentProgram
+from pedigree.configs.methods.language_model import Sampling
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
 from pedigree.configs.methods.preference import Kto, PreferenceLoss
 from pedigree.configs.methods.reward_terms import EnvironmentReward, Reward, RewardProgram, model_problem, reward_problem
-from pedigree.configs.methods.sampling import Sampling
 
 
 class Lora(Frozen):

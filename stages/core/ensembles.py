@@ -10,8 +10,7 @@ from statistics import fmean, pstdev, pvariance
 from typing import TypeVar
 
 from pedigree.configs.judging.scoring import Scorers
-from pedigree.configs.methods.combining import Ensemble, Mean, UncertaintyWeighted, WorstCase
-from pedigree.configs.methods.reward_terms import RewardProgram
+from pedigree.configs.methods.reward_terms import Ensemble, Mean, RewardProgram, UncertaintyWeighted, WorstCase
 
 Number = TypeVar("Number", int, float)
 

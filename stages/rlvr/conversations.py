@@ -1,6 +1,6 @@
-"""Conversations with an environment: rounds in which the engines give all open ones their next answer.
+"""Conversations with an environment: in each round the engines generate the next answer of every open conversation.
 
-An answer's tokens stay as they were sampled; what the environment says is tokenized as what the chat template puts after the answer.
+The tokens of answers stay as sampled; observations are tokenized as the chat template renders them after the answer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,15 +23,15 @@ from pedigree.stages.verifiers.reward_programs import Answered
 
 BEAT_SECONDS = 1.0
 PROBED: list[Message] = [{"role": "user", "content": "What follows?"}]
-"""What an environment says when the chat template is checked."""
+"""An observation for the check of the chat template."""
 
 
 @dataclass(frozen=True)
 class SampledTurns:
-    """How an answer came to be in turns."""
+    """The turns of a conversation."""
 
     sampled: list[bool]
-    """Which of its tokens the policy sampled."""
+    """For each token after the prompt, whether the policy sampled it."""
     answers: int
     messages: list[Message]
     """The whole conversation."""
@@ -53,7 +53,7 @@ class Talk:
         """Tokens after each answer but the last."""
         self.rewards: list[float] = []
         self.cut = False
-        """Whether it ended because something was too long."""
+        """Whether it ended because an observation or answer was too long."""
         self.cause = ""
         """Why its reward is unknown."""
         self.seconds = 0.0
@@ -113,7 +113,7 @@ class Talk:
         return Answered(prompt, self.text, last.response_ids, self.finish_reason, score, self.earned)
 
     def begin(self, reaction: Outcome, chat: Chat, longest: int) -> None:
-        """Take over what `reset` returned. After a failure the prompt is asked as it was, and its reward is unknown."""
+        """Apply what `reset` returned. After a failure the original prompt is answered, and its reward is unknown."""
         if isinstance(reaction, str):
             self.cause = reaction
             return
@@ -133,7 +133,7 @@ class Talk:
         self.messages, self.prompt_ids = messages, ids
 
     def follow(self, reaction: Outcome, chat: Chat, config: EnvironmentProgram) -> bool:
-        """Take over what `step` returned; whether another answer is due."""
+        """Apply what `step` returned; returns whether another answer is due."""
         if isinstance(reaction, str):
             self.cause = reaction
             return False
@@ -164,12 +164,12 @@ def converse(
     ended: Callable[[int], None],
     beat: Callable[[], None],
 ) -> None:
-    """Hold conversations to their ends, all open ones in a fixed order, so that equal answers are asked for in equal lists.
+    """Continue conversations to their ends. Each round requests the answers of all open ones in a fixed order, so that it can be repeated.
 
     Args:
-        environments: what answers the policy; None: one answer is all.
-        seed: of a conversation's place and the number of its answer.
-        ask: gets answers to requests.
+        environments: None for conversations of one answer.
+        seed: called with a conversation's place and the number of its answer.
+        ask: called with requests; it passes each answer on as it arrives.
         ended: called with the place of a conversation after its last answer.
         beat: called while waiting for the environment.
     """

@@ -62,8 +62,7 @@ DECIDING: dict[type[Term], tuple[str, ...]] = {
 
 def decided_by(config: Rlvr) -> tuple[str, ...]:
     terms = dict.fromkeys(part for term in config.reward.terms for part in DECIDING.get(type(term), ()))
-    selection = ("stages/rlvr/kept_answers.py",) if config.algorithm.keep else ()
-    chosen = ("stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/resampling.py", *selection)
+    chosen = ("stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/group_selection.py")
     environment = (*FUNCTIONS, "stages/verifiers/environments.py", "stages/rlvr/conversations.py") if config.environment else ()
     return (*RENDERING, *REWARDING, *chosen, *dict.fromkeys((*terms, *environment)))
 

@@ -1,6 +1,6 @@
 """Rewards by models: reward models in torch, and a language model behind an endpoint. Formulas and functions are those of `judge`.
 
-What a model has given is in the job's log, so an interrupted run computes and asks nothing twice.
+Values and replies are in the job's log, so a resumed run computes and requests nothing twice.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from pedigree.stages.verifiers.reward_programs import Answered, Value
 
 
 def rows_of(group: Sequence[Answered]) -> list[dict[str, Any]]:
-    """The answers to a prompt as judges read them."""
+    """The answers to a prompt as rows for judges."""
     return [
         {
             "id": f"{answer.prompt['id']}/{place}",

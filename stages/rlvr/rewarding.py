@@ -46,7 +46,7 @@ class Rewarded(NamedTuple):
 
 
 class Rewarder(Protocol):
-    """What gives a term's values where no function of one group does."""
+    """Computes the values of a term that needs processes, models or threads."""
 
     def values(self, groups: Sequence[Sequence[Answered]]) -> list[list[Value]]: ...
 
@@ -54,7 +54,7 @@ class Rewarder(Protocol):
 
 
 class Rewards:
-    """Rewards answers as a config has it; `rewarders` are those of terms, by name."""
+    """Computes rewards as configured; `rewarders` are by name of their term, and other terms are in `TERMS`."""
 
     def __init__(self, given: Reward, max_tokens: int, rewarders: Mapping[str, Rewarder]) -> None:
         self.given, self.max_tokens, self.rewarders = given, max_tokens, rewarders

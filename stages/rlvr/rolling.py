@@ -15,8 +15,8 @@ from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.job import Job, checkpoint_names
 from pedigree.stages.rlvr.conversations import SampledTurns, Talk, awaited, converse, unused_reward
+from pedigree.stages.rlvr.group_selection import Choice, choose, differ, upcoming
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
-from pedigree.stages.rlvr.resampling import Choice, choose, differ, upcoming
 from pedigree.stages.rlvr.rewarding import Rewarded, Rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.engines import Fleet
@@ -87,7 +87,7 @@ class StepRollouts:
 
 @dataclass(frozen=True)
 class Roller:
-    """What all steps roll out with."""
+    """Rolls out steps, with everything that they share."""
 
     engines: Fleet
     verifying: Verifying
@@ -176,7 +176,7 @@ class Roller:
         return talks
 
     def _rollout(self, talk: Talk, own: Answered, rewarded: Rewarded) -> Rollout:
-        """Unknown in all of its reward if the environment failed."""
+        """If the environment failed, the whole reward is unknown."""
         reward, terms, cause = rewarded
         score = math.nan if own.score is None else own.score
         if failed := talk.cause or unused_reward(self.config, talk):
@@ -188,7 +188,7 @@ class Roller:
         self.job.doing("waiting for the environment")
 
     def _answer(self, requests: list[Request], sampling: Sampling, arrived: Arrived, step: int, record: AnswerLog | None) -> None:
-        """Get all answers: in fixed chunks; or those of the record, and the others continuously, each recorded as it arrives."""
+        """Get all answers: in fixed chunks; or recorded ones from the record and the others continuously, each recorded as it arrives."""
         job, stop = self.job, [self.chat.eos_id]
 
         def beat(_: int) -> None:
@@ -233,7 +233,7 @@ class Roller:
 
 
 def score_of(prompt: dict[str, Any], verdict: Outcome) -> float:
-    """The verifier's score; NaN if the verifier cannot run, which says nothing about the answer, or was not asked."""
+    """The verifier's score; NaN if the answer has no verifier, or its verifier cannot run, which says nothing about the answer."""
     if isinstance(verdict, Verdict):
         return verdict.score
     if verdict is not None:
@@ -263,7 +263,7 @@ def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def numbers_of(turns: list[SampledTurns]) -> dict[str, float]:
-    """Metrics of conversations: mean answers, and the seconds that the environment worked on all."""
+    """Metrics of conversations: mean number of answers, and total seconds of the environment's work."""
     return {"turns": mean([float(one.answers) for one in turns]), "environment_seconds": sum(one.seconds for one in turns)}
 
 

@@ -13,10 +13,8 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from pedigree.configs.base.frozen import finite
@@ -27,20 +25,18 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
-from pedigree.stages.rlvr.ahead import Ahead
-from pedigree.stages.rlvr.clock import Clock
 from pedigree.stages.rlvr.conversations import open_environments
-from pedigree.stages.rlvr.handover import awake, sleep_level, start_before_trainer, takes_turns
-from pedigree.stages.rlvr.kept_answers import without_others
+from pedigree.stages.rlvr.group_selection import without_others
+from pedigree.stages.rlvr.handover import rollout_sampler, sleep_level, takes_turns
+from pedigree.stages.rlvr.pacing import Clock, open_pace, refuse_stale
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
-from pedigree.stages.rlvr.weight_transfer import load_weights, refuse_stale
-from pedigree.stages.sampling.engines import Fleet, WarmEngines, open_engines, open_sampler
-from pedigree.stages.sampling.sampler import Sampler, engine_settings, model_context
+from pedigree.stages.rlvr.weight_transfer import load_weights
+from pedigree.stages.sampling.sampler import model_context
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import load_policy, load_value_model
-from pedigree.stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
+from pedigree.stages.training.policy_update import Learner, TrainingSample, UpdateResult, initial_state, update_policy
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.reference import fixed_policy
 from pedigree.stages.training.router_loss import RouterLoss, routers_of
@@ -67,7 +63,6 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         open_rewards(config, [row for row, _ in prompts], inputs.get("reward_models", {}), job) as rewards,
         open_environments(config, [row for row, _ in prompts], chat, job) as environments,
         rollout_sampler(policy.payload, config, job) as engines,
-        ExitStack() as running,
     ):
         roller = Roller(engines, verifying, rewards, prompts, config, chat, job, environments) if engines and rewards else None
         learner = make_learner(config, inputs, chat, job)
@@ -77,62 +72,66 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         state.setdefault("recent", [state["updates"]])
         if state["updates"]:
             load_weights(engines, trainer, state["updates"], config, job)
-        given, ahead = config.asynchronous, None
-        most_behind = given.max_staleness if given else 0
-        if given and given.max_staleness and given.in_flight and TIMED not in job.marks:
+        if config.asynchronous and config.asynchronous.max_staleness and config.asynchronous.in_flight and TIMED not in job.marks:
             job.note(TIMED)
-        if roller and given:
-            ahead = running.enter_context(Ahead(roller, given, state["step"], state["position"]))
-
-        for step in range(state["step"], config.steps):
-            clock = Clock(engines)
-            with clock.waiting():
-                own = ahead.take() if ahead else None if given else in_turn(roller, engines, trainer, state["position"], config, step)
-                rolled = cast(StepRollouts, trainer.broadcast(own))
-            rollouts = rolled.rollouts
-            refuse_unrewarded(rollouts, step)
-            lag = refuse_stale([rollout.answer for rollout in rollouts], state["recent"], most_behind, step)
-            samples = training_samples(rollouts, config)
-            learning = replace(learner, max_gap=math.inf) if lag else learner
-            done = update_policy(learning, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
-            emptied = takes_turns(config, job.numerics) and sleep_level(config, step) == 2
-            if ahead:
+        with open_pace(roller, trainer, config, state["step"], state["position"]) as pace:
+            for step in range(state["step"], config.steps):
+                clock = Clock(engines)
                 with clock.waiting():
-                    ahead.before_load()
-            if (done.updates or emptied) and step + 1 < config.steps:
-                load_weights(engines, trainer, state["updates"] + done.updates, config, job)
-            if ahead:
-                ahead.done(step + 1)
+                    rolled = cast(StepRollouts, trainer.broadcast(pace.take(state["position"], step)))
+                rollouts = rolled.rollouts
+                refuse_unrewarded(rollouts, step)
+                lag = refuse_stale([rollout.answer for rollout in rollouts], state["recent"], max_staleness(config), step)
+                learning = replace(learner, max_gap=math.inf) if lag else learner
+                samples = training_samples(rollouts, config)
+                done = update_policy(learning, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
+                with clock.waiting():
+                    pace.before_load()
+                emptied = takes_turns(config, job.numerics) and sleep_level(config, step) == 2
+                if (done.updates or emptied) and step + 1 < config.steps:
+                    load_weights(engines, trainer, state["updates"] + done.updates, config, job)
+                pace.done(step + 1)
 
-            numbers = rolled.numbers | done.metrics | ({"staleness": lag} if given else {}) | clock.idle()
-            speed = rolled.tokens / clock.seconds
-            informative = {"informative_groups": numbers["informative_groups"]}
-            job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
-            job.progress(step + 1, config.steps, reward=numbers["reward"], **informative, tokens_per_second=speed)
-            state = {
-                "step": step + 1,
-                "position": rolled.position,
-                "updates": state["updates"] + done.updates,
-                "recent": [*state["recent"], state["updates"] + done.updates][-1 - most_behind :],
-                "counted": {name: state["counted"].get(name, 0) + int(numbers[name]) for name in COUNTED if name in numbers},
-                "rewards": [*state["rewards"], numbers["reward"]],
-                "gaps": [*state["gaps"], numbers["logprob_gap"]],
-                "shown": state["shown"] + (show(rollouts, step, config) if step % max(1, config.steps // SHOWN_STEPS) == 0 else []),
-                "memory": done.state,
-            }
-            if job.rank == 0:
-                write_rows(job.evidence / "rollouts.jsonl", state["shown"])
-            if step + 1 < config.steps:
-                checkpoints.after_step(step + 1, state)
+                numbers = rolled.numbers | done.metrics | ({"staleness": lag} if config.asynchronous else {}) | clock.idle()
+                speed = rolled.tokens / clock.seconds
+                job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
+                signal = {name: numbers[name] for name in ("reward", "informative_groups")}
+                job.progress(step + 1, config.steps, **signal, tokens_per_second=speed)
+                state = state_after(state, rolled, done, numbers, config)
+                if job.rank == 0:
+                    write_rows(job.evidence / "rollouts.jsonl", state["shown"])
+                if step + 1 < config.steps:
+                    checkpoints.after_step(step + 1, state)
 
         refuse_no_signal(state, config)
         with job.busy("writing the model"):
             trainer.export(job.out / "payload", chat)
-        for engine in filter(None, (trainer, learner.critic)):
-            engine.close()
+        for one in filter(None, (trainer, learner.critic)):
+            one.close()
     for used in ("weights", RECORDS):
         shutil.rmtree(job.folder / used, ignore_errors=True)
     return {"prompts": len(prompts), "dropped_prompts": dropped} | totals(state, config)
+
+
+def state_after(state: dict[str, Any], rolled: StepRollouts, done: UpdateResult, numbers: dict[str, float], config: Rlvr) -> dict[str, Any]:
+    """What the checkpoint after a step contains, from the state before it."""
+    step, updates = state["step"], state["updates"] + done.updates
+    shown = show(rolled.rollouts, step, config) if step % max(1, config.steps // SHOWN_STEPS) == 0 else []
+    return {
+        "step": step + 1,
+        "position": rolled.position,
+        "updates": updates,
+        "recent": [*state["recent"], updates][-1 - max_staleness(config) :],
+        "counted": {name: state["counted"].get(name, 0) + int(numbers[name]) for name in COUNTED if name in numbers},
+        "rewards": [*state["rewards"], numbers["reward"]],
+        "gaps": [*state["gaps"], numbers["logprob_gap"]],
+        "shown": state["shown"] + shown,
+        "memory": done.state,
+    }
+
+
+def max_staleness(config: Rlvr) -> int:
+    return config.asynchronous.max_staleness if config.asynchronous else 0
 
 
 def training_samples(rollouts: list[Rollout], config: Rlvr) -> list[TrainingSample]:
@@ -264,45 +263,6 @@ def usable_prompts(rows: list[dict[str, Any]], chat: Chat, config: Rlvr, job: Jo
     why = ", ".join(f"{reason}: {number}" for reason, number in counts.items())
     report_drops(len(drops), len(rows), "prompts", why, "raise max_prompt_length, or use prompts with verifiers", config, job)
     return kept, counts
-
-
-@contextmanager
-def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Fleet | None]:
-    """The engines on rank 0, None elsewhere. On GPUs they are ready and asleep."""
-    if job.rank != 0:
-        if takes_turns(config, job.numerics):
-            start_before_trainer(None, job)
-        yield None
-        return
-    placement = job.placement
-    settings: dict[str, Any] = {
-        "dtype": config.dtype,
-        "context": config.max_prompt_length + config.longest_answer,
-        "numerics": job.numerics,
-        "placement": placement,
-        "adapter_rank": config.lora.rank if config.lora else None,
-        "sleeps": takes_turns(config, job.numerics),
-        "head": config.head,
-        "in_flight": config.asynchronous is not None and config.asynchronous.in_flight,
-    }
-    with ExitStack() as opened:
-        if placement.engines == 1 and config.asynchronous is None:
-            inline = placement.sampler_process == "inline"
-            engines: Sequence[Sampler] = [opened.enter_context(open_sampler(model_folder, inline=inline, **settings))]
-        else:
-            ranks = job.numerics.ranks_per_node if config.asynchronous else 0
-            ahead = opened.enter_context(WarmEngines(job.numerics, placement.engines, ranks))
-            engines = opened.enter_context(open_engines(engine_settings(model_folder, **settings), placement.engines, ahead))
-        fleet = Fleet(engines)
-        if takes_turns(config, job.numerics):
-            start_before_trainer(fleet, job)
-        yield fleet
-
-
-def in_turn(roller: Roller | None, engines: Fleet | None, trainer: Trainer, position: int, config: Rlvr, step: int) -> StepRollouts | None:
-    """Roll out a step while the trainer waits; called on all ranks."""
-    with awake(engines, trainer, sleep_level(config, step)):
-        return roller.step(position, step) if roller else None
 
 
 def refuse_unrewarded(rollouts: Sequence[Rollout], step: int) -> None:

@@ -1,22 +1,20 @@
-"""The trained weights reach the engines, without a file: parameter by parameter into memory that engines copy from, part by part."""
+"""Transfers the trained weights to the engines without a file, part by part, through memory from which the engines copy."""
 
 import base64
 import mmap
 import os
 import pickle
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from pedigree.configs.methods.training import Rlvr
-from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
-from pedigree.stages.rlvr.ahead import oldest_update, staleness
 from pedigree.stages.rlvr.handover import release
 from pedigree.stages.sampling.engines import Fleet
-from pedigree.stages.sampling.sampler import Generation, WeightPart, write_version
+from pedigree.stages.sampling.sampler import WeightPart, write_version
 from pedigree.stages.sampling.weight_parts import offsets
 from pedigree.stages.training.trainer import Trainer
 
@@ -95,7 +93,7 @@ class GpuMemory:
     """
 
     def __init__(self, trainer: Trainer, *, opened: bool) -> None:
-        """`opened`: whether an engine uses this rank's GPU. A copy that has a handle is kept until somebody has opened it."""
+        """`opened`: whether an engine uses this rank's GPU; a copy with a handle would never be freed if no engine opened it."""
         self._trainer, self._opened = trainer, opened
         self._tensors: list[tuple[str, str, list[int]]] = []
         self._held: list[Tensor] = []
@@ -143,24 +141,3 @@ def parts(trainer: Trainer, memory: HostMemory | GpuMemory, version: int) -> Ite
 
 def _described(name: str, tensor: Tensor) -> tuple[str, str, list[int]]:
     return name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-
-
-def refuse_stale(answers: Sequence[Generation], updates_after: Sequence[int], max_staleness: int, step: int) -> float:
-    """Check that all answers were sampled with the trainer's weights, or those of the allowed steps before it; returns their `staleness`.
-    One update may move log-probs by less than rounding does, so their gap alone cannot tell.
-
-    Args:
-        updates_after: number of updates after each of the last steps, the current one last.
-
-    Raises:
-        StageError: they were not.
-    """
-    oldest, updates = oldest_update(updates_after, max_staleness), updates_after[-1]
-    found = {version for answer in answers for version, _ in answer.versions}
-    if wrong := sorted(version for version in found if not oldest <= version <= updates):
-        allowed = f"those after {oldest} to {updates} may" if oldest < updates else f"the trainer has made {updates}"
-        raise StageError(
-            f"answers of step {step + 1} were sampled with weights after {wrong[0]} updates, but {allowed}: the "
-            "sampler did not load the trainer's weights. Run the stage again, and report the error if it returns"
-        )
-    return staleness(answers, updates)

@@ -4,8 +4,9 @@ import os
 import subprocess
 import sys
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import groupby
@@ -17,7 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.sampling.sampler import Arrived, Beat, Child, Generation, Request, Sampler, WeightPart, engine_settings
+from pedigree.stages.sampling.sampler import Arrived, Beat, Child, Continuation, Generation, Request, Sampler, WeightPart, engine_settings
 from pedigree.stages.sampling.vllm_engine import Inline
 
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -166,7 +167,12 @@ class Fleet:
             chunk_size: requests of a call of an engine; chunks go to the engines in turn, and their bits are the same on any. None: an
                 engine gets all of its requests together, those with the same prompt next to each other.
         """
-        queues = dealt(requests, len(self._engines), chunk_size)
+        count, everything = len(self._engines), range(len(requests))
+        if chunk_size is None:
+            queues = [[share] if share else [] for share in dealt(everything, requests, count)]
+        else:
+            chunks = [everything[start : start + chunk_size] for start in range(0, len(requests), chunk_size)]
+            queues = [chunks[engine::count] for engine in range(count)]
 
         def work(number: int, engine: Sampler, report: Callable[[Callable[[], None]], None]) -> None:
             for places in queues[number]:
@@ -185,7 +191,7 @@ class Fleet:
         self._each(work)
 
     def abandon(self) -> None:
-        """End the engines immediately, if they have processes; what they were asked fails."""
+        """End the engines immediately, if they have processes; their open requests fail."""
         for engine in self._engines:
             if isinstance(engine, Child):
                 engine.abandon()
@@ -214,14 +220,14 @@ class Fleet:
             act()
 
 
-def dealt(requests: Sequence[Request], engines: int, chunk_size: int | None) -> list[list[Sequence[int]]]:
-    """For each engine the places of the requests of each of its calls: fixed chunks in turn, or one call with every n-th prompt."""
-    if chunk_size is not None:
-        chunks = [range(start, min(start + chunk_size, len(requests))) for start in range(0, len(requests), chunk_size)]
-        return [list(chunks[engine::engines]) for engine in range(engines)]
-    prompts = [list(alike) for _, alike in groupby(range(len(requests)), key=lambda place: requests[place].prompt_ids)]
-    shares = [[place for alike in prompts[engine::engines] for place in alike] for engine in range(engines)]
-    return [[share] if share else [] for share in shares]
+def dealt(places: Iterable[int], requests: Sequence[Request | Continuation], engines: int) -> "list[array[int]]":
+    """For each engine the places of its requests. Those with the same prompt that are next to each other go to one engine, which computes
+    the prompt once. The assignment is static: assigning requests to idle engines would change the batches from run to run.
+    """
+    shares = [array("q") for _ in range(engines)]
+    for number, (_, alike) in enumerate(groupby(places, key=lambda place: requests[place].prompt_ids)):
+        shares[number % engines].extend(alike)
+    return shares
 
 
 def gpus_of(numerics: Numerics, engine: int, ranks: int = 0) -> list[str] | None:

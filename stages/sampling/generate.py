@@ -8,13 +8,11 @@ continuously    Each engine gets all of its requests, runs as many as fit into i
                 size; a resumed run batches the remaining requests differently, may sample different tokens, and is marked.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from pedigree.configs.base.frozen import digest
@@ -25,7 +23,7 @@ from pedigree.data.records.sequences import Mapped
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.answer_log import AnswerLog, keys_of
-from pedigree.stages.sampling.engines import WarmEngines, open_engines, side_by_side
+from pedigree.stages.sampling.engines import WarmEngines, dealt, open_engines, side_by_side
 from pedigree.stages.sampling.sampler import (
     Arrived,
     Beat,
@@ -197,19 +195,11 @@ def chunks(keys: Mapping[K, list[str]], log: AnswerLog, size: int) -> list[Batch
 
 
 def shares(asks: Mapping[K, Ask | Score], keys: Mapping[K, list[str]], log: AnswerLog, engines: int) -> list[list[Batch[K]]]:
-    """For each engine its share of each policy's unanswered requests; engines without work are omitted.
-
-    Requests with the same prompt go to the same engine, which computes it once. The assignment is static: dynamic assignment to idle
-    engines would change the batches from run to run.
-    """
+    """For each engine its share of each policy's unanswered requests, equal ones once; engines without work are omitted."""
     found: list[list[Batch[K]]] = [[] for _ in range(engines)]
     for label, own in keys.items():
-        requests = asks[label].requests
         missing = {key: place for place, key in enumerate(own) if key not in log}
-        parts = [array("q") for _ in found]
-        for number, (_, alike) in enumerate(groupby(missing.values(), key=lambda place: requests[place].prompt_ids)):
-            parts[number % engines].extend(alike)
-        for share, part in zip(found, parts, strict=True):
+        for share, part in zip(found, dealt(missing.values(), asks[label].requests, engines), strict=True):
             share.extend([Batch([label], part)] if part else [])
     return [share for share in found if share]
 

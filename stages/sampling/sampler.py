@@ -58,15 +58,15 @@ class Continuation:
 
 @dataclass(frozen=True)
 class WeightPart:
-    """Some of the weights. Those that follow the last part of a version begin the next."""
+    """Some of the weights of a version."""
 
     tensors: list[tuple[str, str, list[int]]]
-    """Name in a folder of transformers, dtype, shape."""
+    """Name as in a Hugging Face folder, dtype, shape."""
     begins: bool
     version: int | None
-    """Of the weights, with their last part."""
+    """Version of the weights, in their last part."""
     path: str = ""
-    """Of memory of the host that holds the tensors one after the other, see `weight_parts.offsets`."""
+    """Host memory that holds the tensors one after the other, see `weight_parts.offsets`."""
     handles: str = ""
     """What `torch.multiprocessing` sends for tensors on GPUs, by UUID of each GPU that has them: pickled, in base64."""
 
@@ -316,9 +316,9 @@ class Child(Sampler):
         self._turn, self._writing = threading.Lock(), threading.Lock()
         self._streaming = False
         self._between: Future[None] | None = None
-        """Of an order given while another thread reads a stream."""
+        """Result of an order given while another thread reads a stream."""
         self._broken: BaseException | None = None
-        """Why a stream ended early: what is left of it in the pipe is no answer to the next order."""
+        """Why a stream ended early: the rest of it in the pipe does not answer the next order."""
         try:
             self._send(settings)
         except BaseException:  # no caller has the engine yet to close it, and a signal may arrive here

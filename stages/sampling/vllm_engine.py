@@ -201,7 +201,7 @@ class Inline(Sampler):
         self._engine.set_weight_version(str(read_version(self._folder)))
 
     def ready(self) -> None:
-        """It is: vLLM was built with it."""
+        """Returns immediately: the constructor has built vLLM."""
 
     def stream(
         self,
@@ -312,8 +312,8 @@ class Inline(Sampler):
         self._loaded(read_version(folder))
 
     def _loaded(self, version: int) -> None:
-        """Note the version of the weights, and compute the KV cache of running requests again: with that of old weights, log-probs would be
-        those of neither policy."""
+        """Set the version of the weights, and recompute the KV cache of running requests: with keys and values of old weights, log-probs
+        would be those of neither policy."""
         self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(str(version))
 

@@ -1,5 +1,5 @@
-"""Weights of a trainer for engines, part by part, in memory that they share: the trainer fills it
-(`stages/rlvr/weight_transfer.py`), each engine copies from it, and only then is it filled again.
+"""Receives a trainer's weights in an engine, part by part, through shared memory: the trainer fills it
+(`stages/rlvr/weight_transfer.py`), and refills it after every engine has copied from it.
 
 vLLM's own transfer (`vllm/distributed/weight_transfer`, 0.32) works like this too, but only on GPUs, and its half in the trainer imports
 vLLM. Here one protocol carries memory of the host and handles of CUDA, and loads with the functions that vLLM's back ends use.

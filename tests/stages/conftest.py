@@ -1,5 +1,8 @@
 """What tests of training start from; nobody writes into it."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import models
 import pytest
 
@@ -27,3 +30,13 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 def preferences(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """36 certain pairs."""
     return models.dataset(tmp_path_factory.mktemp("preferences"), "preference", models.sums_or_not_known(36))
+
+
+@pytest.fixture(scope="module")
+def shared_engines() -> Iterator[Any]:
+    """Engines that the file's jobs in this process share."""
+    from engine_lab import Pool  # loads torch
+
+    pool = Pool()
+    yield pool
+    pool.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import a_job, curve, dataset, killed_at, publish, run, run_job
+from models import a_job, curve, dataset, killed_at, publish, run_job
 from row_reading import read_rows
 from test_rlvr import FIELDS, ONE_THREAD, prompt, weights
 from tiny_models import make
@@ -39,15 +39,15 @@ def inputs(tmp_path_factory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def in_turn(inputs, tmp_path_factory) -> Path:
+def in_turn(inputs, tmp_path_factory, shared_engines) -> Path:
     folder = tmp_path_factory.mktemp("in_turn") / "job"
-    assert run(folder, "rlvr", RECORDED, inputs, ONE_THREAD)["ok"]
+    assert shared_engines.run(folder, "rlvr", RECORDED, inputs, ONE_THREAD)["ok"]
     return folder
 
 
 @pytest.mark.slow
-def test_without_staleness_the_bits_are_those_of_the_synchronous_run(in_turn, inputs, tmp_path):
-    done = run(tmp_path / "job", "rlvr", RECORDED | {"asynchronous": {"max_staleness": 0}}, inputs, ONE_THREAD)
+def test_without_staleness_the_bits_are_those_of_the_synchronous_run(in_turn, inputs, tmp_path, shared_engines):
+    done = shared_engines.run(tmp_path / "job", "rlvr", RECORDED | {"asynchronous": {"max_staleness": 0}}, inputs, ONE_THREAD)
     assert done["ok"], done
     assert weights(tmp_path / "job") == weights(in_turn)
     assert done["metrics"] == json.loads((in_turn / "done.json").read_text())["metrics"]
@@ -57,11 +57,11 @@ def test_without_staleness_the_bits_are_those_of_the_synchronous_run(in_turn, in
 
 
 @pytest.mark.slow
-def test_one_step_off_policy_each_step_has_the_weights_of_the_step_before_the_last(in_turn, inputs, tmp_path):
+def test_one_step_off_policy_each_step_has_the_weights_of_the_step_before_the_last(in_turn, inputs, tmp_path, shared_engines):
     """Between steps, so that the schedule does not depend on times: a second run has the same bits."""
     fields = AHEAD | {"asynchronous": {"in_flight": False}}
     for name in ("job", "again"):
-        done = run(tmp_path / name, "rlvr", fields, inputs, ONE_THREAD)
+        done = shared_engines.run(tmp_path / name, "rlvr", fields, inputs, ONE_THREAD)
         assert done["ok"], done
     rows = rows_of(tmp_path / "job")
     assert [row["staleness"] for row in rows] == [0, *(row["updates"] for row in rows[:-1])] and rows[-2]["updates"] > 0
@@ -70,8 +70,10 @@ def test_one_step_off_policy_each_step_has_the_weights_of_the_step_before_the_la
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("point", "passes"), [("answers kept", 21), ("checkpoint written", 1)])
-def test_a_run_killed_while_it_samples_or_trains_loses_no_prompt_and_trains_on_each_answer_once(in_turn, inputs, tmp_path, point, passes):
+@pytest.mark.parametrize(("point", "passes"), [("answers kept", 21), pytest.param("checkpoint written", 1, marks=pytest.mark.nightly)])
+def test_a_run_killed_while_it_samples_or_trains_loses_no_prompt_and_trains_on_each_answer_once(
+    in_turn, inputs, tmp_path, shared_engines, point, passes
+):
     folder = tmp_path / "job"
     killed_at(point, passes, folder, "rlvr", AHEAD, inputs, ONE_THREAD, checkpoint_every_steps=1)
     recorded = {
@@ -79,7 +81,7 @@ def test_a_run_killed_while_it_samples_or_trains_loses_no_prompt_and_trains_on_e
         for log in folder.glob("rollouts/step-*/answers.jsonl")
     }
     assert max(recorded) > 0
-    done = run(folder, "rlvr", AHEAD, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    done = shared_engines.run(folder, "rlvr", AHEAD, inputs, ONE_THREAD, checkpoint_every_steps=1)
     assert done["ok"], done
     assert trained(folder) == trained(in_turn) and len(set(trained(folder))) == 8  # the prompts of every step, each once
     chat = Chat(inputs["policy"]["sft"].payload)
@@ -92,6 +94,7 @@ def test_a_run_killed_while_it_samples_or_trains_loses_no_prompt_and_trains_on_e
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_train_while_two_engines_sample(inputs, tmp_path):
     reward = {"right": 0, "terms": [{"type": "repetition", "ngram": 1}]}  # long answers never have less than three words
     fields = AHEAD | {"asynchronous": {"max_staleness": 2}, "sampling": {"temperature": 0.8, "max_tokens": 60}, "reward": reward}

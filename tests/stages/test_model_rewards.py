@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from chat_lab import chat_server, say, send
-from models import a_job, config_of, curve, dataset, killed_at, publish, run
+from models import a_job, config_of, curve, dataset, killed_at, publish
 from row_reading import read_rows
 from test_rlvr import FIELDS, ONE_THREAD, goes_on, prompt
 from tiny_models import make, make_reward_model
@@ -18,7 +18,6 @@ from pedigree.stages.judge import run as judge
 from pedigree.stages.rlvr.model_rewards import ModelRewards, RatedRewards
 from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.rewards import FrozenRewardModel
-from pedigree.stages.verifiers import sandbox
 from pedigree.stages.verifiers.reward_programs import Answered
 
 RUBRICS = ("helpfulness", "honesty")
@@ -127,18 +126,15 @@ def test_a_server_that_is_down_ends_the_attempt_and_leaves_no_reward(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
-def test_a_killed_run_with_rewards_of_every_kind_resumes_to_the_same_weights(models, tmp_path):
-    """A reward model, a judge that rates otherwise when asked again, a function of the project and a length term. The run is killed after
-    a checkpoint; the judge's replies of before are in the log."""
+def test_a_killed_run_with_rewards_by_models_resumes_to_the_same_weights(models, tmp_path, shared_engines):
+    """A reward model, and a judge that rates otherwise when asked again. The run is killed after a checkpoint; the judge's replies of
+    before are in the log."""
     make(tmp_path / "policy" / "payload")
     given = {
         "policy": {"sft": publish(tmp_path / "policy", "source_model", "policy")},
         "prompts": {"pool": dataset(tmp_path / "pool", "prompt", [prompt(number, None) for number in range(10)])},
         "reward_models": models,
     }
-    mine = tmp_path / "mine.py"
-    mine.write_text("def reward(completions):\n    return [len(c[0]['content']) / 100 for c in completions]\n")
     asked: list[str] = []
 
     def by_text(chats: Any, handler: Any, body: dict[str, Any]) -> None:
@@ -150,22 +146,20 @@ def test_a_killed_run_with_rewards_of_every_kind_resumes_to_the_same_weights(mod
         terms = [
             {"type": "reward_model", "ensemble": {"type": "worst_case"}, "dtype": "fp32"},
             {"type": "rating", "rubrics": ["helpfulness"], "by": by, "weight": 0.2},
-            {"type": "program", "path": "rewards/mine.py"},
-            {"type": "overlong", "buffer": 6, "weight": 0.5},
         ]
         return FIELDS | {"algorithm": {"type": "dr_grpo"}, "steps": 3, "reward": {"right": 0, "terms": terms}}
 
     with chat_server(by_text) as chats:
-        fields, files = fields_of(chats.base_url), {"rewards/mine.py": mine}
-        done = run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
+        fields = fields_of(chats.base_url)
+        done = shared_engines.run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD)
         assert done["ok"], done
         rows = curve(a_job(tmp_path / "whole"))
         assert all(row["missing_rewards"] == 0 and row["updates"] > 0 for row in rows)
-        assert all(1 <= row["reward_rating"] <= 5 and row["reward_mine"] > 0 and row["reward_reward_model"] != 0 for row in rows)
+        assert all(1 <= row["reward_rating"] <= 5 and row["reward_reward_model"] != 0 for row in rows)
         for row in read_rows(tmp_path / "whole" / "out" / "evidence" / "rollouts.jsonl"):
-            terms = zip(*(row["terms"][name] for name in ("reward_model", "rating", "mine", "overlong")), strict=True)
-            assert row["rewards"] == [pytest.approx(a + 0.2 * b + c + 0.5 * d) for a, b, c, d in terms]
+            terms = zip(row["terms"]["reward_model"], row["terms"]["rating"], strict=True)
+            assert row["rewards"] == [pytest.approx(a + 0.2 * b) for a, b in terms]
         asked.clear()
-        killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files, checkpoint_every_steps=1)
-        goes_on(tmp_path / "job", fields, given, tmp_path / "whole", files)
+        killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", fields, given, ONE_THREAD, checkpoint_every_steps=1)
+        goes_on(shared_engines, tmp_path / "job", fields, given, tmp_path / "whole")
         assert len(asked) == len(set(asked)), "no question was asked twice"

@@ -127,6 +127,10 @@ CASES = [
     {"type": "dapo", "kl": {"estimator": "k3", "coefficient": 0.1, "unbiased": True}, "inner_epochs": 3, "dual_clip": 3.0},
     {"type": "dapo", "aggregation": "token-sum"},
     {"type": "grpo", **SEVERAL, "top_entropy": 0.3, "entropy": {"coefficient": 0.1, "adaptive": {"target": 10.0}}},
+    {"type": "grpo", "kl": {"coefficient": 0.1}, "turns": 2},
+    {"type": "gspo", "updates_per_rollout": 2, "turns": 2},
+    {"type": "dapo", "correction": {"level": "sequence"}, "turns": 2},
+    {"type": "ppo", "kl": {"estimator": "k1", "where": "reward", "coefficient": 0.1}, "turns": 2},
 ]
 
 
@@ -251,23 +255,6 @@ def test_the_coefficient_adapts_to_the_kl(policy, answers):
     policy_lab.close(made)
 
 
-def test_rewards_are_what_the_kl_takes_off(policy, answers):
-    """RLOO against a reference that is another model: the advantages are those of R - β Σ k1, worked out here from log-probs."""
-    made = policy_lab.learner(policy_lab.algorithm("rloo"), policy)
-    other = load_policy(policy, Numerics())
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-    ours, theirs = likelihoods(made.trainer.module, answers), likelihoods(other, answers)
-    shaped = torch.tensor([answer.reward - 0.05 * (a - b) for answer, a, b in zip(answers, ours, theirs, strict=True)]).view(4, 4)
-    advantages = (shaped - (shaped.sum(1, keepdim=True) - shaped) / 3).flatten()
-    lengths = torch.tensor([float(len(answer.ids)) for answer in answers])
-    done = update_policy(replace(made, reference=other), answers, 4, 0, initial_state(made.algorithm))
-    assert done.metrics["advantage_size"] == pytest.approx(((advantages.abs() * lengths).sum() / lengths.sum()).item(), rel=1e-4)
-    policy_lab.close(made)
-
-
 def shaken(policy):
     """Another policy of the same vocabulary."""
     other = load_policy(policy, Numerics())
@@ -276,6 +263,19 @@ def shaken(policy):
         for parameter in other.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
     return other
+
+
+def test_rewards_are_what_the_kl_takes_off(policy, answers):
+    """RLOO against a reference that is another model: the advantages are those of R - β Σ k1, worked out here from log-probs."""
+    made = policy_lab.learner(policy_lab.algorithm("rloo"), policy)
+    other = shaken(policy)
+    ours, theirs = likelihoods(made.trainer.module, answers), likelihoods(other, answers)
+    shaped = torch.tensor([answer.reward - 0.05 * (a - b) for answer, a, b in zip(answers, ours, theirs, strict=True)]).view(4, 4)
+    advantages = (shaped - (shaped.sum(1, keepdim=True) - shaped) / 3).flatten()
+    lengths = torch.tensor([float(len(answer.ids)) for answer in answers])
+    done = update_policy(replace(made, reference=other), answers, 4, 0, initial_state(made.algorithm))
+    assert done.metrics["advantage_size"] == pytest.approx(((advantages.abs() * lengths).sum() / lengths.sum()).item(), rel=1e-4)
+    policy_lab.close(made)
 
 
 def test_a_teacher_alone_distills_by_reverse_kl(policy, answers):

@@ -1,45 +1,39 @@
 """Answers of several engines, and those of an interrupted attempt; an engine is a function here."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from models import a_job, config_of
+from models import a_job
+from rollout_lab import engine, plan, roller
 
-from pedigree.stages.rlvr.rewarding import Rewards
-from pedigree.stages.rlvr.rolling import Roller
+from pedigree.configs.methods.training import Sampling
 from pedigree.stages.sampling.engines import Fleet, dealt
 from pedigree.stages.sampling.sampler import Generation, Request, WeightPart
 from pedigree.stages.verifiers import Verifying
 
 pytestmark = pytest.mark.unit
-PLAN: dict[str, Any] = {
-    "algorithm": {"type": "grpo"},
-    "steps": 9,
-    "prompts_per_step": 3,
-    "samples_per_prompt": 2,
-    "sampling": {"max_tokens": 8},
-    "max_prompt_length": 8,
-    "optimizer": {"learning_rate": 1e-3},
-    "replay": "recorded",
-}
 
 
 class Killed(Exception):
     pass
 
 
-def engine(attempt: int, asked: list[Any], lasts: int = 99) -> Any:
-    """An engine that answers with the number of its attempt, the last request first, and ends after some answers."""
+def of_attempt(attempt: int, asked: list[Any], lasts: int = 99) -> Any:
+    """An engine that answers with the number of its attempt, and ends after some answers."""
 
-    def stream(requests, sampling, stop_ids, arrived, beat=None, *, chunk=False):
-        asked.append(([one.prompt_ids[0] for one in requests], chunk))
-        for number, place in enumerate(reversed(range(len(requests)))):
-            if number == lasts:
-                raise Killed
-            arrived(place, Generation([attempt], [-1 / 3], "stop"))
+    def answer(place: int, request: Request) -> Generation:
+        if place < len(asked[-1][0]) - lasts:
+            raise Killed
+        return Generation([attempt], [-1 / 3], "stop")
 
-    return SimpleNamespace(stream=stream, abandon=lambda: None)
+    return engine(answer, asked)
+
+
+def numbers(requests: Sequence[Request]) -> list[int]:
+    """The prompts of requests."""
+    return [one.prompt_ids[0] for one in requests]
 
 
 def answers(job, engines: list[Any], step: int, **fields: Any) -> list[tuple[str, int]]:
@@ -47,8 +41,7 @@ def answers(job, engines: list[Any], step: int, **fields: Any) -> list[tuple[str
     prompts = [({"id": f"p{number}", "verifier": {"name": "exact_match", "answer": "x"}}, [number]) for number in range(3)]
     chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "y")
     with Verifying() as verifying:
-        config = config_of("rlvr", **(PLAN | fields))
-        step_of = Roller(Fleet(engines), verifying, Rewards(config.reward, 12, {}), prompts, config, chat, job).step(0, step)
+        step_of = roller(verifying, plan(**{"replay": "recorded", **fields}), engines, prompts, chat, job).step(0, step)
     assert all(one.answer.logprobs == [-1 / 3] for one in step_of.rollouts)
     return [(one.prompt["id"], one.answer.response_ids[0]) for one in step_of.rollouts]
 
@@ -56,53 +49,56 @@ def answers(job, engines: list[Any], step: int, **fields: Any) -> list[tuple[str
 def test_recorded_answers_are_not_sampled_again_and_a_mixed_step_is_marked(tmp_path):
     job, asked = a_job(tmp_path), []
     with pytest.raises(Killed):
-        answers(job, [engine(1, asked, lasts=2)], 0)
-    mixed = answers(job, [engine(2, asked)], 0)
-    first = asked[0][0]
-    assert [len(one) for one, _ in asked] == [6, 4] and asked[1] == (first[:4], False)  # continuously, in the same order
-    assert mixed == [(f"p{number}", attempt) for number, attempt in zip(first, [2, 2, 2, 2, 1, 1], strict=True)]
+        answers(job, [of_attempt(1, asked, lasts=2)], 0)
+    mixed = answers(job, [of_attempt(2, asked)], 0)
+    (first, _), (second, chunk) = asked
+    assert len(first) == 6 and second == first[:4] and not chunk  # continuously, in the same order
+    assert mixed == [(f"p{number}", attempt) for number, attempt in zip(numbers(first), [2, 2, 2, 2, 1, 1], strict=True)]
     assert job.marks == [
         "some answers of step 1 are those of an interrupted attempt: the others ran in other company, and may round otherwise"
     ]
     job.marks.clear()
-    assert answers(job, [engine(3, asked)], 0) == mixed  # all are recorded: the step is exact
+    assert answers(job, [of_attempt(3, asked)], 0) == mixed  # all are recorded: the step is exact
     assert len(asked) == 2 and not job.marks
-    assert {attempt for _, attempt in answers(job, [engine(4, asked)], 1)} == {4}  # another step's are its own
+    assert {attempt for _, attempt in answers(job, [of_attempt(4, asked)], 1)} == {4}  # another step's are its own
 
 
 def test_exact_answers_are_sampled_again_in_chunks(tmp_path):
     job, asked = a_job(tmp_path), []
     for attempt in (1, 2):
-        assert {found for _, found in answers(job, [engine(attempt, asked)], 0, replay="exact")} == {attempt}
+        assert {found for _, found in answers(job, [of_attempt(attempt, asked)], 0, replay="exact")} == {attempt}
     assert [(len(one), chunk) for one, chunk in asked] == [(6, True)] * 2 and not (tmp_path / "rollouts").exists()
 
 
 def test_records_before_the_oldest_checkpoint_are_deleted(tmp_path):
     job = a_job(tmp_path)
     for step in range(3):
-        answers(job, [engine(1, [])], step)
+        answers(job, [of_attempt(1, [])], step)
     (job.folder / "checkpoints" / "step-000002").mkdir(parents=True)
-    answers(job, [engine(1, [])], 3)
+    answers(job, [of_attempt(1, [])], 3)
     assert sorted(path.name for path in (job.folder / "rollouts").iterdir()) == ["step-000002", "step-000003"]
 
 
 def test_prompts_are_dealt_to_engines_in_turn_with_all_their_answers_and_chunks_as_a_whole():
     requests = [Request([prompt], seed) for prompt in (7, 8, 9) for seed in (0, 1)]
-    assert dealt(requests, 2, None) == [[[0, 1, 4, 5]], [[2, 3]]]
-    assert [[list(places) for places in own] for own in dealt(requests, 2, 4)] == [[[0, 1, 2, 3]], [[4, 5]]]
-    assert dealt(requests[:2], 2, None) == [[[0, 1]], []]
+    assert [[*places] for places in dealt(range(6), requests, 2)] == [[0, 1, 4, 5], [2, 3]]
+    assert [[*places] for places in dealt([0, 1], requests, 2)] == [[0, 1], []]
+    asked: tuple[list[Any], list[Any]] = ([], [])
+    fleet = Fleet([of_attempt(number, own) for number, own in enumerate(asked)])
+    fleet.answer(requests, Sampling(max_tokens=8), [2], lambda *_: None, lambda _: None, 4)
+    assert [[(numbers(own), chunk) for own, chunk in calls] for calls in asked] == [[([7, 7, 8, 8], True)], [([9, 9], True)]]
 
 
 def test_two_engines_share_a_step_and_answers_come_back_in_the_order_of_prompts(tmp_path):
     asked: tuple[list[Any], list[Any]] = ([], [])
-    found = answers(a_job(tmp_path), [engine(number, own) for number, own in enumerate(asked)], 0)
+    found = answers(a_job(tmp_path), [of_attempt(number, own) for number, own in enumerate(asked)], 0)
     assert [attempt for _, attempt in found] == [0, 0, 1, 1, 0, 0]
     assert [len(own[0][0]) for own in asked] == [4, 2]
 
 
 def test_an_engine_that_fails_ends_the_others(tmp_path):
     with pytest.raises(Killed):
-        answers(a_job(tmp_path), [engine(0, []), engine(1, [], lasts=1)], 0)
+        answers(a_job(tmp_path), [of_attempt(0, []), of_attempt(1, [], lasts=1)], 0)
 
 
 def test_loads_reach_every_engine(tmp_path):
@@ -117,5 +113,5 @@ def test_loads_reach_every_engine(tmp_path):
 def test_greedy_answers_are_recorded_beside_the_sampled_ones(tmp_path):
     job, asked = a_job(tmp_path), []
     for _ in range(2):
-        answers(job, [engine(1, asked)], 0, algorithm={"type": "remax"})
+        answers(job, [of_attempt(1, asked)], 0, algorithm={"type": "remax"})
     assert [len(one) for one, _ in asked] == [6, 3]

@@ -4,16 +4,17 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import models
 import pytest
+from engine_lab import Pool
 from models import a_job, config_of, curve, dataset, killed_at, publish, run_job, start_job
+from rollout_lab import engine, roller
 from row_reading import read_rows
 from tiny_models import make
 from waiting import deadline, until
@@ -24,16 +25,17 @@ from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.chat.chat import Chat
 from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.rlvr import run as rlvr
-from pedigree.stages.rlvr.rewarding import Rewards, reward
-from pedigree.stages.rlvr.rolling import Roller, Rollout, reward_numbers, score_of
-from pedigree.stages.rlvr.run import refuse, rollout_sampler, usable_prompts
+from pedigree.stages.rlvr import handover
+from pedigree.stages.rlvr.handover import rollout_sampler
+from pedigree.stages.rlvr.rewarding import reward
+from pedigree.stages.rlvr.rolling import Rollout, reward_numbers, score_of
+from pedigree.stages.rlvr.run import refuse, usable_prompts
 from pedigree.stages.sampling import engines
-from pedigree.stages.sampling.engines import Fleet, open_sampler
 from pedigree.stages.sampling.sampler import Child, Generation
 from pedigree.stages.verifiers import Verifying, sandbox, verify_each
 
 ONE_THREAD = Numerics(threads=1)
+needs_sandbox = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
 FIELDS = {
     "algorithm": {"type": "dcpo", "kl": {"coefficient": 0.05}, "updates_per_rollout": 2},
     "steps": 4,
@@ -58,8 +60,6 @@ PPO = {
     },
 }
 """Two engines, a coefficient that adapts, whitening over ranks."""
-DAPO = {**FIELDS, "algorithm": {"type": "dapo", "resampling": {"max_batches": 3}}, "samples_per_prompt": 2}
-"""With two answers to a prompt, both often have the same reward."""
 WORDS = {"name": "ifeval", "instructions": [{"id": "length_constraints:number_words", "relation": "less than", "num_words": 3}]}
 """The policy's random text has one to four words: unequal rewards in most groups."""
 
@@ -67,47 +67,6 @@ WORDS = {"name": "ifeval", "instructions": [{"id": "length_constraints:number_wo
 def prompt(number: int, verifier=WORDS, text: str = "Say something about"):
     messages = [{"role": "user", "content": f"{text} {number}."}]
     return {"id": f"p{number}", "source": "test", "messages": messages, "verifier": verifier}
-
-
-OPEN: dict[tuple[object, ...], tuple[ExitStack, Any]] = {}
-"""Engines of runs in this process, by what cannot change once they are open; none had a failure."""
-
-
-def close_engines() -> None:
-    for stack, _ in OPEN.values():
-        stack.close()
-    OPEN.clear()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def engines_are_closed_at_the_end():
-    yield
-    close_engines()
-
-
-def run(folder: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """As `models.run`, with an engine that an earlier run has left open: a start takes ten seconds. Jobs that are killed start theirs."""
-    used = []
-    if kwargs.get("engines", 1) > 1:  # there may be no memory for another one
-        close_engines()
-
-    @contextmanager
-    def opened(model_folder, **settings):
-        used.append(key := tuple(settings[name] for name in ("inline", "dtype", "context", "adapter_rank", "head")))
-        if key in OPEN:
-            OPEN[key][1].load(model_folder)
-        else:
-            stack = ExitStack()
-            OPEN[key] = stack, stack.enter_context(open_sampler(model_folder, **settings))
-        yield OPEN[key][1]
-        OPEN[key][1].load(model_folder)  # a run deletes the weights that it has trained
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rlvr, "open_sampler", opened)
-        done = models.run(folder, *args, **kwargs)
-    for key in used if not done["ok"] else ():
-        OPEN.pop(key)[0].close()
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +83,10 @@ def inputs(policy, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(inputs, tmp_path_factory):
+def whole(inputs, tmp_path_factory, shared_engines):
     """A run that nobody interrupted: (folder, done.json)."""
     folder = tmp_path_factory.mktemp("whole") / "job"
-    done = run(folder, "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    done = shared_engines.run(folder, "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
     assert done["ok"], done
     return folder, done
 
@@ -154,30 +113,21 @@ def test_sampler_and_trainer_agree_after_every_load(whole, policy):
     assert all(len(row["answers"]) == len(row["rewards"]) == 4 for row in shown)
 
 
-def kill_one(folder: Path, *words: str) -> None:
-    """SIGKILL for the job's process whose command has these words in a row."""
-    for pid in processes_of(folder):
-        if "\0".join(["", *words, ""]) in "\0" + Path(f"/proc/{pid}/cmdline").read_bytes().decode():
-            os.kill(pid, signal.SIGKILL)
-            return
-    raise AssertionError(f"no process of {folder} was started with {words}")
-
-
-def kill_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs, victim: str) -> None:
-    """Starts the job and kills its engine or one of its ranks, once a checkpoint of the step is there."""
+def kill_a_rank_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs) -> None:
+    """Starts the job and kills one of its ranks, once a checkpoint of the step is there."""
     process = start_job(folder, "rlvr", fields, inputs, numerics, checkpoint_every_steps=1)
     until(lambda: (folder / "checkpoints" / f"step-{step:06d}").exists(), 300, alive=lambda: process.poll() is None)
-    engine, rank = ("pedigree.stages.sampling.vllm_engine", str(process.pid)), ("-u", "-m", "pedigree.stages", str(folder))
-    kill_one(folder, *(engine if victim == "engine" else rank))
+    rank = "\0".join(["", "-u", "-m", "pedigree.stages", str(folder), ""]).encode()
+    os.kill(next(pid for pid in processes_of(folder) if rank in b"\0" + Path(f"/proc/{pid}/cmdline").read_bytes()), signal.SIGKILL)
     assert process.wait(timeout=deadline(120)) == 1
     told = folder / "done.json"
     assert not told.exists() or json.loads(told.read_text())["cause"] in ("lost_engine", "collective")
     told.unlink(missing_ok=True)
 
 
-def goes_on(folder: Path, fields: dict, inputs, undisturbed: Path, files: dict[str, Path] | None = None) -> None:
+def goes_on(pool: Pool, folder: Path, fields: dict, inputs, undisturbed: Path, files: dict[str, Path] | None = None) -> None:
     """To the end of a job that nobody interrupted."""
-    done = run(folder, "rlvr", fields, inputs, ONE_THREAD, files=files, checkpoint_every_steps=1)
+    done = pool.run(folder, "rlvr", fields, inputs, ONE_THREAD, files=files, checkpoint_every_steps=1)
     assert done["ok"], done
     assert done["resumed_from"] == "step-000002"
     assert weights(folder) == weights(undisturbed)
@@ -187,87 +137,46 @@ def goes_on(folder: Path, fields: dict, inputs, undisturbed: Path, files: dict[s
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_weights(whole, inputs, tmp_path):
-    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
-    goes_on(tmp_path / "job", FIELDS, inputs, whole[0])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
-def test_a_killed_run_with_a_reward_function_of_the_project_resumes_to_the_same_weights(inputs, tmp_path):
-    """Prompts need no verifier; the function rewards by prompt, and one answer of each never."""
+@needs_sandbox
+def test_a_killed_run_resumes_to_the_same_weights(inputs, tmp_path, shared_engines):
+    """All that a checkpoint holds: a value model, a coefficient that adapts, and the position in the order of prompts, which dynamic
+    sampling moves as far as a step needed. A function of the project rewards by prompt, and one answer of each never."""
     mine = tmp_path / "mine.py"
     mine.write_text(
         "def reward(completions, completion_ids, id, letter):\n"
         "    shares = [c[0]['content'].count(letter) / len(ids) for c, ids in zip(completions, completion_ids)]\n"
         "    return [*shares[:-1], float('nan')]\n"
     )
-    program = {"type": "program", "path": "rewards/mine.py", "arguments": {"letter": "a"}}
-    fields = FIELDS | {"reward": {"right": 0, "terms": [program, {"type": "overlong", "buffer": 6, "weight": 0.5}]}}
-    given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", [prompt(number, None) for number in range(10)])}}
-    files = {"rewards/mine.py": mine}
-    done = run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
-    assert done["ok"], done
-    rows = curve(a_job(tmp_path / "whole"))
-    assert [row["missing_rewards"] for row in rows] == [4, 4, 4, 4]
-    assert all(row["reward_mine"] > 0 and row["reward_overlong"] < 0 and row["updates"] > 0 for row in rows)
-    for row in read_rows(tmp_path / "whole" / "out" / "evidence" / "rollouts.jsonl"):
-        sums = [a + 0.5 * b for a, b in zip(row["terms"]["mine"][:3], row["terms"]["overlong"], strict=False)]
-        assert row["rewards"] == [*map(pytest.approx, sums), None] and row["terms"]["mine"][3] is None
-    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files, checkpoint_every_steps=1)
-    goes_on(tmp_path / "job", fields, given, tmp_path / "whole", files)
-
-
-@pytest.mark.slow
-def test_a_killed_run_with_a_value_model_resumes_to_the_same_weights(inputs, tmp_path):
-    """The coefficient of the KL is that of two steps."""
-    assert run(tmp_path / "whole", "rlvr", PPO, inputs, ONE_THREAD)["ok"]
-    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", PPO, inputs, ONE_THREAD, checkpoint_every_steps=1)
-    goes_on(tmp_path / "job", PPO, inputs, tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_killed_run_with_dynamic_sampling_draws_the_same_prompts(inputs, tmp_path):
-    """Each step begins after the last prompt that the one before needed: the position is in the checkpoint."""
+    terms = [{"type": "program", "path": "rewards/mine.py", "arguments": {"letter": "a"}}, {"type": "overlong", "buffer": 6, "weight": 0.5}]
+    algorithm = PPO["algorithm"] | {"resampling": {"max_batches": 3}}
+    fields = PPO | {"algorithm": algorithm, "samples_per_prompt": 3, "reward": {"terms": terms}}  # 2 with a reward, often of the same score
     many = [prompt(number) for number in range(60)]  # more than are drawn
-    given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", many)}}
-    done = run(tmp_path / "whole", "rlvr", DAPO, given, ONE_THREAD)
+    given, files = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", many)}}, {"rewards/mine.py": mine}
+    done = shared_engines.run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
     assert done["ok"], done
     rows = curve(a_job(tmp_path / "whole"))
+    assert all(row["reward_mine"] > 0 and row["reward_overlong"] < 0 for row in rows)
+    assert [row["missing_rewards"] for row in rows] == [4 + row["resampled_prompts"] for row in rows]
+    assert [row["updates"] > 0 for row in rows] == [False, True, True] and rows[2]["kl_coefficient"] != rows[0]["kl_coefficient"]
     assert done["metrics"]["resampled_prompts"] == sum(row["resampled_prompts"] for row in rows) > 0
-    assert done["metrics"]["generated_batches"] == sum(row["generated_batches"] for row in rows) > 4
-    assert all(row["informative_groups"] == row["kept_groups"] for row in rows) and any(row["kept_groups"] == 4 for row in rows)
-    with (a_job(tmp_path / "whole").evidence / "rollouts.jsonl").open() as lines:  # answers may have other separators of lines
-        shown = [json.loads(line) for line in lines]
+    assert done["metrics"]["generated_batches"] == sum(row["generated_batches"] for row in rows) > 3
+    shown = read_rows(tmp_path / "whole" / "out" / "evidence" / "rollouts.jsonl")
     assert len({row["step"] for row in shown}) > 1 and len({row["id"] for row in shown}) == len(shown)  # no prompt in two steps
-    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", DAPO, given, ONE_THREAD, checkpoint_every_steps=1)
-    goes_on(tmp_path / "job", DAPO, given, tmp_path / "whole")
+    for row in shown:
+        sums = [a + 0.5 * b for a, b in zip(row["terms"]["mine"][:2], row["terms"]["overlong"], strict=False)]
+        assert {round(reward - one, 6) for reward, one in zip(row["rewards"], sums, strict=False)} <= {0, 1}  # the verifier's score
+    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files, checkpoint_every_steps=1)
+    goes_on(shared_engines, tmp_path / "job", fields, given, tmp_path / "whole", files)
 
 
 @pytest.mark.slow
-def test_a_run_killed_while_it_samples_trains_on_the_recorded_answers(whole, inputs, tmp_path):
+def test_a_run_killed_while_it_samples_trains_on_the_recorded_answers(whole, inputs, tmp_path, shared_engines):
     """All 16 answers of the third step are recorded. Batches this small run together either way, so the result is that of chunks."""
     recorded = FIELDS | {"replay": "recorded"}
     killed_at("answers kept", 47, tmp_path / "job", "rlvr", recorded, inputs, ONE_THREAD, checkpoint_every_steps=1)
     assert len((tmp_path / "job" / "rollouts" / "step-000002" / "answers.jsonl").read_text().splitlines()) == 16
-    goes_on(tmp_path / "job", recorded, inputs, whole[0])
+    goes_on(shared_engines, tmp_path / "job", recorded, inputs, whole[0])
     assert not (tmp_path / "job" / "rollouts").exists()
-
-
-@pytest.mark.slow
-def test_two_engines_have_the_weights_of_every_step(inputs, tmp_path):
-    """Each answers every other prompt; stale weights in one of them would show as a gap."""
-    fields = FIELDS | {"replay": "recorded", "steps": 3}
-    done = run(tmp_path / "job", "rlvr", fields, inputs, ONE_THREAD, engines=2, slots=2)
-    assert done["ok"], done
-    assert all(row["logprob_gap"] < 1e-4 for row in curve(a_job(tmp_path / "job"))) and done["metrics"]["updates"] > 2
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_run_whose_engine_was_killed_resumes_to_the_same_weights(whole, inputs, tmp_path):
-    kill_after(2, tmp_path / "job", ONE_THREAD, FIELDS, inputs, "engine")
-    goes_on(tmp_path / "job", FIELDS, inputs, whole[0])
 
 
 @pytest.mark.slow
@@ -276,7 +185,7 @@ def test_one_killed_rank_of_two_in_bf16_changes_nothing(inputs, tmp_path):
     fields, two = {**PPO, "dtype": "bf16", "max_logprob_gap": 0.2}, Numerics(threads=1, world_size=2)
     undisturbed = run_job(tmp_path / "whole", "rlvr", fields, inputs, two)
     assert undisturbed["ok"], undisturbed
-    kill_after(1, tmp_path / "job", two, fields, inputs, "rank")
+    kill_a_rank_after(1, tmp_path / "job", two, fields, inputs)
     done = run_job(tmp_path / "job", "rlvr", fields, inputs, two, checkpoint_every_steps=1)
     assert done["content"] == undisturbed["content"] and done["metrics"] == undisturbed["metrics"]
     rows = curve(a_job(tmp_path / "job"))
@@ -292,8 +201,10 @@ def test_an_inline_sampler_gives_the_same_weights(whole, inputs, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_see_the_same_rollouts_and_take_the_same_step(whole, inputs, tmp_path):
-    done = run_job(tmp_path / "job", "rlvr", FIELDS | {"steps": 2}, inputs, Numerics(threads=1, world_size=2))
+def test_two_ranks_with_two_engines_see_the_same_rollouts_and_take_the_same_step(whole, inputs, tmp_path):
+    """Each engine answers every other prompt; stale weights in one of them would show as a gap."""
+    fields, numerics = FIELDS | {"steps": 2, "replay": "recorded"}, Numerics(threads=1, world_size=2)
+    done = run_job(tmp_path / "job", "rlvr", fields, inputs, numerics, engines=2, slots=2)
     assert done["ok"], done
     folder, _ = whole
     ours, theirs = (read_rows(place / "out" / "evidence" / "rollouts.jsonl")[:2] for place in (tmp_path / "job", folder))
@@ -301,37 +212,24 @@ def test_two_ranks_see_the_same_rollouts_and_take_the_same_step(whole, inputs, t
     two, one = curve(a_job(tmp_path / "job")), curve(a_job(folder))
     for name in ("reward", "kept_groups", "grad_norm", "entropy", "response_length"):  # one denominator over all ranks
         assert two[0][name] == pytest.approx(one[0][name], rel=1e-4), name
-    assert two[1]["logprob_gap"] < 1e-4
+    assert two[0]["updates"] > 0 and two[1]["logprob_gap"] < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_remax_asks_for_a_greedy_answer_to_each_prompt(inputs, tmp_path):
-    done = run(tmp_path / "job", "rlvr", FIELDS | {"steps": 2, "algorithm": {"type": "remax"}}, inputs, ONE_THREAD)
+def test_remax_asks_for_a_greedy_answer_to_each_prompt(inputs, tmp_path, shared_engines):
+    done = shared_engines.run(tmp_path / "job", "rlvr", FIELDS | {"steps": 2, "algorithm": {"type": "remax"}}, inputs, ONE_THREAD)
     assert done["ok"], done
     rows = curve(a_job(tmp_path / "job"))
     assert all(row["logprob_gap"] < 1e-4 and row["grad_norm"] > 0 for row in rows)
     assert all(0 <= 4 * row["greedy_reward"] <= 4 and 4 * row["greedy_reward"] % 1 == 0 for row in rows)  # of four prompts, 0 or 1 each
 
 
-def answers(ids: list[int], then: Callable[[], None] = lambda: None, version: Callable[[], int] = lambda: 0):
-    """The stream of an engine that answers everything the same, the last request first; `then` is called after each answer."""
-
-    def stream(requests, sampling, stop_ids, arrived, beat=None, *, chunk=False):
-        for place in reversed(range(len(requests))):
-            arrived(place, Generation(ids, [-5.0] * len(ids), "stop", version()))
-            then()
-
-    return stream
-
-
 def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
     """Whatever the sampler answers, and here it always answers the same."""
-
     loaded = [0]
-    given = answers([5, 2], version=lambda: loaded[-1])
-    always = SimpleNamespace(stream=given, update=lambda part: loaded.append(part.version))
-    monkeypatch.setattr(rlvr, "open_sampler", lambda *_, **__: nullcontext(always))
+    always = engine(lambda *_: Generation([5, 2], [-5.0, -5.0], "stop", loaded[-1]), update=lambda part: loaded.append(part.version))
+    monkeypatch.setattr(handover, "open_sampler", lambda *_, **__: nullcontext(always))
     hopeless = [prompt(number, verifier={"name": "arithmetic", "answer": "123456789"}) for number in range(8)]
     given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", hopeless)}}
     done = models.run(tmp_path / "job", "rlvr", FIELDS | {"steps": 2, "max_logprob_gap": 100.0}, given, ONE_THREAD)
@@ -342,11 +240,13 @@ def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sampler_that_keeps_its_weights_is_refused_at_the_next_step_where_log_probs_cannot_tell(inputs, tmp_path, monkeypatch):
+def test_a_sampler_that_keeps_its_weights_is_refused_at_the_next_step_where_log_probs_cannot_tell(
+    inputs, tmp_path, monkeypatch, shared_engines
+):
     """At this learning rate an update moves them by less than the bound of the gap."""
     monkeypatch.setattr(Child, "update", lambda self, part: None)
     fields = FIELDS | {"optimizer": {"learning_rate": 1e-7, "schedule": "constant"}, "max_logprob_gap": 0.1}
-    done = run(tmp_path / "job", "rlvr", fields, inputs, ONE_THREAD)
+    done = shared_engines.run(tmp_path / "job", "rlvr", fields, inputs, ONE_THREAD)
     assert (done["ok"], done["cause"]) == (False, "refused")
     said = "answers of step 2 were sampled with weights after 0 updates, but the trainer has made 2: the sampler did not load"
     assert said in done["message"] and len(curve(a_job(tmp_path / "job"))) == 1
@@ -386,14 +286,14 @@ def test_answers_are_verified_while_the_engine_generates_others_and_each_is_a_si
     config = config_of("rlvr", **(FIELDS | {"samples_per_prompt": 3}))
     with Watched() as verifying:
 
-        def then():
+        def answer(*_: Any) -> Generation:
             before_the_next.append(len(wait(verifying.begun, deadline(20)).done))
+            return Generation([1], [-5.0], "stop")
 
-        sampler: Any = SimpleNamespace(stream=answers([1], then))
         chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
-        roller = Roller(Fleet([sampler]), verifying, Rewards(Reward(), 12, {}), [], config, chat, job)
-        one, other = roller.roll_out([(0, (prompt(1), [1])), (1, (prompt(2), [1]))], 0, None)
-    assert before_the_next == [1, 2, 3, 4, 5, 6]
+        rolling = roller(verifying, config, [engine(answer)], [], chat, job)
+        one, other = rolling.roll_out([(0, (prompt(1), [1])), (1, (prompt(2), [1]))], 0, None)
+    assert before_the_next == [0, 1, 2, 3, 4, 5]
     assert [rollout.prompt["id"] for rollout in (*one.rollouts, *other.rollouts)] == ["p1"] * 3 + ["p2"] * 3
     assert all(rollout.score == 1 for rollout in (*one.rollouts, *other.rollouts))
     assert told == [("verifying", number) for number in range(6)]

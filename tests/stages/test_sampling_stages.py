@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +25,8 @@ from pedigree.stages.job.failures import StageError
 from pedigree.stages.sample.run import window
 from pedigree.stages.sampling import answer_log, generate
 from pedigree.stages.sampling.answer_log import AnswerLog
-from pedigree.stages.sampling.engines import start
 from pedigree.stages.sampling.generate import Ask, request_keys
-from pedigree.stages.sampling.sampler import Child, Generation, Request, architecture, seed_of
+from pedigree.stages.sampling.sampler import Child, Generation, Request, seed_of
 
 ONE_THREAD = Numerics(threads=1)
 NO_ENGINES: Any = SimpleNamespace(expect=lambda _: None)
@@ -72,40 +71,6 @@ def inputs(policies, pool):
     return {"policies": {"a": policies["a"], "b": policies["b"]}, "prompts": {"pool": pool}}
 
 
-@pytest.fixture(scope="module")
-def kept():
-    """Engines that are open, with their settings, for all tests that take `shared_engines`."""
-    engines: list[tuple[Child, dict[str, Any]]] = []
-    yield engines
-    for engine, _ in engines:
-        engine.close()
-
-
-def of_each_engine(settings):
-    """What cannot change once it is open."""
-    return settings | {"model_folder": architecture(Path(settings["model_folder"])), "placement": settings["placement"] | {"engines": None}}
-
-
-@pytest.fixture
-def shared_engines(kept, monkeypatch):
-    """Jobs in this process are given engines that are open already: a start takes ten seconds."""
-
-    @contextmanager
-    def opened(settings, count, ahead):
-        for process in [ahead.take() for _ in range(count)]:
-            process.kill()
-            process.communicate()
-        alike = [engine for engine, own in kept if of_each_engine(settings) == of_each_engine(own)][:count]
-        while len(alike) < count:
-            alike.append(Child(settings, start(ONE_THREAD)))
-            kept.append((alike[-1], settings))
-        for engine in alike:
-            engine.load(Path(settings["model_folder"]))
-        yield alike
-
-    monkeypatch.setattr(generate, "open_engines", opened)
-
-
 def counted(monkeypatch, method, count):
     """Process of an engine → what it was asked by a method, in every call."""
     asked, own = defaultdict(list), getattr(Child, method)
@@ -130,7 +95,7 @@ def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inp
         stream.write('["0123456789abcdef", {"response_ids": [1, 2')  # by a power cut
 
     asked = counted(monkeypatch, "stream", lambda requests: [tuple(one.prompt_ids) for one in requests])
-    done = run(job, "sample", config, inputs, ONE_THREAD, engines=2)
+    done = shared_engines.run(job, "sample", config, inputs, ONE_THREAD, engines=2)
     assert done["ok"], done
     shares = [[prompt for call in calls for prompt in call] for calls in asked.values()]
     assert len(shares) == 2 and all(shares) and sum(map(len, shares)) == 72 - 41
@@ -141,7 +106,7 @@ def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inp
     assert all(ids in said for ids in kept)
     assert len(log.read_text().splitlines()) == 72 + 1  # the torn one
     asked.clear()
-    assert run(job, "sample", config, inputs, ONE_THREAD)["content"] == done["content"] and not asked
+    assert shared_engines.run(job, "sample", config, inputs, ONE_THREAD)["content"] == done["content"] and not asked
 
 
 def test_only_answers_to_what_is_asked_now_are_those_of_interrupted_attempts(policies, tmp_path):
@@ -195,14 +160,14 @@ def test_requests_are_dealt_once_and_those_with_one_prompt_together(tmp_path):
 def test_a_sample_that_was_killed_goes_on_with_its_chunks_by_two_engines_and_ends_in_the_bytes_of_one(
     inputs, tmp_path, monkeypatch, shared_engines
 ):
-    assert run(tmp_path / "whole", "sample", SAMPLE, inputs, ONE_THREAD)["ok"]
+    assert shared_engines.run(tmp_path / "whole", "sample", SAMPLE, inputs, ONE_THREAD)["ok"]
 
     killed_at("answers kept", 4, tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
     log = tmp_path / "killed" / "chunks" / "answers.jsonl"
     finished = log.read_text()
     assert finished.count("\n") == 5 * 4
     asked = counted(monkeypatch, "generate", len)
-    done = run(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD, engines=2)
+    done = shared_engines.run(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD, engines=2)
     assert done["ok"]
     assert len(asked) == 2 and all(asked.values()) and sum(map(sum, asked.values())) == 4 * (18 - 5)  # 2 policies * 36 requests / 4
     assert log.read_text().startswith(finished) and log.read_text().count("\n") == 72
@@ -228,7 +193,7 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeyp
         "sums": dataset(tmp_path / "sums", "item", [prompt(number, task="sums") for number in range(6)]),
         "words": dataset(tmp_path / "words", "item", [constraint(number) for number in range(10)]),
     }
-    labels = {"base": policies["a"], "tuned": policies["b"], "other": policies["deep"], "again": policies["a"]}
+    labels = {"base": policies["a"], "tuned": policies["b"], "again": policies["a"]}
     mine = tmp_path / "mine.py"
     mine.write_text("def reward(completions, source):\n    return [float(len(one[0]['content'])) for one in completions]\n")
     program = {"type": "program", "path": "mine.py", "name": "size"}
@@ -238,15 +203,17 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeyp
         own = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, own=own, name=name: (order.append(name), own(*given))[1])
     asked = counted(monkeypatch, "generate", len)
-    done = run(tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD, files={"mine.py": mine})
+    done = shared_engines.run(
+        tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD, files={"mine.py": mine}
+    )
     assert done["ok"], done
-    assert len(asked) == 2  # one of each architecture
+    assert len(asked) == 1
     last_made = max(place for place, name in enumerate(order) if name == "keep")
-    assert order[:last_made].count("score") >= 16 and order.count("score") == 4 * 16  # beside the engine, which makes the next answers
+    assert order[:last_made].count("score") >= 16 and order.count("score") == 3 * 16  # beside the engine, which makes the next answers
     assert done["metrics"]["split"] == "dev" and "looks" not in done["metrics"]
     payload = tmp_path / "job" / "out" / "payload"
     rows, table = list(records.stream(payload)), json.loads((payload / "scores.json").read_text())
-    assert len(rows) == 4 * 16
+    assert len(rows) == 3 * 16
 
     def scores(label, task):
         return [row["score"] for row in rows if (row["policy"], row["task"]) == (label, task)]
@@ -256,21 +223,19 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeyp
     assert words["low"] <= words["mean"] <= words["high"]
     assert table["policies"]["tuned"]["mean"] == pytest.approx((words["mean"] + sum(scores("tuned", "sums")) / 6) / 2)
     assert done["metrics"]["tuned/words"] == words["mean"]
-    assert table["policies"]["other"]["content"] == policies["deep"].record.content
-    difference = next(row for row in table["differences"] if (row["candidate"], row["baseline"], row["task"]) == ("other", "base", "words"))
-    expected = paired_difference(scores("other", "words"), scores("base", "words"), resamples=200, seed=0)
+    assert table["policies"]["tuned"]["content"] == policies["b"].record.content
+    difference = next(row for row in table["differences"] if (row["candidate"], row["baseline"], row["task"]) == ("tuned", "base", "words"))
+    expected = paired_difference(scores("tuned", "words"), scores("base", "words"), resamples=200, seed=0)
     assert (difference["mean"], difference["low"], difference["high"]) == pytest.approx(tuple(expected))
     assert all(row["scores"]["size"] == len(row["text"]) for row in rows)
     sizes = next(row for row in table["differences"] if (row["candidate"], row["task"], row.get("metric")) == ("tuned", "words", "size"))
     means = {label: table["policies"][label]["metrics"]["words"]["size"]["mean"] for label in labels}
     assert sizes["mean"] == pytest.approx(means["tuned"] - means["base"]) and sizes["low"] <= sizes["mean"] <= sizes["high"]
     texts = {label: [row["text"] for row in rows if row["policy"] == label] for label in labels}
-    assert texts["base"] == texts["again"] != texts["tuned"] != texts["other"]  # equal weights, whatever was loaded in between
+    assert texts["base"] == texts["again"] != texts["tuned"]  # equal weights, whatever was loaded in between
     samples = read_rows(tmp_path / "job" / "out" / "evidence" / "samples.jsonl")
-    assert [(row["id"], row["policy"]) for row in samples[:5]] == [
-        ("p0", "base"), ("p0", "tuned"), ("p0", "other"), ("p0", "again"), ("p1", "base"),
-    ]  # fmt: skip
-    assert sum(row["task"] == "words" for row in samples) == 8 * 4
+    assert [(row["id"], row["policy"]) for row in samples[:4]] == [("p0", "base"), ("p0", "tuned"), ("p0", "again"), ("p1", "base")]
+    assert sum(row["task"] == "words" for row in samples) == 8 * 3
 
 
 def test_each_policy_is_compared_with_the_one_before_and_the_first():
@@ -320,16 +285,20 @@ def test_equal_chunks_of_two_labels_are_generated_once(policies, tmp_path, monke
     assert [[one.response_ids for one in answers] for answers in made.values()] == [[[seed] for seed in range(5)]] * 2
 
 
-def test_as_many_engines_are_expected_as_there_are_architectures(policies, tmp_path):
-    """So that each but the first starts while the one before it works."""
-    job = a_job(tmp_path / "job")
+def test_each_architecture_has_an_engine_of_its_own_which_gets_the_weights_of_its_policies(policies, tmp_path, monkeypatch):
+    """Each but the first is expected, so that it starts while the one before it works."""
     asks = {label: Ask(policy, Chat(policy.payload), [Request([3, 4], 1)], Sampling(max_tokens=4)) for label, policy in policies.items()}
-    answer = asdict(Generation([5], [-1.0], "stop"))
-    with AnswerLog(job) as log:
-        for ask in asks.values():
-            log.keep(dict.fromkeys(request_keys(ask, 1, "fp32", 128, job), answer))
     expected: list[int] = []
-    ahead: Any = SimpleNamespace(expect=expected.append)
-    made = generate.generate(asks, chunk_size=1, dtype="fp32", job=job, ahead=ahead)
-    assert {label: [one.response_ids for one in answers] for label, answers in made.items()} == {label: [[5]] for label in policies}
-    assert expected == [2]
+    opened: list[list[str]] = []
+
+    def engine(settings: dict[str, Any], *_: Any) -> Any:
+        opened.append([settings["model_folder"]])
+        answer = Generation([len(opened)], [-1.0], "stop")
+        return nullcontext([SimpleNamespace(load=lambda folder: opened[-1].append(str(folder)), generate=lambda *_: [answer])])
+
+    monkeypatch.setattr(generate, "open_engines", engine)
+    job, ahead = a_job(tmp_path / "job"), SimpleNamespace(expect=expected.append)
+    made = generate.generate(asks, chunk_size=1, dtype="fp32", job=job, ahead=ahead)  # pyright: ignore[reportArgumentType]
+    assert {label: [one.response_ids for one in answers] for label, answers in made.items()} == {"a": [[1]], "b": [[1]], "deep": [[2]]}
+    folders = {label: str(policy.payload) for label, policy in policies.items()}
+    assert expected == [2] and opened == [[folders["a"], folders["b"]], [folders["deep"]]]

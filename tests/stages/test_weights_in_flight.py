@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from test_sampler import PLACEMENT, STOP, hf_logprobs
 from tiny_models import make
-from waiting import deadline
+from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr import weight_transfer
 from pedigree.stages.sampling.engines import Fleet, open_sampler
-from pedigree.stages.sampling.sampler import Child, Generation, Request, Sampler, write_version
+from pedigree.stages.sampling.sampler import Generation, Request, Sampler, write_version
 
 LONG = Sampling(temperature=0.7, max_tokens=200)
 REQUESTS = [Request([*range(3, 20 + number)], number) for number in range(6)]
@@ -49,7 +49,7 @@ def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_v
         target=lambda: fleet.answer(REQUESTS, LONG, [], found.__setitem__, lambda _: running.set(), None), daemon=True
     )
     streaming.start()
-    assert running.wait(deadline(120))
+    until(running.is_set, 120, alive=streaming.is_alive)
     monkeypatch.setattr(weight_transfer, "PART_BYTES", 1 << 16)
     trainer: Any = SimpleNamespace(rank=0, weights=lambda: load_file(models["new"] / "model.safetensors").items())
     sent = []
@@ -74,8 +74,8 @@ def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_v
 
 
 @pytest.mark.slow
-def test_an_engine_that_refuses_weights_in_flight_fails_its_stream_and_the_load(models, tmp_path):
-    """Neither thread waits for an answer that does not come."""
+def test_an_engine_that_refuses_weights_in_flight_fails_its_stream_and_the_load(engine, models, tmp_path):
+    """Neither thread waits for an answer that does not come. This is the end of the engine."""
     broken = shutil.copytree(models["new"], tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"")
     failed: list[BaseException] = []
@@ -83,18 +83,14 @@ def test_an_engine_that_refuses_weights_in_flight_fails_its_stream_and_the_load(
 
     def stream() -> None:
         try:
-            sampler.stream(REQUESTS, LONG, [], lambda *_: None, lambda _: running.set())
+            engine.stream(REQUESTS, LONG, [], lambda *_: None, lambda _: running.set())
         except StageError as error:
             failed.append(error)
 
-    with open_sampler(
-        models["old"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT, inline=False, in_flight=True
-    ) as sampler:
-        assert isinstance(sampler, Child)
-        streaming = threading.Thread(target=stream, daemon=True)
-        streaming.start()
-        assert running.wait(deadline(120))
-        with pytest.raises(StageError):
-            sampler.load(broken)
-        streaming.join(deadline(60))
+    streaming = threading.Thread(target=stream, daemon=True)
+    streaming.start()
+    until(running.is_set, 120, alive=streaming.is_alive)
+    with pytest.raises(StageError):
+        engine.load(broken)
+    streaming.join(deadline(60))
     assert failed

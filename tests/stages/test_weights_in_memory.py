@@ -85,7 +85,7 @@ def test_on_two_ranks_no_rank_has_more_than_one_whole_parameter(policies, tmp_pa
 @pytest.mark.parametrize(
     ("name", "dtype", "numerics"),
     [
-        ("tied", "fp32", {}),
+        pytest.param("tied", "fp32", {}, marks=pytest.mark.nightly),  # as in `test_weights_in_flight.py`
         ("untied", "bf16", {"bf16_products": "fp32"}),
         pytest.param("tied", "bf16", {"tensor_parallel": 2}, marks=pytest.mark.nightly),
         pytest.param("untied", "bf16", {"bf16_products": "units"}, marks=pytest.mark.nightly),

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import TypeAdapter
 
-from pedigree.configs.methods.combining import Ensemble
+from pedigree.configs.methods.reward_terms import Ensemble
 from pedigree.stages.core.ensembles import agreement, combine, disagreement
 
 

@@ -1,23 +1,29 @@
-"""Dynamic sampling: which groups a step trains on and which prompts it draws, by hand; the engine is a list of answers."""
+"""Which prompts a step draws, and which groups and answers it trains on, by hand; the engine is a function here."""
 
 import math
+import random
+import statistics
 from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from models import a_job, config_of
+from models import a_job
 from pydantic import ValidationError
+from rollout_lab import engine, plan, roller
 
-from pedigree.configs.methods.policy_gradient import Resampling
+from pedigree.configs.base.shrink import Cut, StandIns
+from pedigree.configs.language.kinds import KINDS
+from pedigree.configs.methods.policy_gradient import Keep, Resampling
+from pedigree.configs.methods.training import Rlvr
 from pedigree.stages.core import policy_losses as pg
-from pedigree.stages.rlvr.resampling import Choice, choose, upcoming
-from pedigree.stages.rlvr.rewarding import Rewards
-from pedigree.stages.rlvr.rolling import Group, Roller, Rollout, StepRollouts
-from pedigree.stages.sampling.engines import Fleet
-from pedigree.stages.sampling.sampler import Generation
+from pedigree.stages.rlvr.group_selection import Choice, choose, kept, upcoming
+from pedigree.stages.rlvr.rolling import Group, Rollout, StepRollouts
+from pedigree.stages.rlvr.run import training_samples
+from pedigree.stages.sampling.sampler import Generation, Request
 from pedigree.stages.verifiers import Verifying
 
 pytestmark = pytest.mark.unit
@@ -53,37 +59,24 @@ def test_prompts_come_in_one_order_over_all_epochs_and_each_once_in_a_step():
     assert all(order[place] == row for place, row in across)
 
 
-PLAN: dict[str, Any] = {
-    "algorithm": {"type": "dapo"},
-    "steps": 2,
-    "prompts_per_step": 2,
-    "samples_per_prompt": 2,
-    "sampling": {"max_tokens": 10},
-    "max_prompt_length": 8,
-    "optimizer": {"learning_rate": 1e-3},
-}
 ANSWER = {"name": "exact_match", "answer": "right"}
 
 
 def rolled(right: Callable[[int, int], bool], pool: int, tmp_path, position: int = 0, **fields: Any) -> tuple[StepRollouts, list[int]]:
     """A step of an engine whose answer number `index` to prompt `number` is right or not, ten tokens each; the calls' sizes."""
-    config = config_of("rlvr", **(PLAN | fields))
-    prompts = [({"id": f"p{number}", "verifier": ANSWER}, [number]) for number in range(pool)]
-    asked, visits = list[int](), Counter[int]()
+    prompts: list[Any] = [({"id": f"p{number}", "verifier": ANSWER}, [number]) for number in range(pool)]
+    asked, visits = list[Any](), Counter[int]()
 
-    def stream(requests, sampling, stop_ids, arrived, beat=None, *, chunk=False):
-        asked.append(len(requests))
-        for place, one in enumerate(requests):
-            (number,) = one.prompt_ids
-            arrived(place, Generation([int(right(number, visits[number]))] * 10, [-1.0] * 10, "stop"))
-            visits[number] += 1
+    def answer(place: int, request: Request) -> Generation:
+        (number,) = request.prompt_ids
+        visits[number] += 1
+        return Generation([int(right(number, visits[number]))] * 10, [-1.0] * 10, "stop")
 
-    sampler: Any = SimpleNamespace(stream=stream)
     chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "right" if ids[0] else "wrong")
     with Verifying() as verifying:
-        return Roller(Fleet([sampler]), verifying, Rewards(config.reward, 12, {}), prompts, config, chat, a_job(tmp_path)).step(
-            position, 0
-        ), asked
+        config = plan(**{"algorithm": {"type": "dapo"}, "prompts_per_step": 2, **fields})
+        step = roller(verifying, config, [engine(answer, asked)], prompts, chat, a_job(tmp_path)).step(position, 0)
+    return step, [len(requests) for requests, _ in asked]
 
 
 def half(number: int, index: int) -> bool:
@@ -112,11 +105,11 @@ def test_a_step_draws_on_until_it_is_full_and_the_next_one_continues_there(tmp_p
 
 
 def test_the_bound_ends_a_step_with_what_it_has(tmp_path):
-    plan: dict[str, Any] = {"algorithm": {"type": "grpo", "resampling": {"max_batches": 3}}}
+    fields: dict[str, Any] = {"algorithm": {"type": "grpo", "resampling": {"max_batches": 3}}}
     order = [row for _, row in upcoming(0, 20, 0)]
-    step, asked = rolled(lambda number, index: number == order[0] and half(number, index), 20, tmp_path, **plan)
+    step, asked = rolled(lambda number, index: number == order[0] and half(number, index), 20, tmp_path, **fields)
     assert asked == [4, 4, 4] and step.position == 6 and [one.prompt["id"] for one in step.rollouts] == [f"p{order[0]}"] * 2
-    hopeless, asked = rolled(lambda number, index: False, 20, tmp_path, **plan)
+    hopeless, asked = rolled(lambda number, index: False, 20, tmp_path, **fields)
     assert asked == [4, 4, 4] and [one.prompt["id"] for one in hopeless.rollouts[::2]] == [f"p{row}" for row in order[:2]]
 
 
@@ -143,4 +136,60 @@ def test_a_group_is_informative_if_right_and_wrong_answers_have_unequal_rewards(
 
 def test_groups_of_one_cannot_be_informative():
     with pytest.raises(ValidationError, match="resampling keeps prompts whose answers differ, so samples_per_prompt must be at least 2"):
-        config_of("rlvr", **(PLAN | {"samples_per_prompt": 1, "algorithm": {"type": "ppo", "resampling": {}}}))
+        plan(samples_per_prompt=1, algorithm={"type": "ppo", "resampling": {}})
+
+
+# --- answers of a group ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("by", "rewards", "chosen"),
+    [
+        ("top", [0.1, 0.9, 0.5, 0.7], {1, 3}),
+        ("extremes", [0.1, 0.9, 0.5, 0.7], {0, 1}),
+        ("variance", [0.4, 0.9, 0.5, 0.0], {1, 3}),
+        ("variance", [1.0, 1.0, 0.0, 1.0], {2, 3}),  # one of each; of three equal ones the last in order of reward
+        ("variance", [1.0, math.nan, math.nan, math.nan], {0}),
+        ("top", [math.nan, 0.2, 0.1, math.nan], {1, 2}),
+    ],
+)
+def test_two_answers_are_chosen_by_their_rewards(by, rewards, chosen):
+    assert kept(rewards, Keep(answers=2, by=by)) == chosen
+
+
+def test_no_subset_has_more_variance():
+    draw = random.Random(0)
+    for size in (2, 3, 5):
+        for _ in range(20):
+            rewards = [draw.choice([0.0, 1.0, draw.random()]) for _ in range(7)]
+            best = max(statistics.pvariance(subset) for subset in combinations(rewards, size))
+            assert statistics.pvariance(rewards[place] for place in kept(rewards, Keep(answers=size))) == pytest.approx(best)
+
+
+def test_other_answers_have_no_reward_and_cut_off_ones_are_masked():
+    rewards, ends = [0.5, 1.0, 0.0, 0.0, 1.0, 0.2], ["stop", "length", "stop", "stop", "stop", "length"]
+    rollouts = [
+        Rollout({"id": f"p{place // 3}"}, [1], Generation([5], [-1.0], end), "", reward, reward, {})
+        for place, (reward, end) in enumerate(zip(rewards, ends, strict=True))
+    ]
+    algorithm = {"type": "grpo", "keep": {"answers": 2}, "mask_truncated": True}
+    samples = training_samples(rollouts, plan(algorithm=algorithm, samples_per_prompt=3))
+    assert [sample.reward for sample in samples] == pytest.approx([math.nan, 1.0, 0.0, 0.0, 1.0, math.nan], nan_ok=True)
+    assert [sample.masked for sample in samples] == [False, True, False, False, False, True]
+    plain = training_samples(rollouts, plan(samples_per_prompt=3))
+    assert [sample.reward for sample in plain] == rewards and not any(sample.masked for sample in plain)
+
+
+def test_a_rehearsal_keeps_some_of_its_fewer_answers():
+    algorithm = {"type": "grpo", "keep": {"answers": 16}}
+    config = plan(algorithm=algorithm, samples_per_prompt=64)
+    cut = Cut("r/rlvr", config, {}, StandIns())
+    KINDS["rlvr"].shrink(cut)
+    rehearsed = Rlvr.model_validate(cut.written)
+    assert (rehearsed.samples_per_prompt, rehearsed.algorithm.keep) == (8, Keep(answers=4))
+
+
+@pytest.mark.parametrize("answers", [1, 4])
+def test_a_choice_that_leaves_nothing_to_compare_or_exceeds_the_group_is_refused(answers):
+    with pytest.raises(ValidationError, match=f"keep.answers is {answers}, but must be from 2 to samples_per_prompt 3"):
+        plan(algorithm={"type": "grpo", "keep": {"answers": answers}}, samples_per_prompt=3)

@@ -1,4 +1,4 @@
-"""Dynamic sampling: which groups a step trains on, and which prompts it draws. Pure functions of rewards, seed and position.
+"""Which prompts a step draws, and which groups and answers it trains on. Pure functions of rewards, seed and position.
 
 All prompts are in one endless order, reshuffled each epoch. A step draws from a position, and the next step continues after the last prompt
 that this one needed, so the position is the only state: it is in the checkpoint, and a resumed run draws the same prompts.
@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pedigree.configs.methods.policy_gradient import Resampling
+from pedigree.configs.methods.policy_gradient import Keep, Resampling
 from pedigree.stages.core.batches import step_rows
 
 
@@ -58,3 +58,30 @@ def upcoming(position: int, num_prompts: int, seed: int) -> Iterator[tuple[int, 
             yield position, row
         drawn.add(row)
         position += 1
+
+
+def kept(rewards: Sequence[float], keep: Keep) -> set[int]:
+    """Numbers of the chosen answers. Of equal rewards, that of the later answer counts as higher; a missing one (NaN) is not chosen."""
+    order = sorted((place for place, reward in enumerate(rewards) if not math.isnan(reward)), key=lambda place: rewards[place])
+    size = min(keep.answers, len(order))
+    ends = {"top": [0], "extremes": [size // 2], "variance": range(size + 1)}[keep.by]
+    chosen = [[*order[:low], *order[len(order) - size + low :]] for low in ends]
+
+    def preference(places: list[int]) -> tuple[float, int]:
+        values, low = [rewards[place] for place in places], chosen.index(places)
+        mean = math.fsum(values) / max(1, size)
+        return math.fsum((value - mean) ** 2 for value in values), -abs(2 * low - size)
+
+    return set(max(chosen, key=preference))
+
+
+def without_others(rewards: Sequence[float], group_size: int, keep: Keep | None) -> list[float]:
+    """The rewards of whole groups, NaN for answers that are not chosen: those are in no advantage, no divisor and no forward pass."""
+    if keep is None:
+        return [*rewards]
+    found: list[float] = []
+    for start in range(0, len(rewards), group_size):
+        group = rewards[start : start + group_size]
+        chosen = kept(group, keep)
+        found += [reward if place in chosen else math.nan for place, reward in enumerate(group)]
+    return found

@@ -5,44 +5,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from models import config_of
 from pydantic import ValidationError
+from rollout_lab import plan
 
+from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Asynchronous
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.rlvr.ahead import Ahead, may_begin, oldest_update, staleness
-from pedigree.stages.rlvr.clock import Clock
-from pedigree.stages.rlvr.run import refuse_stale
+from pedigree.stages.rlvr.pacing import Ahead, Clock, open_pace, refuse_stale, staleness
 from pedigree.stages.sampling.engines import Fleet, gpus_of
 from pedigree.stages.sampling.sampler import Generation
 
 pytestmark = pytest.mark.unit
-FIELDS: dict[str, Any] = {
-    "algorithm": {"type": "grpo", "correction": {}},
-    "steps": 9,
-    "prompts_per_step": 3,
-    "samples_per_prompt": 2,
-    "sampling": {"max_tokens": 8},
-    "max_prompt_length": 8,
-    "optimizer": {"learning_rate": 1e-3},
-    "replay": "recorded",
-    "asynchronous": {},
-}
+FIELDS: dict[str, Any] = {"algorithm": {"type": "grpo", "correction": {}}, "replay": "recorded", "asynchronous": {}}
 
 
 def answer(version: int, *changes: list[int], tokens: int = 4) -> Generation:
     return Generation([5] * tokens, [-1.0] * tokens, "stop", version, list(changes))
 
 
-@pytest.mark.parametrize(("max_staleness", "latest"), [(0, [0, 1, 2, 3]), (1, [1, 2, 3, 4]), (3, [3, 4, 5, 6])])
-def test_a_step_begins_at_most_so_many_steps_before_the_trainer_needs_it(max_staleness, latest):
-    assert [max(step for step in range(9) if may_begin(step, done, max_staleness)) for done in range(4)] == latest
-
-
 def test_answers_may_have_weights_of_the_allowed_steps_only():
     updates_after = [0, 2, 2, 4]  # after 4 to 7 steps; the seventh made none
-    assert [oldest_update(updates_after, most) for most in range(6)] == [4, 2, 2, 0, 0, 0]
-    assert refuse_stale([answer(4)], updates_after, 0, 7) == 0
+    for most, oldest in enumerate([4, 2, 2, 0, 0, 0]):
+        assert refuse_stale([answer(oldest)], updates_after, most, 7) == 4 - oldest
     assert refuse_stale([answer(2, [4, 3]), answer(4, tokens=6)], updates_after, 1, 7) == pytest.approx(3 * 2 / 10)
     with pytest.raises(StageError, match=r"of step 3 were sampled with weights after 2 updates, but the trainer has made 4"):
         refuse_stale([answer(4), answer(2)], updates_after, 0, 2)
@@ -85,19 +69,20 @@ def ahead(roller: Rolled, first: int = 0, **given: Any) -> Ahead:
 
 
 def taken(rolling: Ahead) -> int:
-    one: Any = rolling.take()
+    one: Any = rolling.take(0, 0)
     return one.number
 
 
-def test_steps_are_rolled_out_in_order_and_no_further_than_allowed():
-    roller = Rolled(4)
-    with ahead(roller, max_staleness=1) as rolling:
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_steps_are_rolled_out_in_order_and_no_further_than_allowed(most):
+    roller = Rolled(5)
+    with ahead(roller, max_staleness=most) as rolling:
         for one in roller.go:
             one.set()
-        for step in range(4):
+        for step in range(5):
             assert taken(rolling) == step
-            if step + 2 < 4:
-                assert roller.begun[step + 1].wait(60) and not roller.begun[step + 2].is_set()
+            if step + most + 1 < 5:
+                assert roller.begun[step + most].wait(60) and not roller.begun[step + most + 1].is_set()
             rolling.done(step + 1)
 
 
@@ -113,7 +98,7 @@ def test_without_in_flight_new_weights_wait_for_the_step_being_rolled_out():
     roller = Rolled(3)
     with ahead(roller, in_flight=False) as rolling:
         roller.go[0].set()
-        rolling.take()
+        rolling.take(0, 0)
         waiting = threading.Thread(target=rolling.before_load)
         waiting.start()
         assert roller.begun[1].wait(60) and waiting.is_alive()
@@ -129,7 +114,7 @@ def test_the_error_of_the_thread_is_that_of_the_trainer_after_the_complete_steps
         assert taken(rolling) == 0
         roller.end()
         with pytest.raises(StageError, match="lost engine"):
-            rolling.take()
+            rolling.take(0, 0)
         with pytest.raises(StageError, match="lost engine"):
             rolling.before_load()
 
@@ -141,8 +126,16 @@ def test_the_end_of_the_trainer_ends_engines_at_work_and_only_those():
     assert busy.ended
     waiting.go[0].set()
     with ahead(waiting) as rolling:
-        rolling.take()
+        rolling.take(0, 0)
     assert not waiting.ended
+
+
+def test_a_rank_that_receives_rollouts_waits_for_no_engine():
+    trainer: Any = None
+    with open_pace(None, trainer, plan(**FIELDS), 0, 0) as pace:
+        assert pace.take(0, 0) is None
+        pace.before_load()
+        pace.done(1)
 
 
 def test_idle_shares_are_those_of_the_step():
@@ -162,8 +155,6 @@ def test_idle_shares_are_those_of_the_step():
 
 
 def test_engines_of_a_split_job_have_the_gpus_after_those_of_the_ranks(monkeypatch):
-    from pedigree.configs.language.execution import Numerics
-
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5,6")
     assert [gpus_of(Numerics(device="cuda", world_size=2), engine, ranks=2) for engine in (0, 1)] == [["5"], ["6"]]
     with pytest.raises(StageError, match="needs GPU 5 of the job, which has 4"):
@@ -181,9 +172,9 @@ def test_engines_of_a_split_job_have_the_gpus_after_those_of_the_ranks(monkeypat
 )
 def test_what_cannot_be_asynchronous_is_refused_with_the_remedy(changed, said):
     with pytest.raises(ValidationError, match=said):
-        config_of("rlvr", **(FIELDS | changed))
+        plan(**FIELDS | changed)
 
 
 def test_the_synchronous_schedule_needs_no_correction_and_old_recipes_keep_their_key():
-    assert config_of("rlvr", **(FIELDS | {"algorithm": {"type": "grpo"}, "asynchronous": {"max_staleness": 0}})).asynchronous is not None
-    assert "asynchronous" not in config_of("rlvr", **(FIELDS | {"asynchronous": None})).model_dump()
+    assert plan(replay="recorded", asynchronous={"max_staleness": 0}).asynchronous is not None
+    assert "asynchronous" not in plan(asynchronous=None).model_dump()
