@@ -129,7 +129,7 @@ def goes_on(pool: Pool, folder: Path, fields: dict, inputs, undisturbed: Path, f
     """To the end of a job that nobody interrupted."""
     done = pool.run(folder, "rlvr", fields, inputs, ONE_THREAD, files=files, checkpoint_every_steps=1)
     assert done["ok"], done
-    assert done["resumed_from"] == "step-000002"
+    assert done["resumed_from"] in ("step-000001", "step-000002")  # a kill while it samples may come before the second is written
     assert weights(folder) == weights(undisturbed)
     assert done["metrics"] == json.loads((undisturbed / "done.json").read_text())["metrics"]
     evidence = Path("out/evidence/rollouts.jsonl")
