@@ -100,7 +100,7 @@ NUMERICS: dict[str, Callable[[Any], Any]] = {
 """Setting → its value on a two-core CPU; all others are unchanged: ZeRO stage, packing, recomputation, chunks of log-probabilities."""
 PLACEMENT = {"engines": 1, "sampler_memory_gb": 0.5, "checkpoint_every_steps": 1}
 """Placement settings that are the same in all rehearsals, which also exercise checkpoints."""
-OF_MACHINE = ("slots", "gpu_memory_utilization")
+OF_MACHINE = ("slots", "gpu_memory_utilization", "launcher")
 """Placement settings that depend on this machine."""
 
 

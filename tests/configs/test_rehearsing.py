@@ -18,7 +18,7 @@ from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.recipe import load_recipe, load_recipes
 from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.configs.rehearsal.families import ModelFamily, families, family_of
-from pedigree.configs.rehearsal.shrinking import rehearsed, rehearsed_profile
+from pedigree.configs.rehearsal.shrinking import OF_MACHINE, rehearsed, rehearsed_profile
 from pedigree.configs.rows.datasets import PrepareData
 
 ROOT = Path(__file__).parents[2]
@@ -270,13 +270,14 @@ def test_a_profile_keeps_how_it_trains_and_loses_its_gpus(tmp_path, name):
 def test_the_list_of_what_a_rehearsal_changes_in_a_profile_is_complete():
     """Whatever a stage runs with otherwise than by the real profile stands in the list, but for what the machine decides."""
     overrides = {"kinds": {"sample": {"placement": {"sampler_memory_gb": 4}}}, "stages": {"it": {"numerics": {"threads": 5}}}}
-    real = Execution.model_validate({"slots": 9, "placement": {"retries": 3}, **overrides})
+    real = Execution.model_validate({"slots": 9, "placement": {"retries": 3, "launcher": {"type": "slurm"}}, **overrides})
     text, changes = rehearsed_profile(real, "it", cores=2)
     small = Execution.model_validate(yaml.safe_load(text))
     for kind, stage in (("sample", "other"), ("sft", "it"), ("sft", "other")):
         for was, now in zip(real.of(kind, stage), small.of(kind, stage), strict=True):
-            differing = {field for field, value in was if getattr(now, field) != value} - {"slots", "gpu_memory_utilization"}
+            differing = {field for field, value in was if getattr(now, field) != value} - {*OF_MACHINE}
             assert differing <= {change.setting for change in changes}
+        assert small.of(kind, stage)[1].launcher.type == "local"  # a rehearsal waits for no queue
     assert Reduced("it: sample", "sampler_memory_gb", 4, 0.5, "machine") in changes
     assert Reduced("it: it", "threads", 5, 1, "machine") in changes
 
