@@ -178,6 +178,13 @@ class Numerics(Frozen):
         return None
 
 
+SET_BY_LAUNCHER = frozenset(
+    ("array", "chdir", "comment", "error", "export", "export-file", "gpus-per-node", "job-name", "no-requeue", "nodes", "open-mode",
+     "output", "parsable", "requeue", "signal", "test-only", "wait", "wrap")
+)  # fmt: skip
+"""Options of `sbatch` that decide how a job is found, stopped and resumed, and on how many nodes and GPUs it runs."""
+
+
 class Local(Frozen):
     """Jobs are processes of this machine and share its slots."""
 
@@ -191,7 +198,16 @@ class Slurm(Frozen):
     options: tuple[Annotated[str, Field(pattern="^--[a-z]", max_length=1000)], ...] = Field(default=(), strict=False)
     """Further options of `sbatch`, e.g. `[--partition=gpu, --account=lab, --time=12:00:00, --mem=200G]`."""
     setup: tuple[str, ...] = Field(default=(), strict=False)
-    """Lines of shell that run on the node before the job, e.g. `[module load cuda]`."""
+    """Lines of bash that run on the first node before the job, e.g. `[module load cuda]`. One that fails ends the job."""
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for option in value:
+            name = option[2:].partition("=")[0]
+            if name in SET_BY_LAUNCHER or name.startswith("ntasks"):
+                raise ValueError(f"--{name} is set for every job: remove it")
+        return value
 
 
 class Placement(Frozen):
@@ -330,7 +346,7 @@ class Execution(Frozen):
             part = "numerics" if error.title == Numerics.__name__ else "placement"
             model, given = (Numerics, numerics) if part == "numerics" else (Placement, placement)
             raise Mistakes([((part, *inner), f"{part}.{message}") for inner, message in mistakes(error, model, given)]) from error
-        if resolved[1].slots > self.slots:
+        if resolved[1].slots > self.slots and resolved[1].launcher.type == "local":
             message = f"slots {resolved[1].slots} exceeds the profile's {self.slots}: lower it, or raise the profile's"
             raise Mistakes([(("placement", "slots"), f"placement.{message}")])
         return resolved

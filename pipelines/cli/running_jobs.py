@@ -36,6 +36,9 @@ class JobDocument:
     address: str
     kind: str
     pid: int | None
+    """Null for a job elsewhere or of Slurm."""
+    waiting: str | None
+    """What a job in Slurm's queue waits for; null if it runs."""
     elsewhere: bool
     """It runs on another machine or in another container; `pid` is then null, and `host` names it if known."""
     host: str | None
@@ -54,6 +57,7 @@ def job_document(job: LiveJob) -> JobDocument:
         address=job.address,
         kind=job.kind,
         pid=job.pid,
+        waiting=job.waiting or None,
         elsewhere=job.elsewhere,
         host=job.host,
         alive=True if job.heard else None,
@@ -76,6 +80,8 @@ class Jobs:
 
 
 def running_word(job: LiveJob) -> str:
+    if job.waiting:
+        return "queued" + ("" if job.holder else ", no command attached")
     step = f"step {job.step}/{job.total}" if job.total else "starting"
     place = " elsewhere" if job.elsewhere else ""
     return f"running{place}, {step}" + ("" if job.holder else ", no command attached")
@@ -90,10 +96,10 @@ def print_jobs(jobs: Sequence[LiveJob]) -> None:
         (
             job.address,
             job.kind,
-            f"elsewhere{f' ({job.host})' if job.host else ''}" if job.elsewhere else str(job.pid or "?"),
-            f"{job.step}/{job.total}" if job.total else "starting",
+            f"elsewhere{f' ({job.host})' if job.host else ''}" if job.elsewhere else str(job.pid or job.launcher),
+            "queued" if job.waiting else f"{job.step}/{job.total}" if job.total else "starting",
             numbers_text(job.numbers),
-            f"{duration(max(job.silent_s, 0))} ago" if job.heard else f"no heartbeat for {duration(job.silent_s)}",
+            job.waiting or (f"{duration(max(job.silent_s, 0))} ago" if job.heard else f"no heartbeat for {duration(job.silent_s)}"),
             job.holder.what if job.holder else f"no command; {command('run', job.address.partition('/')[0])} takes over",
         )
         for job in jobs

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.execution import Numerics, Placement, Slurm
 from pedigree.configs.language.graph import Node
 from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json
 from pedigree.data.store import heartbeat
@@ -117,11 +117,11 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
 
 
 def run_job(
-    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, held: HeldSlots | None, hold: HeldLease
+    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, place: HeldSlots | Slurm, hold: HeldLease
 ) -> None:
     """Run the job until it succeeds; retry transient failures and record every attempt.
 
-    `handle`: of a job that is already running. `held`: its slots, if it runs on this machine.
+    `handle`: of a job that is already running. `place`: where attempts start.
 
     Raises:
         StageFailed: the cause is permanent, or no retry is left.
@@ -140,7 +140,7 @@ def run_job(
             spec = read_spec(scratch)
             attempts.append(_attempt(scratch, spec.code))
             write_json(scratch / ATTEMPTS, attempts)
-            handle = run.jobs().submit(scratch, spec.numerics, len(attempts), held, fence)
+            handle = run.jobs().submit(scratch, spec.numerics, len(attempts), place, fence)
         run.watch(StageStarted(node.address, scratch, detail))
         failure = _outcome(run, node, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
         _record_end(scratch, attempts, failure)
@@ -302,7 +302,7 @@ def _failure(status: Status, handle: Handle) -> tuple[str, str] | None:
     done = read_done(scratch)
     if status.state == "succeeded":
         return None
-    if done is None and status.end is not None and not (scratch / CANCELLED).exists():
+    if status.end is not None and not (scratch / CANCELLED).exists():
         return status.end
     if (scratch / CANCELLED).exists():
         return "cancelled", "canceled; its checkpoints are kept"

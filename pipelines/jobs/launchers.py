@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from pedigree.configs.base.project import Project
-from pedigree.configs.language.execution import Numerics
+from pedigree.configs.language.execution import Numerics, Slurm
 from pedigree.data.store.fence import Fence
 from pedigree.pipelines.jobs.launcher import LocalLauncher, Status
-from pedigree.pipelines.jobs.scratch_state import Handle, read_job
+from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_job
 from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.pipelines.jobs.slurm import SlurmLauncher
 
@@ -17,11 +17,15 @@ class Launchers:
     def __init__(self, project: Project, local: LocalLauncher | None = None) -> None:
         self.local, self.slurm = local or LocalLauncher(project), SlurmLauncher(project)
 
-    def submit(self, scratch: Path, numerics: Numerics, attempt: int, held: HeldSlots | None, fence: Fence | None = None) -> Handle:
-        """Start or queue the job of a scratch folder; `held`: its slots, if it runs on this machine."""
-        if held is None:
-            return self.slurm.submit(scratch, numerics, attempt, fence)
-        return self.local.submit(scratch, numerics, attempt, held, fence)
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, place: HeldSlots | Slurm, fence: Fence | None = None) -> Handle:
+        """Start the job of a scratch folder in slots of this machine, or queue it."""
+        before = read_job(scratch)
+        if before is not None and before.launcher == self.slurm.name:
+            self.slurm.cancel(before, grace_s=0.0)
+            (scratch / JOB).unlink()
+        if isinstance(place, Slurm):
+            return self.slurm.submit(scratch, numerics, attempt, place, fence)
+        return self.local.submit(scratch, numerics, attempt, place, fence)
 
     def poll(self, handle: Handle) -> Status:
         return self._of(handle).poll(handle)
@@ -34,7 +38,7 @@ class Launchers:
         """The last job submitted for a scratch folder, even if its submitter died while submitting it."""
         known = read_job(scratch)
         if known is not None and known.launcher == self.slurm.name:
-            return self.slurm.find(known, scratch)
+            return known.model_copy(update={"scratch": str(scratch)})  # its folder may have been moved since
         return self.local.find(scratch)
 
     def _of(self, handle: Handle) -> LocalLauncher | SlurmLauncher:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from pedigree.configs.base.project import Project
 from pedigree.data.store import heartbeat
 from pedigree.data.store.heartbeat import Listener
-from pedigree.pipelines.jobs.launcher import process_of
+from pedigree.pipelines.jobs.launcher import Status, process_of
 from pedigree.pipelines.jobs.launchers import Launchers
 from pedigree.pipelines.jobs.lease import LeaseHolder, holder_of
 from pedigree.pipelines.jobs.scratch_state import SPEC, Handle, address_of, has_reported, read_heartbeat, read_mapping, scratch_folders
@@ -94,6 +94,8 @@ class LiveJob:
     step: int
     total: int
     numbers: dict[str, float]
+    waiting: str
+    """What a queued job waits for; empty if it runs."""
     silent_s: float
     """Seconds since its last heartbeat, by this machine's clock; for a job elsewhere, seconds listened without hearing from it."""
 
@@ -102,6 +104,10 @@ class LiveJob:
         """PID of its first process on this machine."""
         process = process_of(self.handle) if self.handle else None
         return process.pid if process and process.is_local else None
+
+    @property
+    def launcher(self) -> str:
+        return self.handle.launcher if self.handle else "?"
 
     @property
     def place(self) -> str:
@@ -117,7 +123,8 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
     found = []
     for folder in scratch_folders(project):
         handle = launcher.find(folder)
-        state = launcher.poll(handle).state if handle else "unknown" if (folder / PULSES).exists() else "lost"
+        status = launcher.poll(handle) if handle else Status("unknown" if (folder / PULSES).exists() else "lost")
+        state = status.state
         elsewhere = state == "unknown"
         if state not in ("queued", "running") and not (elsewhere and not has_reported(folder)):
             continue
@@ -140,6 +147,7 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
                 step=beat.step,
                 total=beat.total,
                 numbers=reported(beat.numbers),
+                waiting=status.waiting,
                 silent_s=silent,
             )
         )

@@ -68,8 +68,7 @@ def write_spec(scratch: Path, spec: JobSpec) -> None:
     settings, so those are omitted at their default value.
     """
     unknown = {name for name in NEWER if getattr(spec.numerics, name) == Numerics.model_fields[name].default}
-    newer = {"launcher"} if spec.placement.launcher.type == "local" else set[str]()
-    excluded = {"numerics": unknown, "asked": unknown, "placement": newer}
+    excluded = {"numerics": unknown, "asked": unknown, "placement": {"launcher"}}
     write_text(scratch / SPEC, spec.model_dump_json(indent=1, exclude=excluded) + "\n")
 
 

@@ -5,9 +5,13 @@ again. A controller that does not answer says nothing about a job.
 """
 
 import os
+import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -20,9 +24,10 @@ from pedigree.configs.language.execution import Numerics, Slurm
 from pedigree.data.artifacts.artifacts import ArtifactError, write_json, write_text
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.fence import Fence
+from pedigree.data.store.heartbeat import SILENCE_S
 from pedigree.pipelines.jobs.job_environment import job_environment
-from pedigree.pipelines.jobs.launcher import Status, job_command
-from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_job, read_spec
+from pedigree.pipelines.jobs.launcher import STACKS, STACKS_S, Status, job_command
+from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec
 from pedigree.stages.job.outcome import read_done
 
 SCRIPT = "job.sh"
@@ -30,15 +35,16 @@ ASK_S = 2.0
 """Seconds between two queries, each about all jobs of this user."""
 ANSWER_S = 30.0
 """Longest wait for an answer; a client tries for 20 s to reach a controller that is away."""
+AWAY_S = 60.0
+"""How long to try to end a job while the controller does not answer."""
 KILL_S = 60.0
 """Longest wait for the end of a job that Slurm kills: its KillWait is 30 s by default."""
-POLL_S = 0.5
 QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED")
 ACTIVE = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING")
 AWAY = ("Unable to contact", "Socket timed out", "Connection refused", "timed out")
 """Of a client's message: the controller may or may not have accepted the job."""
 ENDS = {
-    "TIMEOUT": ("timeout", "Slurm ended the job at its time limit, before it had written a checkpoint"),
+    "TIMEOUT": ("preempted", "Slurm ended the job at its time limit"),
     "DEADLINE": ("timeout", "Slurm ended the job at its deadline"),
     "NODE_FAIL": ("lost", "Slurm lost the job's node"),
     "BOOT_FAIL": ("lost", "Slurm could not boot the job's node"),
@@ -59,6 +65,33 @@ class _Entry:
     reason: str
 
 
+class _Queue:
+    """Slurm's list of this user's jobs, queried once for all jobs that are watched."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, _Entry] | None = None
+        self._asked = float("-inf")
+
+    def jobs(self, *, fresh: bool = False) -> dict[str, _Entry] | None:
+        """Token → job; None if the controller does not answer, or Slurm is not installed here."""
+        with self._lock:
+            if fresh or time.monotonic() - self._asked > ASK_S:
+                self._jobs = self._ask()
+                self._asked = time.monotonic()
+            return self._jobs
+
+    def _ask(self) -> dict[str, _Entry] | None:
+        if not is_installed():
+            return None
+        answer = _run("squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%N|%r|%k")
+        rows = [line.split("|", 4) for line in answer.stdout.splitlines() if line.count("|") >= 4]
+        return None if answer.returncode else {row[4]: _Entry(*row[:4]) for row in rows}
+
+
+_QUEUE = _Queue()
+
+
 class SlurmLauncher:
     """Submits each job as one allocation. Slurm does not requeue it: the next attempt resumes from its checkpoint."""
 
@@ -66,113 +99,125 @@ class SlurmLauncher:
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self._queue: dict[str, _Entry] | None = {}
-        """Token → job; None if the controller did not answer."""
-        self._asked = float("-inf")
         self._running: set[str] = set()
         """Tokens of jobs that were seen running, and so go on while the controller is away."""
+        self._ends: dict[str, float] = {}
+        """Token → when a job without a result was first seen to have ended."""
 
-    def submit(self, scratch: Path, numerics: Numerics, attempt: int, fence: Fence | None = None) -> Handle:
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, launcher: Slurm, fence: Fence | None = None) -> Handle:
         """Queue the job described by `scratch/spec.json`.
 
         Raises:
             PedigreeError: Slurm rejects it.
         """
-        before = read_job(scratch)
-        if before is not None and before.launcher == self.name:
-            self.cancel(before, grace_s=0.0)
         spec = read_spec(scratch)
-        told = {"token": uuid.uuid4().hex, "steps": numerics.nodes > 1}
+        told = {"token": uuid.uuid4().hex, "steps": numerics.nodes > 1, "ranks": numerics.world_size}
         handle = Handle(launcher=self.name, scratch=str(scratch), attempt=attempt, told=told, submitted_at=time.time())
         write_json(scratch / JOB, handle.model_dump())  # before the job exists, so that it is found if this process dies now
-        launcher = spec.placement.launcher
-        assert isinstance(launcher, Slurm)
         write_text(scratch / SCRIPT, _script(scratch, numerics, spec.placement.grace_s, launcher.setup))
         answer = _run(
-            "sbatch", "--parsable", "--no-requeue", f"--job-name={spec.address}", f"--comment={told['token']}", "--open-mode=append",
-            f"--output={scratch / 'log.txt'}", f"--chdir={self.project.root}",
+            "sbatch", "--parsable", "--no-requeue", "--export=ALL", f"--job-name={spec.address}", f"--comment={told['token']}",
+            "--open-mode=append", f"--output={scratch / 'log.txt'}", f"--chdir={self.project.root}",
             f"--signal={'' if told['steps'] else 'B:'}TERM@{spec.placement.grace_s}",
             *resources(numerics, spec.placement.slots), *launcher.options, str(scratch / SCRIPT),
             environment=job_environment(scratch, numerics, self.project.code(spec.code), [], fence),
         )  # fmt: skip
         if answer.returncode and not _away(answer):
+            (scratch / JOB).unlink()
             raise PedigreeError(f"Slurm rejects the job of {spec.address}: {_message(answer)}")
         fault_point("job started")
+        _QUEUE.jobs(fresh=True)
         return handle
 
     def poll(self, handle: Handle) -> Status:
-        token, scratch = str(handle.told.get("token")), Path(handle.scratch)
-        queue = self._listed()
+        token, scratch = _token(handle), Path(handle.scratch)
+        queue = _QUEUE.jobs()
         if queue is not None and (entry := queue.get(token)) is not None:
             if entry.state in ACTIVE:
                 self._running.add(token)
                 return Status("running")
             if entry.state in QUEUED:
                 return Status("queued", waiting=f"in Slurm's queue as job {entry.number} ({entry.reason})")
-            return self._ended(scratch, entry)
-        if self._result(scratch) is not None:
-            return self._ended(scratch, None)
-        if queue is not None:
+            return self._ended(scratch, token, entry)
+        if (result := _result(scratch)) is not None:
+            return Status("succeeded" if result else "failed")
+        if queue is not None or not is_installed():
             return Status("unknown")
         return Status("running") if token in self._running else Status("queued", waiting="for Slurm's controller to answer")
 
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
-        """End a job: remove it from the queue, or ask it to stop, and kill it after `grace_s` seconds, by default its placement's."""
+        """End a job: remove it from the queue, or ask it to stop, and kill it after `grace_s` seconds, by default its placement's.
+
+        `stacks`: a job of one process first prints each thread's stack to the log.
+
+        Raises:
+            PedigreeError: Slurm does not answer.
+        """
         entry = self._active(handle)
         if entry is None:
             return []
         whom = [] if handle.told.get("steps") else ["--batch"]
-        if entry.state in ACTIVE:
-            if stacks:
-                _run("scancel", "--signal=USR2", *whom, entry.number)
-                time.sleep(POLL_S)
-            if grace_s != 0.0:
-                _run("scancel", "--signal=TERM", *whom, entry.number)
-                self._await_end(handle, read_spec(Path(handle.scratch)).placement.grace_s if grace_s is None else grace_s)
+        if entry.state in ACTIVE and grace_s != 0.0:
+            for number in STACKS if stacks and handle.told.get("ranks") == 1 else ():
+                _run("scancel", f"--signal={int(number)}", *whom, entry.number)
+                time.sleep(STACKS_S)
+            _run("scancel", f"--signal={int(signal.SIGTERM)}", *whom, entry.number)
+            self._await_end(handle, read_spec(Path(handle.scratch)).placement.grace_s if grace_s is None else grace_s)
         if self._active(handle) is not None:
             _run("scancel", entry.number)
             self._await_end(handle, KILL_S)
         return []
 
-    def find(self, handle: Handle, scratch: Path) -> Handle:
-        """The job of a scratch folder, which may have been moved since."""
-        return handle.model_copy(update={"scratch": str(scratch)})
-
     def _await_end(self, handle: Handle, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self._active(handle) is not None and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+            time.sleep(ASK_S)
 
     def _active(self, handle: Handle) -> _Entry | None:
-        """The job in a fresh list, unless it has ended."""
-        self._asked = float("-inf")
-        entry = (self._listed() or {}).get(str(handle.told.get("token")))
+        """The job, unless it has ended.
+
+        Raises:
+            PedigreeError: Slurm does not answer.
+        """
+        deadline = time.monotonic() + AWAY_S
+        while (queue := _QUEUE.jobs(fresh=True)) is None:
+            if not is_installed() or time.monotonic() > deadline:
+                raise PedigreeError(f"Slurm does not answer, so its job in {handle.scratch} may go on: try again on a login node")
+            time.sleep(ASK_S)
+        entry = queue.get(_token(handle))
         return entry if entry is not None and entry.state in (*QUEUED, *ACTIVE) else None
 
-    def _listed(self) -> dict[str, _Entry] | None:
-        if time.monotonic() - self._asked > ASK_S:
-            answer = _run("squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%N|%r|%k")
-            rows = [line.split("|", 4) for line in answer.stdout.splitlines() if line.count("|") >= 4]
-            self._queue = None if answer.returncode else {row[4]: _Entry(*row[:4]) for row in rows}
-            self._asked = time.monotonic()
-        return self._queue
-
-    def _result(self, scratch: Path) -> bool | None:
-        """Whether the job reports success; None if it has not reported its end. Reading an unreadable report raises its error later."""
-        try:
-            done = read_done(scratch)
-        except ArtifactError:
-            return False
-        return None if done is None else done.ok
-
-    def _ended(self, scratch: Path, entry: _Entry | None) -> Status:
-        result = self._result(scratch)
-        if result is not None or entry is None:
-            return Status("succeeded" if result else "failed")
-        if entry.state in ENDS:
-            cause, message = ENDS[entry.state]
+    def _ended(self, scratch: Path, token: str, entry: _Entry) -> Status:
+        """State of a job that Slurm knows to have ended. Its report may be seen only later: network file systems cache what is missing."""
+        result, ended = _result(scratch), entry.state.partition(" ")[0]
+        if result:
+            return Status("succeeded")
+        if result is None and time.monotonic() - self._ends.setdefault(token, time.monotonic()) < SILENCE_S:
+            return Status("running")
+        if ended in ENDS and (result is None or ended == "CANCELLED"):
+            cause, message = ENDS[ended]
             return Status("failed", end=(cause, f"{message} (job {entry.number}{f' on {entry.nodes}' if entry.nodes else ''})"))
-        return Status("failed", _exit_code(entry.number))
+        code = _exit_code(entry.number)
+        return Status("lost" if result is None and code is None else "failed", code)
+
+
+def is_installed() -> bool:
+    return shutil.which("squeue") is not None
+
+
+def _token(handle: Handle) -> str:
+    """The token of a submission; empty, which is no job's, if the handle is damaged or made by others."""
+    token = handle.told.get("token")
+    return token if isinstance(token, str) and re.fullmatch("[0-9a-f]{32}", token) else ""
+
+
+def _result(scratch: Path) -> bool | None:
+    """Whether the job reports success; None if it has not reported its end. Reading an unreadable report raises its error later."""
+    try:
+        done = read_done(scratch)
+    except ArtifactError:
+        return False
+    return None if done is None else done.ok
 
 
 def problem_of(numerics: Numerics, slots: int, launcher: Slurm) -> str | None:
@@ -193,8 +238,9 @@ def _script(scratch: Path, numerics: Numerics, grace_s: int, setup: Sequence[str
         command = shlex.join(job_command(scratch, numerics, grace_s))
     else:
         node = shlex.join([sys.executable, "-m", "pedigree.stages.training.nodes", str(scratch)])
-        command = f"srun --kill-on-bad-exit=1 sh -c {shlex.quote(f'[ $SLURM_PROCID = 0 ] && role=lead || role=join; exec {node} $role')}"
-    return "\n".join(["#!/bin/sh", *setup, f"exec {command}", ""])
+        role = shlex.quote(f"[ $SLURM_PROCID = 0 ] && role=lead || role=join; exec {node} $role")
+        command = f"srun --kill-on-bad-exit=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} sh -c {role}"
+    return "\n".join(["#!/bin/bash", "set -e", *setup, f"exec {command}", ""])
 
 
 def _run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import ONE_PROCESS, Numerics, Placement
+from pedigree.configs.language.execution import ONE_PROCESS, Numerics, Placement, Slurm
 from pedigree.configs.language.graph import Node
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, open_artifact, write_json
 from pedigree.data.store import heartbeat
@@ -277,7 +277,7 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
     if "deepspeed" not in node.declaration.engine:
         numerics = numerics.model_copy(update=ONE_PROCESS)
     if alive:
-        placement = read_spec(scratch).placement
+        placement = read_spec(scratch).placement.model_copy(update={"launcher": placement.launcher})
         if outdated:
             first = command("cancel", node.name)
             run.ledger.notice(f"{node.address}: its job continues with its original code; to start over, end it with {first}")
@@ -288,13 +288,13 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
         unfit = f"its cached result is unusable, and its job needs more memory than is available: {run.too_large[node.address]}"
         raise StageFailed(node.address, "refused", unfit)
     waited: list[str] = []
-    with _slots(run, node, need, numerics, placement, waited) as held:
+    with _place(run, node, need, numerics, placement, waited) as place:
         if not alive:
             if waited:
                 _confirm(run, node, need)
             prepare(run, node, need, numerics, placement)
             _confirm(run, node, need)
-        run_job(run, node, scratch, handle, placement, held, alone.scratch)
+        run_job(run, node, scratch, handle, placement, place, alone.scratch)
     return ("attached" if alive else "ran"), read_dependencies(scratch)
 
 
@@ -410,10 +410,10 @@ def _alone(run: RunContext, node: Node, need: StageInputs) -> Iterator[StageLeas
         yield StageLeases(artifact, scratch, job)
 
 
-def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, placement: Placement, waited: list[str]):
-    """Hold the job's slots on this machine, None for one in a queue; `waited` receives the jobs that had to end first."""
-    if placement.launcher.type != "local":
-        return nullcontext(None)
+def _place(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, placement: Placement, waited: list[str]):
+    """Hold the job's slots on this machine, unless a scheduler places it; `waited` receives the jobs that had to end first."""
+    if isinstance(placement.launcher, Slurm):
+        return nullcontext(placement.launcher)
     pool = Pool.of(numerics, run.execution.slots)
 
     def waiting(holders: list[str]) -> None:

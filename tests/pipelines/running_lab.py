@@ -284,7 +284,7 @@ class Lab:
         copy = object.__new__(Lab)
         copy.code, copy.root, copy.environment = self.code, folder / "project", self.environment
         subprocess.run(["cp", "-r", self.root, copy.root], check=True)
-        copy._give_dvc_a_cache()
+        copy.configure_dvc()
         copy.forget_runs()
         return copy
 

@@ -129,6 +129,16 @@ def test_a_run_that_was_killed_finds_its_job_again(lab: Lab, cluster: Cluster) -
 
 
 @pytest.mark.nightly
+def test_a_job_that_nears_its_time_limit_writes_a_checkpoint_and_goes_on(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 90})  # the shortest limit is a minute
+    lab.edit("configs/execution/lab.yaml", "{type: slurm}, grace_s: 20", "{type: slurm, options: [--time=1]}, grace_s: 40")
+    run = lab.run()
+    ensure(run, run.graph.find("raw"))
+    first, *others = read(lab, "raw", "run.json")["attempts"]
+    assert first["cause"] == "preempted" and others[-1]["cause"] == "succeeded" and others[0]["resumed_from"]
+
+
+@pytest.mark.nightly
 def test_cancel_ends_a_job_of_the_queue(lab: Lab, cluster: Cluster) -> None:
     lab.knobs(raw={"seconds": 60})
     cancelled = threading.Event()
