@@ -179,6 +179,18 @@ def test_a_global_batch_that_cannot_be_split_is_refused(numerics, problem):
     assert (found is None) if problem is None else (found is not None and problem in found)
 
 
+def test_options_of_sbatch_that_every_job_needs_otherwise_are_refused():
+    for option in ("--comment=mine", "--export=NONE", "--requeue", "--ntasks-per-node=4"):
+        profile = {"slots": 1, "placement": {"launcher": {"type": "slurm", "options": ["--partition=gpu", option]}}}
+        with pytest.raises(ValidationError, match=f"{option.partition('=')[0]} is set for every job: remove it"):
+            Execution.model_validate(profile)
+
+
+def test_a_job_of_a_cluster_may_take_more_slots_than_this_machine_has():
+    stages = {"there": {"placement": {"launcher": {"type": "slurm"}, "slots": 8}}}
+    assert Execution.model_validate({"slots": 1, "stages": stages}).of("sft", "there")[1].slots == 8
+
+
 def proofs(tests: Path) -> dict[str, list[str]]:
     """Option of a profile → the tests of `make test` that are marked to show its effect."""
     found: dict[str, list[str]] = {}

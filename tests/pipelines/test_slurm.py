@@ -10,8 +10,10 @@ from running_lab import RANKS, Lab, outcomes, read
 from slurm_cluster import NODES, Cluster
 from waiting import deadline, until
 
+from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.events import StageWaiting
 from pedigree.pipelines.jobs.live import live_jobs
+from pedigree.pipelines.jobs.scratch_state import Handle
 from pedigree.pipelines.run.ensure import Result, ensure
 from pedigree.pipelines.run.runs import run_graph
 
@@ -130,7 +132,7 @@ def test_a_run_that_was_killed_finds_its_job_again(lab: Lab, cluster: Cluster) -
 
 @pytest.mark.nightly
 def test_a_job_that_nears_its_time_limit_writes_a_checkpoint_and_goes_on(lab: Lab) -> None:
-    lab.knobs(raw={"seconds": 90})  # the shortest limit is a minute
+    lab.knobs(raw={"seconds": 50})  # the shortest limit is a minute
     lab.edit("configs/execution/lab.yaml", "{type: slurm}, grace_s: 20", "{type: slurm, options: [--time=1]}, grace_s: 40")
     run = lab.run()
     ensure(run, run.graph.find("raw"))
@@ -138,17 +140,21 @@ def test_a_job_that_nears_its_time_limit_writes_a_checkpoint_and_goes_on(lab: La
     assert first["cause"] == "preempted" and others[-1]["cause"] == "succeeded" and others[0]["resumed_from"]
 
 
-@pytest.mark.nightly
-def test_cancel_ends_a_job_of_the_queue(lab: Lab, cluster: Cluster) -> None:
+def test_a_job_that_somebody_cancels_is_not_started_again_and_jobs_of_others_are_left_alone(lab: Lab, cluster: Cluster) -> None:
+    foreign = cluster.ask("sbatch", "--parsable", "--wrap=sleep 600")
+    stranger = Handle(launcher="slurm", scratch=str(lab.root), attempt=1, told={"token": "(null)"})  # as squeue shows no comment
+    assert lab.launcher.poll(stranger).state == "unknown" and lab.launcher.cancel(stranger) == []
     lab.knobs(raw={"seconds": 60})
-    cancelled = threading.Event()
     ends: list[object] = []
-    thread = threading.Thread(target=lambda: ends.extend(run_graph(lab.run(cancelled=cancelled))))
+    thread = threading.Thread(target=lambda: ends.extend(run_graph(lab.run())))
     thread.start()
     until(lambda: "raw" in lab.runs())
-    cancelled.set()
+    cluster.ask("scancel", "--me", "--name=lab/raw")
     thread.join(deadline(120))
-    assert "PENDING" not in (states := cluster.ask("squeue", "--noheader", "--me", "--format=%T")) and "RUNNING" not in states
+    (failed,) = [end for end in ends if isinstance(end, StageFailed)]
+    assert failed.cause == "cancelled" and failed.message.startswith("the job was canceled in Slurm; its checkpoints are kept (job ")
+    assert lab.runs().count("raw") == 1
+    assert foreign in cluster.ask("squeue", "--noheader", "--me", "--format=%A").split()
     lab.knobs()
     assert outcomes(lab)["raw"] == "ran"
 
