@@ -141,7 +141,7 @@ def test_a_job_that_nears_its_time_limit_writes_a_checkpoint_and_goes_on(lab: La
 
 
 def test_a_job_that_somebody_cancels_is_not_started_again_and_jobs_of_others_are_left_alone(lab: Lab, cluster: Cluster) -> None:
-    foreign = cluster.ask("sbatch", "--parsable", "--wrap=sleep 600")
+    foreign = cluster.ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600")
     stranger = Handle(launcher="slurm", scratch=str(lab.root), attempt=1, told={"token": "(null)"})  # as squeue shows no comment
     assert lab.launcher.poll(stranger).state == "unknown" and lab.launcher.cancel(stranger) == []
     lab.knobs(raw={"seconds": 60})
