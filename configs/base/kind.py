@@ -47,7 +47,7 @@ RENDERING = ("data/chat/chat.py", "data/chat/chat_template.py", "data/chat/docum
 """Code that turns messages into tokens, for `Kind.decided_by`."""
 REWARDING = ("data/chat/reward_stats.py", "stages/sampling/rewards.py")
 """Code that scores answers by reward models."""
-FUNCTIONS = ("stages/verifiers/reward_programs.py", "stages/verifiers/sandboxed.py")
+FUNCTIONS = tuple(f"stages/verifiers/{name}.py" for name in ("project_programs", "reward_programs", "sandboxed"))
 """Code that scores answers by functions of the project."""
 
 

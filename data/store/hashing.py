@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,14 @@ def silent(done: int, size: int) -> None:
 
 def pieces(path: Path) -> Iterator[memoryview]:
     """A file's bytes, piece by piece in one reused buffer."""
-    buffer = memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
-            yield buffer[:count]
+        yield from _pieces_of(stream)
+
+
+def _pieces_of(stream: FileIO) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    while count := stream.readinto(buffer):
+        yield buffer[:count]
 
 
 def hash_files(paths: Iterable[Path], *, md5: bool = False, beat: Beat = silent) -> dict[Path, Hashed]:
@@ -73,13 +78,14 @@ def hash_files(paths: Iterable[Path], *, md5: bool = False, beat: Beat = silent)
 
 def _hash(path: Path, with_md5: bool, helpers: ThreadPoolExecutor, report: Callable[[int], None]) -> Hashed:
     sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-    found = path.stat()
-    for piece in pieces(path):
-        pending = helpers.submit(md5.update, piece) if with_md5 and len(piece) > SMALL_BYTES else None
-        sha256.update(piece)
-        if pending is not None:
-            pending.result()
-        elif with_md5:
-            md5.update(piece)
-        report(len(piece))
+    with path.open("rb", buffering=0) as stream:
+        found = os.fstat(stream.fileno())  # of the file that is read, also where another one has just taken its place
+        for piece in _pieces_of(stream):
+            pending = helpers.submit(md5.update, piece) if with_md5 and len(piece) > SMALL_BYTES else None
+            sha256.update(piece)
+            if pending is not None:
+                pending.result()
+            elif with_md5:
+                md5.update(piece)
+            report(len(piece))
     return Hashed(found.st_size, found.st_mtime_ns, found.st_ino, sha256.hexdigest(), md5.hexdigest() if with_md5 else "")

@@ -30,6 +30,12 @@ LEFT_OUT = ("configs/", "data/artifacts/", "data/host/", "data/store/")
 """What verifiers import from here decides no score."""
 BEFORE_RECORDS = {"constraint": 2, "python": 2, "strict_math": 2}
 """Versions of the verifiers behind records without `decided_by`; of all others 1."""
+BEFORE_RENAMED = {
+    "data/chat/chat_template.py": ("data/chat/chat.py",),
+    "stages/rlvr/group_selection.py": ("stages/rlvr/resampling.py", "stages/rlvr/kept_answers.py"),
+    "stages/verifiers/project_programs.py": ("stages/verifiers/reward_programs.py",),
+}
+"""Files → those that had their code before; earlier records name only the latter."""
 MODULE = re.compile(r"(pedigree(?:\.\w+)+)(?::\w+)?|(\w+)\.py")
 """Names of modules in texts, by which verifiers start other processes."""
 
@@ -83,8 +89,19 @@ def changes(node: Node, run: Run, folders: Iterable[tuple[str, Path]], root: Pat
     """What decides a stage's result and has changed since its artifact was made, as one reason or none."""
     then = run.decided_by if run.decided_by is not None else _assumed(node, folders, root)
     now = deciding_code(node, [name.removeprefix(VERIFIER) for name in then if name.startswith(VERIFIER)], root)
+    then = _before_renamed(then) | then
     found = [f"{name} ({then[name]} -> {one})" for name, one in now.items() if name in then and then[name] != one]
     return [f"deciding code changed: {', '.join(found)}"] if found else []
+
+
+def _before_renamed(then: Mapping[str, str]) -> dict[str, str]:
+    """What a record states about the code of renamed files: that of all of them was as released, or one of them was edited."""
+    found: dict[str, str] = {}
+    for name, earlier in BEFORE_RENAMED.items():
+        stated = [then[one] for one in earlier if one in then]
+        if stated:
+            found[name] = next((one for one in stated if one != RELEASED), RELEASED)
+    return found
 
 
 def hashes(root: Path = CODE_ROOT) -> dict[str, str]:

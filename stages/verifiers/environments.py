@@ -19,18 +19,16 @@ All randomness must come from `seed`: a conversation whose process was lost to a
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.environment_programs import RESET_COLUMNS, EnvironmentProgram
 from pedigree.data.records.records import Message
 from pedigree.stages.verifiers import sandbox
-from pedigree.stages.verifiers.project_programs import LoadedProgram, cause_of
+from pedigree.stages.verifiers.project_programs import LoadedProgram, LoadedPrograms, ProgramFailed, cause_of
 
 
 class Reaction(NamedTuple):
@@ -78,7 +76,8 @@ class Environments:
         self.config, self._begun = config, 0
         names = {name for verifier in verifiers if verifier for name in verifier} - {"name", *RESET_COLUMNS, *config.arguments}
         passed = [*RESET_COLUMNS, *sorted(names), *config.arguments]
-        self._processes = [_Process(config, file, passed) for _ in range(min(threads, sandbox.AT_ONCE))]
+        self._programs = LoadedPrograms("environment", config, file, passed)
+        self._processes = [_Process(config, self._programs) for _ in range(min(threads, sandbox.AT_ONCE))]
         try:
             self._processes[0].thread.submit(self._processes[0].program).result()
         except BaseException:
@@ -103,16 +102,14 @@ class Environments:
         episode.process.ended.append(episode.number)
 
     def close(self) -> None:
-        for process in self._processes:
-            process.thread.shutdown(wait=False, cancel_futures=True)
-            process.drop()
+        self._programs.close([process.thread for process in self._processes])
 
 
 class _Process:
     """A process that is started when it is needed, and replaced after a failure."""
 
-    def __init__(self, config: EnvironmentProgram, file: Path, passed: Sequence[str]) -> None:
-        self.config, self._start = config, partial(LoadedProgram, "environment", config, file, passed)
+    def __init__(self, config: EnvironmentProgram, programs: LoadedPrograms) -> None:
+        self.config, self._programs = config, programs
         self.thread = ThreadPoolExecutor(1, "environment")
         self.ended: list[int] = []
         """Conversations to forget."""
@@ -121,18 +118,22 @@ class _Process:
         """Conversations that the process remembers."""
 
     def program(self) -> LoadedProgram:
-        self._program = self._program or self._start()
+        self._program = self._program or self._programs.start()
         return self._program
 
     def call(self, episode: Episode, answer: str | None = None) -> Outcome:
-        """The reaction to an answer, or to the beginning of a conversation. What the process does not remember is repeated."""
+        """The reaction to an answer, or to the beginning of a conversation. What the process does not remember is repeated.
+
+        Raises:
+            PedigreeError: a sandbox failed to start.
+        """
         begun = time.monotonic()
         episode.answers += [] if answer is None else [answer]
         try:
             program = self.program()
             unknown = episode.answers[-1:] if episode.number in self._alive else [None, *episode.answers]
             found = [self._reaction(program, episode, one) for one in unknown][-1]
-        except PedigreeError as error:
+        except ProgramFailed as error:
             self.drop()
             return cause_of(error, "environment", self.config.seconds)
         self._alive.add(episode.number)
@@ -150,5 +151,5 @@ class _Process:
     def drop(self) -> None:
         """End the process, so that the next call starts another."""
         if self._program is not None:
-            self._program.end()
+            self._programs.end(self._program)
         self._program, self._alive = None, set()

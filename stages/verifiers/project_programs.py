@@ -9,8 +9,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from pedigree.configs.base.problems import PedigreeError
@@ -31,6 +33,10 @@ class ProgramFailed(PedigreeError):
     """A program exceeded its time limit, ended early, or wrote into its own output; the message says which."""
 
 
+class NotLoaded(ProgramFailed):
+    """A program failed before its function could be used; the message is complete."""
+
+
 class Deadline:
     """The deadline for the next line, which several processes may share."""
 
@@ -46,22 +52,21 @@ class Deadline:
 
 
 class ProgramProcess:
-    """A process that runs a file; a context manager that kills it at the end."""
+    """A process that runs a program; a context manager that kills it at the end."""
 
-    def __init__(self, mode: str, file: Path, order: Mapping[str, Any], deadline: Deadline, *, confined: bool = True) -> None:
+    def __init__(self, mode: str, order: Mapping[str, Any], deadline: Deadline, *, confined: bool = True) -> None:
         """Start it, which counts towards the deadline for the first line.
 
         Args:
             mode: `rows`, `rewards` or `environment`.
-            order: what it reads beside the file's text.
+            order: what it reads: the `program_of` a file, and how to use it.
             confined: whether it runs in a sandbox.
 
         Raises:
             ProgramFailed: it exceeded the deadline.
-            PedigreeError: the file is not UTF-8, or the sandbox failed to start.
+            PedigreeError: the sandbox failed to start.
         """
         self.deadline = deadline
-        order = {**order, "name": file.name, "program": _text_of(file), "word": ""}
         with open(os.memfd_create("complaints"), "rb+") as complaints:
             if confined:
                 self._process = sandbox.start(mode, sandbox.LIMITS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints)
@@ -74,7 +79,7 @@ class ProgramProcess:
             os.set_blocking(self._requests, False)
             self.lines = _lines(self._process.stdout.fileno(), deadline)
             try:
-                if not self._has_started(order):
+                if not self._has_started({**order, "word": ""}):
                     raise sandbox.not_up(complaints)
             except BaseException:
                 self.end()
@@ -123,41 +128,95 @@ class ProgramProcess:
     def end(self) -> None:
         sandbox.end(self._process)
 
+    def kill(self) -> None:
+        """Kill it, as any thread may: one that waits for a reply then gets none."""
+        sandbox.kill(self._process)
+
 
 class LoadedProgram(ProgramProcess):
-    """A process that has loaded a reward function or an environment, and replies to each line with one or several."""
+    """A process that loads a reward function or an environment, and then replies to each line with one or several."""
 
-    def __init__(self, mode: str, config: RewardProgram | EnvironmentProgram, file: Path, passed: Sequence[str]) -> None:
-        """Start it.
-
-        Args:
-            passed: names of the arguments that the function may have.
+    def load(self, config: RewardProgram | EnvironmentProgram) -> None:
+        """Wait until the function can be used.
 
         Raises:
-            PedigreeError: the file cannot be used, or there is no sandbox.
+            NotLoaded: it cannot.
         """
-        if not config.trusted:
-            sandbox.require(NAMES[mode], f"set `trusted: true` for {config.path}, which runs it without a sandbox")
-        order = {"function": config.function, "passed": passed}
-        super().__init__(mode, file, order, Deadline(LOADING_SECONDS), confined=not config.trusted)
         try:
             self.ready = self.reply(("taken",), ("raised",))
-            if "raised" in self.ready:
-                raise PedigreeError(f"{config.path}: {config.function} cannot be used:\n{self.ready['raised']}")
-        except BaseException as error:
-            self.end()
-            if isinstance(error, ProgramFailed):
-                raise PedigreeError(f"{config.path} {error} before {config.function} could be used") from error
-            raise
+        except ProgramFailed as error:
+            raise NotLoaded(f"{config.path} {error} before {config.function} could be used") from error
+        if "raised" in self.ready:
+            raise NotLoaded(f"{config.path}: {config.function} cannot be used:\n{self.ready['raised']}")
 
     def accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the arguments that the function has."""
         return {name: arguments.get(name) for name in self.ready["taken"]}
 
 
-def cause_of(error: PedigreeError, what: str, seconds: float) -> str:
-    """Why a call failed: the program did, or it could not be started another time."""
-    return f"the {what} {error} (seconds: {seconds:g})" if isinstance(error, ProgramFailed) else str(error)
+class LoadedPrograms:
+    """The processes of a reward function or an environment; `close` ends all of them, also those that still load.
+
+    Args:
+        passed: names of the arguments that the function may have.
+
+    Raises:
+        PedigreeError: the file is not UTF-8, or there is no sandbox.
+    """
+
+    def __init__(self, mode: str, config: RewardProgram | EnvironmentProgram, file: Path, passed: Sequence[str]) -> None:
+        if not config.trusted:
+            sandbox.require(NAMES[mode], f"set `trusted: true` for {config.path}, which runs it without a sandbox")
+        self._mode, self._config = mode, config
+        self._order = {**program_of(file), "function": config.function, "passed": passed}
+        self._lock = Lock()
+        self._open: list[LoadedProgram] = []
+        self._closed = False
+
+    def start(self) -> LoadedProgram:
+        """Start another process, and wait until it has loaded the file.
+
+        Raises:
+            ProgramFailed: the program failed.
+            PedigreeError: the sandbox failed to start, or `close` was called.
+        """
+        self._refuse_if_closed()
+        program = LoadedProgram(self._mode, self._order, Deadline(LOADING_SECONDS), confined=not self._config.trusted)
+        try:
+            with self._lock:  # `close` either finds the process in the list, or has been called
+                self._refuse_if_closed()
+                self._open.append(program)
+            program.load(self._config)
+        except BaseException:
+            self.end(program)
+            raise
+        return program
+
+    def end(self, program: LoadedProgram) -> None:
+        with self._lock:
+            self._open = [one for one in self._open if one is not program]
+        program.end()
+
+    def close(self, threads: Iterable[Executor]) -> None:
+        """End all processes, start no other, and end the threads that use them."""
+        with self._lock:
+            self._closed = True
+            left = self._open
+        for program in left:
+            program.kill()
+        for one in threads:
+            one.shutdown(cancel_futures=True)
+        for program in left:
+            program.end()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise PedigreeError(f"{self._config.path} is no longer used: its stage ends")
+
+
+def cause_of(error: ProgramFailed, what: str, seconds: float) -> str:
+    """Why a call failed."""
+    return str(error) if isinstance(error, NotLoaded) else f"the {what} {error} (seconds: {seconds:g})"
 
 
 def parsed(line: bytes | None, *forms: Collection[str]) -> dict[str, Any]:
@@ -177,9 +236,14 @@ def parsed(line: bytes | None, *forms: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def _text_of(file: Path) -> str:
+def program_of(file: Path) -> dict[str, str]:
+    """What a process is given of a file. All processes of a stage run the text that was read first.
+
+    Raises:
+        PedigreeError: the file is not UTF-8.
+    """
     try:
-        return file.read_text(encoding="utf-8")
+        return {"name": file.name, "program": file.read_text(encoding="utf-8")}
     except UnicodeDecodeError as error:
         raise PedigreeError(f"{file.name} is not UTF-8: {error}") from error
 

@@ -7,15 +7,13 @@ is replaced.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from threading import local
 from typing import Any, NamedTuple
 
-from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.reward_terms import COLUMNS, VERL_ARGUMENTS, RewardProgram
 from pedigree.stages.verifiers import ended, sandbox
-from pedigree.stages.verifiers.project_programs import LoadedProgram, ProgramFailed, cause_of
+from pedigree.stages.verifiers.project_programs import LoadedProgram, LoadedPrograms, ProgramFailed, cause_of
 
 Value = float | None | str
 """A reward; None where the function leaves an answer out; a text is the cause of an unknown reward."""
@@ -72,10 +70,9 @@ class RewardFunction:
         self._columns = [name for name in COLUMNS if name not in without]
         self._fields = sorted({name for verifier in verifiers if verifier for name in verifier} - {"name", *COLUMNS, *term.arguments})
         passed = VERL_ARGUMENTS if term.form == "verl" else (*self._columns, *self._fields)
-        self._start = partial(LoadedProgram, "rewards", term, file, [*passed, *term.arguments])
+        self._programs = LoadedPrograms("rewards", term, file, [*passed, *term.arguments])
         self._threads = ThreadPoolExecutor(1 if term.trusted else min(threads, sandbox.AT_ONCE), "rewards")  # processes end with them
         self._own = local()
-        self._open: list[LoadedProgram] = []
         try:
             ended(self._threads.submit(self._program), beat)
         except BaseException:
@@ -83,22 +80,23 @@ class RewardFunction:
             raise
 
     def values(self, groups: Sequence[Sequence[Answered]]) -> list[list[Value]]:
-        """The reward of each answer; each group has the answers to one prompt."""
+        """The reward of each answer; each group has the answers to one prompt.
+
+        Raises:
+            PedigreeError: a sandbox failed to start.
+        """
         batches = [self._calls(group) for group in groups]
         parts = [batches] if self.term.trusted else [[batch] for batch in batches]
         waiting = [self._threads.submit(self._values, part) for part in parts]
         return [values for future in waiting for values in ended(future, self.beat)]
 
     def close(self) -> None:
-        for program in self._open:
-            program.end()
-        self._threads.shutdown(cancel_futures=True)
+        self._programs.close([self._threads])
 
     def _program(self) -> LoadedProgram:
         """This thread's process."""
         if not hasattr(self._own, "program"):
-            self._own.program = self._start()
-            self._open.append(self._own.program)
+            self._own.program = self._programs.start()
         return self._own.program
 
     def _values(self, batches: Sequence[Sequence[_Call]]) -> list[list[Value]]:
@@ -113,7 +111,7 @@ class RewardFunction:
                 for calls in left:
                     found.append(_rewards(program, calls))
                     program.deadline.begin(self.term.seconds)
-            except PedigreeError as error:
+            except ProgramFailed as error:
                 cause = cause_of(error, "function", self.term.seconds)
                 lost = batches[len(found) : None if together else len(found) + 1]
                 found.extend([cause] * _size(calls) for calls in lost)
@@ -123,8 +121,7 @@ class RewardFunction:
     def _drop(self) -> None:
         """End this thread's process, so that the next call starts another."""
         if hasattr(self._own, "program"):
-            self._own.program.end()
-            self._open.remove(self._own.program)
+            self._programs.end(self._own.program)
             del self._own.program
 
     def _calls(self, group: Sequence[Answered]) -> list[_Call]:

@@ -12,7 +12,7 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.rows.row_sources import RowProgram
 from pedigree.data.sources.row_files import Unreadable
 from pedigree.stages.verifiers import sandbox
-from pedigree.stages.verifiers.project_programs import Deadline, ProgramFailed, ProgramProcess, parsed
+from pedigree.stages.verifiers.project_programs import Deadline, ProgramFailed, ProgramProcess, parsed, program_of
 
 SHOWN = 200
 """Characters of a row in an error message."""
@@ -44,10 +44,10 @@ def rows_of(source: RowProgram, file: Path, silent: float, progress: Callable[[i
         PedigreeError: the program raises, dies, exceeds the time limit, outputs fewer or more rows than `count`, or is nondeterministic;
             or a sandbox failed to start.
     """
-    order = source.model_dump(mode="json", include={"function", "count", "seed", "arguments"})
+    order = source.model_dump(mode="json", include={"function", "count", "seed", "arguments"}) | program_of(file)
     made, deadline = 0, Deadline(silent)
     try:
-        with ProgramProcess("rows", file, order, deadline) as one_run, ProgramProcess("rows", file, order, deadline) as other_run:
+        with ProgramProcess("rows", order, deadline) as one_run, ProgramProcess("rows", order, deadline) as other_run:
             for one, other in zip_longest(one_run.lines, other_run.lines):
                 found = _agreed(source, made, one, other)
                 if "end" in found:

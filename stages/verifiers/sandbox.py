@@ -211,16 +211,21 @@ def start(
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a sandbox that still runs. Its processes die with bubblewrap, except one that bubblewrap is still setting up, which would wait
-    for it forever, holding our pipes; that one is still in its process group."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    """Kill a sandbox that still runs, and close its pipes, which no other thread may use."""
+    kill(process)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(BrokenPipeError):
                 pipe.close()
     process.wait()
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a sandbox that still runs. Its processes die with bubblewrap, except one that bubblewrap is still setting up, which would wait
+    for it forever, holding our pipes; that one is still in its process group."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @cache

@@ -43,3 +43,21 @@ def test_a_file_that_looks_different_is_not_the_one_that_was_hashed(tmp_path: Pa
     assert found.is_of(path)
     change(path)
     assert not found.is_of(path)
+
+
+class ReplacedWhenOpened(type(Path())):
+    """A file that another process replaces just before it is opened."""
+
+    def open(self, *arguments, **more):
+        other = Path(f"{self}.new")
+        other.write_text("longer")
+        os.replace(other, self)
+        return super().open(*arguments, **more)
+
+
+def test_size_and_inode_are_those_of_the_file_that_was_read(tmp_path: Path) -> None:
+    path = ReplacedWhenOpened(tmp_path / "file")
+    (tmp_path / "file").write_text("one")
+    found = hash_files([path])[path]
+    assert found.sha256 == hashlib.sha256(b"longer").hexdigest()
+    assert found.size == len("longer") and found.is_of(tmp_path / "file")

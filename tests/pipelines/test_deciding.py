@@ -57,6 +57,10 @@ def judged(folder: Path, *names: str) -> tuple[Node, list[tuple[str, Path]]]:
     return Node("r", "judged", "judge", config, (Edge("completions", "it", "r/sampled"),), "judgment", (), ""), [("completions", folder)]
 
 
+def reviewed(root: Path) -> None:
+    (root / "pedigree" / REVIEWED).write_text(json.dumps(hashes(root)))
+
+
 def changed(before: dict[str, str], root: Path) -> set[str]:
     return {name for name, found in hashes(root).items() if before[name] != found}
 
@@ -138,6 +142,36 @@ def test_rewards_selections_and_templates_are_part_of_what_made_a_result(root, k
     assert reason.startswith(f"deciding code changed: {name} (as released -> edited, ")
 
 
+RENAMED = [
+    ("data/chat/chat_template.py", "data/chat/chat.py"),
+    ("stages/rlvr/group_selection.py", "stages/rlvr/resampling.py"),
+    ("stages/rlvr/group_selection.py", "stages/rlvr/kept_answers.py"),
+    ("stages/verifiers/project_programs.py", "stages/verifiers/reward_programs.py"),
+]
+
+
+def made_before_renaming(**edited: str) -> tuple[Node, Run]:
+    """A stage of `rlvr`, and its record of a version whose files had other names."""
+    config = sparse("rlvr", reward=Reward(terms=(RewardProgram(type="program", path="mine.py"),)), environment=None)
+    node = Node("r", "made", "rlvr", config, (), "policy", (), "")
+    new, old = {name for name, _ in RENAMED}, {name for _, name in RENAMED}
+    parts = {part for part in node.declaration.decided_by(config) if part not in new} | old
+    return node, Run(schema_version=1, decided_by=dict.fromkeys(parts, "as released") | edited)
+
+
+@pytest.mark.parametrize(("new", "old"), RENAMED)
+def test_a_record_of_before_a_file_was_renamed_counts_for_its_new_name(root, new, old):
+    reviewed(root)
+    node, made = made_before_renaming()
+    assert changes(node, made, [], root) == []
+    _, edited = made_before_renaming(**{old: "edited, 0123456789ab"})
+    (reason,) = changes(node, edited, [], root)
+    assert f"{new} (edited, 0123456789ab -> as released)" in reason
+    edit(root, new, "import ", "import abc\nimport ")
+    (reason,) = changes(node, made, [], root)
+    assert reason.startswith(f"deciding code changed: {new} (as released -> edited, ")
+
+
 def test_a_stage_is_stale_for_the_verifiers_of_its_rows_only(root, tmp_path):
     node, folders = judged(tmp_path / "rows", "gsm8k", "mentions")
     made = Run(schema_version=1, decided_by=deciding_code(node, named_verifiers(node, folders), root))
@@ -154,7 +188,7 @@ def test_a_record_of_an_earlier_version_is_current_unless_a_verifier_that_it_use
     node, folders = judged(tmp_path / "rows", *names)
     assert changes(node, OLD, folders, root) == []
     edit(root, "stages/verifiers/__init__.py", "numbers.gsm8k)", "numbers.gsm8k, version=2)")
-    (root / "pedigree" / REVIEWED).write_text(json.dumps(hashes(root)))
+    reviewed(root)
     expected = ["deciding code changed: verifier gsm8k (version 1 -> version 2)"]
     assert changes(node, OLD, folders, root) == (expected if stale else [])
 
@@ -163,7 +197,7 @@ def test_code_that_was_reviewed_again_without_another_version_makes_nothing_stal
     node, folders = judged(tmp_path / "rows", "gsm8k")
     made = Run(schema_version=1, decided_by=deciding_code(node, named_verifiers(node, folders), root))
     edit(root, "stages/verifiers/numbers.py", "import re\n", "import re\n\nANSWER = 42\n")
-    (root / "pedigree" / REVIEWED).write_text(json.dumps(hashes(root)))
+    reviewed(root)
     assert changes(node, made, folders, root) == [] == changes(node, OLD, folders, root)
 
 

@@ -1,9 +1,11 @@
 """Environments of the project: what they receive and return, and what becomes of a conversation that they cannot go on with."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.environment_programs import EnvironmentProgram
@@ -94,3 +96,45 @@ def test_what_is_no_environment_is_refused_at_its_start(tmp_path: Path, text: st
     with pytest.raises(PedigreeError, match=r"environments/mine\.py: Environment cannot be used:") as raised:
         opened(tmp_path, text)
     assert cause in str(raised.value)
+
+
+def test_a_stop_while_an_environment_loads_leaves_no_process(tmp_path: Path) -> None:
+    """Here after the process before has ended."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    text = f"""
+import os, time
+from pathlib import Path
+first, second = Path({str(first)!r}), Path({str(second)!r})
+(first.parent / "new").write_text(str(os.getpid()))
+(first.parent / "new").rename(second if first.exists() else first)
+if second.exists():
+    time.sleep(60)
+
+class Environment:
+    def reset(self): pass
+    def step(self, answer): os._exit(1)
+"""
+    environments = opened(tmp_path, text, trusted=True)
+    try:
+        episode, _ = environments.reset(prompt("a"), 5)
+        assert environments.step(episode, "x").result() == "the environment ended (seconds: 60)"
+        waiting = environments.step(episode, "y")
+        until(second.exists)
+    finally:
+        environments.close()
+    assert "ended before Environment could be used" in str(waiting.result())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(second.read_text()), 0)
+
+
+def test_a_sandbox_that_does_not_start_again_ends_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environments = opened(tmp_path, COUNTING, arguments={"step": 2})
+    try:
+        episode, _ = environments.reset(prompt("a"), 5)
+        assert environments.step(episode, "die").result() == "the environment ended (seconds: 60)"
+        (tmp_path / "ends.py").write_text("raise SystemExit(1)\n")
+        monkeypatch.setattr(sandbox, "RUNNER", tmp_path / "ends.py")
+        with pytest.raises(PedigreeError, match="the sandbox did not come up"):
+            environments.step(episode, "1").result()
+    finally:
+        environments.close()

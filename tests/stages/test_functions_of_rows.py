@@ -212,7 +212,7 @@ def test_without_functions_configs_keep_their_identity_and_with_them_their_code_
         without = config.model_construct(**with_one.model_copy(update={"programs": ()}).__dict__)
         assert "programs" not in without.model_dump()
         assert {*KINDS[kind].decided_by(with_one)} - {*KINDS[kind].decided_by(without)} == {
-            "stages/verifiers/reward_programs.py", "stages/verifiers/sandboxed.py",
+            "stages/verifiers/project_programs.py", "stages/verifiers/reward_programs.py", "stages/verifiers/sandboxed.py",
         }  # fmt: skip
 
 

@@ -1,14 +1,17 @@
 """Reward functions of the project: what they receive, what they return, and what becomes of an answer that they cannot reward."""
 
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import deadline
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.reward_terms import RewardProgram
-from pedigree.stages.verifiers import sandbox
+from pedigree.stages.verifiers import project_programs, sandbox
 from pedigree.stages.verifiers.reward_programs import Answered, RewardFunction
 
 pytestmark = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
@@ -141,3 +144,98 @@ def test_without_a_sandbox_only_trusted_files_run(tmp_path: Path, monkeypatch: p
     with pytest.raises(PedigreeError, match=r"reward functions run only in a sandbox.*or set `trusted: true` for rewards/mine\.py"):
         values(tmp_path, text, groups)
     assert values(tmp_path, text, groups, trusted=True) == [[1.0]]
+
+
+LOADS_FOREVER = """
+import os, time
+from pathlib import Path
+starts, folder = START, Path(FOLDER)
+found = folder / f"start-{len([*folder.glob('start-*')])}"
+(folder / "new").write_text(str(os.getpid()))
+(folder / "new").rename(found)
+if found.name == f"start-{starts}":
+    time.sleep(600)  # as a model that takes long to load
+
+def reward(completions):
+    os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_stop_while_a_file_loads_ends_its_process_and_starts_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int
+) -> None:
+    """At the first start, and after a process that ended has been replaced."""
+    monkeypatch.setattr(project_programs, "LOADING_SECONDS", deadline(20))
+    text, loading = LOADS_FOREVER.replace("START", str(start)).replace("FOLDER", repr(str(tmp_path))), tmp_path / f"start-{start}"
+    (tmp_path / "mine.py").write_text(text)
+    term = RewardProgram.model_validate({"type": "program", "path": "rewards/mine.py", "trusted": True})
+    stopped: list[float] = []
+
+    def beat() -> None:
+        if loading.exists():
+            stopped.append(time.monotonic())
+            raise KeyboardInterrupt
+
+    function = None
+    with pytest.raises(KeyboardInterrupt):
+        function = RewardFunction(term, tmp_path / "mine.py", [None], 1, beat)
+        function.values([answers("p", "a"), answers("q", "b")])
+    if function:
+        function.close()
+    assert time.monotonic() - stopped[0] < deadline(10)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(loading.read_text()), 0)
+    assert len([*tmp_path.glob("start-*")]) == start + 1
+
+
+DIES_ONCE = """
+import os
+
+def reward(completions):
+    if completions[0][0]["content"] == "die":
+        os._exit(1)
+    return [1.0] * len(completions)
+"""
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_process_that_replaces_another_runs_the_text_that_was_read_first(tmp_path: Path, trusted: bool) -> None:
+    (tmp_path / "mine.py").write_text(DIES_ONCE)
+    term = RewardProgram.model_validate({"type": "program", "path": "rewards/mine.py", "trusted": trusted})
+    function = RewardFunction(term, tmp_path / "mine.py", [None], 1, lambda: None)
+    try:
+        (tmp_path / "mine.py").write_text("def reward(completions):\n    return [2.0] * len(completions)\n")
+        found = function.values([answers("p", "die"), answers("q", "b")])
+    finally:
+        function.close()
+    assert found == [["the function ended (seconds: 60)"], [1.0]]
+
+
+def test_a_sandbox_that_does_not_start_again_ends_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known about the function, so that no reward is unknown because of it."""
+    (tmp_path / "mine.py").write_text(DIES_ONCE)
+    term = RewardProgram.model_validate({"type": "program", "path": "rewards/mine.py"})
+    function = RewardFunction(term, tmp_path / "mine.py", [None], 1, lambda: None)
+    try:
+        assert function.values([answers("p", "die")]) == [["the function ended (seconds: 60)"]]
+        (tmp_path / "ends.py").write_text("raise SystemExit(1)\n")
+        monkeypatch.setattr(sandbox, "RUNNER", tmp_path / "ends.py")
+        with pytest.raises(PedigreeError, match="the sandbox did not come up"):
+            function.values([answers("q", "b"), answers("r", "c")])
+    finally:
+        function.close()
+
+
+def test_a_file_that_cannot_be_loaded_again_is_the_cause_of_an_unknown_reward(tmp_path: Path) -> None:
+    text = f"""
+import os
+from pathlib import Path
+Path({str(tmp_path / "started")!r}).mkdir()
+
+def reward(completions):
+    os._exit(1)
+"""
+    ended, not_loaded = values(tmp_path, text, [answers("p", "a"), answers("q", "b")], trusted=True)
+    assert ended == ["the function ended (seconds: 60)"]
+    assert "rewards/mine.py: reward cannot be used:\n" in not_loaded[0] and "FileExistsError" in not_loaded[0]

@@ -161,8 +161,12 @@ def test_bytes_without_an_end_are_no_row(tmp_path: Path) -> None:
 
 def test_both_runs_have_one_time_for_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is late by itself would be waited for when the other one has taken all of the time already."""
-    text_of, late = project_programs._text_of, [4.5, 8.5]
-    monkeypatch.setattr(project_programs, "_text_of", lambda file: text_of(file).replace("SECONDS", str(late.pop(0))))
+    start, late = row_programs.ProgramProcess, [4.5, 8.5]
+
+    def with_its_own_time(mode: str, order: dict[str, Any], deadline: project_programs.Deadline) -> project_programs.ProgramProcess:
+        return start(mode, {**order, "program": order["program"].replace("SECONDS", str(late.pop(0)))}, deadline)
+
+    monkeypatch.setattr(row_programs, "ProgramProcess", with_its_own_time)
     with pytest.raises(PedigreeError, match=r"rows output no complete line for 6 s after 1 rows of 5"):
         made(tmp_path, SLOW_THE_SECOND_TIME, silent=6)
     assert not late
