@@ -17,7 +17,7 @@ from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.configs.methods.training import Sft
-from pedigree.pipelines.jobs import context
+from pedigree.pipelines.jobs import launchers
 from pedigree.pipelines.jobs.events import RunEnded
 from pedigree.pipelines.run.runs import NotRun
 
@@ -84,7 +84,7 @@ def test_the_package_loads_nothing_before_a_name_is_used_and_every_name_then() -
 
 @pytest.mark.slow
 def test_a_failure_in_a_thread_is_raised_with_every_end_and_a_broken_callback_is_not_the_end(tmp_path: Path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(context, "LocalLauncher", InProcessLauncher)
+    monkeypatch.setattr(launchers, "LocalLauncher", InProcessLauncher)
     project = Project(fresh_project(tmp_path))
     strict = {**ROWS, "filters": [{"type": "max_characters", "limit": 1}]}
     below = {"kind": "decontaminate", "in": {"data": "strict", "benchmarks": ["suite"]}}

@@ -526,7 +526,7 @@ def test_a_process_that_was_forked_from_a_runner_keeps_no_slots(tmp_path: Path) 
 
 
 def test_a_job_of_processes_holds_the_slots_of_its_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pedigree.pipelines.jobs.launcher._command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr("pedigree.pipelines.jobs.launcher.job_command", lambda *_: ["sleep", "60"])
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     (scratch / "spec.json").write_text('{"code": "none"}')

@@ -163,4 +163,4 @@ def test_of_answers_only_what_goes_into_others_is_read(tmp_path: Path, kind: str
     for one in rows.values():
         assert one == {name: value for name, value in (row | {"id": one["id"]}).items() if name in answer_pool.WORDS}
     best_answers.conversation(rows[0])
-    pair.answer(None, rows[0], rows[1])
+    pair.answer_of(None, rows[0], rows[1])
