@@ -87,7 +87,7 @@ class Coverage:
             common: label → n-grams common to many of its items.
 
         Raises:
-            PedigreeError: an item has no word, number or operator, so that nothing could ever match it.
+            PedigreeError: an item has no word or number, so that nothing could ever match it.
         """
         self._ngram, self._abstracted, self._common = ngram, abstracted, common or {}
         self._way: Way = "abstracted" if abstracted else "words"
@@ -220,7 +220,7 @@ def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
 
 
 def item_readings(benchmark: str, item: Mapping[str, Any], abstracted: bool) -> list[list[bytes]]:
-    """All readings of an item's compared turns. Raises PedigreeError if one has no word, number or operator, so nothing can match it."""
+    """All readings of an item's compared turns. Raises PedigreeError if one has no word or number, so nothing can match it."""
     found = readings(compared(item), abstracted)
     if not all(any(map(bytes.strip, lines)) for lines in found):
         raise PedigreeError(f"item {item['id']} of {benchmark} has no word or number: no training row can be compared with it")

@@ -116,8 +116,8 @@ class Comparison:
         """Index the items of `benchmarks` (label → items).
 
         Raises:
-            PedigreeError: an item has no word, number or operator, so that nothing could ever match it; or embeddings are configured, but
-                not on this machine.
+            PedigreeError: an item has no word or number, so that nothing could ever match it; or embeddings are configured, but not on
+                this machine.
         """
         self._paraphrases = None
         if config.embedded is not None:

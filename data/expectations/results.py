@@ -65,7 +65,7 @@ def finding(entry: Entry) -> str:
     if "unexpected" not in entry:
         return f"{shown(json.dumps(entry['observed'], ensure_ascii=False))[:LONGEST]} observed{_sample(entry)}"
     values = entry["rows"] - entry["nulls"]
-    nulls = f" without {entry['nulls']:,} nulls" if entry["nulls"] else ""
+    nulls = f", without the {entry['nulls']:,} nulls" if entry["nulls"] else ""
     share = f" ({100 * entry['unexpected'] / values:.3g} % of {values:,}{nulls})" if values else ""
     return f"{entry['unexpected']:,} rows unexpected{share}{_sample(entry)}"
 

@@ -98,7 +98,7 @@ def survey(project: Project, signs: Signs | None = None) -> tuple[list[Scratch],
     """
     signs = signs or Signs(project)
     folders = scratch_folders(project)
-    graphs, unread = every_graph(project) if folders else ([], {})
+    graphs, unread = every_graph(project, both=True) if folders else ([], {})
     wanted = _Resumable(project, graphs)
     running: dict[Path, State] = {job.scratch: "elsewhere" if job.elsewhere else "running" for job in live_jobs(project, signs)}
     found = []

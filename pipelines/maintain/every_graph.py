@@ -12,12 +12,16 @@ from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.data.store.untrusted import read_source
 
 
-def every_graph(project: Project) -> tuple[list[Graph], dict[str, str]]:
-    """Load them; also return the name of each one that cannot be read, with the first line of the reason."""
+def every_graph(project: Project, *, both: bool) -> tuple[list[Graph], dict[str, str]]:
+    """Load them; also return the name of each one that cannot be read, with the first line of the reason.
+
+    `both`: where a recipe's name also has a `source.json`, load both; else only the latter, which was compiled.
+    """
     graphs: list[Graph] = []
     unread: dict[str, str] = {}
-    compiled = sorted(project.artifacts.glob("*/source.json"))
-    for name, source in [*((name, None) for name in recipe_names(project.recipes)), *((path.parent.name, path) for path in compiled)]:
+    compiled = {path.parent.name: path for path in sorted(project.artifacts.glob("*/source.json"))}
+    recipes = [name for name in recipe_names(project.recipes) if both or name not in compiled]
+    for name, source in [*((name, None) for name in recipes), *compiled.items()]:
         try:
             graphs.append(_load(project, source) if source else load_recipe(project.recipes, name))
         except (ArtifactError, ConfigError) as error:

@@ -83,7 +83,7 @@ class Forgetting:
 
 def forget(project: Project, trace: Trace) -> Forgetting:
     """Find what would be rebuilt without the rows traced in all artifacts, by the project's recipes and variants."""
-    graphs, unread = every_graph(project)
+    graphs, unread = every_graph(project, both=False)
     held = {place.address for place in trace.places}  # all places, because the stage that brought it in may not be here
     nodes = {address: graph.nodes[address] for graph in graphs for address in _below(graph, held)}
     changes = _changes(trace, nodes)

@@ -25,7 +25,7 @@ from pedigree.data.artifacts import provenance
 from pedigree.data.artifacts.artifacts import ADOPTED, ArtifactError, Record, Run, sha256_path, write_text
 from pedigree.data.artifacts.chain import lineage_problems, parents_first, record_problems
 from pedigree.data.store.untrusted import inside
-from pedigree.pipelines.lineage.difference import changes
+from pedigree.pipelines.lineage.difference import changes, leaves
 from pedigree.pipelines.reproduce.work_tree import RecordedCode
 
 RECIPE = "reproduction"
@@ -215,7 +215,9 @@ def identity_differences(project: Project, member: RebuiltStage) -> list[str]:
     for given in member.record.inputs:
         labels.setdefault(given.port, []).append(given.label)
     recorded = {"kind": member.record.kind, "version": member.record.version, "config": member.record.config, "inputs": labels}
-    return [str(change).removeprefix("config.") for change in changes(recorded, compiled)]
+    # as JSON, since keys hash it and Python's 1 equals 1.0 and True
+    before, now = ({name: json.dumps(value, ensure_ascii=False) for name, value in leaves(side)} for side in (recorded, compiled))
+    return [str(change).removeprefix("config.") for change in changes(before, now)]
 
 
 def _paths(config: Any) -> Iterator[str]:

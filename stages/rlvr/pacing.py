@@ -30,14 +30,14 @@ ENDING_S = 10.0
 
 
 def open_pace(roller: Roller | None, trainer: Trainer, config: Rlvr, step: int, position: int) -> "Pace":
-    """How a rank gets the rollouts from a step on, which begins at a position in the order of prompts. Only rank 0 has a roller."""
+    """Return how a rank gets its rollouts, beginning at a step and its position in the order of prompts. Only rank 0 has a roller."""
     if config.asynchronous is None:
         return InTurn(roller, trainer, config)
     return Ahead(roller, config.asynchronous, step, position) if roller else Pace()
 
 
 class Pace:
-    """That of a rank that receives the rollouts of rank 0."""
+    """The pace of a rank that only receives rollouts."""
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +67,7 @@ class InTurn(Pace):
 
 
 class Ahead(Pace):
-    """Rolls out steps in a thread. Its end ends the engines if they still work."""
+    """Rolls out steps in a thread. Leaving it ends the engines that still work."""
 
     def __init__(self, roller: Roller, given: Asynchronous, step: int, position: int) -> None:
         """Begin at a step and its position in the order of prompts."""

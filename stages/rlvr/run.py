@@ -1,8 +1,8 @@
 """RLVR: policy + prompts with verifiers → policy, by policy gradients on rollouts from vLLM in the same job.
 
 One step: prompts → rollouts of the current weights → verified rewards → groups to train on → one or several updates → weights to the
-sampler. The algorithms are in `configs/methods/policy_gradient.py`, the rollouts in `rolling.py`, the choice of groups in `resampling.py`,
-the update in `stages/training/policy_update.py`.
+sampler. The algorithms are in `configs/methods/policy_gradient.py`, the rollouts in `rolling.py`, when they are made in
+`pacing.py`, the choice of groups in `group_selection.py`, the update in `stages/training/policy_update.py`.
 Rank 0 owns the sampler and broadcasts the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
 rollouts with seeds from (seed, step, prompt id, index): step number and position in the order of prompts are the only data state.
 

@@ -10,6 +10,7 @@ from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.hub_names import COMMIT, PIN_ME
 from pedigree.configs.base.project import Project
+from pedigree.configs.base.published import Published
 from pedigree.configs.judging.measuring import Evaluate, Select
 from pedigree.configs.judging.pairing import Pair
 from pedigree.configs.judging.pools import Sample
@@ -132,11 +133,22 @@ def test_bad_rows_are_a_small_share_and_nothing_moves(name):
     assert all(source["max_bad_rows"] <= 0.01 for source in sources if "split" in source)
 
 
+def test_what_is_published_is_told_with_its_origin():
+    for name in FLAGSHIP:
+        published = graph(name).published
+        assert isinstance(published, Published), name
+        assert published.differs and all(sentence.endswith(".") for sentence in published.differs), name
+        assert any("arxiv.org" in source.url for source in published.sources), name
+        assert any(source.commit and source.commit in source.url for source in published.sources), name
+
+
 @pytest.mark.parametrize(
     ("recipe", "task", "tolerance"),
     [
         ("olmo2_1b", "gsm8k", 3.9),  # 200 √(2 · 0.521 · 0.479 / 1319)
+        ("olmo2_1b", "ifeval", 6.1),  # 200 √(2 · 0.505 · 0.495 / 541)
         ("tulu3_8b", "gpqa", 6.4),  # 200 √(2 · 0.357 · 0.643 / 448)
+        ("tulu31_8b", "ifeval", 5.4),  # 200 √(2 · 0.728 · 0.272 / 541)
     ],
 )
 def test_a_tolerance_is_two_standard_errors_of_the_stage_where_they_are_largest(recipe, task, tolerance):

@@ -117,8 +117,8 @@ def test_rows_that_are_not_as_expected_are_shown_with_place_and_value():
         refuse(verdict)
     assert str(error.value) == (
         "conversation rows are not as expected: column_values_to_be_between(turns, max_value 2): 7 rows unexpected "
-        "(77.8 % of 9 without 1 nulls), as a at chat.jsonl:1\n"
-        "  column_values_to_be_between(turns, max_value 2): 7 rows unexpected (77.8 % of 9 without 1 nulls)\n"
+        "(77.8 % of 9, without the 1 nulls), as a at chat.jsonl:1\n"
+        "  column_values_to_be_between(turns, max_value 2): 7 rows unexpected (77.8 % of 9, without the 1 nulls)\n"
         "    a at chat.jsonl:1: 3\n    c at chat.jsonl:3: 4\n    d at chat.jsonl:4: 5\n    e at chat.jsonl:5: 6\n    f at chat.jsonl:6: 7\n"
         "    ... and 2 more"
     )

@@ -58,6 +58,14 @@ def test_a_tree_with_replies_that_are_no_turns_is_a_bad_row(record, replies):
     assert place == "x.jsonl:1" and isinstance(part, Unreadable) and "are no list of turns" in part.reason
 
 
+def test_each_answer_of_a_tree_has_a_place():
+    tree = {"prompt": node("prompter", "Hello.", node("assistant", "Hello!", node("prompter", "And?")), node("assistant", "Hi!"))}
+    assert [(place, part["messages"][-1]["content"]) for place, part in unfolded("x.jsonl:1", tree, "conversation")] == [
+        ("x.jsonl:1/0", "Hello!"),
+        ("x.jsonl:1/1", "Hi!"),
+    ]
+
+
 def test_a_tree_of_ten_thousand_turns_is_read():
     deep = node("assistant", "end")
     for number in range(9_999):

@@ -19,6 +19,7 @@ from pedigree.configs.rows.filters import Filter, without
 from pedigree.data.artifacts.artifacts import Run, read_run
 from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.lineage.trace import RowQuery, trace
+from pedigree.pipelines.maintain.every_graph import every_graph
 from pedigree.pipelines.maintain.forget import forget, gpu_hours
 from pedigree.pipelines.run.plans import plan
 
@@ -319,3 +320,15 @@ def test_a_recipe_from_outside_its_folder_is_read_wherever_the_command_is_typed(
     monkeypatch.chdir(project.recipes)
     found = forget(project, trace(project, RowQuery(id=WANTED)))
     assert not found.unread and [change.stage for change in found.changes] == ["raw"]
+
+
+def test_of_a_recipe_that_another_one_was_compiled_over_only_the_other_one_is_read(handed_on):
+    project, _ = handed_on
+    shutil.copy(project.recipes / "lab.yaml", project.root / "lab.yaml")
+    (project.artifacts / "lab" / "source.json").write_text('{"recipe": "lab.yaml", "set": []}')
+    assert [graph.recipe for graph in every_graph(project, both=False)[0]] == ["lab"]
+    (project.recipes / "lab.yaml").write_text("stages: 3\n")
+    found = forget(project, trace(project, RowQuery(id=WANTED)))
+    assert not found.unread and [change.stage for change in found.changes] == ["raw"]
+    graphs, unread = every_graph(project, both=True)  # the folder of a job of either one may be resumed
+    assert len(graphs) == 1 and list(unread) == ["lab"]

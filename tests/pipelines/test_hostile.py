@@ -126,6 +126,19 @@ def test_a_hostile_folder_does_no_harm(name: str, tmp_path: Path, canary: Path, 
     assert not page.exists() or "<script" not in page.read_text()
 
 
+def test_a_plain_reproduction_of_a_hostile_folder_does_no_harm(
+    tmp_path: Path, canary: Path, root: Path, pedigree: Callable[..., Said]
+) -> None:
+    """Without `--here`, recorded code would run."""
+    folder = Folder()
+    CORPUS["source-file-above"](folder, canary)
+    gift = folder.write(tmp_path / "gift")
+    outside, given = snapshot(canary), snapshot(gift)
+    said = pedigree("reproduce", gift)
+    clean(said, canary, root)
+    assert said.code and snapshot(canary) == outside and snapshot(gift) == given
+
+
 def test_the_corpus_is_large_enough() -> None:
     assert len(CORPUS) >= 60
 

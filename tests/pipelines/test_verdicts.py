@@ -5,10 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from handmade import made_at
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import UsageProblem
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.compile import params_file
 from pedigree.configs.language.execution import Execution, engines_problem
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.data.artifacts import provenance
@@ -27,7 +30,7 @@ from pedigree.data.artifacts.artifacts import (
     write_rows,
 )
 from pedigree.data.artifacts.run_record import Hardware
-from pedigree.pipelines.reproduce.rebuild import MOST_PROCESSES, data_only, members_of, profile, recipe
+from pedigree.pipelines.reproduce.rebuild import MOST_PROCESSES, RECIPE, data_only, identity_differences, members_of, profile, recipe
 from pedigree.pipelines.reproduce.verdicts import Finding, Original, conditions, first_divergence, judge, passes, score_differences
 
 RUN = {
@@ -199,6 +202,20 @@ def test_data_stages_are_those_above_which_no_model_stands(tiny):
     members, _ = tiny
     kinds = sorted(member.record.kind for member in members.values() if member.id in data_only(members))
     assert set(kinds) == {"prepare_data", "decontaminate"} and "pair" in {member.record.kind for member in members.values()}
+
+
+def test_another_type_of_an_equal_number_is_a_difference(tiny, tmp_path):
+    """Its JSON is another, and so is the stage's key."""
+    member = next(one for one in tiny[0].values() if one.record.kind == "prepare_data")
+    config = {"rate": 1.0, "rates": [1, {}], "on": True, "same": 0.5}
+    member = replace(member, record=member.record.model_copy(update={"config": config, "inputs": ()}))
+    compiled = {"kind": "prepare_data", "version": member.record.version, "inputs": {}}
+    compiled["config"] = {"rate": 1, "rates": [1, []], "on": 1, "same": 0.5}
+    params = tmp_path / params_file(RECIPE)
+    params.parent.mkdir(parents=True)
+    params.write_text(yaml.safe_dump({member.name: compiled}))
+    differences = identity_differences(Project(tmp_path), member)
+    assert differences == ["on: true -> 1", "rate: 1.0 -> 1", "rates[1]: {} -> []"]
 
 
 def placed(member, **placement):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import a_job, config_of, curve, dataset, publish, run
+from models import a_job, config_of, curve, dataset, killed_at, publish, run
 from rollout_lab import engine, roller
 from row_reading import read_rows
-from test_rlvr import ONE_THREAD, needs_sandbox, prompt
+from test_rlvr import ONE_THREAD, goes_on, needs_sandbox, prompt
 from test_source_model import corpus, llama  # noqa: F401, fixtures
 from test_templates import sourced  # noqa: F401, a fixture
 from tiny_models import make
@@ -169,22 +169,39 @@ def test_contexts_that_cannot_hold_all_turns_are_refused(tmp_path, policy):
     assert config_of("rlvr", **PLAN).longest_answer == 3 * 12 + 2 * 30
 
 
+def a_game(policy: Any, folder: Path, steps: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Path]]:
+    """Fields, inputs and files of a run in which the policy guesses numbers."""
+    game = folder / "guess.py"
+    game.write_text(PROGRAMS["guess"].replace("-0.1", "-len(answer) / 40"))  # the policy says no numbers
+    environment = {"path": "environments/mine.py", "max_turns": 2, "max_observation": 30, "arguments": {"highest": 9}}
+    fields = PLAN | {"environment": environment, "max_logprob_gap": 0.001, "steps": steps, "samples_per_prompt": 4}
+    rows = [prompt(number, None) for number in range(6)]
+    given = {"policy": {"sft": policy}, "prompts": {"pool": dataset(folder / "pool", "prompt", rows)}}
+    return fields, given, {"environments/mine.py": game}
+
+
 @pytest.mark.slow
 @needs_sandbox
 def test_a_game_trains_the_policy_on_what_it_sampled(policy, tmp_path):
-    game = tmp_path / "guess.py"
-    game.write_text(PROGRAMS["guess"].replace("-0.1", "-len(answer) / 40"))  # the policy says no numbers
-    environment = {"path": "environments/mine.py", "max_turns": 2, "max_observation": 30, "arguments": {"highest": 9}}
-    fields = PLAN | {"environment": environment, "max_logprob_gap": 0.001, "steps": 2, "samples_per_prompt": 4}
-    rows = [prompt(number, None) for number in range(6)]
-    given = {"policy": {"sft": policy}, "prompts": {"pool": dataset(tmp_path / "pool", "prompt", rows)}}
-    done = run(tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files={"environments/mine.py": game})
+    fields, given, files = a_game(policy, tmp_path, steps=2)
+    done = run(tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files)
     assert done["ok"], done
     rows = curve(a_job(tmp_path / "job"))
     assert all(row["turns"] > 1 and row["logprob_gap"] < 1e-4 and row["environment_seconds"] > 0 for row in rows), rows
     assert done["metrics"]["updates"] > 0
     shown = read_rows(tmp_path / "job" / "out" / "evidence" / "rollouts.jsonl")
     assert any(len(one) == 4 and one[2] == says("user", "Say a number.") for row in shown for one in row["conversations"])
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@needs_sandbox
+def test_a_killed_run_of_a_game_resumes_to_the_same_weights(policy, tmp_path, shared_engines):
+    fields, given, files = a_game(policy, tmp_path, steps=3)
+    done = shared_engines.run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
+    assert done["ok"], done
+    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files, checkpoint_every_steps=1)
+    goes_on(shared_engines, tmp_path / "job", fields, given, tmp_path / "whole", files)
 
 
 def test_the_calculator_of_the_manual_computes_and_forgives():

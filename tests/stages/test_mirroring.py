@@ -41,7 +41,7 @@ def store() -> Iterator[FaultyStore]:
         yield found
 
 
-@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.nightly)])
+@pytest.fixture(params=["s3", pytest.param("folder", marks=pytest.mark.nightly)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "folder":
         return f"file://{tmp_path}/store"

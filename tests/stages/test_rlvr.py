@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+from collections.abc import Collection
 from concurrent.futures import wait
 from contextlib import nullcontext
 from pathlib import Path
@@ -113,23 +114,35 @@ def test_sampler_and_trainer_agree_after_every_load(whole, policy):
     assert all(len(row["answers"]) == len(row["rewards"]) == 4 for row in shown)
 
 
-def kill_a_rank_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs) -> None:
-    """Starts the job and kills one of its ranks, once a checkpoint of the step is there."""
+def kill_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs, victim: str) -> None:
+    """Starts the job and kills its engine or one of its ranks, once a checkpoint of the step is there."""
     process = start_job(folder, "rlvr", fields, inputs, numerics, checkpoint_every_steps=1)
     until(lambda: (folder / "checkpoints" / f"step-{step:06d}").exists(), 300, alive=lambda: process.poll() is None)
-    rank = "\0".join(["", "-u", "-m", "pedigree.stages", str(folder), ""]).encode()
-    os.kill(next(pid for pid in processes_of(folder) if rank in b"\0" + Path(f"/proc/{pid}/cmdline").read_bytes()), signal.SIGKILL)
+    words = {
+        "engine": ["pedigree.stages.sampling.vllm_engine", str(process.pid)],
+        "rank": ["-u", "-m", "pedigree.stages", str(folder)],
+    }
+    of_it = "\0".join(["", *words[victim], ""]).encode()
+    os.kill(next(pid for pid in processes_of(folder) if of_it in b"\0" + Path(f"/proc/{pid}/cmdline").read_bytes()), signal.SIGKILL)
     assert process.wait(timeout=deadline(120)) == 1
     told = folder / "done.json"
     assert not told.exists() or json.loads(told.read_text())["cause"] in ("lost_engine", "collective")
     told.unlink(missing_ok=True)
 
 
-def goes_on(pool: Pool, folder: Path, fields: dict, inputs, undisturbed: Path, files: dict[str, Path] | None = None) -> None:
-    """To the end of a job that nobody interrupted."""
+def goes_on(
+    pool: Pool,
+    folder: Path,
+    fields: dict,
+    inputs,
+    undisturbed: Path,
+    files: dict[str, Path] | None = None,
+    resumed_from: Collection[str] = ("step-000002",),
+) -> None:
+    """To the end of a job that nobody interrupted, from one of these checkpoints."""
     done = pool.run(folder, "rlvr", fields, inputs, ONE_THREAD, files=files, checkpoint_every_steps=1)
     assert done["ok"], done
-    assert done["resumed_from"] in ("step-000001", "step-000002")  # a kill while it samples may come before the second is written
+    assert done["resumed_from"] in resumed_from
     assert weights(folder) == weights(undisturbed)
     assert done["metrics"] == json.loads((undisturbed / "done.json").read_text())["metrics"]
     evidence = Path("out/evidence/rollouts.jsonl")
@@ -175,8 +188,17 @@ def test_a_run_killed_while_it_samples_trains_on_the_recorded_answers(whole, inp
     recorded = FIELDS | {"replay": "recorded"}
     killed_at("answers kept", 47, tmp_path / "job", "rlvr", recorded, inputs, ONE_THREAD, checkpoint_every_steps=1)
     assert len((tmp_path / "job" / "rollouts" / "step-000002" / "answers.jsonl").read_text().splitlines()) == 16
-    goes_on(shared_engines, tmp_path / "job", recorded, inputs, whole[0])
+    either = ("step-000001", "step-000002")  # the kill may come before the second is written
+    goes_on(shared_engines, tmp_path / "job", recorded, inputs, whole[0], resumed_from=either)
     assert not (tmp_path / "job" / "rollouts").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_run_whose_engine_was_killed_resumes_to_the_same_weights(whole, inputs, tmp_path, shared_engines):
+    kill_after(2, tmp_path / "job", ONE_THREAD, FIELDS, inputs, "engine")
+    either = ("step-000002", "step-000003")  # the kill may come once the third step is sampled
+    goes_on(shared_engines, tmp_path / "job", FIELDS, inputs, whole[0], resumed_from=either)
 
 
 @pytest.mark.slow
@@ -185,7 +207,7 @@ def test_one_killed_rank_of_two_in_bf16_changes_nothing(inputs, tmp_path):
     fields, two = {**PPO, "dtype": "bf16", "max_logprob_gap": 0.2}, Numerics(threads=1, world_size=2)
     undisturbed = run_job(tmp_path / "whole", "rlvr", fields, inputs, two)
     assert undisturbed["ok"], undisturbed
-    kill_a_rank_after(1, tmp_path / "job", two, fields, inputs)
+    kill_after(1, tmp_path / "job", two, fields, inputs, "rank")
     done = run_job(tmp_path / "job", "rlvr", fields, inputs, two, checkpoint_every_steps=1)
     assert done["content"] == undisturbed["content"] and done["metrics"] == undisturbed["metrics"]
     rows = curve(a_job(tmp_path / "job"))
