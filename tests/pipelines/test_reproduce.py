@@ -270,7 +270,7 @@ def test_code_that_makes_another_stage_is_named_before_anything_runs(first, tmp_
     text = (clone.root / "stages/decontaminate/kind.py").read_text()
     clone.write("stages/decontaminate/kind.py", text.replace(f"version={version},", f"version={version + 1},"))
     said = clone.pedigree("reproduce", "lab/cleaner", "--here", code=1)
-    assert f"the code compiles it to a different stage: version {version} -> {version + 1}" in said
+    assert f"the code compiles it to a different stage: version: {version} -> {version + 1}" in said
     assert clone.verdicts() == {"raw": "not run", "suite": "not run", "clean": "different", "cleaner": "different"}
     assert clone.ran() == []
 
