@@ -53,7 +53,10 @@ def end_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
         for folder in record.folders:
             handle = launcher.find(folder)
             if handle is not None:
-                launcher.cancel(handle)
+                try:
+                    launcher.cancel(handle)
+                except PedigreeError as error:  # Slurm does not answer; the other jobs are ended all the same
+                    LOG.warning("%s", error)
         record.remove()
 
 
