@@ -69,7 +69,7 @@ def test_an_interrupted_run_says_so_and_numbers_that_are_none_are_null(fresh: Pr
         (told,) = fresh.document("jobs")[0]["jobs"]
         assert set(told) == {
             "address", "kind", "pid", "elsewhere", "host", "alive", "step", "total_steps", "numbers", "seconds_since_heartbeat",
-            "waited_for_by",
+            "waited_for_by", "waiting",
         }  # fmt: skip
         assert told["address"] == "lab/suite" and told["numbers"] == {"rows": None} and told["step"] > 0
         assert {stage["job"]["numbers"]["rows"] for stage in fresh.document("status", "lab")[0]["stages"] if stage["job"]} == {None}
