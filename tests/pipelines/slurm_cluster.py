@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from waiting import until
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2", "libhwloc15", "liblua5.1-0")
@@ -60,7 +61,10 @@ def _programs() -> tuple[Path, dict[str, str]]:
     with (root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (root / "whole").exists():
-            subprocess.run(["apt-get", "--quiet=2", "download", *PACKAGES], cwd=root, check=True, capture_output=True, text=True)
+            try:
+                subprocess.run(["apt-get", "--quiet=2", "download", *PACKAGES], cwd=root, check=True, capture_output=True, text=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                pytest.skip(f"Slurm is not installed, and its packages cannot be had: {error}")
             for package in root.glob("*.deb"):
                 subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
                 package.unlink()
