@@ -57,7 +57,9 @@ def attempts(lab: Lab, stage: str) -> list[str]:
 
 @pytest.mark.proves("placement.launcher")
 def test_a_recipe_runs_in_the_queue_and_beside_it_and_leaves_the_same_bytes(lab: Lab, cluster: Cluster, tmp_path: Path) -> None:
+    lab.edit("configs/execution/lab.yaml", "launcher: {type: slurm}", "launcher: {type: slurm, setup: [echo $SLURM_JOB_NAME >> prepared]}")
     assert outcomes(lab) == DONE
+    assert sorted((lab.root / "prepared").read_text().split()) == ["lab/clean", "lab/cleaner", "lab/raw"]
     ran = sorted(cluster.ask("squeue", "--noheader", "--me", "--states=all", "--format=%j %T").splitlines())
     assert ran == ["lab/clean COMPLETED", "lab/cleaner COMPLETED", "lab/raw COMPLETED"]
     assert "launcher" not in read(lab, "raw", "run.json")["placement"]
