@@ -43,6 +43,8 @@ QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "
 ACTIVE = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING")
 AWAY = ("Unable to contact", "Socket timed out", "Connection refused", "timed out")
 """Of a client's message: the controller may or may not have accepted the job."""
+NEVER = ("PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS")
+"""Reasons of a pending job that waiting does not remove."""
 ENDS = {
     "TIMEOUT": ("preempted", "Slurm ended the job at its time limit"),
     "DEADLINE": ("timeout", "Slurm ended the job at its deadline"),
@@ -220,10 +222,22 @@ def _result(scratch: Path) -> bool | None:
     return None if done is None else done.ok
 
 
-def problem_of(numerics: Numerics, slots: int, launcher: Slurm) -> str | None:
-    """Why Slurm would reject a job; None if it would queue it, or its controller does not answer."""
-    answer = _run("sbatch", "--test-only", *resources(numerics, slots), *launcher.options, "--wrap=true")
-    return _message(answer) if answer.returncode and not _away(answer) else None
+def problem_of(wanted: tuple[str, ...]) -> str | None:
+    """Why Slurm would reject a job with these options, or never start it; None also if its controller does not answer.
+
+    Slurm's own test takes nodes that are down or drained for missing, although it queues jobs for them. So a job that the test refuses is
+    submitted, with nothing to do, and canceled: the reason why it is pending tells the two apart.
+    """
+    tested = _run("sbatch", "--test-only", *wanted, "--wrap=true")
+    if not tested.returncode or _away(tested):
+        return None
+    answer = _run("sbatch", "--parsable", "--output=/dev/null", "--job-name=pedigree-test", *wanted, "--wrap=true")
+    if answer.returncode:
+        return None if _away(answer) else _message(answer)
+    number = answer.stdout.strip().partition(";")[0]
+    reason = _run("squeue", "--noheader", "--format=%r", f"--jobs={number}").stdout.strip()
+    _run("scancel", number)
+    return f"{_message(tested)} ({reason})" if reason in NEVER else None
 
 
 def resources(numerics: Numerics, slots: int) -> list[str]:

@@ -98,13 +98,14 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
         ConfigError: every such stage, with the remedy.
     """
     found, problems = list[tuple[Node, str]](), dict[str, str | None]()
-    nodes = _of(run.graph, due)
+    nodes, ask_slurm = _of(run.graph, due), cache(slurm.problem_of)
     for node in nodes:
         numerics, placement = run.execution.of(node.kind, node.name)
         kind = node.declaration
         computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
         if placement.launcher.type == "slurm":
-            if node.address not in cached() and (problem := slurm.problem_of(numerics, placement.slots, placement.launcher)):
+            wanted = (*slurm.resources(numerics, placement.slots), *placement.launcher.options)
+            if node.address not in cached() and (problem := ask_slurm(wanted)):
                 found.append((node, f"Slurm would reject this job: {problem}"))
         elif computes and numerics.device == "cuda" and not has_gpu():
             found.append((node, "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.events import StageWaiting
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.scratch_state import Handle
+from pedigree.pipelines.jobs.slurm import problem_of
 from pedigree.pipelines.run.ensure import Result, ensure
 from pedigree.pipelines.run.runs import run_graph
 
@@ -69,38 +71,62 @@ def test_a_recipe_runs_in_the_queue_and_beside_it_and_leaves_the_same_bytes(lab:
         assert read(local, stage, "record.json")["content"] == read(lab, stage, "record.json")["content"]
 
 
-def test_what_slurm_would_reject_is_refused_before_the_run(lab: Lab) -> None:
-    lab.edit("configs/execution/lab.yaml", "{type: slurm}", "{type: slurm, options: [--partition=nowhere]}")
+@pytest.mark.parametrize(
+    ("placement", "why"),
+    [
+        ("slots: 1, launcher: {type: slurm, options: [--partition=nowhere]}", "invalid partition specified: nowhere"),
+        ("slots: 9, launcher: {type: slurm}", "Requested node configuration is not available (PartitionConfig)"),
+    ],
+)
+def test_what_slurm_would_reject_or_never_start_is_refused_before_the_run(lab: Lab, cluster: Cluster, placement: str, why: str) -> None:
+    lab.edit("configs/execution/lab.yaml", "\nslots: 2", "\nslots: 9")
+    lab.edit("configs/execution/lab.yaml", "slots: 1, launcher: {type: slurm}", placement)
     said = Command(lab)("run", "lab", code=2)
-    assert "lab: stages raw, clean, cleaner: Slurm would reject this job: invalid partition specified: nowhere" in said
-    assert not lab.runs()
+    assert f"lab: stages raw, clean, cleaner: Slurm would reject this job: {why}" in said
+    assert not lab.runs() and not cluster.ask("squeue", "--noheader", "--me")
+
+
+@contextmanager
+def drained(cluster: Cluster) -> Iterator[None]:
+    """No node takes a job."""
+    cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
+    try:
+        yield
+    finally:
+        cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
+        until(lambda: cluster.ask("sinfo", "--noheader", "--format=%T").split() == ["idle"])
+
+
+def test_a_job_that_waits_for_nodes_to_come_back_is_no_problem(cluster: Cluster) -> None:
+    with drained(cluster):
+        assert problem_of(("--nodes=2",)) is None
+        assert not cluster.ask("squeue", "--noheader", "--me")
 
 
 def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(lab: Lab, cluster: Cluster) -> None:
     lab.edit("configs/execution/lab.yaml", "heartbeat_timeout_s: 120", "heartbeat_timeout_s: 1, timeout_s: 1")
-    cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
     seen: list[str] = []
     cancelled = threading.Event()
     run = lab.run(cancelled=cancelled)
     run.watch = lambda event: seen.append(event.detail) if isinstance(event, StageWaiting) else None
     ends: list[object] = []
     thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
-    thread.start()
-    try:
-        until(lambda: any(text.startswith("in Slurm's queue as job ") for text in seen))
-        (queued,) = [job for job in live_jobs(lab.project) if job.address == "lab/raw"]
-        assert queued.handle and not queued.elsewhere
-        token = queued.handle.told["token"]
-        until(lambda: cluster.has_saved(token))  # else it forgets the job
-        cluster.kill("controller")
-        until(lambda: seen[-1] == "for Slurm's controller to answer")
-        cluster.start_controller()
-        until(lambda: seen[-1].startswith("in Slurm's queue as job "))
-        assert thread.is_alive()  # for longer than both limits
-    finally:
-        cancelled.set()
-        thread.join(deadline(60))
-        cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
+    with drained(cluster):
+        thread.start()
+        try:
+            until(lambda: any(text.startswith("in Slurm's queue as job ") for text in seen))
+            (queued,) = [job for job in live_jobs(lab.project) if job.address == "lab/raw"]
+            assert queued.handle and not queued.elsewhere
+            token = queued.handle.told["token"]
+            until(lambda: cluster.has_saved(token))  # else it forgets the job
+            cluster.kill("controller")
+            until(lambda: seen[-1] == "for Slurm's controller to answer")
+            cluster.start_controller()
+            until(lambda: seen[-1].startswith("in Slurm's queue as job "))
+            assert thread.is_alive()  # for longer than both limits
+        finally:
+            cancelled.set()
+            thread.join(deadline(60))
     assert not cluster.ask("squeue", "--noheader", "--me") and "raw" not in lab.runs()
 
 
@@ -114,8 +140,7 @@ def test_a_killed_job_resumes_from_its_checkpoint(lab: Lab, cluster: Cluster) ->
 
 def test_a_run_that_was_killed_finds_its_job_again(lab: Lab, cluster: Cluster) -> None:
     lab.knobs(raw={"hold": "go"})
-    command = Command(lab).start("run", "lab")
-    until((lab.root / "go.waiting").exists, alive=lambda: command.poll() is None)
+    command = Command(lab).until("run", "lab", ready=(lab.root / "go.waiting").exists)
     command.kill()
     command.communicate()
     assert ("lab/raw", False) in [(job.address, job.elsewhere) for job in live_jobs(lab.project)]
