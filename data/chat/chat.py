@@ -13,7 +13,9 @@ that receives text may merge with the template's.
 Template arguments are values for further variables of a template, such as `enable_thinking`. Sampling and training use the same ones.
 """
 
+import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +28,12 @@ from pedigree.data.records.records import Message, ended, texts_within
 
 HALF_CHARACTER = "\ufffd"
 """Decoding of a character whose last bytes were cut off."""
+TOKENIZERS = {
+    "llama": ("TokenizersBackend", "GPT2Tokenizer", "LlamaTokenizer"),
+    "qwen2": ("Qwen2Tokenizer",),
+    "qwen3": ("Qwen2Tokenizer",),
+}
+"""Type of a model → classes of tokenizers that `AutoTokenizer` takes where tokenizer_config.json names them."""
 
 
 class Piece(NamedTuple):
@@ -55,11 +63,8 @@ class Chat:
             ChatError: there is no template, the assistant's turns cannot be found in what it renders or do not end, BOS is doubled, the
                 tokens do not decode to the text, or tokenizing the pieces differs from tokenizing the whole.
         """
-        with uncollected():
-            from transformers import AutoTokenizer
-
         self.folder = Path(model_folder)
-        tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        tokenizer = tokenizer_class(self.folder).from_pretrained(self.folder, local_files_only=True)
         self.tokenizer: Any = tokenizer
         if not tokenizer.chat_template:
             raise ChatError(f"{self.folder} has no chat template: name one of Pedigree's as `chat_template` of its source_model stage")
@@ -282,6 +287,19 @@ class Chat:
                 "space, or a token across the boundary): use a tokenizer without prefix space and a template that ends turns with "
                 "special tokens"
             )
+
+
+def tokenizer_class(folder: Path) -> Any:
+    """The class that `AutoTokenizer` takes for a folder, or `AutoTokenizer`, which imports torch and most of transformers: eight seconds
+    of every job that samples, counts tokens or asks a judge, and needs neither."""
+    with uncollected():
+        import transformers
+
+        with suppress(OSError, ValueError, LookupError, TypeError):  # `AutoTokenizer` reports what is wrong with these files
+            config, own = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer_config.json"))
+            if "auto_map" not in own and own["tokenizer_class"] in TOKENIZERS[config["model_type"]]:
+                return getattr(transformers, own["tokenizer_class"])
+        return transformers.AutoTokenizer
 
 
 def has_calls(messages: Sequence[Message]) -> bool:

@@ -272,10 +272,14 @@ def model_context(model_folder: Path) -> int:
     Raises:
         StageError: the config does not specify it, e.g. for a model without positions.
     """
-    from transformers import AutoConfig
+    given = json.loads((model_folder / "config.json").read_text())
+    composite = any(isinstance(part, dict) and "model_type" in part for part in given.values())
+    found = None if composite else given.get("max_position_embeddings")
+    if found is None:
+        from transformers import AutoConfig  # imports torch
 
-    config = AutoConfig.from_pretrained(model_folder, local_files_only=True, trust_remote_code=False).get_text_config()
-    found = getattr(config, "max_position_embeddings", None)
+        config = AutoConfig.from_pretrained(model_folder, local_files_only=True, trust_remote_code=False).get_text_config()
+        found = getattr(config, "max_position_embeddings", None)
     if not isinstance(found, int):
         raise StageError(f"{model_folder}/config.json does not specify max_position_embeddings, so the model's context is unknown")
     return found

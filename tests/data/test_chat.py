@@ -1,10 +1,11 @@
+import json
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pedigree.data.chat.chat import Chat
+from pedigree.data.chat.chat import TOKENIZERS, Chat, tokenizer_class
 from pedigree.data.chat.chat_template import PROBE, ChatError
 
 CHATML = (Path(__file__).parents[2] / "configs" / "templates" / "chatml.jinja").read_text()
@@ -35,6 +36,31 @@ def save_tokenizer(
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory) -> Chat:
     return Chat(save_tokenizer(tmp_path_factory.mktemp("model")))
+
+
+@pytest.mark.parametrize(("model", "named"), [(model, named) for model, classes in TOKENIZERS.items() for named in classes])
+def test_a_tokenizer_is_the_one_that_transformers_would_choose(tmp_path, model, named):
+    folder = save_tokenizer(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"model_type": model}))
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    chosen, ours = AutoTokenizer.from_pretrained(folder), tokenizer_class(folder)
+    assert ours is type(chosen)
+    assert ours.from_pretrained(folder).backend_tokenizer.to_str() == chosen.backend_tokenizer.to_str()
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("qwen2", {"tokenizer_class": "TokenizersBackend"}),
+        ("llama", {"auto_map": {}, "tokenizer_class": "TokenizersBackend"}),
+        ("llama", {}),
+    ],
+)
+def test_where_the_named_class_does_not_decide_transformers_chooses(tmp_path, model, settings):
+    for name, content in (("config.json", {"model_type": model}), ("tokenizer_config.json", settings)):
+        (tmp_path / name).write_text(json.dumps(content))
+    assert tokenizer_class(tmp_path) is AutoTokenizer
 
 
 def marked(*marks):

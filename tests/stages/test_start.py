@@ -33,6 +33,19 @@ def test_jobs_that_handle_rows_load_no_engine(counting):
     assert modules and not loaded_after(f"import pedigree.stages.__main__, {', '.join(modules)}") & heavy
 
 
+@pytest.mark.parametrize("kind", ["sample", "evaluate", "judge", "synthesize"])
+def test_a_job_that_asks_an_engine_leaves_torch_to_the_engine(kind, policy):
+    loaded = loaded_after(f"""
+from pathlib import Path
+import pedigree.stages.__main__, pedigree.stages.{kind}.run
+from pedigree.data.chat.chat import Chat
+from pedigree.stages.sampling.sampler import model_context
+folder = Path({str(policy.payload)!r})
+assert Chat(folder).prompt([{{"role": "user", "content": "What is 1 + 1?"}}]) and model_context(folder) == 128
+""")
+    assert "transformers" in loaded and not loaded & {"torch", "vllm", "accelerate", "great_expectations", "s3fs"}
+
+
 @pytest.mark.slow
 def test_a_job_that_trains_loads_no_compiler_no_sampler_and_no_hub(tmp_path):
     """torch's compiler alone is a quarter of the start; DeepSpeed would load it for an optimizer that nobody asked for."""
