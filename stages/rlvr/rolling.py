@@ -130,6 +130,7 @@ class Roller:
         config, size = self.config, self.config.samples_per_prompt
 
         def answer(drawn: list[tuple[dict[str, Any], list[int], int]], samples: int, sampling: Sampling) -> list[Rollout]:
+            self.job.doing("sampling")
             talks = self._begun(drawn, step)
             verdicts: dict[int, Future[Outcome]] = {}
 

@@ -84,6 +84,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 lag = refuse_stale([rollout.answer for rollout in rollouts], state["recent"], max_staleness(config), step)
                 learning = replace(learner, max_gap=math.inf) if lag else learner
                 samples = training_samples(rollouts, config)
+                job.doing("training")
                 done = update_policy(learning, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
                 with clock.waiting():
                     pace.before_load()
