@@ -99,7 +99,8 @@ def _follow(command: "subprocess.Popen[bytes]", last: deque[bytes], job: Job) ->
             *lines, line = (line + read).split(b"\n")
             last.extend(filter(bytes.strip, lines))
             line = line[-WIDTH:]  # of a bar of progress, which is one long line
-            job.doing(DOING)
+            if read:
+                job.doing(DOING)
         elif ended:  # what still has the pipe is killed with the group
             last.extend(filter(bytes.strip, [line]))
             return
