@@ -16,7 +16,7 @@ from pedigree.configs.base.mistakes import nearest
 from pedigree.configs.base.paths import RelativePath
 from pedigree.configs.rows.row_sources import Licensed
 
-OUTPUT = "output"
+OUTPUT, CHECKPOINT = "output", "checkpoint"
 NAME = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
 """A name that a folder replaces: `{output}` or an input's label. `${HOME}` is left to the shell."""
 
@@ -35,7 +35,9 @@ class External(Licensed):
     [layout](../layouts.md) of these rows; or, for `report`, a file `metrics.json` with numbers by name, which may be nested."""
     resume: Many[str] | None = None
     """For programs that resume from checkpoints in `{output}`: arguments to append to the command after an attempt that ended early, in
-    whose output it then continues. `[]` if it looks for checkpoints by itself. By default each attempt starts with an empty folder."""
+    whose output it then continues. `{checkpoint}` is replaced by the newest folder `checkpoint-N` there with a `trainer_state.json`, which
+    transformers' trainer writes last. `[]` if the program looks for checkpoints by itself. By default, and without such a checkpoint, an
+    attempt starts with an empty folder."""
     rehearse: Many[str] = Field(default=(), exclude=True)
     """Arguments to append to the command in rehearsals, e.g. `[--max_steps, "2"]`."""
 
@@ -79,11 +81,12 @@ def external_problem(config: External, arrived: Arrived) -> str | None:
     """Why the command and the inputs do not go together."""
     labels = [label for given in arrived.values() for label in given]
     known = [*labels, OUTPUT]
-    named = {name for word in (*config.command, *(config.resume or ()), *config.rehearse) for name in NAME.findall(word)}
+    named = {name for word in (*config.command, *config.rehearse) for name in NAME.findall(word)}
+    resumed = {name for word in config.resume or () for name in NAME.findall(word)} - {CHECKPOINT}
     for label in labels:
-        if known.count(label) > 1:
+        if known.count(label) > 1 or label == CHECKPOINT:
             return f"two folders of the command would be {{{label}}}: give the input another label, `{{LABEL: STAGE}}`"
-    for name in sorted(named - {*known}):
+    for name in sorted((named | resumed) - {*known}):
         folders = ", ".join(f"{{{one}}}" for one in known)
         return f"the command names {{{name}}}, which is not an input: write one of {folders}{nearest(name, known)}"
     for label in labels:

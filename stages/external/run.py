@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pedigree.configs.base.kind import MODELS
-from pedigree.configs.methods.external import OUTPUT, External, filled, missing_program, title_of
+from pedigree.configs.methods.external import CHECKPOINT, NAME, OUTPUT, External, filled, missing_program, title_of
 from pedigree.configs.rows.row_sources import Files
 from pedigree.configs.rows.source_models import SourceModel
 from pedigree.data.artifacts.artifacts import read_json, write_json, write_rows
@@ -52,18 +52,20 @@ def run(config: External, inputs: Inputs, job: Job) -> dict[str, Any]:
     if problem := missing_program(config, environment):
         raise StageError(problem)
     output, words = job.folder / OUTPUT, config.command
-    if config.resume is not None and output.is_dir() and any(output.iterdir()):
-        words += config.resume
-        job.resumed_from = f"{OUTPUT} of an earlier attempt"
-    else:
+    with job.busy("copying inputs"):
+        folders = given(inputs, job.folder / "given") | {OUTPUT: str(output)}
+        work = copied(config, job)
+    reached = reached_in(output, config)
+    if reached is None:
         shutil.rmtree(output, ignore_errors=True)
         output.mkdir()
-    with job.busy("copying inputs"):
-        folders = given(inputs, job.folder / "given")
-        work = copied(config, job)
+    else:
+        words += config.resume or ()
+        folders[CHECKPOINT] = str(reached)
+        job.resumed_from = f"{reached.relative_to(job.folder)} of an earlier attempt"
     named = variables(environment)
     job.command_environment = packages(named)
-    run_command(filled(words, folders | {OUTPUT: str(output)}), work, named, job)
+    run_command(filled(words, folders), work, named, job)
     if not any(output.iterdir()):
         raise StageError(f"the command ended without an error, but wrote nothing to {{{OUTPUT}}}: check where it writes")
     job.note(f"made by an external command ({title_of(config.model_dump())}), of which only the form of its output was checked")
@@ -74,6 +76,16 @@ def run(config: External, inputs: Inputs, job: Job) -> dict[str, Any]:
             return numbers_in(output, job)
         case rows:
             return rows_in(output, rows, title_of(config.model_dump()), job)
+
+
+def reached_in(output: Path, config: External) -> Path | None:
+    """What an earlier attempt left to resume from: its newest checkpoint if the command names that, else its output."""
+    if config.resume is None or not output.is_dir():
+        return None
+    if not any(CHECKPOINT in NAME.findall(word) for word in config.resume):
+        return output if any(output.iterdir()) else None
+    found = [path.parent for path in output.glob("checkpoint-*/trainer_state.json") if path.parent.name.rpartition("-")[2].isdigit()]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def given(inputs: Inputs, place: Path) -> dict[str, str]:

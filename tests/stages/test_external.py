@@ -150,6 +150,16 @@ def test_a_command_that_is_stopped_may_finish_its_checkpoint_and_resumes_from_it
     assert job.resumed_from == "output of an earlier attempt"
 
 
+def test_the_newest_complete_checkpoint_of_a_trainer_is_named(tmp_path):
+    words = ["bash", "-c", "echo '{\"step\": '${0##*-}'}' > {output}/metrics.json"]
+    config = config_of("external", command=words, output="report", resume=["{checkpoint}"])
+    for number, name in ((9, "trainer_state.json"), (10, "trainer_state.json"), (11, "model.safetensors")):
+        write_text(tmp_path / f"output/checkpoint-{number}/{name}", "{}")
+    job = a_job(tmp_path)
+    assert external.run(config, {}, job)["measured"] == {"step": 10}
+    assert job.resumed_from == "output/checkpoint-10 of an earlier attempt"
+
+
 def test_without_resume_each_attempt_begins_with_an_empty_folder(tmp_path):
     for words in (
         "touch {output}/rest; exit 1",
