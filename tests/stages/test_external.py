@@ -112,6 +112,7 @@ def test_what_is_wrong_with_a_command_is_told(tmp_path, config, message):
     assert not (tmp_path / "out/payload/model.safetensors").exists()
 
 
+@pytest.mark.proves("placement.environment")
 def test_another_environment_is_first_on_the_path_and_its_packages_are_recorded(tmp_path):
     program = tmp_path / "venv/bin/python"
     write_text(program, '#!/bin/sh\necho \'{"python": "3.9.1", "libraries": {"other": "1.0"}}\'\n')
