@@ -111,6 +111,7 @@ def finish(spec: JobSpec, job: Job, metrics: dict[str, Any]) -> None:
     code = spec.fingerprint.model_dump() if spec.fingerprint else fingerprint(spec.kind)
     made["made_by"] = {"fingerprint": code, "environment": environment(), "hardware": hardware()}
     made["made_by"]["numerics"] = job.numerics.model_dump(mode="json")
+    made["made_by"] |= {"command_environment": job.command_environment} if job.command_environment else {}
     end(job, ok=True, seen={name: found.as_json() for name, found in seen.items()}, **made)
 
 

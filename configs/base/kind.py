@@ -70,7 +70,7 @@ class Kind:
 
     # lineage
     trains_on: frozenset[str] = frozenset()
-    """Ports whose rows reach a gradient: the decontamination gate guards them."""
+    """Ports whose rows reach a gradient if the output is a model: the decontamination gate guards them."""
     frozen: bool = False
     """Its models are final or come from outside the recipe, so that unseen suites may measure them."""
     unchecked: bool = False
@@ -128,7 +128,7 @@ class Kind:
     @property
     def trains(self) -> bool:
         """Whether its output is a model trained from the one at the port `policy`."""
-        return bool(self.trains_on)
+        return bool(self.trains_on) and "policy" in self.inputs
 
     def opens_engines(self, config: Any) -> bool:
         """Whether a stage starts as many engines, or copies of a frozen model, as its placement specifies."""

@@ -251,6 +251,9 @@ class Placement(Frozen):
     endpoint_retries: int = Field(default=5, ge=0)
     """Retries of a request to an endpoint after a transient failure. The delay doubles from one second up to a minute, or follows the
     server's `Retry-After`."""
+    environment: str | None = Field(default=None, min_length=1)
+    """Folder of the Python environment whose programs `external` stages run, e.g. `~/envs/axolotl` or, relative to the project,
+    `.venv-trl`; by default that of Pedigree. The packages that it has are recorded, the path is not."""
     launcher: Annotated[Local | Slurm, Field(discriminator="type")] = Local()
     """Where jobs start: `{type: local}`, or `{type: slurm, options: [...]}` (docs/slurm.md)."""
     checkpoint_url: StoreUrl | None = None

@@ -152,7 +152,7 @@ class Page:
     @property
     def facts(self) -> list[tuple[str, str]]:
         built = [stage for stage in self.stages if stage.artifact]
-        models = [stage for stage in built if stage.node.declaration.trains_on]
+        models = [stage for stage in built if stage.node.trains_on]
         seconds = [stage.seconds for stage in built if stage.seconds is not None]
         rows = sum(int(stage.metrics.get("rows", 0) or 0) for stage in self._cleaned(built))
         facts = [("stages built", f"{len(built)} of {len(self.stages)}"), ("models trained", str(len(models)))]

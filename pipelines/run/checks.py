@@ -11,6 +11,7 @@ from http import HTTPStatus
 from http.client import HTTPException
 from importlib.util import find_spec
 from itertools import accumulate
+from pathlib import Path
 
 from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.installation import missing
@@ -19,6 +20,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node, shown_name
+from pedigree.configs.methods.external import External, missing_program
 from pedigree.configs.methods.language_model import endpoints, key_variable
 from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
@@ -107,6 +109,9 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
             wanted = (*slurm.resources(numerics, placement.slots), *placement.launcher.options)
             if node.address not in cached() and (problem := ask_slurm(wanted)):
                 found.append((node, f"Slurm would reject this job: {problem}"))
+        elif isinstance(node.config, External):
+            environment = run.project.root / Path(placement.environment).expanduser() if placement.environment else None
+            found += [(node, problem)] if (problem := missing_program(node.config, environment)) else []
         elif computes and numerics.device == "cuda" and not has_gpu():
             found.append((node, "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"))
         servers = {by.base_url: _unanswering for by in endpoints(node.config)}
