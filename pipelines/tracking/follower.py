@@ -27,7 +27,6 @@ from pedigree.pipelines.tracking.mlflow_runs import MlflowRun
 from pedigree.pipelines.tracking.prometheus_file import PrometheusFile
 from pedigree.pipelines.tracking.tensorboard_runs import TensorBoardRun
 from pedigree.pipelines.tracking.tracked_stage import Curve, Row, TrackedStage, TrackerRun, rows_of
-from pedigree.pipelines.tracking.tracking import END_S
 from pedigree.pipelines.tracking.wandb_runs import WandbRun
 
 POLL_S = 1.0
@@ -116,31 +115,31 @@ class Curves:
 
 
 def follow(events: BinaryIO, place: int, say: Callable[[str], None]) -> None:
-    """Report a run until it ends, or until its process has died. `say` is told once that the tracker fails."""
+    """Report a run until it ends, or until its process has died. `say` gets a notice when the tracker begins to fail."""
     header = json.loads(events.readline())
     tracker: Tracker = TypeAdapter(Tracker).validate_python(header["trackers"][place])
     reported = PrometheusFile(tracker, header) if isinstance(tracker, Prometheus) else Curves(Project(Path.cwd()), tracker)
-    runner, away, over = os.getppid(), False, 0.0
+    runner, away, ended = os.getppid(), False, False
     while True:
-        ended = os.getppid() != runner
+        ended = ended or os.getppid() != runner
         for line in map(json.loads, events):  # each is written at once
             if line.get("ended"):
                 ended = True
             else:
                 reported.take(line)
-        over = over or (time.monotonic() if ended else 0.0)
+        failing = away
         try:
-            reported.poll(bool(over))
+            reported.poll(ended)
             away = False
         except Exception as error:  # boundary: whatever fails in a tracker or its library
             traceback.print_exc()
-            if not away:
+            if not failing:
                 reason = (str(error).strip().splitlines() or [""])[0]
                 say(f"tracker {tracker.type}: {type(error).__name__}: {reason}; the run continues without it")
             away = True
-        if over and (not away or time.monotonic() - over > END_S):
+        if ended and (failing or not away):
             return
-        time.sleep(AWAY_S if away and not over else POLL_S)
+        time.sleep(AWAY_S if away and not ended else POLL_S)
 
 
 def main() -> None:

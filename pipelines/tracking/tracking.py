@@ -105,7 +105,7 @@ def _pass_on(run: RunContext, process: "subprocess.Popen[str]") -> None:
 
 def _wait(run: RunContext, followers: "list[subprocess.Popen[str]]") -> None:
     """Wait until all followers have ended, and end those that do not."""
-    until = time.monotonic() + END_S + 1  # their own limit is END_S
+    until = time.monotonic() + END_S
     try:
         for follower, tracker in zip(followers, run.execution.trackers, strict=True):
             with suppress(subprocess.TimeoutExpired):

@@ -20,7 +20,7 @@ class WandbRun:
             id=stage.id, resume="allow" if tracker.mode == "online" else None, reinit="create_new", settings=settings,
             name=stage.address, group=stage.recipe, job_type=stage.kind, config=dict(stage.config),
         )  # fmt: skip
-        self.place = self._run.url or self._run.dir
+        self.place = str(self._run.url if tracker.mode == "online" else self._run.dir)
 
     def log(self, rows: list[Row]) -> None:
         for step, numbers in rows:

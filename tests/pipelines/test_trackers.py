@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import struct
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -49,26 +50,30 @@ def boards(root: Path) -> tuple[list[list[int]], str]:
     return steps, texts
 
 
-def wandb_records(root: Path) -> Iterator[tuple[str, Any]]:
-    from wandb.proto import wandb_internal_pb2  # pyright: ignore[reportMissingImports]
-    from wandb.sdk.internal.datastore import DataStore  # pyright: ignore[reportMissingImports]
+def wandb_records(path: Path) -> Iterator[Any]:
+    """Records of an offline run, stored like LevelDB's log: blocks of 32 KiB, each fragment with checksum, length and type."""
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
 
-    for path in sorted((root / ".pedigree/wandb").glob("offline-run-*/*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            yield path.stem, record
+    stored, place, record = path.read_bytes(), 7, b""
+    while place + 7 <= len(stored):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+        _, length, kind = struct.unpack_from("<IHB", stored, place)
+        record += stored[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield Record.FromString(record)
+            record = b""
 
 
 def wandb_runs(root: Path) -> tuple[list[list[int]], str]:
     """Offline folders of one run have one ID, by which `wandb sync` joins them."""
     steps, texts = dict[str, list[int]](), ""
-    for name, record in wandb_records(root):
-        if record.HasField("history") and any("rows" in (item.key, *item.nested_key) for item in record.history.item):
-            steps.setdefault(name, []).append(record.history.step.num)
-        texts += str(record.run.config) + str(record.summary)
+    for path in sorted((root / ".pedigree/wandb").glob("offline-run-*/*.wandb")):
+        for record in wandb_records(path):
+            if any("rows" in (item.key, *item.nested_key) for item in record.history.item):
+                steps.setdefault(path.stem, []).append(record.history.step.num)
+            texts += str(record.run.config)
     return [*steps.values()], texts.replace("\\", "")
 
 
