@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,8 +29,8 @@ END_S = 30.0
 
 
 @contextmanager
-def tracked(run: RunContext) -> Iterator[None]:
-    """Report the block's run to the trackers of its profile."""
+def tracked(run: RunContext, selection: Collection[str] | None) -> Iterator[None]:
+    """Report the block's run of the selected stages (default: all) to the trackers of its profile."""
     if not run.execution.trackers:
         yield
         return
@@ -38,7 +38,7 @@ def tracked(run: RunContext) -> Iterator[None]:
     logs.mkdir(parents=True, exist_ok=True)
     watch = run.watch
     with NamedTemporaryFile("w", dir=logs, prefix="events-", suffix=".jsonl") as events:
-        written = _Events(run, events)
+        written = _Events(run, selection, events)
         followers = [_started(run, place, Path(events.name), logs) for place in range(len(run.execution.trackers))]
         run.watch = written.watch
         try:
@@ -52,11 +52,12 @@ def tracked(run: RunContext) -> Iterator[None]:
 class _Events:
     """The file of states, which each thread of the run extends."""
 
-    def __init__(self, run: RunContext, stream: IO[str]) -> None:
+    def __init__(self, run: RunContext, selection: Collection[str] | None, stream: IO[str]) -> None:
         self._stream, self._watch, self._writing = stream, run.watch, threading.Lock()
-        self._views = {address: StageView() for address in run.graph.nodes}
-        self._tracked = {address for address, node in run.graph.nodes.items() if node.declaration.curve or node.output == "scores"}
-        slots = {address: run.execution.of(node.kind, node.name)[1].slots for address, node in run.graph.nodes.items()}
+        chosen = [node for address, node in run.graph.nodes.items() if selection is None or address in selection]
+        self._views = {node.address: StageView() for node in chosen}
+        self._tracked = {node.address for node in chosen if node.declaration.curve or node.output == "scores"}
+        slots = {node.address: run.execution.of(node.kind, node.name)[1].slots for node in chosen}
         trackers = [tracker.model_dump(mode="json") for tracker in run.execution.trackers]
         self.append({"recipe": run.graph.recipe, "slots": run.execution.slots, "stages": slots, "trackers": trackers})
 
@@ -67,7 +68,7 @@ class _Events:
 
     def watch(self, event: RunEvent) -> None:
         """Write a stage's state if it has changed, and pass the event on."""
-        if not isinstance(event, Notice | RunEnded | StageProgressed):
+        if not isinstance(event, Notice | RunEnded | StageProgressed) and event.address in self._views:
             with self._writing:
                 before = self._views[event.address]
                 view = self._views[event.address] = before.after(event)
