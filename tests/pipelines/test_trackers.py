@@ -113,7 +113,7 @@ def test_an_interrupted_stage_continues_its_run_without_doubled_steps(tmp_path: 
     for expected in (record["key"], record["inputs"][0]["producer"], schedule):
         assert expected in texts
     assert not logged.exists()
-    assert f"\n{kind}: " in (lab.root / ".pedigree/logs/lab/sft.log").read_text()
+    assert re.search(f"^{kind}: ", (lab.root / ".pedigree/logs/lab/sft.log").read_text(), re.MULTILINE)
 
 
 def test_a_tracker_that_fails_is_a_single_notice(tmp_path: Path) -> None:
