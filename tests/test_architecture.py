@@ -64,6 +64,7 @@ ROOMS = {
         "lineage",  # what it was made from, and whether that is so
         "estimate",  # what it will need
         "jobs",  # one running job
+        "tracking",  # what shows it elsewhere
         "maintain",  # what is deleted, or would be made again without a row
         "run",  # one stage, one recipe
         "publish",
@@ -108,7 +109,10 @@ DOORS = {
     "huggingface_hub": "data/sources/hub.py",
     "huggingface_hub.repocard_data": "pipelines/publish/card.py",
     "packaging": {"configs/base/licenses.py", "pipelines/cli/doctor.py"},  # licenses, and markers of the lock
+    "mlflow": "pipelines/tracking/mlflow_runs.py",
     "model_signing": "pipelines/publish/signing.py",
+    "tensorboard": "pipelines/tracking/tensorboard_runs.py",
+    "wandb": "pipelines/tracking/wandb_runs.py",
     "httpx": {"stages/sampling/endpoint.py", "pipelines/deployments.py"},  # the second for the errors that Prefect's client raises
 }
 HEAVY = {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "datasets", "numba", "numpy", "pandas"}

@@ -32,7 +32,7 @@ from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.published import Published
 from pedigree.configs.judging.scoring import Judge
-from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.execution import Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
@@ -269,6 +269,8 @@ BLOCKS = [(name, number) for name in NAMES for number in range(len(blocks(name, 
 def said_in(value: Any) -> Iterator[tuple[type[Frozen], dict[str, Any]]]:
     """What a block of YAML says of recipes, forms, profiles and models: each a config class, and what it is given."""
     match value:
+        case {"trackers": _}:
+            yield Execution, value
         case {"kind": str(kind)}:
             yield KINDS[kind].config, {name: given for name, given in value.items() if name not in ("kind", "in")}
         case {"stages": stages}:

@@ -17,6 +17,7 @@ from pedigree.configs.base.mistakes import Mistakes, mistakes, not_one_of
 from pedigree.configs.base.project import PACKAGED
 from pedigree.configs.base.stores import StoreUrl
 from pedigree.configs.language.kinds import KINDS, kind_of
+from pedigree.configs.language.trackers import Tracker
 
 SMALLEST_TOKENS = 64
 """Lower bound for halving packed micro-batches: one document can be this long."""
@@ -282,6 +283,8 @@ class Machine(Frozen):
     precedence."""
     bandwidth_utilization: float = Field(default=0.5, gt=0, le=1)
     """Fraction of bandwidth that generation reaches. On CPUs the default is the full measured bandwidth."""
+    slot_hour_price: float | None = Field(default=None, ge=0)
+    """Price of one slot for one hour, in any currency: `pedigree status` and the report then show costs."""
 
     @field_validator("gpu")
     @classmethod
@@ -316,6 +319,8 @@ class Execution(Frozen):
     """`KIND: {numerics: {...}, placement: {...}}`"""
     stages: dict[str, Override] = Field(default_factory=dict)
     """`STAGE: {numerics: {...}, placement: {...}}`"""
+    trackers: tuple[Tracker, ...] = Field(default=(), strict=False)
+    """Where runs report metrics and states, e.g. `[{type: tensorboard, folder: tensorboard}]` (docs/trackers.md)."""
 
     @model_validator(mode="after")
     def _check_overrides(self) -> "Execution":

@@ -18,6 +18,7 @@ from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.suites import looks
 from pedigree.data.artifacts.artifacts import Run, write_text
 from pedigree.pipelines.estimate.reality import UNREADABLE, Outcome, curve_rows, outcomes_of
+from pedigree.pipelines.lineage.costs import Cost, cost_of
 from pedigree.pipelines.publish import report_data
 from pedigree.pipelines.publish.charts import Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pedigree.pipelines.publish.comparison import Comparison, comparisons
@@ -67,7 +68,9 @@ def gather(project: Project, graph: Graph) -> "Page":
         execution = load_execution(project, graph.execution)
     except ConfigError:  # the profile may be in the middle of an edit
         execution = Execution(slots=1)
-    return Page(graph, stages, damaged, outcomes_of(project, graph, execution))
+    price = execution.machine.slot_hour_price
+    costs = {address: cost for address in graph.nodes if (cost := cost_of(project.artifact(address), price))}
+    return Page(graph, stages, damaged, outcomes_of(project, graph, execution), costs)
 
 
 def _without_undrawable(page: "Page") -> "Page":
@@ -82,7 +85,7 @@ def _without_undrawable(page: "Page") -> "Page":
             reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
             problems.append(f"{stage.shown}: its metrics or evidence cannot be shown ({reason}); run `pedigree verify`")
             stages.append(Stage(stage.node, stage.shown, None, problems[-1]))
-    return Page(page.graph, stages, problems, page.outcomes)
+    return Page(page.graph, stages, problems, page.outcomes, page.costs)
 
 
 def _render(page: "Page") -> str:
@@ -96,7 +99,7 @@ def filled(template: str, **given: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    forms = {"size": size, "duration": duration, "number": "{:,.0f}".format}
+    forms = {"size": size, "duration": duration, "number": "{:,.0f}".format, "hours": "{:,.2f}".format, "percent": "{:.1%}".format}
     environment.filters |= {name: partial(_formatted, form) for name, form in forms.items()} | {"numerics": numerics_text}
     return environment.get_template(template).render(**given, css=(TEMPLATES / "report.css").read_text())
 
@@ -143,6 +146,8 @@ class Page:
     problems: Sequence[str] = ()
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     """Address of a finished stage that uses a model → planned and measured resources."""
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    """Address of a finished stage → slot-hours and price."""
     sections: Sequence[tuple[str, str]] = SECTIONS
 
     @property

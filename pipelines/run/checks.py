@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from pedigree.configs.base.document import ConfigError, Problem
-from pedigree.configs.base.installation import missing
+from pedigree.configs.base.installation import is_clone, missing
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
@@ -60,6 +60,7 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
     due = {entry.node.address for entry in planned if entry.reasons}
     if due:
         refuse_missing_engines(run.graph, due, run.execution)
+        refuse_missing_trackers(run.execution)
         refuse_unreachable(run.graph, due)
         refuse_missing_assets(run.graph, due)
         cached = cache(lambda: restorable(run, planned, forced))
@@ -190,6 +191,20 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
         raise ConfigError(
             [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
         )
+
+
+def refuse_missing_trackers(execution: Execution) -> None:
+    """Refuse to start if the library of a tracker is not installed.
+
+    Raises:
+        ConfigError: each such tracker, with the command that installs its library.
+    """
+    kinds = sorted({tracker.type for tracker in execution.trackers} - {"prometheus"})
+    lacking = [kind for kind in kinds if find_spec(kind) is None]
+    if lacking:
+        remedy = f"run `pip install {' '.join(lacking)}`" if is_clone() else missing(",".join(lacking))
+        text = f"not installed: {', '.join(lacking)}: {remedy}, or remove them from the profile"
+        raise ConfigError([Problem("trackers", None, text)])
 
 
 def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], cached: Cached) -> None:
