@@ -327,13 +327,12 @@ class Rlvr(Frozen):
     @property
     def longest_answer(self) -> int:
         """Maximum tokens after a prompt: of all turns and of what is between them."""
-        between = self.environment.max_observation if self.environment else 0
-        return self.turns * self.sampling.max_tokens + (self.turns - 1) * between
+        longest = self.sampling.max_tokens
+        return self.environment.longest_answer(longest) if self.environment else longest
 
     @property
-    def programs(self) -> list[RewardProgram | EnvironmentProgram]:
-        """The project's Python files, with a function each."""
-        return [*self.reward.programs, *([self.environment] if self.environment else [])]
+    def programs(self) -> list[RewardProgram]:
+        return self.reward.programs
 
     @model_validator(mode="after")
     def _check_sampling(self) -> "Rlvr":

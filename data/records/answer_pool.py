@@ -27,7 +27,7 @@ class AnswerFacts(NamedTuple):
     policy: str
     on_policy: bool
     text: bytes
-    """Hash of the text."""
+    """Hash of the text, and of the assistant's turns before it, which differ between conversations with an environment."""
     blank: bool
     ended: bool
     length: int
@@ -92,13 +92,14 @@ def read(artifact: Artifact, by: str | Value | None) -> AnswerPool:
 def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict[str, str]) -> AnswerFacts:
     """The metadata of the answer at this position; `by` as in `read`, and `same` has the interned strings seen so far."""
     rewards = tuple(row.get("rewards", {}).values())
+    turns = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
     return AnswerFacts(
         place=place,
         id=row["id"],
         prompt_id=same.setdefault(row["prompt_id"], row["prompt_id"]),
         policy=same.setdefault(row["policy"], row["policy"]),
         on_policy=row["on_policy"],
-        text=blake2b(row["text"].encode(), digest_size=16).digest(),
+        text=blake2b("\0".join([*turns, row["text"]]).encode(), digest_size=16).digest(),
         blank=not row["text"].strip(),
         ended=records.ended(row),
         length=len(row["text"]),

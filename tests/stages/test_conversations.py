@@ -21,8 +21,8 @@ from pedigree.configs.rows.source_models import TEMPLATES
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.chat_template import ChatError
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.rlvr.conversations import open_environments
 from pedigree.stages.rlvr.run import refuse
+from pedigree.stages.sampling.conversations import open_environments
 from pedigree.stages.sampling.sampler import Generation, Request
 from pedigree.stages.verifiers import Verifying
 
@@ -124,7 +124,7 @@ def rolled(folder: Path, policy: Any, script: dict[str, list[str]], **fields: An
         ids = chat.response_ids(texts[asking.count("You said")])
         return Generation([*ids, chat.eos_id], [-1.0] * (len(ids) + 1), "stop")
 
-    with Verifying() as verifying, open_environments(config, rows, chat, job) as environments:
+    with Verifying() as verifying, open_environments(config.environment, rows, [chat], job) as environments:
         rolling = replace(roller(verifying, config, [engine(answer, asked)], prompts, chat, job), environments=environments)
         groups = rolling.roll_out([(0, prompts[0]), (1, prompts[1])], 0, None)
     requests = [[one.prompt_ids for one in given] for given, _ in asked]
