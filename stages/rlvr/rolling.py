@@ -53,6 +53,14 @@ class Rollout:
         """Tokens that the policy sampled."""
         return len(self.answer.response_ids) if self.turns is None else sum(self.turns.sampled)
 
+    def turn_rewards(self, config: Rlvr) -> list[float] | None:
+        """The reward of each turn: what the environment gave for it, and for the last one all else of R. None for one advantage."""
+        if config.credit == "conversation" or self.turns is None:
+            return None
+        weight = sum(term.weight for term in config.reward.terms if isinstance(term, EnvironmentReward))
+        earlier = [weight * reward for reward in self.turns.rewards[:-1]]
+        return [*earlier, self.reward - sum(earlier)]
+
 
 @dataclass(frozen=True)
 class Group:
@@ -233,7 +241,7 @@ class Roller:
 
 def unused_reward(config: Rlvr, talk: Talk) -> str:
     """Why the environment's rewards make that of a conversation unknown; empty if they do not."""
-    if talk.rewards and not any(isinstance(term, EnvironmentReward) for term in config.reward.terms):
+    if talk.earned is not None and not any(isinstance(term, EnvironmentReward) for term in config.reward.terms):
         return "the environment returned a reward, and reward.terms has no {type: environment}: add it, or return None"
     return ""
 

@@ -142,7 +142,10 @@ def training_samples(rollouts: list[Rollout], config: Rlvr) -> list[TrainingSamp
     for one, reward in zip(rollouts, rewards, strict=True):
         answer, sampled = one.answer, one.turns.sampled if one.turns else None
         masked = masks and answer.finish_reason == "length"
-        samples.append(TrainingSample(one.prompt["id"], one.prompt_ids, answer.response_ids, answer.logprobs, reward, masked, sampled))
+        turn_rewards = one.turn_rewards(config)
+        samples.append(
+            TrainingSample(one.prompt["id"], one.prompt_ids, answer.response_ids, answer.logprobs, reward, masked, sampled, turn_rewards)
+        )
     return samples
 
 

@@ -33,6 +33,8 @@ class SampledTurns:
     answers: int
     messages: list[Message]
     """The whole conversation."""
+    rewards: list[float]
+    """Of each turn."""
     seconds: float
     """Of work of the environment."""
 
@@ -85,7 +87,8 @@ class Talk:
         self.answers: list[Generation] = []
         self.between: list[list[int]] = []
         """Tokens after each answer but the last."""
-        self.rewards: list[float] = []
+        self.rewards: list[float | None] = []
+        """Of each turn; None where the environment gave none."""
         self.cut = False
         """Whether it ended because an observation or answer was too long."""
         self.cause = ""
@@ -126,7 +129,7 @@ class Talk:
         for said, answer in zip(self.between, self.answers[1:], strict=True):
             sampled += [False] * len(said) + [True] * len(answer.response_ids)
         messages = [*self.messages, {"role": "assistant", "content": self.text}]
-        return SampledTurns(sampled, len(self.answers), messages, self.seconds)
+        return SampledTurns(sampled, len(self.answers), messages, [reward or 0.0 for reward in self.rewards], self.seconds)
 
     @property
     def transcript(self) -> Transcript:
@@ -138,7 +141,8 @@ class Talk:
     @property
     def earned(self) -> float | str | None:
         """Sum of the environment's rewards; None if it gave none, the cause if it failed."""
-        return self.cause or (sum(self.rewards) if self.rewards else None)
+        given = [reward for reward in self.rewards if reward is not None]
+        return self.cause or (sum(given) if given else None)
 
     def request(self, seed: int) -> Request:
         """For the next answer."""
@@ -180,7 +184,7 @@ class Talk:
             self.cause = reaction
             return False
         self.seconds += reaction.seconds
-        self.rewards += [] if reaction.reward is None else [reaction.reward]
+        self.rewards.append(reaction.reward)
         if reaction.done or len(self.answers) == config.max_turns or self.answers[-1].finish_reason == "length":
             return False
         assert isinstance(reaction.messages, list)
