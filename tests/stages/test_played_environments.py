@@ -17,6 +17,7 @@ from tiny_models import make
 
 from pedigree.configs.base.frozen import PortInput
 from pedigree.configs.judging.pairing import Pair, pair_problem, unjudged
+from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import Artifact, read_json
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.evaluate import run as evaluate
@@ -166,6 +167,9 @@ def test_a_tool_is_scored_by_the_verifier_of_the_last_answer(tmp_path, policy, a
         run_stage(tmp_path / "facts" / "job", "evaluate", config, {"tool.py": tool}, policies={"a": policy}, suites={"game": facts})
     pool = dataset(tmp_path / "pool", "prompt", [row(number) | {"verifier": verifier} for number in range(4)])
     config = SAMPLE | {"environment": environment}
+    assert KINDS["sample"].verified(config_of("sample", **config)) == {"prompts"} and not KINDS["sample"].verified(
+        config_of("sample", **SAMPLE)
+    )
     judged = rows_of(run_stage(tmp_path / "sample", "sample", config, {"tool.py": tool}, policies={"a": policy}, prompts=pool))
     assert [one["score"] for one in judged] == [one["verifier_score"] for one in judged] == [float(one["text"] == "a") for one in judged]
 
