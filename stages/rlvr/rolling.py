@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ Prompt = tuple[dict[str, Any], list[int]]
 class Rollout:
     """One answer with its verifier score and reward; NaN if unknown."""
 
-    prompt: dict[str, Any]
+    prompt: Mapping[str, Any]
     prompt_ids: list[int]
     answer: Generation
     text: str

@@ -20,6 +20,7 @@ from pedigree.configs.judging.pairing import Pair, pair_problem, unjudged
 from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import Artifact, read_json
 from pedigree.data.chat.chat import Chat
+from pedigree.data.records.answer_pool import noted
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.sample import run as sample
@@ -204,6 +205,8 @@ def test_sampled_conversations_are_imitated_whole_and_trained_on_the_assistants_
     prompts = [one["prompt_id"] for one in rows]
     different = {(prompts[place], *talks[one["id"]][::2]) for place, one in enumerate(rows[:18])}
     assert len(kept) == len(different) > len({(prompts[place], one["text"]) for place, one in enumerate(rows[:18])})
+    silent = [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": " "}, {"role": "user", "content": "No."}]
+    assert noted(0, rows[0] | {"messages": silent, "text": "a"}, "score", {}).blank  # no conversation to train on
     chat = Chat(policy.payload)
     for one in kept:
         ids, mask = chat.training(one["messages"])
