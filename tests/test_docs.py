@@ -442,8 +442,8 @@ def test_the_environment_of_the_manual_is_a_file_of_its_stage_and_plays(tmp_path
 
 def test_the_environment_of_the_manual_is_evaluated_and_sampled(tmp_path):
     graph = extension(tmp_path, example("docs/own-environment.md", "kind: best_answers"))
-    assert {node.name for node in graph.own if node.files == ("environments/guess.py",)} == {"scores", "played"}
-    assert [graph.find(name).output for name in ("scores", "played", "won")] == ["scores", "judgment", "conversation"]
+    assert {node.name for node in graph.own if node.files == ("environments/guess.py",)} == {"game_scores", "played"}
+    assert [graph.find(name).output for name in ("game_scores", "played", "won")] == ["scores", "judgment", "conversation"]
 
 
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):

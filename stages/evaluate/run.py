@@ -117,8 +117,7 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         StageError: a suite is empty, two items have the same name, an item does not fit into a policy's context, an unseen suite is
             evaluated together with a dev suite, with a model that is not frozen, or with one that has the suite in its lineage, or too
             many scores are unknown.
-        PedigreeError: a suite has programs, and this machine has no sandbox for them; or a function or environment of the project cannot
-            be used.
+        PedigreeError: this machine has no sandbox for a suite's programs; or a function or environment of the project cannot be used.
         EngineLost: the engine died or stopped responding; finished chunks are kept.
     """
     split = split_of(inputs)

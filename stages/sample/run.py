@@ -84,14 +84,14 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
             for one, request, answer in zip(drawn, asks[label].requests, answers[label], strict=True):
                 decoding()
                 row = completion(one, label, label in own, asks[label], request, answer)
-                tally.note(row, len(row["response_ids"]))
+                tally.note(row)
                 yield row
 
     def played(environment: PlayedEnvironment) -> Iterator[Judgment]:
         for label, drawn in draws.items():
             for row in judgments(environment, drawn, label, label in own, policies[label], answers[label], failures, decoding):
                 decoding()
-                tally.note(row, row["response_length"])
+                tally.note(row)
                 yield row
 
     records.save(job.out, *(("judgment", played(config.environment)) if config.environment else ("completion", rows())))
@@ -128,9 +128,9 @@ class Tally:
     on_policy: Counter[str] = field(default_factory=Counter)
     """Prompt → number of on-policy answers."""
 
-    def note(self, row: Completion | Judgment, tokens: int) -> None:
+    def note(self, row: Completion | Judgment) -> None:
         self.rows += 1
-        self.tokens += tokens
+        self.tokens += len(row["response_ids"]) if "response_ids" in row else row["response_length"]
         self.empty += not row["text"].strip()
         self.finish_reasons[row["finish_reason"]] += 1
         self.prompts.add(row["prompt_id"])
