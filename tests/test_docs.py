@@ -442,6 +442,12 @@ def test_the_environment_of_the_manual_is_a_file_of_its_stage_and_plays(tmp_path
     assert game.step(f"{game.number}") == ("Right!", 1.0, True) and game.step(f"It is {game.number - 1}")[0] == "Larger."
 
 
+def test_the_environment_of_the_manual_is_evaluated_and_sampled(tmp_path):
+    graph = extension(tmp_path, example("docs/own-environment.md", "kind: best_answers"))
+    assert {node.name for node in graph.own if node.files == ("environments/guess.py",)} == {"game_scores", "played"}
+    assert [graph.find(name).output for name in ("game_scores", "played", "won")] == ["scores", "judgment", "conversation"]
+
+
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):
     graph = extension(tmp_path, example("docs/rewards.md", "kind: overoptimization"), "demo")
     assert [node.output for node in graph.own][-1] == "report" and graph.find("curve").parents == ("mine/judged",)

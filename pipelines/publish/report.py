@@ -6,7 +6,7 @@ Missing or damaged artifacts are reported on the page. An artifact whose payload
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -353,7 +353,7 @@ def _samples(stage: Stage) -> Iterator[dict[str, Any]]:
         pair = [answers[label] for label in ends if label in answers and answers[label]["score"] is not None]
         if len(pair) == 2:
             change = pair[1]["score"] - pair[0]["score"]
-            sample = {"prompt": _prompt(pair[0]), "answers": [answer | {"text": _shown_answer(answer["text"])} for answer in pair]}
+            sample = {"prompt": _prompt(pair), "answers": [answer | {"text": _shown_answer(_said(answer, pair))} for answer in pair]}
             gains, losses, ties = groups.setdefault(task, ([], [], []))
             (gains if change > 0 else losses if change < 0 else ties).append(sample)
     for task, piles in sorted(groups.items()):
@@ -367,11 +367,23 @@ def _shown_answer(text: str) -> str:
     return text.strip() if len(text) <= LONGEST_ANSWER else f"{text.strip()[:LONGEST_ANSWER]} …"
 
 
-def _prompt(row: Mapping[str, Any]) -> str:
-    messages = row.get("messages")
-    if isinstance(messages, list):
-        return "\n".join(f"{message['content']}" for message in messages)
-    return str(row.get("prompt", row["id"]))
+def _prompt(pair: Sequence[Mapping[str, Any]]) -> str:
+    """The messages with which both answers begin: of conversations with an environment, those before the first turn that differs."""
+    shared = _shared(pair)
+    return "\n".join(f"{message['content']}" for message in shared) if shared else str(pair[0].get("prompt", pair[0]["id"]))
+
+
+def _said(answer: Mapping[str, Any], pair: Sequence[Mapping[str, Any]]) -> str:
+    """What follows the shared messages."""
+    messages = answer.get("messages")
+    later = messages[len(_shared(pair)) :] if isinstance(messages, list) else []
+    return "\n".join([*(f"{message['role']}: {message['content']}" for message in later), answer["text"]])
+
+
+def _shared(pair: Sequence[Mapping[str, Any]]) -> list[Any]:
+    given = [row.get("messages") for row in pair]
+    messages = [one if isinstance(one, list) else [] for one in given]
+    return [first for first, _ in takewhile(lambda turns: turns[0] == turns[1], zip(*messages, strict=False))]
 
 
 # --- environment -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_repo, rehearsed_name
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
-from pedigree.configs.methods.environment_programs import EnvironmentProgram
+from pedigree.configs.methods.environment_programs import EnvironmentProgram, programs_of
 from pedigree.configs.methods.external import External
 from pedigree.configs.methods.language_model import asks_endpoint
 from pedigree.configs.methods.reward_terms import RewardProgram
@@ -163,7 +163,7 @@ def _sources(node: Node) -> Iterator[tuple[str, Any]]:
             yield "shots.source", node.config.shots.source
     elif isinstance(node.config, SourceModel):
         yield "source", node.config.source
-    yield from ((f"programs.{term.called}", term) for term in getattr(node.config, "programs", ()))
+    yield from ((f"programs.{term.called}", term) for term in programs_of(node.config))
 
 
 def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known: Mapping[str, ModelFamily]) -> str | None:

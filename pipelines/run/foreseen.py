@@ -16,6 +16,7 @@ from pedigree.configs.judging.scoring import Overoptimization, answers_of_prompt
 from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.methods.environment_programs import programs_of
 from pedigree.configs.methods.external import External
 from pedigree.configs.methods.merging import Merge
 from pedigree.configs.methods.training import Rlvr
@@ -166,7 +167,7 @@ def _problem_of_export(folder: Path) -> str | None:
 def _unreadable(project: Project, node: Node) -> Iterator[str]:
     """Project files whose first rows cannot be used, and programs without their function."""
     sources = node.config.sources if isinstance(node.config, PrepareData) else ()
-    programs = (*getattr(node.config, "programs", ()), *(one for one in sources if isinstance(one, RowProgram)))
+    programs = (*programs_of(node.config), *(one for one in sources if isinstance(one, RowProgram)))
     for source in (*programs, *(one for one in sources if isinstance(one, Files))):
         if not (place := place_of(project.root, source.path)).exists():
             continue
