@@ -1,0 +1,102 @@
+"""A real Ray of its own: a head with its dashboard and a second node, both on this machine."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+SECOND = "second"
+"""The second node, and a resource that only this node has."""
+CPUS = 2
+
+
+@dataclass
+class Cluster:
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ray-")))  # sockets need a short path
+    _nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self) -> None:
+        pytest.importorskip("ray", reason="Ray is not installed")
+        pytest.importorskip("aiohttp_cors", reason="Ray is installed without its dashboard: ray[default]")
+        free = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        gcs, dashboard = (str(one.getsockname()[1]) for one in free)
+        for one in free:
+            one.close()
+        self.address, self._gcs = f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}"
+        self._node(
+            "head", "--head", f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
+            "--ray-client-server-port=0", f"--temp-dir={self.folder}", "--disable-usage-stats",
+        )  # fmt: skip
+        until(lambda: self.nodes() == 1, alive=lambda: self._nodes["head"].poll() is None)
+        self.start_second()
+
+    def start_second(self) -> None:
+        before = self.nodes()
+        self._node(SECOND, f"--address={self._gcs}", f"--resources={json.dumps({SECOND: 1})}")
+        until(lambda: self.nodes() == before + 1)
+
+    def kill(self, node: str) -> None:
+        os.killpg(self._nodes[node].pid, signal.SIGKILL)
+        self._nodes.pop(node).wait()
+
+    def nodes(self) -> int:
+        """Number of nodes that are alive."""
+        with suppress(OSError):
+            return sum(node["state"] == "ALIVE" for node in self.ask("/api/v0/nodes")["data"]["result"]["result"])
+        return 0
+
+    def jobs(self) -> dict[str, str]:
+        """Name of each job → its status."""
+        return {job["metadata"].get("job_name", job["submission_id"]): job["status"] for job in self.ask("/api/jobs/")}
+
+    def occupy(self) -> list[str]:
+        """Foreign jobs that take all cores; return their IDs."""
+        job = {"entrypoint": "sleep 600", "entrypoint_num_cpus": CPUS}
+        names = [self.ask("/api/jobs/", job)["submission_id"] for _ in self._nodes]
+        until(lambda: all(self.jobs()[name] == "RUNNING" for name in names))
+        return names
+
+    def stop_job(self, name: str) -> None:
+        self.ask(f"/api/jobs/{name}/stop", {})
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def dashboard(self) -> int:
+        """PID of the process that serves the Jobs API."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                line = (folder / "cmdline").read_bytes()
+                if b"dashboard/dashboard.py" in line and str(self.folder).encode() in line:
+                    return int(folder.name)
+        raise AssertionError("the dashboard does not run")
+
+    def stop(self) -> None:
+        for node in [*self._nodes]:
+            with suppress(OSError):
+                self.kill(node)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _node(self, name: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={CPUS}", "--num-gpus=0",
+                   "--node-ip-address=127.0.0.1", "--object-store-memory=80000000", "--dashboard-agent-listen-port=0"]  # fmt: skip
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        with (self.folder / f"{name}.out").open("ab") as log:
+            self._nodes[name] = subprocess.Popen(
+                [*command, *arguments], env=os.environ | {"PATH": path}, stdout=log, stderr=log, start_new_session=True
+            )
