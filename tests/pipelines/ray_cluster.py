@@ -30,22 +30,27 @@ class Cluster:
     def start(self) -> None:
         pytest.importorskip("ray", reason="Ray is not installed")
         pytest.importorskip("aiohttp_cors", reason="Ray is installed without its dashboard: ray[default]")
-        free = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-        gcs, dashboard = (str(one.getsockname()[1]) for one in free)
+        free = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+        gcs, dashboard, clients = (str(one.getsockname()[1]) for one in free)
         for one in free:
             one.close()
         self.address, self._gcs = f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}"
         self._node(
             "head", "--head", f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
-            "--ray-client-server-port=0", f"--temp-dir={self.folder}", "--disable-usage-stats",
+            f"--ray-client-server-port={clients}", f"--temp-dir={self.folder}", "--disable-usage-stats",
         )  # fmt: skip
-        until(lambda: self.nodes() == 1, alive=lambda: self._nodes["head"].poll() is None)
+        until(lambda: self.nodes() == 1, 120, alive=lambda: self._nodes["head"].poll() is None)
         self.start_second()
 
     def start_second(self) -> None:
         before = self.nodes()
-        self._node(SECOND, f"--address={self._gcs}", f"--resources={json.dumps({SECOND: 1})}")
-        until(lambda: self.nodes() == before + 1)
+
+        def joined() -> bool:
+            if SECOND not in self._nodes or self._nodes[SECOND].poll() is not None:  # on a busy machine Ray gives up after 30 s
+                self._node(SECOND, f"--address={self._gcs}", f"--resources={json.dumps({SECOND: 1})}")
+            return self.nodes() > before
+
+        until(joined, 120)
 
     def kill(self, node: str) -> None:
         os.killpg(self._nodes[node].pid, signal.SIGKILL)
@@ -59,7 +64,7 @@ class Cluster:
 
     def jobs(self) -> dict[str, str]:
         """Name of each job → its status."""
-        return {job["metadata"].get("job_name", job["submission_id"]): job["status"] for job in self.ask("/api/jobs/")}
+        return {(job["metadata"] or {}).get("job_name", job["submission_id"]): job["status"] for job in self.ask("/api/jobs/")}
 
     def occupy(self) -> list[str]:
         """Foreign jobs that take all cores; return their IDs."""
