@@ -217,7 +217,7 @@ class Ray(Frozen):
     address: str = Field(pattern=r"^https?://[^@?#\s]*[^@?#\s/]$", max_length=1000)
     """Of Ray's dashboard, which serves its Jobs API, e.g. `http://head:8265`."""
     resources: dict[Annotated[str, Field(min_length=1)], Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Further resources on each node, e.g. `{memory: 2e11, accelerator_type:H100: 0.001}`."""
+    """Further resources on each node, e.g. `{memory: 200000000000}`."""
 
     @field_validator("resources")
     @classmethod

@@ -54,9 +54,9 @@ class Node:
 
 
 def main(scratch: Path) -> int:
-    import ray
-    from ray.exceptions import RayActorError
-    from ray.util.placement_group import placement_group
+    import ray  # pyright: ignore[reportMissingImports]
+    from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
+    from ray.util.placement_group import placement_group  # pyright: ignore[reportMissingImports]
 
     job = json.loads((scratch / SUBMITTED).read_text())
     (scratch / SUBMITTED).unlink()  # its environment may hold keys
@@ -94,8 +94,8 @@ def main(scratch: Path) -> int:
 
 def start(job: dict[str, Any], group: Any, scratch: Path) -> tuple[list[Any], list[Any]]:
     """Start the process of each node; return the actors and their pending exit codes."""
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    import ray  # pyright: ignore[reportMissingImports]
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
     nodes, codes = [], []
     for index, command in enumerate(job["commands"]):

@@ -1,5 +1,9 @@
-"""A real Ray of its own: a head with its dashboard and a second node, both on this machine."""
+"""A real Ray of its own: a head with its dashboard and a second node, both on this machine.
 
+Its packages are in a folder of their own, which neither Pedigree nor the jobs see.
+"""
+
+import fcntl
 import json
 import os
 import shutil
@@ -17,9 +21,31 @@ from typing import Any
 import pytest
 from waiting import until
 
+PACKAGES = (
+    "ray==2.60.0", "aiohttp-cors==0.8.1", "colorful==0.5.8", "google-api-core==2.44.0", "google-auth==2.63.0", "opencensus==0.11.4",
+    "opencensus-context==0.1.3", "opentelemetry-exporter-prometheus==0.66b2", "proto-plus==1.29.0", "pyasn1==0.6.5",
+    "pyasn1-modules==0.4.2", "smart-open==9.0.2",
+)  # fmt: skip
+"""Of `ray[default]`, what the lock does not have."""
 SECOND = "second"
 """The second node, and a resource that only this node has."""
 CPUS = 2
+
+
+def _packages() -> Path:
+    """The folder of Ray and what it needs."""
+    root = Path(sys.prefix) / "opt" / "ray"
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "whole").exists():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(root), *PACKAGES]
+            try:
+                subprocess.run(pip, check=True, capture_output=True, text=True)
+            except subprocess.CalledProcessError as error:
+                pytest.skip(f"Ray cannot be installed: {error.stderr}")
+            (root / "whole").touch()
+    return root
 
 
 @dataclass
@@ -28,8 +54,10 @@ class Cluster:
     _nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self) -> None:
-        pytest.importorskip("ray", reason="Ray is not installed")
-        pytest.importorskip("aiohttp_cors", reason="Ray is installed without its dashboard: ray[default]")
+        self._environment = os.environ | {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": str(_packages()),
+        }
         free = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
         gcs, dashboard, clients = (str(one.getsockname()[1]) for one in free)
         for one in free:
@@ -100,8 +128,7 @@ class Cluster:
     def _node(self, name: str, *arguments: str) -> None:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={CPUS}", "--num-gpus=0",
                    "--node-ip-address=127.0.0.1", "--object-store-memory=80000000", "--dashboard-agent-listen-port=0"]  # fmt: skip
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         with (self.folder / f"{name}.out").open("ab") as log:
             self._nodes[name] = subprocess.Popen(
-                [*command, *arguments], env=os.environ | {"PATH": path}, stdout=log, stderr=log, start_new_session=True
+                [*command, *arguments], env=self._environment, stdout=log, stderr=log, start_new_session=True
             )
