@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from commands import Command
 from ray_cluster import SECOND, Cluster
-from running_lab import RANKS, Lab, outcomes, read
+from running_lab import RANKS, Lab, outcomes, read, running_scratch
 from waiting import deadline, until
 
 from pedigree.pipelines.jobs import ray
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.events import StageWaiting
 from pedigree.pipelines.jobs.live import live_jobs
+from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.pipelines.run.ensure import Result, ensure
 from pedigree.pipelines.run.runs import run_graph
 
@@ -131,6 +132,20 @@ def test_a_killed_job_resumes_from_its_checkpoint(lab: Lab) -> None:
     run = lab.run()
     ensure(run, run.graph.find("raw"))
     assert [one["cause"] for one in read(lab, "raw", "run.json")["attempts"]] == ["crashed", "succeeded"]
+
+
+@pytest.mark.nightly
+def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 600, "silent": True})
+    seconds = round(deadline(8))
+    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 120", f"retries: 0, heartbeat_timeout_s: {seconds}")
+    run = lab.run()
+    with pytest.raises(StageFailed, match=rf"no heartbeat for \d+ s .* allows {seconds}\b"):
+        ensure(run, run.graph.find("raw"))
+    scratch = running_scratch(lab, "raw")
+    assert scratch and not list(processes_of(scratch))
+    log = (scratch / "log.txt").read_text()
+    assert 'prepare_data/run.py", line' in log.partition("Thread 0x")[0]
 
 
 def test_a_run_that_was_killed_finds_its_job_again(lab: Lab) -> None:
