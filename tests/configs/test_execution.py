@@ -188,7 +188,7 @@ def test_options_of_sbatch_that_every_job_needs_otherwise_are_refused():
 
 def test_cores_and_gpus_of_ray_come_from_slots_alone():
     launcher = {"type": "ray", "address": "http://head:8265", "resources": {"CPU": 8.0}}
-    with pytest.raises(ValidationError, match="CPU and GPU are set by placement.slots: remove them"):
+    with pytest.raises(ValidationError, match=r"CPU and GPU are set by placement\.slots: remove them"):
         Execution.model_validate({"slots": 1, "placement": {"launcher": launcher}})
 
 

@@ -28,7 +28,8 @@ PACKAGES = (
 )  # fmt: skip
 """Of `ray[default]`, what the lock does not have."""
 SECOND = "second"
-"""The second node, and a resource that only this node has."""
+HEAD = {"node:__internal_head__": 0.1}
+"""A resource that every head node has."""
 CPUS = 2
 
 
@@ -68,15 +69,11 @@ class Cluster:
             f"--ray-client-server-port={clients}", f"--temp-dir={self.folder}", "--disable-usage-stats",
         )  # fmt: skip
         until(lambda: self.nodes() == 1, 120, alive=lambda: self._nodes["head"].poll() is None)
-        self.start_second()
-
-    def start_second(self) -> None:
-        before = self.nodes()
 
         def joined() -> bool:
             if SECOND not in self._nodes or self._nodes[SECOND].poll() is not None:  # on a busy machine Ray gives up after 30 s
-                self._node(SECOND, f"--address={self._gcs}", f"--resources={json.dumps({SECOND: 1})}")
-            return self.nodes() > before
+                self._node(SECOND, f"--address={self._gcs}")
+            return self.nodes() == 2
 
         until(joined, 120)
 
@@ -94,10 +91,10 @@ class Cluster:
         """Name of each job → its status."""
         return {(job["metadata"] or {}).get("job_name", job["submission_id"]): job["status"] for job in self.ask("/api/jobs/")}
 
-    def occupy(self) -> list[str]:
-        """Foreign jobs that take all cores; return their IDs."""
-        job = {"entrypoint": "sleep 600", "entrypoint_num_cpus": CPUS}
-        names = [self.ask("/api/jobs/", job)["submission_id"] for _ in self._nodes]
+    def occupy(self, *where: dict[str, float]) -> list[str]:
+        """Foreign jobs that take all cores of a node each, `where` it has these resources; return their IDs."""
+        jobs = [{"entrypoint": "sleep 600", "entrypoint_num_cpus": CPUS, "entrypoint_resources": one} for one in where]
+        names = [self.ask("/api/jobs/", job)["submission_id"] for job in jobs]
         until(lambda: all(self.jobs()[name] == "RUNNING" for name in names))
         return names
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from commands import Command
-from ray_cluster import SECOND, Cluster
+from ray_cluster import HEAD, SECOND, Cluster
 from running_lab import RANKS, Lab, outcomes, read, running_scratch
 from waiting import deadline, until
 
@@ -53,10 +53,6 @@ def lab(tmp_path: Path, cluster: Cluster) -> Lab:
     lab.edit("configs/execution/lab.yaml", "slots: 1,", f"slots: 1, launcher: {{type: ray, address: '{cluster.address}'}}, grace_s: 20,")
     profile.write_text(profile.read_text() + "stages: {suite: {placement: {launcher: {type: local}}}}\n")
     return lab
-
-
-def on_the_second_node(lab: Lab) -> None:
-    lab.edit("configs/execution/lab.yaml", "{type: ray,", f"{{type: ray, resources: {{{SECOND}: 0.1}},")
 
 
 @contextmanager
@@ -110,7 +106,7 @@ def test_a_queued_job_has_no_deadline_outlasts_a_silent_ray_and_is_canceled(
     monkeypatch.setattr(ray, "ANSWER_S", 1.0)
     lab.edit("configs/execution/lab.yaml", "heartbeat_timeout_s: 120", "heartbeat_timeout_s: 1, timeout_s: 1")
     seen: list[str] = []
-    foreign = cluster.occupy()
+    foreign = cluster.occupy({}, {})
     with running(lab, [], lambda event: seen.append(event.detail) if isinstance(event, StageWaiting) else None) as cancelled:
         until(lambda: any(text.startswith("in Ray's queue as job ") and text.endswith(" (NO_RESOURCES)") for text in seen))
         (queued,) = [job for job in live_jobs(lab.project) if job.address == "lab/raw"]
@@ -163,21 +159,6 @@ def test_a_run_that_was_killed_finds_its_job_again(lab: Lab) -> None:
     assert lab.runs().count("raw") == 1
 
 
-def test_a_job_whose_node_is_lost_waits_for_another_one_and_resumes(lab: Lab, cluster: Cluster) -> None:
-    on_the_second_node(lab)
-    lab.knobs(raw={"seconds": 60})
-    seen: list[str] = []
-    ends: list[Any] = []
-    with running(lab, ends, lambda event: seen.append(event.detail) if isinstance(event, StageWaiting) else None):
-        until(lambda: list(lab.root.glob(".pedigree/scratch/*/checkpoints/step-3")))
-        lab.knobs()
-        cluster.kill(SECOND)
-        until(lambda: seen and seen[-1].startswith("in Ray's queue as job "))
-        cluster.start_second()
-    first, second = read(lab, "raw", "run.json")["attempts"]
-    assert first["cause"] == "lost" and second["cause"] == "succeeded" and second["resumed_from"]
-
-
 def test_a_job_that_somebody_stops_is_not_started_again_writes_a_checkpoint_and_resumes(lab: Lab, cluster: Cluster) -> None:
     lab.knobs(raw={"seconds": 60})
     ends: list[Any] = []
@@ -198,3 +179,19 @@ def test_ranks_run_on_two_nodes(lab: Lab) -> None:
     lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 1, world_size: 2, nodes: 2")
     assert outcomes(lab)["sft"] == "ran" and lab.runs().count("sft") == 2
     assert len(list(lab.root.glob(".pedigree/scratch/*/log-*.txt"))) == 1
+
+
+def test_a_job_whose_node_is_lost_waits_for_another_one_and_resumes(lab: Lab, cluster: Cluster) -> None:
+    """The last of this file: the second node does not come back."""
+    lab.knobs(raw={"seconds": 60})
+    seen: list[str] = []
+    ends: list[Any] = []
+    (foreign,) = cluster.occupy(HEAD)
+    with running(lab, ends, lambda event: seen.append(event.detail) if isinstance(event, StageWaiting) else None):
+        until(lambda: list(lab.root.glob(".pedigree/scratch/*/checkpoints/step-3")))
+        lab.knobs()
+        cluster.kill(SECOND)
+        until(lambda: "after: Ray lost job" in " ".join(seen) and seen[-1].startswith("in Ray's queue as job "))
+        cluster.stop_job(foreign)
+    first, second = read(lab, "raw", "run.json")["attempts"]
+    assert first["cause"] == "lost" and second["cause"] == "succeeded" and second["resumed_from"]
