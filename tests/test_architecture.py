@@ -106,6 +106,7 @@ DOORS = {
         "pipelines/prefect/recurrence.py",
     },
     "s3fs": "data/store/storage.py",
+    "ray": "pipelines/jobs/ray_driver.py",  # runs in a Ray cluster
     "huggingface_hub": "data/sources/hub.py",
     "huggingface_hub.repocard_data": "pipelines/publish/card.py",
     "packaging": {"configs/base/licenses.py", "pipelines/cli/doctor.py"},  # licenses, and markers of the lock

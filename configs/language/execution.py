@@ -211,6 +211,23 @@ class Slurm(Frozen):
         return value
 
 
+class Ray(Frozen):
+    """Jobs of a Ray cluster, which take `placement.slots` GPUs or, with `device: cpu`, cores on each of `numerics.nodes` nodes."""
+
+    type: Literal["ray"]
+    address: str = Field(pattern=r"^https?://[^@?#\s]*[^@?#\s/]$", max_length=1000)
+    """Of Ray's dashboard, which serves its Jobs API, e.g. `http://head:8265`."""
+    resources: dict[Annotated[str, Field(min_length=1)], Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Further resources on each node, e.g. `{memory: 200000000000}`."""
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, value: dict[str, float]) -> dict[str, float]:
+        if {"CPU", "GPU"} & value.keys():
+            raise ValueError("CPU and GPU are set by placement.slots: remove them")
+        return value
+
+
 class Placement(Frozen):
     """Where a stage runs and how it is supervised."""
 
@@ -255,8 +272,8 @@ class Placement(Frozen):
     environment: str | None = Field(default=None, min_length=1)
     """Folder of the Python environment whose programs `external` stages run, e.g. `~/envs/axolotl` or, relative to the project,
     `.venv-trl`; by default that of Pedigree. The packages that it has are recorded, the path is not."""
-    launcher: Annotated[Local | Slurm, Field(discriminator="type")] = Local()
-    """Where jobs start: `{type: local}`, or `{type: slurm, options: [...]}` (docs/slurm.md)."""
+    launcher: Annotated[Local | Slurm | Ray, Field(discriminator="type")] = Local()
+    """Where jobs start: `{type: local}`, `{type: slurm, options: [...]}` (docs/slurm.md) or `{type: ray, address: ...}` (docs/ray.md)."""
     checkpoint_url: StoreUrl | None = None
     """`s3://BUCKET/PREFIX` or `file:///FOLDER` (a folder shared between machines): checkpoints and chunks of running jobs are mirrored
     there, so that another machine can resume if this one is lost."""

@@ -36,9 +36,9 @@ class JobDocument:
     address: str
     kind: str
     pid: int | None
-    """Null for a job elsewhere or of Slurm."""
+    """Null for a job elsewhere or of a scheduler."""
     waiting: str | None
-    """What a job in Slurm's queue waits for; null if it runs."""
+    """What a job in the queue of Slurm or Ray waits for; null if it runs."""
     elsewhere: bool
     """It runs on another machine or in another container; `pid` is then null, and `host` names it if known."""
     host: str | None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import Numerics, Placement, Slurm
+from pedigree.configs.language.execution import Numerics, Placement, Ray, Slurm
 from pedigree.configs.language.graph import Node
 from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json
 from pedigree.data.store import heartbeat
@@ -117,7 +117,7 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
 
 
 def run_job(
-    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, place: HeldSlots | Slurm, hold: HeldLease
+    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, place: HeldSlots | Slurm | Ray, hold: HeldLease
 ) -> None:
     """Run the job until it succeeds; retry transient failures and record every attempt.
 

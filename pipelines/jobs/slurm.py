@@ -5,7 +5,6 @@ again. A controller that does not answer says nothing about a job.
 """
 
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -21,14 +20,13 @@ from pathlib import Path
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics, Slurm
-from pedigree.data.artifacts.artifacts import ArtifactError, write_json, write_text
+from pedigree.data.artifacts.artifacts import write_json, write_text
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.fence import Fence
 from pedigree.data.store.heartbeat import SILENCE_S
 from pedigree.pipelines.jobs.job_environment import job_environment
 from pedigree.pipelines.jobs.launcher import STACKS, STACKS_S, Status, job_command
-from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec
-from pedigree.stages.job.outcome import read_done
+from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec, reported_success
 
 SCRIPT = "job.sh"
 ASK_S = 2.0
@@ -132,7 +130,7 @@ class SlurmLauncher:
         return handle
 
     def poll(self, handle: Handle) -> Status:
-        token, scratch = _token(handle), Path(handle.scratch)
+        token, scratch = handle.token, Path(handle.scratch)
         queue = _QUEUE.jobs()
         if queue is not None and (entry := queue.get(token)) is not None:
             if entry.state in ACTIVE:
@@ -141,7 +139,7 @@ class SlurmLauncher:
             if entry.state in QUEUED:
                 return Status("queued", waiting=f"in Slurm's queue as job {entry.number} ({entry.reason})")
             return self._ended(scratch, token, entry)
-        if (result := _result(scratch)) is not None:
+        if (result := reported_success(scratch)) is not None:
             return Status("succeeded" if result else "failed")
         if queue is not None or not is_installed():
             return Status("unknown")
@@ -186,12 +184,12 @@ class SlurmLauncher:
             if not is_installed() or time.monotonic() > deadline:
                 raise PedigreeError(f"Slurm does not answer, so its job in {handle.scratch} may go on: try again on a login node")
             time.sleep(ASK_S)
-        entry = queue.get(_token(handle))
+        entry = queue.get(handle.token)
         return entry if entry is not None and entry.state in (*QUEUED, *ACTIVE) else None
 
     def _ended(self, scratch: Path, token: str, entry: _Entry) -> Status:
         """State of a job that Slurm knows to have ended. Its report may be seen only later: network file systems cache what is missing."""
-        result, ended = _result(scratch), entry.state.partition(" ")[0]
+        result, ended = reported_success(scratch), entry.state.partition(" ")[0]
         if result:
             return Status("succeeded")
         if result is None and time.monotonic() - self._ends.setdefault(token, time.monotonic()) < SILENCE_S:
@@ -205,21 +203,6 @@ class SlurmLauncher:
 
 def is_installed() -> bool:
     return shutil.which("squeue") is not None
-
-
-def _token(handle: Handle) -> str:
-    """The token of a submission; empty, which is no job's, if the handle is damaged or made by others."""
-    token = handle.told.get("token")
-    return token if isinstance(token, str) and re.fullmatch("[0-9a-f]{32}", token) else ""
-
-
-def _result(scratch: Path) -> bool | None:
-    """Whether the job reports success; None if it has not reported its end. Reading an unreadable report raises its error later."""
-    try:
-        done = read_done(scratch)
-    except ArtifactError:
-        return False
-    return None if done is None else done.ok
 
 
 def problem_of(wanted: tuple[str, ...]) -> str | None:

@@ -24,7 +24,7 @@ from pedigree.configs.methods.external import External, missing_program
 from pedigree.configs.methods.language_model import endpoints, key_variable
 from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
-from pedigree.pipelines.jobs import checkpoint_store, slurm
+from pedigree.pipelines.jobs import checkpoint_store, ray, slurm
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.quantities import counted, size
 from pedigree.pipelines.run.foreseen import contradictions, must_fail, of_stages
@@ -95,13 +95,14 @@ def _of(graph: Graph, addresses: Collection[str]) -> list[Node]:
 
 
 def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cached = frozenset) -> None:
-    """Refuse to start if this machine lacks the GPU or the disk for a stage, or Slurm, its server or checkpoint store cannot be used.
+    """Refuse to start if this machine lacks the GPU or the disk for a stage, or its scheduler, server or checkpoint store cannot be used.
 
     Raises:
         ConfigError: every such stage, with the remedy.
     """
     found, problems = list[tuple[Node, str]](), dict[str, str | None]()
     nodes, ask_slurm = _of(run.graph, due), cache(slurm.problem_of)
+    ask_ray = cache(ray.problem_of)
     for node in nodes:
         numerics, placement = run.execution.of(node.kind, node.name)
         kind = node.declaration
@@ -110,6 +111,10 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
             wanted = (*slurm.resources(numerics, placement.slots), *placement.launcher.options)
             if node.address not in cached() and (problem := ask_slurm(wanted)):
                 found.append((node, f"Slurm would reject this job: {problem}"))
+        elif placement.launcher.type == "ray":
+            wanted = tuple(ray.bundle(placement.launcher, numerics, placement.slots).items())
+            if node.address not in cached() and (problem := ask_ray(placement.launcher.address, numerics.nodes, wanted)):
+                found.append((node, problem))
         elif isinstance(node.config, External):
             environment = run.project.root / Path(placement.environment).expanduser() if placement.environment else None
             found += [(node, problem)] if (problem := missing_program(node.config, environment)) else []
