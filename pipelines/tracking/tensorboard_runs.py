@@ -34,7 +34,7 @@ class TensorBoardRun:
         self._writer.close()
 
     def _scalars(self, numbers: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         self._write(Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]))
 
@@ -45,6 +45,6 @@ class TensorBoardRun:
         self._write(text_pb(name, f"    {indented}"))  # indented: Markdown shows it as it is
 
     def _write(self, summary: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
         self._writer.add_event(Event(wall_time=time.time(), step=self._step, summary=summary))

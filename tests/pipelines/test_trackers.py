@@ -99,7 +99,7 @@ def test_an_interrupted_stage_continues_its_run_without_doubled_steps(tmp_path: 
     run = lab.run(cancelled=stop)
     thread = threading.Thread(target=run_graph, args=(run,))
     thread.start()
-    (logged,) = until(lambda: list((lab.root / ".pedigree/trackers").glob(f"{kind}-*/*")), alive=thread.is_alive)
+    (logged,) = until(lambda: list((lab.root / ".pedigree/trackers").glob(f"{kind}-*/[!.]*")), alive=thread.is_alive)
     stop.set()
     thread.join()
     reached = int(logged.read_text())
