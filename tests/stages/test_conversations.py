@@ -190,7 +190,7 @@ def a_game(policy: Any, folder: Path, steps: int) -> tuple[dict[str, Any], dict[
 @needs_sandbox
 def test_a_game_trains_the_policy_on_what_it_sampled(policy, tmp_path):
     fields, given, files = a_game(policy, tmp_path, steps=2)
-    done = run(tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files)
+    done = run(tmp_path / "job", "rlvr", fields | {"credit": "turn"}, given, ONE_THREAD, files=files)
     assert done["ok"], done
     rows = curve(a_job(tmp_path / "job"))
     assert all(row["turns"] > 1 and row["logprob_gap"] < 1e-4 and row["environment_seconds"] > 0 for row in rows), rows
