@@ -84,6 +84,6 @@ def test_trl_trains_and_the_harness_measures_and_a_kill_in_between_is_resumed(pr
     assert 0 <= metrics["measured"]["sums.acc,none"] <= 1
 
     assert "up to date, nothing to do" in said(project, "run", "mine", "--until", "harness")
-    said(project, "run", "mine", "--until", "rlvr")
-    assert (project / "artifacts/mine/rlvr/payload/model.safetensors").exists()
-    assert "external command trl" in said(project, "lineage", "mine/rlvr", "--format", "card")
+    said(project, "run", "mine", "--until", "further")
+    assert (project / "artifacts/mine/further/payload/model.safetensors").exists()
+    assert "external command trl" in said(project, "lineage", "mine/further", "--format", "card")
