@@ -22,7 +22,7 @@ from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.pipelines.run.ensure import Result, ensure
 from pedigree.pipelines.run.runs import run_graph
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # the start of Ray alone takes 25 s of processor time
 DONE = dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
 
 
@@ -73,7 +73,6 @@ def running(lab: Lab, ends: list[Any], watch: Any = None) -> Iterator[threading.
         assert not thread.is_alive()
 
 
-@pytest.mark.proves("placement.launcher")
 def test_a_recipe_runs_in_ray_and_beside_it_and_leaves_the_same_bytes(lab: Lab, cluster: Cluster, tmp_path: Path) -> None:
     assert outcomes(lab) == DONE
     assert cluster.jobs() == dict.fromkeys(("lab/raw", "lab/clean", "lab/cleaner"), "SUCCEEDED")
@@ -84,19 +83,12 @@ def test_a_recipe_runs_in_ray_and_beside_it_and_leaves_the_same_bytes(lab: Lab, 
         assert read(local, stage, "record.json")["content"] == read(lab, stage, "record.json")["content"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ("slots: 1, launcher", "slots: 9, launcher", "has 0 of 1 nodes with {CPU: 9}: lower placement.slots, resources or nodes"),
-        ("http://127.0.0.1:", "http://127.0.0.1:1/", "start the cluster with its dashboard, or correct placement.launcher.address"),
-    ],
-)
-def test_what_ray_could_never_start_is_refused_before_the_run(lab: Lab, cluster: Cluster, old: str, new: str, why: str) -> None:
+def test_what_ray_could_never_start_is_refused_before_the_run(lab: Lab, cluster: Cluster) -> None:
     lab.edit("configs/execution/lab.yaml", "\nslots: 2", "\nslots: 9")
-    lab.edit("configs/execution/lab.yaml", old, new)
+    lab.edit("configs/execution/lab.yaml", "slots: 1, launcher", "slots: 9, launcher")
     before = cluster.jobs()
     said = Command(lab)("run", "lab", code=2)
-    assert "lab: stages raw, clean, cleaner: " in said and why in said
+    assert f"lab: stages raw, clean, cleaner: the Ray cluster at {cluster.address} has 0 of 1 nodes with {{CPU: 9}}: lower" in said
     assert not lab.runs() and cluster.jobs() == before
 
 
@@ -122,7 +114,6 @@ def test_a_queued_job_has_no_deadline_outlasts_a_silent_ray_and_is_canceled(
     assert all(cluster.jobs()[name] == "RUNNING" for name in foreign)
 
 
-@pytest.mark.nightly
 def test_a_killed_job_resumes_from_its_checkpoint(lab: Lab) -> None:
     lab.knobs(raw={"seconds": 5, "crash": 1})
     run = lab.run()
@@ -130,7 +121,6 @@ def test_a_killed_job_resumes_from_its_checkpoint(lab: Lab) -> None:
     assert [one["cause"] for one in read(lab, "raw", "run.json")["attempts"]] == ["crashed", "succeeded"]
 
 
-@pytest.mark.nightly
 def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab) -> None:
     lab.knobs(raw={"seconds": 600, "silent": True})
     seconds = round(deadline(8))
@@ -171,7 +161,9 @@ def test_a_job_that_somebody_stops_is_not_started_again_writes_a_checkpoint_and_
     assert failed.cause == "cancelled" and failed.message.startswith(f"job {job.handle.token} was stopped in Ray; its checkpoints are kept")
     assert lab.runs().count("raw") == 1
     lab.knobs()
-    assert outcomes(lab)["raw"] == "ran" and read(lab, "raw", "run.json")["attempts"][-1]["resumed_from"]
+    run = lab.run()
+    ensure(run, run.graph.find("raw"))
+    assert read(lab, "raw", "run.json")["attempts"][-1]["resumed_from"]
 
 
 def test_ranks_run_on_two_nodes(lab: Lab) -> None:
