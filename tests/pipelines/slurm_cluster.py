@@ -171,7 +171,6 @@ class Cluster:
             yield
         finally:
             self.start_controller()
-            until(lambda: self.ask("sinfo", "--noheader"))
 
     @contextmanager
     def configured(self, lines: str) -> Iterator[None]:
@@ -201,6 +200,7 @@ class Cluster:
 
     def start_controller(self) -> None:
         self._daemon("controller", self._name("slurmctld"), "-D")
+        until(lambda: self.ask("sinfo", "--noheader"))  # a node that does not reach it tries again after half a minute
 
     def start_node(self, node: str, without: Path | None = None) -> None:
         """`without`: a folder that the node does not have."""
