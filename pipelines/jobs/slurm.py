@@ -138,7 +138,8 @@ class SlurmLauncher:
                 self._running.add(token)
                 return Status("running", place=f"Slurm job {entry.number} on {entry.nodes}")
             if entry.state in QUEUED:
-                return Status("queued", waiting=f"in Slurm's queue as job {entry.number} ({entry.reason})")
+                reason = "" if entry.reason == "None" else f" ({entry.reason})"
+                return Status("queued", waiting=f"in Slurm's queue as job {entry.number}{reason}")
             return self._ended(scratch, token, entry)
         if (result := _result(scratch)) is not None:
             return Status("succeeded" if result else "failed")

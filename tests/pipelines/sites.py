@@ -24,12 +24,15 @@ class Site(Protocol):
 
     def busy(self) -> AbstractContextManager[object]:
         """No further job starts meanwhile, and those that run go on."""
+        ...
 
     def lost_node(self, lab: Lab) -> AbstractContextManager[object]:
         """The node of the lab's one job is lost meanwhile."""
+        ...
 
     def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
         """What starts jobs is away meanwhile, and those that run go on."""
+        ...
 
 
 class Here:
@@ -93,7 +96,17 @@ class Work:
         self._run.cancelled.set()
         self._thread.join(deadline(120))
 
-    def end(self) -> Result | StageFailed:
+    def outcome(self) -> str:
+        end = self._end()
+        assert isinstance(end, Result), end
+        return end.outcome
+
+    def failure(self) -> StageFailed:
+        end = self._end()
+        assert isinstance(end, StageFailed), end
+        return end
+
+    def _end(self) -> Result | StageFailed:
         self._thread.join(deadline(180))
         assert self._ends, self.seen
         return self._ends[0]

@@ -8,8 +8,6 @@ from running_lab import Lab, read, running_scratch
 from sites import Here, InSlurm, Site, at_work, waits
 from waiting import until
 
-from pedigree.pipelines.jobs.context import StageFailed
-
 pytestmark = pytest.mark.slow
 
 
@@ -33,7 +31,7 @@ def test_a_job_that_starts_and_ends_while_no_run_watches_is_taken(lab: Lab, site
     (lab.root / "go").touch()
     until(lambda: list(lab.root.glob(".pedigree/scratch/*/done.json")))
     with at_work(lab) as second:
-        assert second.end().outcome == "attached"
+        assert second.outcome() == "attached"
     assert lab.runs() == ["raw"]
 
 
@@ -43,7 +41,7 @@ def test_the_job_of_a_lost_node_resumes_elsewhere_and_what_goes_on_there_stops_i
         until(lambda: running_scratch(lab, "raw"))
         lab.knobs()
         with site.lost_node(lab):
-            assert work.end().outcome == "ran"
+            assert work.outcome() == "ran"
             until(lambda: not Command(lab).jobs())
     first, second = read(lab, "raw", "run.json")["attempts"]
     assert first["cause"] in ("lost", "crashed") and second["cause"] == "succeeded" and second["resumed_from"]
@@ -55,7 +53,7 @@ def test_a_job_ends_while_its_scheduler_is_away(lab: Lab, site: Site) -> None:
         until(waits(lab).exists)
         with site.without_scheduler(lab):
             (lab.root / "go").touch()
-            assert work.end().outcome == "ran"
+            assert work.outcome() == "ran"
     assert lab.runs() == ["raw"]
 
 
@@ -67,7 +65,7 @@ def test_a_job_goes_on_while_its_scheduler_restarts(lab: Lab, site: Site) -> Non
         with site.without_scheduler(lab):
             pass
         (lab.root / "go").touch()
-        assert work.end().outcome == "ran"
+        assert work.outcome() == "ran"
     assert lab.runs() == ["raw"]
 
 
@@ -78,7 +76,7 @@ def test_a_job_goes_on_where_no_further_one_starts(lab: Lab, site: Site) -> None
         until(waits(lab).exists)
         with site.busy():
             (lab.root / "go").touch()
-            assert work.end().outcome == "ran"
+            assert work.outcome() == "ran"
     assert lab.runs() == ["raw"]
 
 
@@ -86,5 +84,5 @@ def test_a_job_goes_on_where_no_further_one_starts(lab: Lab, site: Site) -> None
 def test_a_job_that_runs_out_of_memory_says_so(lab: Lab, site: Site) -> None:
     lab.knobs(raw={"errors": ["memory"]})
     with at_work(lab) as work:
-        failed = work.end()
-    assert isinstance(failed, StageFailed) and failed.cause == "out_of_memory" and "nothing is left to shrink" in failed.message
+        failed = work.failure()
+    assert failed.cause == "out_of_memory" and "nothing is left to shrink" in failed.message

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from commands import Command
+from commands import Command, InProcessCommand
 from running_lab import RANKS, Lab, outcomes, read, running_scratch
 from sites import at_work, waits
 from slurm_cluster import Cluster
@@ -115,7 +115,7 @@ def test_a_job_that_slurm_refuses_for_now_is_submitted_again(
         with refusing(cluster):
             until(lambda: work.shows("for Slurm to accept its job: ") and work.shows(reason))
             assert problem_of(()) is None
-        assert work.end().outcome == "ran"
+        assert work.outcome() == "ran"
     assert attempts(lab, "raw") == ["succeeded"]
 
 
@@ -126,14 +126,14 @@ def test_a_full_queue_is_waited_for(lab: Lab, cluster: Cluster) -> None:
         with at_work(lab) as work:
             until(lambda: work.shows("for Slurm to accept its job: Slurm temporarily unable to accept job"))
             cluster.ask("scancel", other)  # Slurm forgets it within a minute
-            assert work.end().outcome == "ran"
+            assert work.outcome() == "ran"
     assert attempts(lab, "raw") == ["succeeded"]
 
 
 def test_a_job_that_slurm_rejects_fails_at_once(lab: Lab) -> None:
     lab.edit("configs/execution/lab.yaml", "{type: slurm}", "{type: slurm, options: [--partition=nowhere]}")
     with at_work(lab) as work:
-        assert "Slurm rejects the job of lab/raw: invalid partition specified: nowhere" in str(work.end())
+        assert "Slurm rejects the job of lab/raw: invalid partition specified: nowhere" in str(work.failure())
 
 
 def test_a_killed_job_resumes_from_its_checkpoint_without_waiting_for_a_report(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_a_killed_job_resumes_from_its_checkpoint_without_waiting_for_a_report(l
         lab.knobs()
         for pid in Command(lab).jobs():
             os.kill(pid, signal.SIGKILL)
-        assert work.end().outcome == "ran"
+        assert work.outcome() == "ran"
     first, second = read(lab, "raw", "run.json")["attempts"]
     assert first["cause"] == "crashed" and second["cause"] == "succeeded" and second["resumed_from"]
 
@@ -157,10 +157,27 @@ def test_the_report_of_a_job_that_ended_well_is_waited_for(lab: Lab, cluster: Cl
         until(lambda: cluster.ask("squeue", "--noheader", "--me", "--states=COMPLETED", "--name=lab/raw"))
         (scratch,) = lab.root.glob(".pedigree/scratch/*")
         handle = lab.launcher.find(scratch)
-        assert handle and lab.launcher.poll(handle).state == "running"
+        until(lambda: handle and lab.launcher.poll(handle).state == "running")
         monkeypatch.setattr(slurm, "SILENCE_S", 0.0)
-        failed = work.end()
-    assert isinstance(failed, StageFailed) and failed.cause == "crashed" and "exited with code 0 and left no result" in failed.message
+        failed = work.failure()
+    assert failed.cause == "crashed" and "exited with code 0 and left no result" in failed.message
+
+
+def test_a_user_sees_where_a_job_waits_and_runs_and_follows_its_log(lab: Lab, cluster: Cluster) -> None:
+    lab.knobs(raw={"hold": "go"})
+    type_ = InProcessCommand(lab)
+    with at_work(lab) as work:
+        with cluster.drained():
+            until(lambda: work.shows("in Slurm's queue as job "))
+            number = cluster.job("lab/raw", "%A")
+            assert f"queued           in Slurm's queue as job {number}" in type_("jobs")
+            assert type_("logs", "raw").startswith(f"lab/raw waits in Slurm's queue as job {number}")
+        until(waits(lab).exists)
+        assert f"Slurm job {number} on n" in type_("jobs")
+        (lab.root / "go").touch()
+        assert type_("logs", "-f", "raw") == "step 1/1  rows 5\n"
+        assert work.outcome() == "ran"
+    assert type_("jobs") == "no job is running\n"
 
 
 @pytest.mark.nightly
@@ -170,7 +187,7 @@ def test_a_preempted_job_resumes_when_its_nodes_are_free(lab: Lab, cluster: Clus
         until(lambda: running_scratch(lab, "raw"))
         lab.knobs()
         cluster.ask("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
-        assert work.end().outcome == "ran"
+        assert work.outcome() == "ran"
     first, second = read(lab, "raw", "run.json")["attempts"]
     assert first["cause"] == "preempted" and second["cause"] == "succeeded" and second["resumed_from"]
 
@@ -189,7 +206,7 @@ def test_a_job_that_an_administrator_requeues_ends_well(lab: Lab, cluster: Clust
         if allowed:
             until(lambda: cluster.job("lab/raw", "%T") == "PENDING")
             cluster.ask("scontrol", "update", f"jobid={number}", "starttime=now")
-        assert work.end().outcome == "ran"
+        assert work.outcome() == "ran"
     assert attempts(lab, "raw") == ["succeeded"]
 
 
