@@ -42,11 +42,9 @@ from pedigree.stages.job.failures import (
 )
 from pedigree.stages.job.inputs import check_untouched, open_inputs
 from pedigree.stages.job.job import Inputs, Job, only
-from pedigree.stages.job.outcome import LONGEST_MESSAGE
+from pedigree.stages.job.outcome import LONGEST_MESSAGE, RESUME_ME
 from pedigree.stages.job.postconditions import not_trained, other_template, templates_of, unmet
 from pedigree.stages.job.spec import JobSpec
-
-RESUME_ME = 75
 
 
 def main(folder: Path) -> int:

@@ -96,7 +96,7 @@ def print_jobs(jobs: Sequence[LiveJob]) -> None:
         (
             job.address,
             job.kind,
-            f"elsewhere{f' ({job.host})' if job.host else ''}" if job.elsewhere else str(job.pid or job.launcher),
+            f"elsewhere{f' ({job.host})' if job.host else ''}" if job.elsewhere else job.scheduled or str(job.pid or job.launcher),
             "queued" if job.waiting else f"{job.step}/{job.total}" if job.total else "starting",
             numbers_text(job.numbers),
             job.waiting or (f"{duration(max(job.silent_s, 0))} ago" if job.heard else f"no heartbeat for {duration(job.silent_s)}"),

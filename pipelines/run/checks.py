@@ -24,7 +24,7 @@ from pedigree.configs.methods.external import External, missing_program
 from pedigree.configs.methods.language_model import endpoints, key_variable
 from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
-from pedigree.pipelines.jobs import checkpoint_store, ray, slurm
+from pedigree.pipelines.jobs import checkpoint_store, ray, slurm_client
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.quantities import counted, size
 from pedigree.pipelines.run.foreseen import contradictions, must_fail, of_stages
@@ -101,14 +101,13 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
         ConfigError: every such stage, with the remedy.
     """
     found, problems = list[tuple[Node, str]](), dict[str, str | None]()
-    nodes, ask_slurm = _of(run.graph, due), cache(slurm.problem_of)
-    ask_ray = cache(ray.problem_of)
+    nodes, ask_slurm, ask_ray = _of(run.graph, due), cache(slurm_client.problem_of), cache(ray.problem_of)
     for node in nodes:
         numerics, placement = run.execution.of(node.kind, node.name)
         kind = node.declaration
         computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
         if placement.launcher.type == "slurm":
-            wanted = (*slurm.resources(numerics, placement.slots), *placement.launcher.options)
+            wanted = (*slurm_client.resources(numerics, placement.slots), *placement.launcher.options)
             if node.address not in cached() and (problem := ask_slurm(wanted)):
                 found.append((node, f"Slurm would reject this job: {problem}"))
         elif placement.launcher.type == "ray":

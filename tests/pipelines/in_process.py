@@ -26,7 +26,7 @@ from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, Handle
 from pedigree.stages import __main__ as entry
 from pedigree.stages.job.failures import Preempted
 from pedigree.stages.job.job import Job
-from pedigree.stages.job.outcome import read_done
+from pedigree.stages.job.outcome import RESUME_ME, read_done
 from pedigree.stages.job.spec import JobSpec
 
 POLL_S = 0.01
@@ -84,7 +84,7 @@ class InProcessLauncher(LocalLauncher):
                 job.progress(0, 0)
                 running.exit_code = entry.work(spec, job)
             except Preempted:
-                running.exit_code = entry.RESUME_ME
+                running.exit_code = RESUME_ME
 
     def poll(self, handle: Handle) -> Status:
         running = self._own(handle)
