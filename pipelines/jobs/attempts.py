@@ -165,7 +165,9 @@ def run_job(
         handle = None
 
 
-def _submitted(run: RunContext, node: Node, scratch: Path, attempt: int, place: HeldSlots | Slurm, hold: HeldLease, fence: Fence) -> Handle:
+def _submitted(
+    run: RunContext, node: Node, scratch: Path, attempt: int, place: HeldSlots | Slurm | Ray, hold: HeldLease, fence: Fence
+) -> Handle:
     """Submit a job, again and again while its scheduler accepts none."""
     numerics, tries = read_spec(scratch).numerics, 0
     while True:

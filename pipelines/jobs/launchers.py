@@ -6,7 +6,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics, Ray, Slurm
 from pedigree.data.store.fence import Fence
 from pedigree.pipelines.jobs.launcher import LocalLauncher, Status
-from pedigree.pipelines.jobs.ray import RayLauncher
+from pedigree.pipelines.jobs.ray_launcher import RayLauncher
 from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_job
 from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.pipelines.jobs.slurm import SlurmLauncher

@@ -1,4 +1,4 @@
-"""The entry point of a job of Ray (`ray.py`): starts the job's processes in a placement group, and ends with their exit code.
+"""The entry point of a job of Ray (`ray_launcher.py`): starts the job's processes in a placement group, and ends with their exit code.
 
 It runs as a copy in the scratch folder, in the cluster's own Python, and imports nothing but Ray: Pedigree's environment may have another
 version of Python and none of Ray.

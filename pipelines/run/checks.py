@@ -24,7 +24,7 @@ from pedigree.configs.methods.external import External, missing_program
 from pedigree.configs.methods.language_model import endpoints, key_variable
 from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
-from pedigree.pipelines.jobs import checkpoint_store, ray, slurm_client
+from pedigree.pipelines.jobs import checkpoint_store, ray_launcher, slurm_client
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.quantities import counted, size
 from pedigree.pipelines.run.foreseen import contradictions, must_fail, of_stages
@@ -101,7 +101,7 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
         ConfigError: every such stage, with the remedy.
     """
     found, problems = list[tuple[Node, str]](), dict[str, str | None]()
-    nodes, ask_slurm, ask_ray = _of(run.graph, due), cache(slurm_client.problem_of), cache(ray.problem_of)
+    nodes, ask_slurm, ask_ray = _of(run.graph, due), cache(slurm_client.problem_of), cache(ray_launcher.problem_of)
     for node in nodes:
         numerics, placement = run.execution.of(node.kind, node.name)
         kind = node.declaration
@@ -111,7 +111,7 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
             if node.address not in cached() and (problem := ask_slurm(wanted)):
                 found.append((node, f"Slurm would reject this job: {problem}"))
         elif placement.launcher.type == "ray":
-            wanted = tuple(ray.bundle(placement.launcher, numerics, placement.slots).items())
+            wanted = tuple(ray_launcher.bundle(placement.launcher, numerics, placement.slots).items())
             if node.address not in cached() and (problem := ask_ray(placement.launcher.address, numerics.nodes, wanted)):
                 found.append((node, problem))
         elif isinstance(node.config, External):

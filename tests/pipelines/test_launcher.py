@@ -13,7 +13,7 @@ from waiting import deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
-from pedigree.pipelines.jobs import ray
+from pedigree.pipelines.jobs import ray_launcher
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.job_environment import job_environment
 from pedigree.pipelines.jobs.joining import join
@@ -211,11 +211,11 @@ def test_a_ray_that_does_not_answer_is_refused_before_a_run_and_says_nothing_abo
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = "http://127.0.0.1:1"
-    said = ray.problem_of(nowhere, 1, (("CPU", 1),))
+    said = ray_launcher.problem_of(nowhere, 1, (("CPU", 1),))
     assert said and said.startswith(f"no Ray answers at {nowhere} (") and "correct placement.launcher.address" in said
     told = {"token": "0" * 32, "address": nowhere}
     handle = Handle(launcher="ray", scratch=str(tmp_path), attempt=1, told=told)
     assert lab.launcher.poll(handle) == Status("queued", waiting=f"for Ray to answer at {nowhere}")
-    monkeypatch.setattr(ray, "AWAY_S", 0)
+    monkeypatch.setattr(ray_launcher, "AWAY_S", 0)
     with pytest.raises(PedigreeError, match=rf"Ray does not answer at {nowhere}, so its job in .* may go on"):
         lab.launcher.cancel(handle)

@@ -14,7 +14,7 @@ from ray_cluster import HEAD, SECOND, Cluster
 from running_lab import RANKS, Lab, outcomes, read, running_scratch
 from waiting import deadline, until
 
-from pedigree.pipelines.jobs import ray
+from pedigree.pipelines.jobs import ray_launcher
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.events import StageWaiting
 from pedigree.pipelines.jobs.live import live_jobs
@@ -40,7 +40,7 @@ def shared() -> Iterator[Cluster]:
 def cluster(shared: Cluster) -> Iterator[Cluster]:
     yield shared
     for job in shared.ask("/api/jobs/"):
-        if job["status"] in ray.ACTIVE:
+        if job["status"] in ray_launcher.ACTIVE:
             shared.stop_job(job["submission_id"])
     until(lambda: not {"PENDING", "RUNNING"} & {*shared.jobs().values()})
 
@@ -95,7 +95,7 @@ def test_what_ray_could_never_start_is_refused_before_the_run(lab: Lab, cluster:
 def test_a_queued_job_has_no_deadline_outlasts_a_silent_ray_and_is_canceled(
     lab: Lab, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray, "ANSWER_S", 1.0)
+    monkeypatch.setattr(ray_launcher, "ANSWER_S", 1.0)
     lab.edit("configs/execution/lab.yaml", "heartbeat_timeout_s: 120", "heartbeat_timeout_s: 1, timeout_s: 1")
     seen: list[str] = []
     foreign = cluster.occupy({}, {})

@@ -81,7 +81,7 @@ class RayLauncher:
         (scratch / STOP).unlink(missing_ok=True)
         (scratch / SUBMITTED).touch(mode=0o600)  # not in the request, which the dashboard shows to everyone
         (scratch / SUBMITTED).write_text(json.dumps(job))
-        driver = shutil.copy(ray_driver.__file__, scratch)
+        driver = str(shutil.copy(ray_driver.__file__, scratch))
         wait_s = max(spec.placement.grace_s, HUNG_GRACE_S) + KILL_S
         code, answer = _ask(launcher.address, "/api/jobs/", {
             "submission_id": handle.token,
