@@ -85,7 +85,7 @@ class RayLauncher:
         wait_s = max(spec.placement.grace_s, HUNG_GRACE_S) + KILL_S
         code, answer = _ask(launcher.address, "/api/jobs/", {
             "submission_id": handle.token,
-            "entrypoint": f"exec python {quote(driver)} {quote(str(scratch))} >> {quote(str(scratch / 'log.txt'))} 2>&1",
+            "entrypoint": f"exec python {quote(str(driver))} {quote(str(scratch))} >> {quote(str(scratch / 'log.txt'))} 2>&1",
             "metadata": {"job_name": spec.address},
             "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": f"{wait_s:.0f}"}},
         })  # fmt: skip
