@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pedigree.configs.base.frozen import Frozen
 
@@ -37,6 +37,13 @@ class Mlflow(Frozen):
     """`http://HOST:PORT`, or `sqlite:///FILE`, relative to the project."""
     experiment: Text = "pedigree"
     """Created if it does not exist."""
+
+    @field_validator("uri")
+    @classmethod
+    def _refuse_credentials(cls, value: str) -> str:
+        if "@" in value:  # it is shown in logs
+            raise ValueError("uri must not name a user or password: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD")
+        return value
 
 
 class Prometheus(Frozen):

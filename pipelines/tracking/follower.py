@@ -71,24 +71,34 @@ class Curves:
             following.outcome = "done" if line["state"] in MADE else "failed"
 
     def poll(self, ended: bool) -> None:
-        """Report what is new. Raises whatever the tracker raises; the next call resumes where this one failed."""
-        for address, following in list(self._following.items()):
-            outcome = following.outcome or ("interrupted" if ended else "")
-            self._read(following)
-            if following.run is None:
-                following.run = self._opened(following.stage)
-                with suppress(OSError), (following.scratch / "log.txt").open("a") as log:
-                    log.write(f"{self._tracker.type}: {following.run.place}\n")
-            if following.rows:
-                following.run.log(following.rows)
-                following.step = following.rows[-1][0]
-                following.rows.clear()
-                write_text(self._steps / following.stage.id, str(following.step))
-            if outcome:
-                following.run.finish(outcome, following.results)
-                del self._following[address]
-                if outcome == "done":
-                    (self._steps / following.stage.id).unlink(missing_ok=True)
+        """Report what is new of every stage. Raises the first error of the tracker; the next call resumes where stages failed."""
+        errors = []
+        for address in list(self._following):
+            try:
+                self._report(address, ended)
+            except Exception as error:  # boundary: whatever fails in a tracker or its library
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _report(self, address: str, ended: bool) -> None:
+        following = self._following[address]
+        outcome = following.outcome or ("interrupted" if ended else "")
+        self._read(following)
+        if following.run is None:
+            following.run = self._opened(following.stage)
+            with suppress(OSError), (following.scratch / "log.txt").open("a") as log:
+                log.write(f"{self._tracker.type}: {following.run.place}\n")
+        if following.rows:
+            following.run.log(following.rows)
+            following.step = following.rows[-1][0]
+            following.rows.clear()
+            write_text(self._steps / following.stage.id, str(following.step))
+        if outcome:
+            following.run.finish(outcome, following.results)
+            del self._following[address]
+            if outcome == "done":
+                (self._steps / following.stage.id).unlink(missing_ok=True)
 
     def _read(self, following: _Following) -> None:
         found = list(following.curve.rows())
@@ -119,10 +129,11 @@ def follow(events: BinaryIO, place: int, say: Callable[[str], None]) -> None:
     header = json.loads(events.readline())
     tracker: Tracker = TypeAdapter(Tracker).validate_python(header["trackers"][place])
     reported = PrometheusFile(tracker, header) if isinstance(tracker, Prometheus) else Curves(Project(Path.cwd()), tracker)
-    runner, away, ended = os.getppid(), False, False
+    away, ended, rest = False, False, b""
     while True:
-        ended = ended or os.getppid() != runner
-        for line in map(json.loads, events):  # each is written at once
+        ended = ended or os.getppid() != header["process"]
+        *lines, rest = (rest + events.read()).split(b"\n")  # the last may not be whole yet
+        for line in map(json.loads, lines):
             if line.get("ended"):
                 ended = True
             else:

@@ -33,9 +33,9 @@ class MlflowRun:
         else:
             tags = {TAG: stage.id, "pedigree.recipe": stage.recipe, "pedigree.kind": stage.kind}
             self._id = self._client.create_run(experiment, tags=tags, run_name=stage.address).info.run_id
-        for name, value in stage.config.items():  # equal values may be logged again
-            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-            self._client.log_param(self._id, name, text[:LONGEST])
+            for name, value in stage.config.items():  # only now: MLflow refuses changes, and a resumed job may have other numerics
+                text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+                self._client.log_param(self._id, name, text[:LONGEST])
         self.place, self._step = f"{tracker.uri} run {self._id}", 0
 
     def log(self, rows: list[Row]) -> None:

@@ -59,7 +59,8 @@ class _Events:
         self._tracked = {node.address for node in chosen if node.declaration.curve or node.output == "scores"}
         slots = {node.address: run.execution.of(node.kind, node.name)[1].slots for node in chosen}
         trackers = [tracker.model_dump(mode="json") for tracker in run.execution.trackers]
-        self.append({"recipe": run.graph.recipe, "slots": run.execution.slots, "stages": slots, "trackers": trackers})
+        header = {"process": os.getpid(), "recipe": run.graph.recipe, "slots": run.execution.slots, "stages": slots}
+        self.append(header | {"trackers": trackers})
 
     def append(self, line: dict[str, object]) -> None:
         with suppress(OSError):  # jobs themselves report a full disk
