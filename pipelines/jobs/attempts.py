@@ -139,7 +139,7 @@ def run_job(
             shutil.rmtree(scratch / PULSES, ignore_errors=True)
             attempts.append(_attempt(scratch, read_spec(scratch).code))
             write_json(scratch / ATTEMPTS, attempts)
-            handle = _submitted(run, node, scratch, len(attempts), place, hold, fence)
+            handle = submit(run, node, scratch, len(attempts), place, hold, fence)
         run.watch(StageStarted(node.address, scratch, detail))
         failure = _outcome(run, node, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
         _record_end(scratch, attempts, failure)
@@ -165,7 +165,7 @@ def run_job(
         handle = None
 
 
-def _submitted(
+def submit(
     run: RunContext, node: Node, scratch: Path, attempt: int, place: HeldSlots | Slurm | Ray, hold: HeldLease, fence: Fence
 ) -> Handle:
     """Submit a job, again and again while its scheduler accepts none."""
