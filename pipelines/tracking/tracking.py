@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -62,7 +62,7 @@ class _Events:
         header = {"process": os.getpid(), "recipe": run.graph.recipe, "slots": run.execution.slots, "stages": slots}
         self.append(header | {"trackers": trackers})
 
-    def append(self, line: dict[str, object]) -> None:
+    def append(self, line: Mapping[str, object]) -> None:
         with suppress(OSError):  # jobs themselves report a full disk
             self._stream.write(json.dumps(line) + "\n")
             self._stream.flush()
