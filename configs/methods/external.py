@@ -44,8 +44,8 @@ class External(Licensed):
     @field_validator("files")
     @classmethod
     def _check_files(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if any(name == other or name.startswith(f"{other}/") for other in value if other is not name):
+        for place, name in enumerate(value):
+            if name in value[:place] or any(name.startswith(f"{other}/") for other in value):
                 raise ValueError(f"files names {name} twice: name each file once, by itself or by its folder")
         return value
 

@@ -47,7 +47,7 @@ def examine_slurm(project: Project, execution: Execution, cache: Path) -> Iterat
             names, grace_s = probes.get((numerics.device, placement.launcher), ([], 0))
             probes[numerics.device, placement.launcher] = [*names, name], max(grace_s, placement.grace_s)
     if not wanted:
-        yield Diagnosis("launcher", True, "local: the profile places no stage in Slurm")
+        yield Diagnosis("launcher", True, "the profile places no stage in Slurm: nothing else is checked")
         return
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
@@ -110,6 +110,10 @@ def _of_node(project: Project, cache: Path, numerics: Numerics, launcher: Slurm,
     if job.state in QUEUED:
         value = f"none within {PROBE_S:.0f} s: job {job.number} waited in the queue ({job.reason}) and was removed"
         yield Diagnosis(name, True, value, "repeat this when nodes are free")
+        return
+    if job.state in ACTIVE:
+        value = f"{job.node}: job {job.number} was still running after {PROBE_S:.0f} s, and was removed"
+        yield Diagnosis(name, False, value, "look at placement.launcher.setup, and at how long Python takes to start on that node")
         return
     limit_s = _seconds(job.limit)
     if limit_s is not None and limit_s <= grace_s:

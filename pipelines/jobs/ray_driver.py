@@ -47,10 +47,12 @@ class Node:
         return code
 
     def send(self, number: int, leader: bool = False) -> None:
-        """Send a signal to the process and its group, or to the `leader` alone, once it has started."""
+        """Send a signal to the process and its session, or to the `leader` alone, once it has started."""
         self.started.wait()
-        with suppress(ProcessLookupError):
-            (os.kill if leader else os.killpg)(self.process.pid, number)
+        for pid in [self.process.pid] if leader else map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with suppress(ProcessLookupError):
+                if leader or os.getsid(pid) == self.process.pid:  # a command of an `external` stage has a group of its own
+                    os.kill(pid, number)
 
 
 def main(scratch: Path) -> int:

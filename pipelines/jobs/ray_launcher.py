@@ -30,6 +30,7 @@ from pedigree.pipelines.jobs.job_environment import job_environment
 from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, STACKS, Status, job_command
 from pedigree.pipelines.jobs.ray_driver import LOST, SIGNALED, STOP, SUBMITTED
 from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec, reported_success
+from pedigree.stages.job.outcome import RESUME_ME
 
 ASK_S = 2.0
 """Seconds between two queries about a job."""
@@ -41,7 +42,7 @@ KILL_S = 30.0
 ACTIVE = ("PENDING", "RUNNING")
 GROUP = "ray.io/node-group"
 """Label of nodes that an autoscaler may add."""
-REPORTED = (0, 1, 75)
+REPORTED = (0, 1, RESUME_ME)
 """Exit codes of a job that has written a report."""
 
 
@@ -85,12 +86,13 @@ class RayLauncher:
         wait_s = max(spec.placement.grace_s, HUNG_GRACE_S) + KILL_S
         code, answer = _ask(launcher.address, "/api/jobs/", {
             "submission_id": handle.token,
-            "entrypoint": f"exec python {quote(str(driver))} {quote(str(scratch))} >> {quote(str(scratch / 'log.txt'))} 2>&1",
+            "entrypoint": f"exec python {quote(driver)} {quote(str(scratch))} >> {quote(str(scratch / 'log.txt'))} 2>&1",
             "metadata": {"job_name": spec.address},
             "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": f"{wait_s:.0f}"}},
         })  # fmt: skip
         if code and code not in range(200, 300) and code < HTTPStatus.INTERNAL_SERVER_ERROR:
             (scratch / JOB).unlink()
+            (scratch / SUBMITTED).unlink()
             raise PedigreeError(f"Ray rejects the job of {spec.address}: {answer}")
         fault_point("job started")
         return handle
@@ -120,6 +122,7 @@ class RayLauncher:
         deadline = time.monotonic() + grace_s + KILL_S
         while self._is_active(handle) and time.monotonic() < deadline:
             time.sleep(ASK_S)
+        (scratch / SUBMITTED).unlink(missing_ok=True)  # canceled before it started
         return []
 
     def _is_active(self, handle: Handle) -> bool:
@@ -200,6 +203,8 @@ def _address(handle: Handle) -> str:
 
 
 def _job(handle: Handle) -> tuple[int, Any]:
+    if not handle.token:  # Ray would list all jobs
+        return HTTPStatus.NOT_FOUND, ""
     return _ask(_address(handle), f"/api/jobs/{handle.token}")
 
 

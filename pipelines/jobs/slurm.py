@@ -4,7 +4,6 @@ A job is found by the token of its submission, which is its comment: a controlle
 again. A controller that does not answer says nothing about a job.
 """
 
-import re
 import shlex
 import signal
 import sys
@@ -205,12 +204,6 @@ class SlurmLauncher:
         if result is None and code in REPORTED and time.monotonic() - since < SILENCE_S:
             return Status("running")
         return Status("lost" if result is None and code is None else "failed", code)
-
-
-def _token(handle: Handle) -> str:
-    """The token of a submission; empty, which is no job's, if the handle is damaged or made by others."""
-    token = handle.told.get("token")
-    return token if isinstance(token, str) and re.fullmatch("[0-9a-f]{32}", token) else ""
 
 
 def _script(scratch: Path, numerics: Numerics, grace_s: int, setup: Sequence[str]) -> str:

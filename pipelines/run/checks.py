@@ -18,7 +18,7 @@ from pedigree.configs.base.installation import is_clone, missing
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import Execution
+from pedigree.configs.language.execution import ONE_PROCESS, Execution
 from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.configs.methods.external import External, missing_program
 from pedigree.configs.methods.language_model import endpoints, key_variable
@@ -105,6 +105,8 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
     for node in nodes:
         numerics, placement = run.execution.of(node.kind, node.name)
         kind = node.declaration
+        if "deepspeed" not in kind.engine:
+            numerics = numerics.model_copy(update=ONE_PROCESS)
         computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
         if placement.launcher.type == "slurm":
             wanted = (*slurm_client.resources(numerics, placement.slots), *placement.launcher.options)

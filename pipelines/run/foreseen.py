@@ -134,7 +134,7 @@ def _not_given(project: Project, node: Node, config: External) -> Iterator[str]:
     """Files of the project that a command names, and that would not be where it runs."""
     for word in config.command:
         path = PurePosixPath(word)
-        if len(path.parts) > 1 and not path.is_absolute() and (project.root / path).is_file():
+        if len(path.parts) > 1 and not path.is_absolute() and os.path.isfile(project.root / path):
             if not any(path.is_relative_to(name) for name in node.files):
                 yield f"its command names {word}, which it does not get: add it to files"
 

@@ -27,8 +27,9 @@ OURS = ("PYTHONPATH", "PYTHONSAFEPATH")
 """Variables of jobs that would change what another program imports."""
 PACKAGES = """
 import importlib.metadata, json, platform, re
-named = [(str(one.metadata["Name"]), one.version) for one in importlib.metadata.distributions()]
-found = {name: version for name, version in named if re.fullmatch("[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}", name)}
+named = [(one.metadata.get("Name"), one.version) for one in importlib.metadata.distributions()]
+whole = [(name, version) for name, version in named if isinstance(name, str) and isinstance(version, str)]  # without METADATA: None
+found = {name: version for name, version in whole if re.fullmatch("[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}", name)}
 print(json.dumps({"python": platform.python_version(), "libraries": found}))
 """
 """Prints the packages of the Python that runs it."""
@@ -43,12 +44,15 @@ def variables(environment: Path | None) -> dict[str, str]:
 
 
 def packages(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """The version of Python and the packages that a command finds; None where `PATH` has no Python."""
+    """The version of Python and the packages that a command finds; None where `PATH` has no Python that lists them."""
     python = shutil.which("python", path=environment["PATH"])
     if python is None:
         return None
     done = subprocess.run([python, "-c", PACKAGES], env=environment, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout) if done.returncode == 0 else None
+    try:
+        return json.loads(done.stdout.strip().rpartition("\n")[2]) if done.returncode == 0 else None  # sitecustomize may print before
+    except ValueError:
+        return None
 
 
 def run_command(words: Sequence[str], folder: Path, environment: Mapping[str, str], job: Job) -> None:
@@ -70,7 +74,8 @@ def run_command(words: Sequence[str], folder: Path, environment: Mapping[str, st
     try:
         _follow(command, last, job)
     except Preempted:
-        os.killpg(command.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(command.pid, signal.SIGTERM)
         _follow(command, last, job)  # while it writes a checkpoint; after `grace_s`, all processes of the job are killed
         raise
     finally:

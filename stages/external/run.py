@@ -10,8 +10,8 @@ Below them in the scratch folder, and in the artifact:
     evidence/validation.json  for rows: whether each expectation was met
 """
 
-import math
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,8 @@ def run(config: External, inputs: Inputs, job: Job) -> dict[str, Any]:
         folders[CHECKPOINT] = str(reached)
         job.resumed_from = f"{reached.relative_to(job.folder)} of an earlier attempt"
     named = variables(environment)
-    job.command_environment = packages(named)
+    with job.busy("listing packages"):
+        job.command_environment = packages(named)
     run_command(filled(words, folders), work, named, job)
     if not any(output.iterdir()):
         raise StageError(f"the command ended without an error, but wrote nothing to {{{OUTPUT}}}: check where it writes")
@@ -153,9 +154,12 @@ def rows_in(output: Path, record: Any, title: str, job: Job) -> dict[str, Any]:
 
 def numbers_in(output: Path, job: Job) -> dict[str, Any]:
     try:
-        found = dict(_leaves(read_json(output / METRICS)))
+        leaves = list(_leaves(read_json(output / METRICS)))
     except (OSError, ArtifactError) as error:
         raise StageError(f"{WRITTEN} no {METRICS} that can be read ({error}): write numbers by name there") from error
+    found = dict(leaves)
+    if len(found) < len(leaves):
+        raise StageError(f"{WRITTEN} a {METRICS} in which two numbers have one name with dots: rename one")
     wrong = next((name for name, value in found.items() if not _is_finite(value)), None)
     if wrong is not None or not found:
         what = "no numbers" if wrong is None else f"{wrong} {found[wrong]!r:.80}, which is not a finite number"
@@ -174,4 +178,4 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

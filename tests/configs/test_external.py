@@ -30,6 +30,7 @@ TUNED = """\
         ("data: [clean]", "data: [suite]", "input 'data' is suite of type item"),
         ("output: policy", "output: reward_model", "output: must be 'policy', 'conversation', 'prompt', 'preference' or 'report'"),
         ("[scripts/train.sh, more]", "[more/a.sh, more]", "files names more/a.sh twice"),
+        ("[scripts/train.sh, more]", "[scripts/train.sh, scripts/train.sh]", "files names scripts/train.sh twice"),
         ("[scripts/train.sh, more]", "[../a.sh]", "no `..`"),
         ("data: [clean]", "data: {clean: raw}", "trains on chain/raw, which is not decontaminated against chain/suite"),
     ],

@@ -236,6 +236,11 @@ WRONG: dict[str, Case] = {
         "stage tuned: its command names scripts/train.sh, which it does not get: add it to files",
         {"scripts/train.sh": "true"},
     ),
+    "a script beside a long one": Case(
+        {"tuned": {"kind": "external", "command": ["sh", "-c", f": {'x' * 300} a/b", "scripts/train.sh", "{output}"], "output": "policy"}},
+        "stage tuned: its command names scripts/train.sh, which it does not get: add it to files",
+        {"scripts/train.sh": "true"},
+    ),
     "a file": Case(
         {"theirs": {"kind": "source_model", "source": {"type": "folder", "path": "their.gguf"}}},
         "stage theirs: their.gguf: it is a file, not a model folder: name the folder of transformers with config.json",

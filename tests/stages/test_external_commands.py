@@ -1,6 +1,7 @@
 """A command of other software as a stage: what it gets, what becomes of what it writes, and how it fails."""
 
 import json
+import os
 import signal
 import threading
 
@@ -10,8 +11,10 @@ from models import a_job, alive, config_of, tiny_policy
 from waiting import until
 
 from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.methods.external import search_path
 from pedigree.data.artifacts.artifacts import write_text
 from pedigree.stages.external import run as external
+from pedigree.stages.external.commands import packages
 from pedigree.stages.job.failures import Preempted, StageError
 
 PAIR = {
@@ -102,6 +105,8 @@ def test_a_model_is_imported_and_the_rest_of_its_folder_left_out(tmp_path):
         (command("echo {} > {output}/config.json", output="policy"), "has no weights in safetensors"),
         (command("echo '{\"a\": \"x\"}' > {output}/metrics.json", output="report"), "a 'x', which is not a finite number"),
         (command("echo '{\"a\": NaN}' > {output}/metrics.json", output="report"), "metrics.json"),
+        (command("echo '{\"a\": 1'$(printf '%0400d')'}' > {output}/metrics.json", output="report"), "a 10*, which is not a finite number"),
+        (command("echo '{\"a.b\": 1, \"a\": {\"b\": 2}}' > {output}/metrics.json", output="report"), "two numbers have one name"),
         (command("touch {output}/a", output="report"), "no metrics.json that can be read"),
         ({"command": ["no-such-program", "{output}"], "output": "report"}, "no-such-program is neither in the environment of Pedigree"),
     ],
@@ -110,6 +115,16 @@ def test_what_is_wrong_with_a_command_is_told(tmp_path, config, message):
     with pytest.raises(PedigreeError, match=message):
         run_stage(tmp_path, "external", config)
     assert not (tmp_path / "out/payload/model.safetensors").exists()
+
+
+def test_a_broken_folder_of_a_package_is_not_among_the_packages(tmp_path):
+    """As an installation that was ended leaves it: without name and version."""
+    (tmp_path / "gone-1.0.dist-info").mkdir()
+    noisy = tmp_path / "sitecustomize.py"
+    noisy.write_text("print('hello')\n")
+    found = packages({**os.environ, "PYTHONPATH": str(tmp_path), "PATH": search_path(None)})
+    assert found and "torch" in found["libraries"] and all(isinstance(one, str) for one in found["libraries"].values())
+    assert not {"None", "null"} & found["libraries"].keys()
 
 
 @pytest.mark.proves("placement.environment")
