@@ -321,6 +321,8 @@ def _gives(declaration: Kind) -> str:
     try:
         return f"`{declaration.output(declaration.config.model_construct(), {})}`"
     except (AttributeError, KeyError):  # depends on the config or the inputs
+        if "output" in declaration.config.model_fields:
+            return "its `output`"
         return "the type of its `data`" if "data" in declaration.inputs else "its `record`"
 
 

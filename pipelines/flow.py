@@ -55,7 +55,7 @@ def end_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
             if handle is not None:
                 try:
                     launcher.cancel(handle)
-                except PedigreeError as error:  # Slurm does not answer; the other jobs are ended all the same
+                except PedigreeError as error:  # its scheduler does not answer; the other jobs are ended all the same
                     LOG.warning("%s", error)
         record.remove()
 

@@ -42,11 +42,9 @@ from pedigree.stages.job.failures import (
 )
 from pedigree.stages.job.inputs import check_untouched, open_inputs
 from pedigree.stages.job.job import Inputs, Job, only
-from pedigree.stages.job.outcome import LONGEST_MESSAGE
+from pedigree.stages.job.outcome import LONGEST_MESSAGE, RESUME_ME
 from pedigree.stages.job.postconditions import not_trained, other_template, templates_of, unmet
 from pedigree.stages.job.spec import JobSpec
-
-RESUME_ME = 75
 
 
 def main(folder: Path) -> int:
@@ -111,6 +109,7 @@ def finish(spec: JobSpec, job: Job, metrics: dict[str, Any]) -> None:
     code = spec.fingerprint.model_dump() if spec.fingerprint else fingerprint(spec.kind)
     made["made_by"] = {"fingerprint": code, "environment": environment(), "hardware": hardware()}
     made["made_by"]["numerics"] = job.numerics.model_dump(mode="json")
+    made["made_by"] |= {"command_environment": job.command_environment} if job.command_environment else {}
     end(job, ok=True, seen={name: found.as_json() for name, found in seen.items()}, **made)
 
 

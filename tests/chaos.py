@@ -52,6 +52,7 @@ PATIENCE_S = 600.0
 MOST_FAILURES = 10
 """So often in a row the command may fail without having been disturbed in between."""
 PROFILE = "\nplacement: {slots: 1"
+PLACEMENT, LOCAL = "checkpoint_every_steps: 2, retries: 100", "{type: local}"
 EDIT = ("    epochs: 2\n", "    epochs: 3\n")
 """What the recipe says, and what it says for a while."""
 DISK = "1500m"
@@ -257,7 +258,13 @@ CHANGES = {
 
 
 def chaos(
-    folder: Path, planned: Sequence[str], seed: int, until: str | None, quiet: dict[str, str] | None, say: Callable[[str], None]
+    folder: Path,
+    planned: Sequence[str],
+    seed: int,
+    until: str | None,
+    quiet: dict[str, str] | None,
+    say: Callable[[str], None],
+    launcher: str = LOCAL,
 ) -> Tally:
     """Runs as many chains as it takes to place all disturbances.
 
@@ -267,6 +274,8 @@ def chaos(
         seed: of points, instants and victims.
         until: a stage at which the chains end; None for whole chains.
         quiet: contents by stage of an undisturbed run; None to make one.
+        say: called with lines on what happens.
+        launcher: of the chains' jobs; those of the quiet run are local.
     """
     rng, tally = random.Random(seed), Tally()
     if quiet is None:
@@ -284,7 +293,7 @@ def chaos(
         placed.append(tally.kills.total())
         tally.chains += 1
         with small_disk(folder / f"disk-{tally.chains}") as disk:
-            project = chaos_project(disk / f"chain-{tally.chains}")
+            project = chaos_project(disk / f"chain-{tally.chains}", launcher)
             one_chain(project, plan, rng, until, tally, say)
             made = contents(project)
             wrong = sorted(name for name in quiet.keys() & made.keys() if made[name] != quiet[name])
@@ -426,12 +435,12 @@ def resume(run: Run, tally: Tally, until: str | None) -> Run:
     return again
 
 
-def chaos_project(folder: Path) -> Path:
+def chaos_project(folder: Path, launcher: str = LOCAL) -> Path:
     """A project whose profile `chaos` is `cpu` with a checkpoint every other step and no pauses for long."""
     project = fresh_project(folder)
     cpu = (project / "configs/execution/cpu.yaml").read_text()
     assert PROFILE in cpu
-    (project / "configs/execution/chaos.yaml").write_text(cpu.replace(PROFILE, f"{PROFILE}, checkpoint_every_steps: 2, retries: 100"))
+    (project / "configs/execution/chaos.yaml").write_text(cpu.replace(PROFILE, f"{PROFILE}, {PLACEMENT}, launcher: {launcher}"))
     recipe = project / "configs/recipes" / f"{RECIPE}.yaml"
     commit = "git add -A && git -c user.name=t -c user.email=t@t commit -qm"
     text = recipe.read_text()

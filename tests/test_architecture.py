@@ -64,6 +64,7 @@ ROOMS = {
         "lineage",  # what it was made from, and whether that is so
         "estimate",  # what it will need
         "jobs",  # one running job
+        "tracking",  # what shows it elsewhere
         "maintain",  # what is deleted, or would be made again without a row
         "run",  # one stage, one recipe
         "publish",
@@ -105,10 +106,14 @@ DOORS = {
         "pipelines/prefect/recurrence.py",
     },
     "s3fs": "data/store/storage.py",
+    "ray": "pipelines/jobs/ray_driver.py",  # runs in a Ray cluster
     "huggingface_hub": "data/sources/hub.py",
     "huggingface_hub.repocard_data": "pipelines/publish/card.py",
     "packaging": {"configs/base/licenses.py", "pipelines/cli/doctor.py"},  # licenses, and markers of the lock
+    "mlflow": "pipelines/tracking/mlflow_runs.py",
     "model_signing": "pipelines/publish/signing.py",
+    "tensorboard": "pipelines/tracking/tensorboard_runs.py",
+    "wandb": "pipelines/tracking/wandb_runs.py",
     "httpx": {"stages/sampling/endpoint.py", "pipelines/deployments.py"},  # the second for the errors that Prefect's client raises
 }
 HEAVY = {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "datasets", "numba", "numpy", "pandas"}
@@ -341,6 +346,7 @@ OWN_FILES = {
     "pipelines/cli/looking.py": {"read_text"},  # logs of jobs
     "pipelines/cli/init.py": {"read_text"},  # packaged recipes, and files of the user, which it extends without parsing them
     "pipelines/cli/doctor.py": {"read_text"},  # this clone's locks, and what the machine says of itself
+    "pipelines/cli/slurm_doctor.py": {"json.loads", "read_text"},  # what a job of its own has printed
     "pipelines/cli/quiet.py": {"read_text"},  # the user's own settings of Prefect
     "pipelines/cli/completion.py": {"read_text"},  # words are looked for in the text, in what is a file
 }

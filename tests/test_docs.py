@@ -32,7 +32,7 @@ from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.published import Published
 from pedigree.configs.judging.scoring import Judge
-from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.configs.language.execution import Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
@@ -269,6 +269,8 @@ BLOCKS = [(name, number) for name in NAMES for number in range(len(blocks(name, 
 def said_in(value: Any) -> Iterator[tuple[type[Frozen], dict[str, Any]]]:
     """What a block of YAML says of recipes, forms, profiles and models: each a config class, and what it is given."""
     match value:
+        case {"trackers": _}:
+            yield Execution, value
         case {"kind": str(kind)}:
             yield KINDS[kind].config, {name: given for name, given in value.items() if name not in ("kind", "in")}
         case {"stages": stages}:
@@ -438,6 +440,12 @@ def test_the_environment_of_the_manual_is_a_file_of_its_stage_and_plays(tmp_path
     game = namespace["Environment"]()
     assert game.reset(5, 9) == " I have thought of a number from 1 to 9." and game.step("perhaps")[1:] == (-0.1, False)
     assert game.step(f"{game.number}") == ("Right!", 1.0, True) and game.step(f"It is {game.number - 1}")[0] == "Larger."
+
+
+def test_the_environment_of_the_manual_is_evaluated_and_sampled(tmp_path):
+    graph = extension(tmp_path, example("docs/own-environment.md", "kind: best_answers"))
+    assert {node.name for node in graph.own if node.files == ("environments/guess.py",)} == {"game_scores", "played"}
+    assert [graph.find(name).output for name in ("game_scores", "played", "won")] == ["scores", "judgment", "conversation"]
 
 
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):

@@ -49,6 +49,8 @@ REWARDING = ("data/chat/reward_stats.py", "stages/sampling/rewards.py")
 """Code that scores answers by reward models."""
 FUNCTIONS = tuple(f"stages/verifiers/{name}.py" for name in ("project_programs", "reward_programs", "sandboxed"))
 """Code that scores answers by functions of the project."""
+CONVERSATIONS = (*FUNCTIONS, "stages/verifiers/environments.py", "stages/sampling/conversations.py")
+"""Code of conversations with an environment of the project."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Kind:
 
     # lineage
     trains_on: frozenset[str] = frozenset()
-    """Ports whose rows reach a gradient: the decontamination gate guards them."""
+    """Ports whose rows reach a gradient if the output is a model: the decontamination gate guards them."""
     frozen: bool = False
     """Its models are final or come from outside the recipe, so that unseen suites may measure them."""
     unchecked: bool = False
@@ -93,7 +95,7 @@ class Kind:
     """Leaves out rows that overlap with benchmark items, and lists them in `evidence/manifest.jsonl`."""
 
     # code
-    verified: frozenset[str] = frozenset()
+    verified: Callable[[Any], frozenset[str]] = lambda config: frozenset()
     """Ports whose rows name the verifiers that score answers in this stage. A changed verifier makes the stage stale."""
     decided_by: Callable[[Any], Sequence[str]] = lambda config: ()
     """Files and folders of Pedigree (`data/filters`) whose code decides what it drops or how it scores. A change in them makes the stage
@@ -128,7 +130,7 @@ class Kind:
     @property
     def trains(self) -> bool:
         """Whether its output is a model trained from the one at the port `policy`."""
-        return bool(self.trains_on)
+        return bool(self.trains_on) and "policy" in self.inputs
 
     def opens_engines(self, config: Any) -> bool:
         """Whether a stage starts as many engines, or copies of a frozen model, as its placement specifies."""

@@ -17,6 +17,8 @@ INPUT = "in."
 """Prefix of a setting that is an input, which a rehearsal leaves out."""
 TOKENS = 24
 """Maximum tokens of a generated answer."""
+TURNS = 2
+"""Maximum answers in a conversation with an environment."""
 LEARNING_RATE = 1e-5
 """In a few steps a smaller rate changes less than bf16 can hold; with a larger one a tiny model becomes so sure of its answers that all
 rewards are equal."""

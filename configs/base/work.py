@@ -6,7 +6,7 @@ it does with models. A plan counts what has run, and uses the hooks for the rest
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Literal, Protocol
 
@@ -180,6 +180,14 @@ class Amounts:
     """How the requests are submitted."""
     answer: float = 0.0
     """Maximum tokens of an answer, averaged over all requests."""
+
+    def in_turns(self, turns: int, answer: float) -> "Amounts":
+        """With a request for each of up to `turns` answers of at most `answer` tokens, in place of one for the whole conversation: a later
+        prompt has all before it, on average half of what may be added."""
+        if self.requests is None or self.prompt is None:
+            return self
+        prompt = Amount(self.prompt.value + (self.answer - answer) / 2, "at most")
+        return replace(self, requests=Amount(self.requests.times(turns).value, "at most"), prompt=prompt, answer=answer)
 
 
 class PlannedStage(Protocol):

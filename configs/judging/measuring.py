@@ -3,6 +3,7 @@
 from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
+from pedigree.configs.methods.environment_programs import EvaluatedEnvironment
 from pedigree.configs.methods.language_model import Sampling
 from pedigree.configs.methods.reward_terms import RewardProgram, distinct
 from pedigree.configs.rows.datasets import PrepareData, form_of
@@ -30,6 +31,19 @@ class Evaluate(Frozen):
     """Functions of the project, as in the reward of `rlvr`. Each is a metric of every suite; of a suite whose items have the verifier
     `facts`, the first one is the score."""
 
+    environment: EvaluatedEnvironment | None = added(None)
+    """A class of the project that answers the policies between several turns; the suites have no forms. Verifiers and programs see the last
+    answer, in the conversation before it."""
+
+    @model_validator(mode="after")
+    def _check_samples(self) -> "Evaluate":
+        if self.environment and self.environment.samples > 1 and self.sampling and self.sampling.temperature == 0:
+            raise ValueError(
+                f"environment.samples is {self.environment.samples} at temperature 0, where all samples are equal: raise "
+                "sampling.temperature, or set samples to 1"
+            )
+        return self
+
     @model_validator(mode="after")
     def _check_programs(self) -> "Evaluate":
         distinct(self.programs, "programs")
@@ -51,6 +65,9 @@ class Evaluate(Frozen):
 def evaluate_problem(config: Evaluate, arrived: Arrived) -> str | None:
     """Error message if these suites do not fit the config, else None."""
     made = {label: given.config for label, given in arrived.get("suites", {}).items() if isinstance(given.config, PrepareData)}
+    formed = next((label for label, suite in made.items() if suite.form), None)
+    if config.environment and formed:
+        return f"suite {formed} has a form, but an environment plays prompts without one: evaluate it in a stage without environment"
     without = [label for label, suite in made.items() if suite.form is None]
     for label, suite in made.items():
         twin = next((other for other, given in made.items() if other != label and given.task == suite.task), None)
@@ -66,7 +83,8 @@ def evaluate_problem(config: Evaluate, arrived: Arrived) -> str | None:
         form = form_of(suite)
         if form and form.choose:
             return f"suite {label} compares choices, but programs score texts: evaluate it in a stage without programs"
-        for name in {program.called for program in config.programs} & {*(form.metrics if form else ["score"])}:
+        taken = config.environment.metrics if config.environment else ()
+        for name in {program.called for program in config.programs} & {*taken, *(form.metrics if form else ["score"])}:
             return f"suite {label} has a metric {name} already: give the program another name"
     return None
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Frozen
+from pedigree.configs.judging.pools import Sample
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.methods.preference import SppoSoft
 from pedigree.configs.methods.training import PreferenceTrain, RewardModel, reference_problem
@@ -195,6 +196,9 @@ def pair_problem(config: Pair, arrived: Arrived) -> str | None:
     if other is not None:
         reads = " and ".join(sorted(needed))
         return f"strategy {config.strategy.type} reads {reads}: remove the input {other} ({', '.join(arrived[other])})"
+    for label, given in arrived.get("judgments", {}).items():
+        if isinstance(given.config, Sample):
+            return f"judgments {label} are conversations of several turns, whose last answers follow different ones: use best_answers"
     missing = unjudged(config.by, arrived)
     if missing or config.budget is None or config.budget.choose != "disagreement":
         return missing
@@ -207,6 +211,9 @@ def pair_problem(config: Pair, arrived: Arrived) -> str | None:
 def unjudged(by: Number, arrived: Arrived) -> str | None:
     """Error message if the judgments lack the number by which answers are compared, else None."""
     for label, given in arrived.get("judgments", {}).items():
+        if isinstance(given.config, Sample) and (environment := given.config.environment):
+            if by != "score" and not (by == "verifier_score" and environment.scored_by == "verifier"):
+                return f"by {by}: judgments {label} are conversations scored by {environment.scored_by}: set by to score"
         if not isinstance(given.config, Judge):
             continue
         if by == "reward" and given.config.reward_weight == 0:

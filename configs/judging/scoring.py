@@ -106,6 +106,8 @@ def overoptimization_problem(config: Overoptimization, arrived: Arrived) -> str 
     """Error message if these judgments contain nothing to measure, else None."""
     for port in ("judgments", "gold"):
         for label, given in arrived.get(port, {}).items():
+            if isinstance(given.config, Sample):
+                return f"{port} {label} are conversations, scored without reward models: judge completions"
             if isinstance(given.config, Judge) and given.config.reward_weight == 0:
                 return f"{port} {label} contains no rewards, because its reward_weight is 0: raise it there, and add reward_models"
     return None

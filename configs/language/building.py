@@ -159,7 +159,7 @@ class Building:
         problem = None if missing else declaration.problem(config, by_label)
         if problem:
             self._complain(name, ("in",), problem)
-        files = list(_files(config.model_dump()))
+        files = [*_files(config.model_dump()), *getattr(config, "files", ())]
         twins = _of_one_name(files)
         if twins:
             self._complain(name, (), twins)

@@ -17,6 +17,7 @@ from pedigree.configs.base.mistakes import Mistakes, mistakes, not_one_of
 from pedigree.configs.base.project import PACKAGED
 from pedigree.configs.base.stores import StoreUrl
 from pedigree.configs.language.kinds import KINDS, kind_of
+from pedigree.configs.language.trackers import Tracker
 
 SMALLEST_TOKENS = 64
 """Lower bound for halving packed micro-batches: one document can be this long."""
@@ -210,6 +211,23 @@ class Slurm(Frozen):
         return value
 
 
+class Ray(Frozen):
+    """Jobs of a Ray cluster, which take `placement.slots` GPUs or, with `device: cpu`, cores on each of `numerics.nodes` nodes."""
+
+    type: Literal["ray"]
+    address: str = Field(pattern=r"^https?://[^@?#\s]*[^@?#\s/]$", max_length=1000)
+    """Of Ray's dashboard, which serves its Jobs API, e.g. `http://head:8265`."""
+    resources: dict[Annotated[str, Field(min_length=1)], Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Further resources on each node, e.g. `{memory: 200000000000}`."""
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, value: dict[str, float]) -> dict[str, float]:
+        if {"CPU", "GPU"} & value.keys():
+            raise ValueError("CPU and GPU are set by placement.slots: remove them")
+        return value
+
+
 class Placement(Frozen):
     """Where a stage runs and how it is supervised."""
 
@@ -251,8 +269,11 @@ class Placement(Frozen):
     endpoint_retries: int = Field(default=5, ge=0)
     """Retries of a request to an endpoint after a transient failure. The delay doubles from one second up to a minute, or follows the
     server's `Retry-After`."""
-    launcher: Annotated[Local | Slurm, Field(discriminator="type")] = Local()
-    """Where jobs start: `{type: local}`, or `{type: slurm, options: [...]}` (docs/slurm.md)."""
+    environment: str | None = Field(default=None, min_length=1)
+    """Folder of the Python environment whose programs `external` stages run, e.g. `~/envs/axolotl` or, relative to the project,
+    `.venv-trl`; by default that of Pedigree. The packages that it has are recorded, the path is not."""
+    launcher: Annotated[Local | Slurm | Ray, Field(discriminator="type")] = Local()
+    """Where jobs start: `{type: local}`, `{type: slurm, options: [...]}` (docs/slurm.md) or `{type: ray, address: ...}` (docs/ray.md)."""
     checkpoint_url: StoreUrl | None = None
     """`s3://BUCKET/PREFIX` or `file:///FOLDER` (a folder shared between machines): checkpoints and chunks of running jobs are mirrored
     there, so that another machine can resume if this one is lost."""
@@ -279,6 +300,8 @@ class Machine(Frozen):
     precedence."""
     bandwidth_utilization: float = Field(default=0.5, gt=0, le=1)
     """Fraction of bandwidth that generation reaches. On CPUs the default is the full measured bandwidth."""
+    slot_hour_price: float | None = Field(default=None, ge=0)
+    """Price of one slot for one hour, in any currency: `pedigree status` and the report then show costs."""
 
     @field_validator("gpu")
     @classmethod
@@ -313,6 +336,8 @@ class Execution(Frozen):
     """`KIND: {numerics: {...}, placement: {...}}`"""
     stages: dict[str, Override] = Field(default_factory=dict)
     """`STAGE: {numerics: {...}, placement: {...}}`"""
+    trackers: tuple[Tracker, ...] = Field(default=(), strict=False)
+    """Where runs report metrics and states, e.g. `[{type: tensorboard, folder: tensorboard}]` (docs/trackers.md)."""
 
     @model_validator(mode="after")
     def _check_overrides(self) -> "Execution":

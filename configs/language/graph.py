@@ -6,6 +6,7 @@ from functools import cached_property
 
 from pedigree.configs.base.document import Place
 from pedigree.configs.base.frozen import Frozen
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.mistakes import nearest
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.problems import UsageProblem
@@ -66,6 +67,11 @@ class Node:
     def parents(self) -> tuple[str, ...]:
         """Addresses of its input stages, each once, in order."""
         return tuple(dict.fromkeys(edge.source for edge in self.edges))
+
+    @property
+    def trains_on(self) -> frozenset[str]:
+        """Ports whose rows reach a gradient."""
+        return self.declaration.trains_on if self.output in MODELS else frozenset()
 
     def identity(self) -> dict[str, object]:
         """Its entry in `params.yaml`: everything that determines the result except the content of its inputs."""

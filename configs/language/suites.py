@@ -71,7 +71,7 @@ def _trained(nodes: Mapping[str, Node], unseen: set[str]) -> Iterator[Complaint]
     covered = _covered(nodes)
     for node in nodes.values():
         for edge in node.edges:
-            if edge.port in node.declaration.trains_on:
+            if edge.port in node.trains_on:
                 for missing in sorted(reported - covered[edge.source]):
                     what = f"trains on {edge.source}, which is not decontaminated against {missing}"
                     yield node, ("in", edge.port), f"{what}: put a `decontaminate` stage with that benchmark before it"

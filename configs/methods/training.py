@@ -288,6 +288,11 @@ class Rlvr(Frozen):
     environment: EnvironmentProgram | None = added(None)
     """A class of the project that answers the policy between several turns; the term `environment` of the reward is what it gives for
     them. Verifiers and all other terms see the last answer, in the conversation before it."""
+    credit: Literal["conversation", "turn"] = added("conversation")
+    """`conversation`: all tokens of a conversation have one advantage, that of its reward R. `turn`, for grpo, dapo and cispo: what the
+    environment gave for a turn is its reward r_k, all else of R belongs to the last turn, and the tokens of turn k have the advantage
+    A_k = Σ_{l≥k} (r_l - mean r) / (std r + 1e-4), mean and std over all turns of all answers to the prompt (process supervision, Shao et
+    al. 2024, arXiv 2402.03300, §4.1.3). With one turn both are equal."""
     replay: Literal["exact", "recorded"] = added("exact")
     """How an interrupted run repeats its answers. `exact`: it samples them again, with equal bits, in fixed chunks of 256 answers, each of
     which must fit into the KV cache of an engine. `recorded`: engines run as many answers as fit, and each is stored as it finishes, with
@@ -327,13 +332,12 @@ class Rlvr(Frozen):
     @property
     def longest_answer(self) -> int:
         """Maximum tokens after a prompt: of all turns and of what is between them."""
-        between = self.environment.max_observation if self.environment else 0
-        return self.turns * self.sampling.max_tokens + (self.turns - 1) * between
+        longest = self.sampling.max_tokens
+        return self.environment.longest_answer(longest) if self.environment else longest
 
     @property
-    def programs(self) -> list[RewardProgram | EnvironmentProgram]:
-        """The project's Python files, with a function each."""
-        return [*self.reward.programs, *([self.environment] if self.environment else [])]
+    def programs(self) -> list[RewardProgram]:
+        return self.reward.programs
 
     @model_validator(mode="after")
     def _check_sampling(self) -> "Rlvr":
@@ -367,6 +371,19 @@ class Rlvr(Frozen):
             raise ValueError(problem)
         if self.environment is None and any(isinstance(term, EnvironmentReward) for term in self.reward.terms):
             raise ValueError("reward.terms has the term environment, but there is none: set `environment: {path: ..., max_turns: ...}`")
+        return self
+
+    @model_validator(mode="after")
+    def _check_credit(self) -> "Rlvr":
+        if self.credit == "conversation":
+            return self
+        if self.environment is None:
+            raise ValueError("credit is turn, but answers have one turn without an environment: set environment, or remove credit")
+        algorithm = self.algorithm
+        if algorithm.advantage != "normalised" or algorithm.ratio != "token":
+            raise ValueError(f"credit is turn, which grpo, dapo and cispo support, but not {algorithm.type}: use one of them")
+        if (algorithm.kl and algorithm.kl.where == "reward") or (algorithm.teacher and algorithm.teacher.alone):
+            raise ValueError("credit is turn, but kl.where reward and teacher.alone change the rewards of whole answers: remove them")
         return self
 
     @model_validator(mode="after")

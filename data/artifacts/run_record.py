@@ -130,6 +130,8 @@ class RunConditions(Frozen):
     """Requested settings, with machine-dependent ones resolved."""
     fingerprint: Fingerprint = Fingerprint()
     environment: Environment = Environment()
+    command_environment: Environment | None = None
+    """That of the command of an `external` stage, with all of its packages."""
     hardware: Hardware = Hardware()
 
 
@@ -148,6 +150,8 @@ class Run(Frozen):
     attempts: tuple[Attempt, ...] = Field(default=(), strict=False)
     fingerprint: Fingerprint = Fingerprint()
     environment: Environment = Environment()
+    command_environment: Environment | None = None
+    """As in `RunConditions`."""
     hardware: Hardware = Hardware()
     decided_by: dict[Line, Line] | None = None
     """Code that decided what the stage kept or how it scored → its version, or its hash after an edit (`pipelines/ledger/deciding.py`);

@@ -196,6 +196,8 @@ class AnswerScore(TypedDict):
     scores: dict[str, float | None]
     """Metric → score; null if unknown."""
     reason: str
+    messages: NotRequired[list[Message]]
+    """As in `ItemScore`."""
 
 
 class ItemScore(TypedDict):
@@ -217,6 +219,8 @@ class ItemScore(TypedDict):
     """The item's category, if the task's score is an average over categories."""
     answers: NotRequired[list[AnswerScore]]
     """All answers, if there are several."""
+    messages: NotRequired[list[Message]]
+    """With an environment: the conversation before the answer."""
     logprobs: NotRequired[list[float]]
     """For compared choices: Σ log P over the tokens of each."""
 

@@ -9,7 +9,6 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -25,7 +24,9 @@ from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.provenance import CODE_ROOT, gpus
 from pedigree.data.host import machine
 from pedigree.pipelines.cli.console import echo
+from pedigree.pipelines.cli.diagnosis import Diagnosis
 from pedigree.pipelines.cli.plan import slow_text, time_text
+from pedigree.pipelines.cli.slurm_doctor import examine_slurm
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.estimate.rates import known
 from pedigree.pipelines.estimate.schedule import outlook
@@ -46,19 +47,10 @@ ON_GPUS = "bit-identical results need `numerics: {deterministic: true}` and the 
 ON_CPUS = "identical numerics give bit-identical results for the same CPU type, threads and versions"
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """One finding; `remedy` is empty if no action is needed."""
-
-    name: str
-    ok: bool
-    value: str
-    remedy: str = ""
-
-
-def main() -> int:
-    """Print all findings; return 1 if any check failed."""
-    findings = examine(Project.find())
+def main(profile: str | None = None) -> int:
+    """Print all findings, or those about the cluster of a profile; return 1 if any check failed."""
+    project = Project.find()
+    findings = examine(project) if profile is None else examine_cluster(project, profile)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         echo(f"{'ok' if finding.ok else '!!'}  {finding.name:<{width}}  {finding.value}")
@@ -90,6 +82,13 @@ def examine(project: Project) -> list[Diagnosis]:
         except Exception as error:  # a broken installation can raise anything; the other checks are still useful
             findings.append(Diagnosis("check", False, f"{type(error).__name__}: {error}", missing("train,serve")))
     return findings
+
+
+def examine_cluster(project: Project, profile: str) -> list[Diagnosis]:
+    """Check the cluster in which a profile places stages. Submits small jobs."""
+    execution = load_execution(project, profile)
+    project.private.mkdir(exist_ok=True)
+    return list(examine_slurm(project, execution, _cache(project.root)))
 
 
 def _python() -> list[Diagnosis]:
@@ -211,10 +210,20 @@ def _remote(root: Path) -> Diagnosis:
     return Diagnosis("DVC remote", True, "none: artifacts stay on this machine", hint)
 
 
-def _remotes(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and URL (without credentials) of each remote; config.local overrides config, as in DVC."""
+def _cache(root: Path) -> Path:
+    """The folder of the DVC cache; a relative path is relative to the configuration."""
+    return root / ".dvc" / _dvc_config(root).get("cache", "dir", fallback="cache")
+
+
+def _dvc_config(root: Path) -> configparser.ConfigParser:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.read([root / ".dvc" / "config", root / ".dvc" / "config.local"])
+    return parser
+
+
+def _remotes(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and URL (without credentials) of each remote; config.local overrides config, as in DVC."""
+    parser = _dvc_config(root)
     for section in parser.sections():
         name = re.fullmatch(r"'?remote \"(.+)\"'?", section)
         if name:

@@ -38,6 +38,11 @@ def find_log(project: Project, name: str) -> tuple[str, Path]:
     )
 
 
+def queued(project: Project, address: str) -> str:
+    """What the stage's job waits for in a scheduler's queue; empty if it does not."""
+    return "".join(job.waiting for job in live_jobs(project) if job.address == address)
+
+
 def follow(project: Project, address: str, log: Path) -> Iterator[str]:
     """Yield a log's text as it grows, until the stage's job ends."""
     offset, signs = 0, Signs(project)

@@ -107,6 +107,8 @@ def logs(
 
     project = Project.find()
     address, log = job_logs.find_log(project, stage)
+    if not log.stat().st_size and (reason := job_logs.queued(project, address)):
+        echo(f"{address} waits {reason}", file=sys.stderr)
     texts = job_logs.follow(project, address, log) if follow else iter([log.read_text(errors="replace")])
     shown = texts if every else job_logs.without_chatter(texts)
     if lines and not follow:
@@ -154,11 +156,18 @@ def models(
 
 
 @commands.command()
-def doctor() -> None:
-    """Check the installation.
+def doctor(
+    execution: Annotated[
+        str | None,
+        typer.Option("--execution", "--profile", metavar="PROFILE", autocompletion=completion.profiles,
+                     help="Check the Slurm cluster of this profile instead."),
+    ] = None,
+) -> None:  # fmt: skip
+    """Check the installation, or a cluster.
 
-    Checks versions, engines, cores, GPUs, disk and the DVC remote, and shows how to fix each problem. Exit code 1 if a check fails.
+    Checks versions, engines, cores, GPUs, disk and the DVC remote, and shows how to fix each problem. Exit code 1 if a check fails. With
+    --execution, submits small jobs to Slurm, and checks the profile's options and whether nodes see the project; may take minutes.
     """
     from pedigree.pipelines.cli.doctor import main as examine
 
-    raise typer.Exit(examine())
+    raise typer.Exit(examine(execution))

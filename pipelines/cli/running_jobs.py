@@ -36,9 +36,9 @@ class JobDocument:
     address: str
     kind: str
     pid: int | None
-    """Null for a job elsewhere or of Slurm."""
+    """Null for a job elsewhere or of a scheduler."""
     waiting: str | None
-    """What a job in Slurm's queue waits for; null if it runs."""
+    """What a job in the queue of Slurm or Ray waits for; null if it runs."""
     elsewhere: bool
     """It runs on another machine or in another container; `pid` is then null, and `host` names it if known."""
     host: str | None
@@ -96,7 +96,7 @@ def print_jobs(jobs: Sequence[LiveJob]) -> None:
         (
             job.address,
             job.kind,
-            f"elsewhere{f' ({job.host})' if job.host else ''}" if job.elsewhere else str(job.pid or job.launcher),
+            f"elsewhere{f' ({job.host})' if job.host else ''}" if job.elsewhere else job.scheduled or str(job.pid or job.launcher),
             "queued" if job.waiting else f"{job.step}/{job.total}" if job.total else "starting",
             numbers_text(job.numbers),
             job.waiting or (f"{duration(max(job.silent_s, 0))} ago" if job.heard else f"no heartbeat for {duration(job.silent_s)}"),

@@ -10,9 +10,12 @@ from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.live import jobs_now
 from pedigree.pipelines.json_documents import ONE_WORD
 from pedigree.pipelines.lineage.ancestry import opened
+from pedigree.pipelines.lineage.costs import Cost, cost_of
 from pedigree.pipelines.publish.commits import uncommitted
 from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.run.plans import StageSummary, drift, plan
+
+COSTS = {"slot_hours": "slot-hours", "total_slot_hours": "with ancestors", "cost": "cost", "total_cost": "with ancestors"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,8 @@ class StageStatus(StageSummary):
     changed_code: tuple[str, ...]
     """Source files that changed since its artifact was built."""
     job: Job | None
+    cost: Cost | None
+    """Of its artifact."""
 
     @property
     def words(self) -> str:
@@ -46,14 +51,21 @@ def status(run: RunContext) -> RecipeStatus:
         node, job = entry.node, jobs.get(entry.node.address)
         done = "in the remote" if entry.remote else "done"
         state = "running" if job else done if not entry.reasons else "stale" if opened(run.project, node) else "not built"
-        found.append(StageStatus.of(run.graph, entry, state, changed_code=tuple(drift(run, node)), job=job))
+        cost = cost_of(run.project.artifact(node.address), run.execution.machine.slot_hour_price)
+        found.append(StageStatus.of(run.graph, entry, state, changed_code=tuple(drift(run, node)), job=job, cost=cost))
     return RecipeStatus(tuple(found), tuple(uncommitted(run.project, run.graph)))
+
+
+def _number(cost: Cost | None, column: str) -> str:
+    return f"{getattr(cost, column):.2f}" if cost else ""
 
 
 def print_status(recipe: str, status: RecipeStatus) -> None:
     """Print the stages of a recipe, code that has changed, and what to do next."""
     stages = status.stages
-    print_table(("stage", "kind", "state", "why"), [(stage.shown, stage.kind, stage.words, stage.why) for stage in stages])
+    costs = [column for column in COSTS if any(getattr(stage.cost, column, None) is not None for stage in stages)]
+    cells = [(stage.shown, stage.kind, stage.words, *(_number(stage.cost, column) for column in costs), stage.why) for stage in stages]
+    print_table(("stage", "kind", "state", *(COSTS[column] for column in costs), "why"), cells)
     drifted = sum(bool(stage.changed_code) for stage in stages)
     if drifted:
         built = "it was built" if drifted == 1 else "they were built"

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from pedigree.configs.language.execution import Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.store.untrusted import LIST_BYTES, ArtifactError, read_plain
-from pedigree.pipelines.estimate.estimates import Estimates, run_of, run_seconds
+from pedigree.pipelines.estimate.estimates import Estimate, Estimates, operations, run_of, run_seconds
+from pedigree.pipelines.estimate.machines import gpu_named
 from pedigree.pipelines.lineage.ancestry import opened
 
 UNREADABLE = (ArtifactError, ArithmeticError, csv.Error, AttributeError, LookupError, TypeError, ValueError)
@@ -32,6 +34,9 @@ class Outcome:
     measured_tokens: int | None
     planned_seconds: float | None
     measured_seconds: float | None
+    mfu: float | None
+    """Model FLOPs utilization of a training stage without rollouts, on GPUs (arXiv 2204.02311, app. B): the operations of the method,
+    without recomputation, over those of the GPUs' peak in the time of its steps. Tokens of a shared prompt count once per answer."""
 
 
 def outcomes_of(project: Project, graph: Graph, execution: Execution) -> dict[str, Outcome]:
@@ -55,14 +60,26 @@ def _outcome(project: Project, node: Node, estimates: Estimates) -> Outcome | No
     estimate = estimates.under(node, numerics, placement, new=True)
     if estimate.needs is None or not estimate.needs.device:
         return None
+    tokens, speeds = _column(project, node, "tokens"), _column(project, node, "tokens_per_second")
     return Outcome(
         planned_bytes=estimate.needs.peak,
         measured_bytes=_measured_bytes(run, node, numerics),
         planned_tokens=estimate.amounts.tokens,
-        measured_tokens=_measured_tokens(project, node),
+        measured_tokens=round(sum(tokens)) if tokens else None,
         planned_seconds=estimate.time.seconds if estimate.time else None,
         measured_seconds=run_seconds(run),
+        mfu=mfu_of(run, estimate, numerics, tokens, speeds),
     )
+
+
+def mfu_of(run: Run, estimate: Estimate, numerics: Numerics, tokens: Sequence[float], speeds: Sequence[float]) -> float | None:
+    facts, amounts = estimate.facts, estimate.amounts
+    peak = gpu_named(run.hardware.gpus[0])[1] if numerics.device == "cuda" and run.hardware.gpus else None
+    if not facts or not facts.training or facts.sampling or not amounts.tokens or not peak or not peak.peak_tflops or not speeds:
+        return None
+    seconds = sum(count / speed for count, speed in zip(tokens, speeds, strict=True))
+    a_token = (operations(amounts, facts, checkpointing=False) or 0) / amounts.tokens.value
+    return a_token * sum(tokens) / (seconds * numerics.world_size * peak.peak_tflops * 1e12)
 
 
 def _measured_bytes(run: Run, node: Node, numerics: Numerics) -> int | None:
@@ -79,11 +96,10 @@ def curve_rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(read_plain(path, LIST_BYTES).decode())))
 
 
-def _measured_tokens(project: Project, node: Node) -> int | None:
-    """Tokens that passed through the model, from the training curve."""
+def _column(project: Project, node: Node, name: str) -> list[float]:
+    """A column of the training curve; empty if it has none."""
     artifact = opened(project, node)
     try:
-        rows = curve_rows(artifact.evidence / "curve.csv") if artifact else []
-        return round(sum(float(row["tokens"]) for row in rows)) if rows else None
+        return [float(row[name]) for row in curve_rows(artifact.evidence / "curve.csv")] if artifact else []
     except UNREADABLE:
-        return None
+        return []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import Numerics, Placement, Slurm
+from pedigree.configs.language.execution import Numerics, Placement, Ray, Slurm
 from pedigree.configs.language.graph import Node
 from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json
 from pedigree.data.store import heartbeat
@@ -20,7 +20,7 @@ from pedigree.data.store.fence import OVERTAKEN, Fence, Superseded
 from pedigree.data.store.hashing import Beat, Hashed, silent
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.events import StageProgressed, StageStarted, StageWaiting
-from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, Status
+from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, Deferred, Status
 from pedigree.pipelines.jobs.launchers import Launchers
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
 from pedigree.pipelines.jobs.processes import described
@@ -117,7 +117,7 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
 
 
 def run_job(
-    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, place: HeldSlots | Slurm, hold: HeldLease
+    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, place: HeldSlots | Slurm | Ray, hold: HeldLease
 ) -> None:
     """Run the job until it succeeds; retry transient failures and record every attempt.
 
@@ -137,10 +137,9 @@ def run_job(
                 (scratch / left).unlink(missing_ok=True)
             shutil.rmtree(scratch / "out", ignore_errors=True)
             shutil.rmtree(scratch / PULSES, ignore_errors=True)
-            spec = read_spec(scratch)
-            attempts.append(_attempt(scratch, spec.code))
+            attempts.append(_attempt(scratch, read_spec(scratch).code))
             write_json(scratch / ATTEMPTS, attempts)
-            handle = run.jobs().submit(scratch, spec.numerics, len(attempts), place, fence)
+            handle = submit(run, node, scratch, len(attempts), place, hold, fence)
         run.watch(StageStarted(node.address, scratch, detail))
         failure = _outcome(run, node, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
         _record_end(scratch, attempts, failure)
@@ -164,6 +163,21 @@ def run_job(
         if run.cancelled.wait(_pause_s(failures, preemptions, further)):
             raise Cancelled("canceled before the next attempt")
         handle = None
+
+
+def submit(
+    run: RunContext, node: Node, scratch: Path, attempt: int, place: HeldSlots | Slurm | Ray, hold: HeldLease, fence: Fence
+) -> Handle:
+    """Submit a job, again and again while its scheduler accepts none."""
+    numerics, tries = read_spec(scratch).numerics, 0
+    while True:
+        try:
+            return run.jobs().submit(scratch, numerics, attempt, place, fence)
+        except Deferred as error:
+            run.watch(StageWaiting(node.address, str(error)))
+            if run.cancelled.wait(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]):
+                raise Cancelled("canceled before its job was submitted") from error
+        tries, fence = tries + 1, _fence(hold)  # had the scheduler accepted the job after all, that job would stop itself
 
 
 def _fence(hold: HeldLease) -> Fence:
@@ -256,7 +270,7 @@ def _wait(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: Held
             status = jobs.poll(handle)
             if status.waiting != waiting:
                 waiting = status.waiting
-                run.watch(StageWaiting(node.address, waiting) if waiting else StageStarted(node.address, watch.scratch))
+                run.watch(StageWaiting(node.address, waiting) if waiting else StageStarted(node.address, watch.scratch, status.place))
             if status.state == "queued":
                 watch.rest()
             elif status.state == "unknown":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.artifacts import ArtifactError, write_json
@@ -61,8 +62,14 @@ class Status:
     """Evidence that the kernel killed one of the job's own processes for lack of memory."""
     waiting: str = ""
     """What a queued job waits for."""
+    place: str = ""
+    """Where a scheduler runs the job."""
     end: tuple[str, str] | None = None
     """Cause and message of a failure that the scheduler knows."""
+
+
+class Deferred(PedigreeError):
+    """The scheduler accepts no job now, but may accept the same one later. The message is what the stage waits for."""
 
 
 class LocalLauncher:

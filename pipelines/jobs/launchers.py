@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from pedigree.configs.base.project import Project
-from pedigree.configs.language.execution import Numerics, Slurm
+from pedigree.configs.language.execution import Numerics, Ray, Slurm
 from pedigree.data.store.fence import Fence
 from pedigree.pipelines.jobs.launcher import LocalLauncher, Status
+from pedigree.pipelines.jobs.ray_launcher import RayLauncher
 from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_job
 from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.pipelines.jobs.slurm import SlurmLauncher
@@ -15,16 +16,18 @@ class Launchers:
     """Starts, polls and ends jobs. Has no state of its own: the scratch folder holds all that is needed to find a job again."""
 
     def __init__(self, project: Project, local: LocalLauncher | None = None) -> None:
-        self.local, self.slurm = local or LocalLauncher(project), SlurmLauncher(project)
+        self.local, self.slurm, self.ray = local or LocalLauncher(project), SlurmLauncher(project), RayLauncher(project)
 
-    def submit(self, scratch: Path, numerics: Numerics, attempt: int, place: HeldSlots | Slurm, fence: Fence | None = None) -> Handle:
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, place: HeldSlots | Slurm | Ray, fence: Fence | None = None) -> Handle:
         """Start the job of a scratch folder in slots of this machine, or queue it."""
         before = read_job(scratch)
-        if before is not None and before.launcher == self.slurm.name:
-            self.slurm.cancel(before, grace_s=0.0)
+        if before is not None and self._of(before) is not self.local:
+            self._of(before).cancel(before, grace_s=0.0)
             (scratch / JOB).unlink()
         if isinstance(place, Slurm):
             return self.slurm.submit(scratch, numerics, attempt, place, fence)
+        if isinstance(place, Ray):
+            return self.ray.submit(scratch, numerics, attempt, place, fence)
         return self.local.submit(scratch, numerics, attempt, place, fence)
 
     def poll(self, handle: Handle) -> Status:
@@ -37,9 +40,9 @@ class Launchers:
     def find(self, scratch: Path) -> Handle | None:
         """The last job submitted for a scratch folder, even if its submitter died while submitting it."""
         known = read_job(scratch)
-        if known is not None and known.launcher == self.slurm.name:
+        if known is not None and self._of(known) is not self.local:
             return known.model_copy(update={"scratch": str(scratch)})  # its folder may have been moved since
         return self.local.find(scratch)
 
-    def _of(self, handle: Handle) -> LocalLauncher | SlurmLauncher:
-        return self.slurm if handle.launcher == self.slurm.name else self.local
+    def _of(self, handle: Handle) -> LocalLauncher | SlurmLauncher | RayLauncher:
+        return {self.slurm.name: self.slurm, self.ray.name: self.ray}.get(handle.launcher, self.local)

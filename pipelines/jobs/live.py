@@ -96,6 +96,8 @@ class LiveJob:
     numbers: dict[str, float]
     waiting: str
     """What a queued job waits for; empty if it runs."""
+    scheduled: str
+    """Where a scheduler runs it; empty for jobs of other launchers."""
     silent_s: float
     """Seconds since its last heartbeat, by this machine's clock; for a job elsewhere, seconds listened without hearing from it."""
 
@@ -148,6 +150,7 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
                 total=beat.total,
                 numbers=reported(beat.numbers),
                 waiting=status.waiting,
+                scheduled=status.place,
                 silent_s=silent,
             )
         )

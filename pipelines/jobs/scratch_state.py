@@ -5,6 +5,7 @@ required to interpret the work in the folder, so resumable work without it is le
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,6 +100,12 @@ class Handle(Frozen):
     submitted_at: Annotated[float, Field(ge=0, le=1e11)] = 0.0
     """For display: by the clock of the submitting machine."""
 
+    @property
+    def token(self) -> str:
+        """The token of a submission to a scheduler; empty, which is no job's, if the handle is damaged or made by others."""
+        token = self.told.get("token")
+        return token if isinstance(token, str) and re.fullmatch("[0-9a-f]{32}", token) else ""
+
 
 def read_job(scratch: Path) -> Handle | None:
     """The job submitted last; None if unknown."""
@@ -149,6 +156,15 @@ def has_reported(scratch: Path) -> bool:
         return read_done(scratch) is not None
     except ArtifactError:
         return True
+
+
+def reported_success(scratch: Path) -> bool | None:
+    """Whether the job reports success; None if it has not reported its end. Reading an unreadable report raises its error later."""
+    try:
+        done = read_done(scratch)
+    except ArtifactError:
+        return False
+    return None if done is None else done.ok
 
 
 def answers_size(scratch: Path) -> int:

@@ -4,12 +4,8 @@ A job is found by the token of its submission, which is its comment: a controlle
 again. A controller that does not answer says nothing about a job.
 """
 
-import os
-import re
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,30 +17,25 @@ from pathlib import Path
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics, Slurm
-from pedigree.data.artifacts.artifacts import ArtifactError, write_json, write_text
+from pedigree.data.artifacts.artifacts import write_json, write_text
 from pedigree.data.host.faults import fault_point
 from pedigree.data.store.fence import Fence
 from pedigree.data.store.heartbeat import SILENCE_S
 from pedigree.pipelines.jobs.job_environment import job_environment
-from pedigree.pipelines.jobs.launcher import STACKS, STACKS_S, Status, job_command
-from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec
-from pedigree.stages.job.outcome import read_done
+from pedigree.pipelines.jobs.launcher import STACKS, STACKS_S, Deferred, Status, job_command
+from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec, reported_success
+from pedigree.pipelines.jobs.slurm_client import ask, batch_script, deferral, exit_code, is_away, is_installed, message, resources
+from pedigree.stages.job.outcome import RESUME_ME
 
 SCRIPT = "job.sh"
 ASK_S = 2.0
 """Seconds between two queries, each about all jobs of this user."""
-ANSWER_S = 30.0
-"""Longest wait for an answer; a client tries for 20 s to reach a controller that is away."""
 AWAY_S = 60.0
 """How long to try to end a job while the controller does not answer."""
 KILL_S = 60.0
 """Longest wait for the end of a job that Slurm kills: its KillWait is 30 s by default."""
 QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED")
 ACTIVE = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING")
-AWAY = ("Unable to contact", "Socket timed out", "Connection refused", "timed out")
-"""Of a client's message: the controller may or may not have accepted the job."""
-NEVER = ("PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS")
-"""Reasons of a pending job that waiting does not remove."""
 ENDS = {
     "TIMEOUT": ("preempted", "Slurm ended the job at its time limit"),
     "DEADLINE": ("timeout", "Slurm ended the job at its deadline"),
@@ -55,6 +46,8 @@ ENDS = {
     "OUT_OF_MEMORY": ("out_of_memory", "the job exceeded the memory that Slurm gave it"),
 }
 """State of a job that ended without a result → (cause, message)."""
+REPORTED = (0, 1, RESUME_ME, None)
+"""Exit codes of a job that has written a report; None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,7 @@ class _Queue:
     def _ask(self) -> dict[str, _Entry] | None:
         if not is_installed():
             return None
-        answer = _run("squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%N|%r|%k")
+        answer = ask("squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%N|%r|%k")
         rows = [line.split("|", 4) for line in answer.stdout.splitlines() if line.count("|") >= 4]
         return None if answer.returncode else {row[4]: _Entry(*row[:4]) for row in rows}
 
@@ -103,45 +96,51 @@ class SlurmLauncher:
         self.project = project
         self._running: set[str] = set()
         """Tokens of jobs that were seen running, and so go on while the controller is away."""
-        self._ends: dict[str, float] = {}
-        """Token → when a job without a result was first seen to have ended."""
+        self._ends: dict[str, tuple[float, int | None]] = {}
+        """Token → when a job without a result was first seen to have ended, and its exit code."""
 
     def submit(self, scratch: Path, numerics: Numerics, attempt: int, launcher: Slurm, fence: Fence | None = None) -> Handle:
         """Queue the job described by `scratch/spec.json`.
 
         Raises:
+            Deferred: Slurm accepts no job now.
             PedigreeError: Slurm rejects it.
         """
         spec = read_spec(scratch)
         told = {"token": uuid.uuid4().hex, "steps": numerics.nodes > 1, "ranks": numerics.world_size}
         handle = Handle(launcher=self.name, scratch=str(scratch), attempt=attempt, told=told, submitted_at=time.time())
         write_json(scratch / JOB, handle.model_dump())  # before the job exists, so that it is found if this process dies now
+        (scratch / "log.txt").touch()  # `pedigree logs` finds it while the job is queued
         write_text(scratch / SCRIPT, _script(scratch, numerics, spec.placement.grace_s, launcher.setup))
-        answer = _run(
+        answer = ask(
             "sbatch", "--parsable", "--no-requeue", "--export=ALL", f"--job-name={spec.address}", f"--comment={told['token']}",
             "--open-mode=append", f"--output={scratch / 'log.txt'}", f"--chdir={self.project.root}",
             f"--signal={'' if told['steps'] else 'B:'}TERM@{spec.placement.grace_s}",
             *resources(numerics, spec.placement.slots), *launcher.options, str(scratch / SCRIPT),
             environment=job_environment(scratch, numerics, self.project.code(spec.code), [], fence),
         )  # fmt: skip
-        if answer.returncode and not _away(answer):
+        if (reason := deferral(answer)) is not None:
             (scratch / JOB).unlink()
-            raise PedigreeError(f"Slurm rejects the job of {spec.address}: {_message(answer)}")
+            raise Deferred(f"for Slurm to accept its job: {reason}")
+        if answer.returncode and not is_away(answer):
+            (scratch / JOB).unlink()
+            raise PedigreeError(f"Slurm rejects the job of {spec.address}: {message(answer)}")
         fault_point("job started")
         _QUEUE.jobs(fresh=True)
         return handle
 
     def poll(self, handle: Handle) -> Status:
-        token, scratch = _token(handle), Path(handle.scratch)
+        token, scratch = handle.token, Path(handle.scratch)
         queue = _QUEUE.jobs()
         if queue is not None and (entry := queue.get(token)) is not None:
             if entry.state in ACTIVE:
                 self._running.add(token)
-                return Status("running")
+                return Status("running", place=f"Slurm job {entry.number} on {entry.nodes}")
             if entry.state in QUEUED:
-                return Status("queued", waiting=f"in Slurm's queue as job {entry.number} ({entry.reason})")
+                reason = "" if entry.reason == "None" else f" ({entry.reason})"
+                return Status("queued", waiting=f"in Slurm's queue as job {entry.number}{reason}")
             return self._ended(scratch, token, entry)
-        if (result := _result(scratch)) is not None:
+        if (result := reported_success(scratch)) is not None:
             return Status("succeeded" if result else "failed")
         if queue is not None or not is_installed():
             return Status("unknown")
@@ -161,12 +160,12 @@ class SlurmLauncher:
         whom = [] if handle.told.get("steps") else ["--batch"]
         if entry.state in ACTIVE and grace_s != 0.0:
             for number in STACKS if stacks and handle.told.get("ranks") == 1 else ():
-                _run("scancel", f"--signal={int(number)}", *whom, entry.number)
+                ask("scancel", f"--signal={int(number)}", *whom, entry.number)
                 time.sleep(STACKS_S)
-            _run("scancel", f"--signal={int(signal.SIGTERM)}", *whom, entry.number)
+            ask("scancel", f"--signal={int(signal.SIGTERM)}", *whom, entry.number)
             self._await_end(handle, read_spec(Path(handle.scratch)).placement.grace_s if grace_s is None else grace_s)
         if self._active(handle) is not None:
-            _run("scancel", entry.number)
+            ask("scancel", entry.number)
             self._await_end(handle, KILL_S)
         return []
 
@@ -176,113 +175,43 @@ class SlurmLauncher:
             time.sleep(ASK_S)
 
     def _active(self, handle: Handle) -> _Entry | None:
-        """The job, unless it has ended.
+        """The job, unless it has ended, or reported its end to a run that Slurm does not answer.
 
         Raises:
             PedigreeError: Slurm does not answer.
         """
         deadline = time.monotonic() + AWAY_S
         while (queue := _QUEUE.jobs(fresh=True)) is None:
+            if reported_success(Path(handle.scratch)) is not None:
+                return None
             if not is_installed() or time.monotonic() > deadline:
                 raise PedigreeError(f"Slurm does not answer, so its job in {handle.scratch} may go on: try again on a login node")
             time.sleep(ASK_S)
-        entry = queue.get(_token(handle))
+        entry = queue.get(handle.token)
         return entry if entry is not None and entry.state in (*QUEUED, *ACTIVE) else None
 
     def _ended(self, scratch: Path, token: str, entry: _Entry) -> Status:
-        """State of a job that Slurm knows to have ended. Its report may be seen only later: network file systems cache what is missing."""
-        result, ended = _result(scratch), entry.state.partition(" ")[0]
+        """State of a job that Slurm knows to have ended. Network file systems show a report late, so one that may exist is waited for."""
+        result, ended = reported_success(scratch), entry.state.partition(" ")[0]
         if result:
             return Status("succeeded")
-        if result is None and time.monotonic() - self._ends.setdefault(token, time.monotonic()) < SILENCE_S:
-            return Status("running")
         if ended in ENDS and (result is None or ended == "CANCELLED"):
-            cause, message = ENDS[ended]
-            return Status("failed", end=(cause, f"{message} (job {entry.number}{f' on {entry.nodes}' if entry.nodes else ''})"))
-        code = _exit_code(entry.number)
+            cause, text = ENDS[ended]
+            return Status("failed", end=(cause, f"{text} (job {entry.number}{f' on {entry.nodes}' if entry.nodes else ''})"))
+        if token not in self._ends:
+            self._ends[token] = time.monotonic(), exit_code(entry.number)
+        since, code = self._ends[token]
+        if result is None and code in REPORTED and time.monotonic() - since < SILENCE_S:
+            return Status("running")
         return Status("lost" if result is None and code is None else "failed", code)
 
 
-def is_installed() -> bool:
-    return shutil.which("squeue") is not None
-
-
-def _token(handle: Handle) -> str:
-    """The token of a submission; empty, which is no job's, if the handle is damaged or made by others."""
-    token = handle.told.get("token")
-    return token if isinstance(token, str) and re.fullmatch("[0-9a-f]{32}", token) else ""
-
-
-def _result(scratch: Path) -> bool | None:
-    """Whether the job reports success; None if it has not reported its end. Reading an unreadable report raises its error later."""
-    try:
-        done = read_done(scratch)
-    except ArtifactError:
-        return False
-    return None if done is None else done.ok
-
-
-def problem_of(wanted: tuple[str, ...]) -> str | None:
-    """Why Slurm would reject a job with these options, or never start it; None also if its controller does not answer.
-
-    Slurm's own test takes nodes that are down or drained for missing, although it queues jobs for them. So a job that the test refuses is
-    submitted, with nothing to do, and canceled: the reason why it is pending tells the two apart.
-    """
-    tested = _run("sbatch", "--test-only", *wanted, "--wrap=true")
-    if not tested.returncode or _away(tested):
-        return None
-    answer = _run("sbatch", "--parsable", "--output=/dev/null", "--job-name=pedigree-test", *wanted, "--wrap=true")
-    if answer.returncode:
-        return None if _away(answer) else _message(answer)
-    number = answer.stdout.strip().partition(";")[0]
-    reason = _run("squeue", "--noheader", "--format=%r", f"--jobs={number}").stdout.strip()
-    _run("scancel", number)
-    return f"{_message(tested)} ({reason})" if reason in NEVER else None
-
-
-def resources(numerics: Numerics, slots: int) -> list[str]:
-    """The part of a cluster that a job takes: `slots` GPUs or cores on each of its nodes."""
-    amount = f"--gpus-per-node={slots}" if numerics.device == "cuda" else f"--cpus-per-task={slots}"
-    return [f"--nodes={numerics.nodes}", "--ntasks-per-node=1", amount]
-
-
 def _script(scratch: Path, numerics: Numerics, grace_s: int, setup: Sequence[str]) -> str:
-    """A batch script that becomes the job, which thereby gets Slurm's signals; on several nodes each task is one of them."""
+    """The batch script of a job; on several nodes each task is one of them."""
     if numerics.nodes == 1:
         command = shlex.join(job_command(scratch, numerics, grace_s))
     else:
         node = shlex.join([sys.executable, "-m", "pedigree.stages.training.nodes", str(scratch)])
         role = shlex.quote(f"[ $SLURM_PROCID = 0 ] && role=lead || role=join; exec {node} $role")
         command = f"srun --kill-on-bad-exit=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} sh -c {role}"
-    return "\n".join(["#!/bin/bash", "set -e", *setup, f"exec {command}", ""])
-
-
-def _run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """The answer of one of Slurm's programs.
-
-    Raises:
-        PedigreeError: it is not installed.
-    """
-    try:
-        return subprocess.run(arguments, capture_output=True, text=True, timeout=ANSWER_S, env=environment or dict(os.environ))
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(arguments, 1, "", f"{arguments[0]} timed out")
-    except FileNotFoundError as error:
-        missing = f"{arguments[0]} is not in PATH: run this on a login node of the cluster, or remove placement.launcher from the profile"
-        raise PedigreeError(missing) from error
-
-
-def _away(answer: subprocess.CompletedProcess[str]) -> bool:
-    return any(words in answer.stderr for words in AWAY)
-
-
-def _message(answer: subprocess.CompletedProcess[str]) -> str:
-    lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.stderr.strip().splitlines()]
-    return "; ".join(line.removeprefix("allocation failure: ") for line in lines) or f"exit code {answer.returncode}"
-
-
-def _exit_code(number: str) -> int | None:
-    """Exit code of a job that Slurm still knows; negative: a signal."""
-    found = _run("scontrol", "show", "job", "--oneliner", number).stdout.partition(" ExitCode=")[2].split(" ")[0]
-    code, _, killed = found.partition(":")
-    return None if not code.isdigit() else -int(killed) if killed.isdigit() and int(killed) else int(code)
+    return batch_script(setup, command)

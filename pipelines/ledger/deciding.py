@@ -32,6 +32,7 @@ BEFORE_RECORDS = {"constraint": 2, "python": 2, "strict_math": 2}
 """Versions of the verifiers behind records without `decided_by`; of all others 1."""
 BEFORE_RENAMED = {
     "data/chat/chat_template.py": ("data/chat/chat.py",),
+    "stages/sampling/conversations.py": ("stages/rlvr/conversations.py",),
     "stages/rlvr/group_selection.py": ("stages/rlvr/resampling.py", "stages/rlvr/kept_answers.py"),
     "stages/verifiers/project_programs.py": ("stages/verifiers/reward_programs.py",),
 }
@@ -66,7 +67,7 @@ def deciding_code(node: Node, verifiers: Iterable[str], root: Path = CODE_ROOT) 
 
 def has_deciding_code(node: Node) -> bool:
     """Whether any code but that of its version decides a stage's result."""
-    return bool(node.declaration.verified or node.declaration.decided_by(node.config)) or _decides_itself(node)
+    return bool(node.declaration.verified(node.config) or node.declaration.decided_by(node.config)) or _decides_itself(node)
 
 
 def _decides_itself(node: Node) -> bool:
@@ -78,7 +79,7 @@ def named_verifiers(node: Node, folders: Iterable[tuple[str, Path]]) -> set[str]
     """The verifiers that the rows of a stage's inputs name, as (port, folder of the artifact); of those that are here."""
     found: set[str] = set()
     for port, folder in folders:
-        if port in node.declaration.verified and (folder / "payload").is_dir():
+        if port in node.declaration.verified(node.config) and (folder / "payload").is_dir():
             for row in records.stream(folder / "payload", ("verifier", "others")):
                 named = (row["verifier"], *(row.get("others") or {}).values())
                 found.update(str(one["name"]) for one in named if one)

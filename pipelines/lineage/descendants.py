@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.language.graph import postorder
 from pedigree.configs.language.kinds import KINDS, measures
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record
@@ -91,7 +92,7 @@ def _step(record: Record, port: str, parent: Descendant, holds: Mapping[str, boo
         return None
     if parent.how != HELD:
         return BELOW
-    if record.kind in KINDS and port in KINDS[record.kind].trains_on:
+    if record.type in MODELS and record.kind in KINDS and port in KINDS[record.kind].trains_on:
         return TRAINED
     if record.type not in records.RECORDS:
         return BELOW

@@ -178,9 +178,11 @@ def _code(made: Pedigree) -> dict[str, Any]:
 
 def _environment(made: Pedigree) -> dict[str, Any]:
     environment = made.run.environment
-    libraries = {f"library {name}": found for name, found in environment.libraries.items()}
+    libraries: dict[str, Any] = {f"library {name}": found for name, found in environment.libraries.items()}
     locks = {f"lock {name}": found for name, found in environment.locks.items()}
     hardware = {f"hardware {name}": found for name, found in made.run.as_json().get("hardware", {}).items()}
+    if command := made.run.command_environment:
+        libraries |= {"command python": command.python, **{f"command library {name}": found for name, found in command.libraries.items()}}
     return {"python": environment.python, **libraries, **locks, **hardware}
 
 

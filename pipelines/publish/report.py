@@ -6,7 +6,7 @@ Missing or damaged artifacts are reported on the page. An artifact whose payload
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.suites import looks
 from pedigree.data.artifacts.artifacts import Run, write_text
 from pedigree.pipelines.estimate.reality import UNREADABLE, Outcome, curve_rows, outcomes_of
+from pedigree.pipelines.lineage.costs import Cost, cost_of
 from pedigree.pipelines.publish import report_data
 from pedigree.pipelines.publish.charts import Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pedigree.pipelines.publish.comparison import Comparison, comparisons
@@ -67,7 +68,9 @@ def gather(project: Project, graph: Graph) -> "Page":
         execution = load_execution(project, graph.execution)
     except ConfigError:  # the profile may be in the middle of an edit
         execution = Execution(slots=1)
-    return Page(graph, stages, damaged, outcomes_of(project, graph, execution))
+    price = execution.machine.slot_hour_price
+    costs = {address: cost for address in graph.nodes if (cost := cost_of(project.artifact(address), price))}
+    return Page(graph, stages, damaged, outcomes_of(project, graph, execution), costs)
 
 
 def _without_undrawable(page: "Page") -> "Page":
@@ -82,7 +85,7 @@ def _without_undrawable(page: "Page") -> "Page":
             reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
             problems.append(f"{stage.shown}: its metrics or evidence cannot be shown ({reason}); run `pedigree verify`")
             stages.append(Stage(stage.node, stage.shown, None, problems[-1]))
-    return Page(page.graph, stages, problems, page.outcomes)
+    return Page(page.graph, stages, problems, page.outcomes, page.costs)
 
 
 def _render(page: "Page") -> str:
@@ -96,7 +99,7 @@ def filled(template: str, **given: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    forms = {"size": size, "duration": duration, "number": "{:,.0f}".format}
+    forms = {"size": size, "duration": duration, "number": "{:,.0f}".format, "hours": "{:,.2f}".format, "percent": "{:.1%}".format}
     environment.filters |= {name: partial(_formatted, form) for name, form in forms.items()} | {"numerics": numerics_text}
     return environment.get_template(template).render(**given, css=(TEMPLATES / "report.css").read_text())
 
@@ -143,6 +146,8 @@ class Page:
     problems: Sequence[str] = ()
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     """Address of a finished stage that uses a model → planned and measured resources."""
+    costs: Mapping[str, Cost] = field(default_factory=dict)
+    """Address of a finished stage → slot-hours and price."""
     sections: Sequence[tuple[str, str]] = SECTIONS
 
     @property
@@ -152,7 +157,7 @@ class Page:
     @property
     def facts(self) -> list[tuple[str, str]]:
         built = [stage for stage in self.stages if stage.artifact]
-        models = [stage for stage in built if stage.node.declaration.trains_on]
+        models = [stage for stage in built if stage.node.trains_on]
         seconds = [stage.seconds for stage in built if stage.seconds is not None]
         rows = sum(int(stage.metrics.get("rows", 0) or 0) for stage in self._cleaned(built))
         facts = [("stages built", f"{len(built)} of {len(self.stages)}"), ("models trained", str(len(models)))]
@@ -348,7 +353,7 @@ def _samples(stage: Stage) -> Iterator[dict[str, Any]]:
         pair = [answers[label] for label in ends if label in answers and answers[label]["score"] is not None]
         if len(pair) == 2:
             change = pair[1]["score"] - pair[0]["score"]
-            sample = {"prompt": _prompt(pair[0]), "answers": [answer | {"text": _shown_answer(answer["text"])} for answer in pair]}
+            sample = {"prompt": _prompt(pair), "answers": [answer | {"text": _shown_answer(_said(answer, pair))} for answer in pair]}
             gains, losses, ties = groups.setdefault(task, ([], [], []))
             (gains if change > 0 else losses if change < 0 else ties).append(sample)
     for task, piles in sorted(groups.items()):
@@ -362,11 +367,23 @@ def _shown_answer(text: str) -> str:
     return text.strip() if len(text) <= LONGEST_ANSWER else f"{text.strip()[:LONGEST_ANSWER]} …"
 
 
-def _prompt(row: Mapping[str, Any]) -> str:
-    messages = row.get("messages")
-    if isinstance(messages, list):
-        return "\n".join(f"{message['content']}" for message in messages)
-    return str(row.get("prompt", row["id"]))
+def _prompt(pair: Sequence[Mapping[str, Any]]) -> str:
+    """The messages with which both answers begin: of conversations with an environment, those before the first turn that differs."""
+    shared = _shared(pair)
+    return "\n".join(f"{message['content']}" for message in shared) if shared else str(pair[0].get("prompt", pair[0]["id"]))
+
+
+def _said(answer: Mapping[str, Any], pair: Sequence[Mapping[str, Any]]) -> str:
+    """What follows the shared messages."""
+    messages = answer.get("messages")
+    later = messages[len(_shared(pair)) :] if isinstance(messages, list) else []
+    return "\n".join([*(f"{message['role']}: {message['content']}" for message in later), answer["text"]])
+
+
+def _shared(pair: Sequence[Mapping[str, Any]]) -> list[Any]:
+    given = [row.get("messages") for row in pair]
+    messages = [one if isinstance(one, list) else [] for one in given]
+    return [first for first, _ in takewhile(lambda turns: turns[0] == turns[1], zip(*messages, strict=False))]
 
 
 # --- environment -------------------------------------------------------------------------------------------------------

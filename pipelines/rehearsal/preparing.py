@@ -22,7 +22,8 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_repo, rehearsed_name
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
-from pedigree.configs.methods.environment_programs import EnvironmentProgram
+from pedigree.configs.methods.environment_programs import EnvironmentProgram, programs_of
+from pedigree.configs.methods.external import External
 from pedigree.configs.methods.language_model import asks_endpoint
 from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
@@ -162,7 +163,7 @@ def _sources(node: Node) -> Iterator[tuple[str, Any]]:
             yield "shots.source", node.config.shots.source
     elif isinstance(node.config, SourceModel):
         yield "source", node.config.source
-    yield from ((f"programs.{term.called}", term) for term in getattr(node.config, "programs", ()))
+    yield from ((f"programs.{term.called}", term) for term in programs_of(node.config))
 
 
 def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known: Mapping[str, ModelFamily]) -> str | None:
@@ -303,6 +304,10 @@ def _lay_files(real: Project, project: Project, node: Node) -> Iterator[Reduced]
         own = isinstance(source, Files | RowProgram | RewardProgram | EnvironmentProgram)
         if own and _cut(place_of(real.root, source.path), project.root / source.path):
             yield Reduced(node.address, f"{place}.path", source.path, f"the first {FILE_ROWS} rows of {source.path}", "data")
+    for name in node.config.files if isinstance(node.config, External) else ():
+        source, target = real.root / name, project.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target, dirs_exist_ok=True) if source.is_dir() else shutil.copy2(source, target)
 
 
 def _cut(source: Path, target: Path) -> bool:

@@ -104,6 +104,8 @@ def _reads(config: Any) -> Iterator[str]:
         elif kind == "program":
             where = "WITHOUT A SANDBOX, with your permissions" if config.get("trusted") else "in a sandbox"
             yield f"the output of {config.get('function')} in {config.get('path')}, run {where}"
+        elif isinstance(config.get("command"), list):
+            yield f"the output of the command `{' '.join(map(str, config['command']))}`, run WITHOUT A SANDBOX, with your permissions"
         elif "url" in config:
             yield f"{config['url']} with your credentials, if its sha256 is {str(config.get('sha256'))[:12]}"
         for inner in config.values():

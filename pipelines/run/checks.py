@@ -11,18 +11,20 @@ from http import HTTPStatus
 from http.client import HTTPException
 from importlib.util import find_spec
 from itertools import accumulate
+from pathlib import Path
 
 from pedigree.configs.base.document import ConfigError, Problem
-from pedigree.configs.base.installation import missing
+from pedigree.configs.base.installation import is_clone, missing
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import Execution
+from pedigree.configs.language.execution import ONE_PROCESS, Execution
 from pedigree.configs.language.graph import Graph, Node, shown_name
+from pedigree.configs.methods.external import External, missing_program
 from pedigree.configs.methods.language_model import endpoints, key_variable
 from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
-from pedigree.pipelines.jobs import checkpoint_store, slurm
+from pedigree.pipelines.jobs import checkpoint_store, ray_launcher, slurm_client
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.quantities import counted, size
 from pedigree.pipelines.run.foreseen import contradictions, must_fail, of_stages
@@ -58,6 +60,7 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
     due = {entry.node.address for entry in planned if entry.reasons}
     if due:
         refuse_missing_engines(run.graph, due, run.execution)
+        refuse_missing_trackers(run.execution)
         refuse_unreachable(run.graph, due)
         refuse_missing_assets(run.graph, due)
         cached = cache(lambda: restorable(run, planned, forced))
@@ -92,21 +95,30 @@ def _of(graph: Graph, addresses: Collection[str]) -> list[Node]:
 
 
 def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cached = frozenset) -> None:
-    """Refuse to start if this machine lacks the GPU or the disk for a stage, or Slurm, its server or checkpoint store cannot be used.
+    """Refuse to start if this machine lacks the GPU or the disk for a stage, or its scheduler, server or checkpoint store cannot be used.
 
     Raises:
         ConfigError: every such stage, with the remedy.
     """
     found, problems = list[tuple[Node, str]](), dict[str, str | None]()
-    nodes, ask_slurm = _of(run.graph, due), cache(slurm.problem_of)
+    nodes, ask_slurm, ask_ray = _of(run.graph, due), cache(slurm_client.problem_of), cache(ray_launcher.problem_of)
     for node in nodes:
         numerics, placement = run.execution.of(node.kind, node.name)
         kind = node.declaration
+        if "deepspeed" not in kind.engine:
+            numerics = numerics.model_copy(update=ONE_PROCESS)
         computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
         if placement.launcher.type == "slurm":
-            wanted = (*slurm.resources(numerics, placement.slots), *placement.launcher.options)
+            wanted = (*slurm_client.resources(numerics, placement.slots), *placement.launcher.options)
             if node.address not in cached() and (problem := ask_slurm(wanted)):
                 found.append((node, f"Slurm would reject this job: {problem}"))
+        elif placement.launcher.type == "ray":
+            wanted = tuple(ray_launcher.bundle(placement.launcher, numerics, placement.slots).items())
+            if node.address not in cached() and (problem := ask_ray(placement.launcher.address, numerics.nodes, wanted)):
+                found.append((node, problem))
+        elif isinstance(node.config, External):
+            environment = run.project.root / Path(placement.environment).expanduser() if placement.environment else None
+            found += [(node, problem)] if (problem := missing_program(node.config, environment)) else []
         elif computes and numerics.device == "cuda" and not has_gpu():
             found.append((node, "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"))
         servers = {by.base_url: _unanswering for by in endpoints(node.config)}
@@ -185,6 +197,20 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
         raise ConfigError(
             [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
         )
+
+
+def refuse_missing_trackers(execution: Execution) -> None:
+    """Refuse to start if the library of a tracker is not installed.
+
+    Raises:
+        ConfigError: each such tracker, with the command that installs its library.
+    """
+    kinds = sorted({tracker.type for tracker in execution.trackers} - {"prometheus"})
+    lacking = [kind for kind in kinds if find_spec(kind) is None]
+    if lacking:
+        remedy = f"run `pip install {' '.join(lacking)}`" if is_clone() else missing(",".join(lacking))
+        text = f"not installed: {', '.join(lacking)}: {remedy}, or remove them from the profile"
+        raise ConfigError([Problem("trackers", None, text)])
 
 
 def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], cached: Cached) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import ONE_PROCESS, Numerics, Placement, Slurm
+from pedigree.configs.language.execution import ONE_PROCESS, Local, Numerics, Placement
 from pedigree.configs.language.graph import Node
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, open_artifact, write_json
 from pedigree.data.store import heartbeat
@@ -412,7 +412,7 @@ def _alone(run: RunContext, node: Node, need: StageInputs) -> Iterator[StageLeas
 
 def _place(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, placement: Placement, waited: list[str]):
     """Hold the job's slots on this machine, unless a scheduler places it; `waited` receives the jobs that had to end first."""
-    if isinstance(placement.launcher, Slurm):
+    if not isinstance(placement.launcher, Local):
         return nullcontext(placement.launcher)
     pool = Pool.of(numerics, run.execution.slots)
 

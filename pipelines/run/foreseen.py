@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Iterable, Iterator
 from math import inf
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pedigree.configs.base.paths import place_of, written_of
 from pedigree.configs.base.project import Project
@@ -16,6 +16,8 @@ from pedigree.configs.judging.scoring import Overoptimization, answers_of_prompt
 from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.methods.environment_programs import programs_of
+from pedigree.configs.methods.external import External
 from pedigree.configs.methods.merging import Merge
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rows.datasets import PrepareData
@@ -61,6 +63,8 @@ def contradictions(node: Node, estimates: Estimates) -> Iterator[str]:
         yield from _unusable(project, node.config)
     yield from _unreadable(project, node)
     yield from _too_few(Planned(project, graph, node, estimates.due))
+    if isinstance(node.config, External):
+        yield from _not_given(project, node, node.config)
     if isinstance(node.config, Select):
         yield from _unscored(graph, node, node.config)
     if isinstance(node.config, Merge):
@@ -91,6 +95,8 @@ def hints(node: Node, estimates: Estimates) -> Iterator[str]:
     config = node.config
     if isinstance(config, SourceModel) and isinstance(config.source, HubModel) and not os.environ.get(hub.FOLDER):
         yield from [] if _model_files(estimates.project, config) else [UNCHECKED.format(config.source.repo)]
+    if isinstance(config, External):
+        yield "its time, memory and tokens are unknown: what a command of other software needs is not estimated"
     limit = getattr(node.config, "max_length", None)
     if facts and facts.training and limit and facts.policy.context and limit > facts.policy.context:
         yield f"max_length {limit} exceeds the model's context of {facts.policy.context} tokens: longer rows train positions unknown to it"
@@ -124,6 +130,15 @@ def _unusable(project: Project, config: SourceModel) -> Iterator[str]:
         yield from [f"{where}: {problem}"] if problem else []
 
 
+def _not_given(project: Project, node: Node, config: External) -> Iterator[str]:
+    """Files of the project that a command names, and that would not be where it runs."""
+    for word in config.command:
+        path = PurePosixPath(word)
+        if len(path.parts) > 1 and not path.is_absolute() and os.path.isfile(project.root / path):
+            if not any(path.is_relative_to(name) for name in node.files):
+                yield f"its command names {word}, which it does not get: add it to files"
+
+
 def _model_files(project: Project, config: SourceModel) -> tuple[Path, Collection[str]] | None:
     """(folder, names of all files it will have) of a model from outside whose small files are here."""
     source = config.source
@@ -152,7 +167,7 @@ def _problem_of_export(folder: Path) -> str | None:
 def _unreadable(project: Project, node: Node) -> Iterator[str]:
     """Project files whose first rows cannot be used, and programs without their function."""
     sources = node.config.sources if isinstance(node.config, PrepareData) else ()
-    programs = (*getattr(node.config, "programs", ()), *(one for one in sources if isinstance(one, RowProgram)))
+    programs = (*programs_of(node.config), *(one for one in sources if isinstance(one, RowProgram)))
     for source in (*programs, *(one for one in sources if isinstance(one, Files))):
         if not (place := place_of(project.root, source.path)).exists():
             continue

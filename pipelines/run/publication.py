@@ -24,6 +24,9 @@ from pedigree.stages.job.job import read_curve
 from pedigree.stages.job.outcome import Success, read_done
 from pedigree.stages.job.spec import JobSpec
 
+PRIVATE = {"checkpoint_url", "launcher", "environment"}
+"""Placement that is not recorded: a bucket, accounts, a path of this machine."""
+
 
 def publish(project: Project, node: Node, scratch: Path, check: Callable[[], None]) -> Record:
     """Add record, evidence, run and lineage to the output; move the old artifact aside, move the new one in, delete the old one.
@@ -119,7 +122,7 @@ def _run_record(project: Project, node: Node, spec: JobSpec, scratch: Path) -> d
     return {
         "address": node.address,
         "numerics": spec.numerics.model_dump(mode="json"),
-        "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url", "launcher"}),  # private: a bucket, accounts
+        "placement": spec.placement.model_dump(mode="json", exclude=PRIVATE),
         "licences": licences_of(node.config),
         "generators": generators_of(node.config),
         "attempts": all_attempts(scratch),

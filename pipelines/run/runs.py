@@ -22,6 +22,7 @@ from pedigree.pipelines.run.opening import compiled_request, open_run
 from pedigree.pipelines.run.pins import refuse_unpinned
 from pedigree.pipelines.run.plans import Plan, plan
 from pedigree.pipelines.run.publication import log_file
+from pedigree.pipelines.tracking.tracking import tracked
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,11 @@ def run_graph(
     The only scheduling loop, observed (`pipelines/prefect/observer.py`) or not. If a stage fails, only its descendants are skipped. On
     Ctrl-C, running jobs are stopped and their checkpoints kept. `planned` is the plan of the same stages, if it has just been made.
     """
-    with _reported(run) as ends, ThreadPoolExecutor(max(2, run.execution.slots), thread_name_prefix="stage") as pool:
+    with (
+        _reported(run) as ends,
+        tracked(run, selection),
+        ThreadPoolExecutor(max(2, run.execution.slots), thread_name_prefix="stage") as pool,
+    ):
         planned = plan(run, selection, forced, lenient=True) if planned is None else planned
         progress = Progress({entry.node.address: entry for entry in planned}, run.watch)
         for result in settled(planned):

@@ -35,6 +35,16 @@ def normalised(rewards_PG: Tensor) -> Tensor:
     return differences / (std + EPSILON)
 
 
+def turns_normalised(rewards_PGT: Tensor) -> Tensor:
+    """A_ik = Σ_{l≥k} (r_il - mean r) / (std r + ε), mean and std over all turns of all answers to a prompt (GRPO with process supervision,
+    arXiv 2402.03300, §4.1.3). With one turn each, `normalised`.
+
+    Args:
+        rewards_PGT: of up to T turns of each answer, NaN where there is none.
+    """
+    return normalised(rewards_PGT.flatten(1)).view_as(rewards_PGT).flip(2).cumsum(2).flip(2)
+
+
 def leave_one_out(rewards_PG: Tensor) -> Tensor:
     """A_i = R_i - mean_{j≠i} R_j = k / (k - 1) (R_i - mean R) with k rewards present (RLOO, arXiv 2402.14740, §2.3)."""
     count = (~rewards_PG.isnan()).sum(1, keepdim=True)

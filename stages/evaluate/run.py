@@ -25,12 +25,15 @@ from typing import Any
 
 from pedigree.configs.judging.measuring import Evaluate
 from pedigree.configs.language.kinds import is_frozen
+from pedigree.configs.methods.environment_programs import EnvironmentProgram, EvaluatedEnvironment
+from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.configs.methods.training import Sampling
 from pedigree.configs.rows.suite_forms import Form, Metric
 from pedigree.data.artifacts.artifacts import Artifact, read_lineage, sha256_file, write_json, write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.data.records.records import AnswerScore, ItemScore
+from pedigree.data.records.sequences import Mapped
 from pedigree.stages.evaluate.suite_scores import (
     BY_PROGRAM,
     Draws,
@@ -38,9 +41,11 @@ from pedigree.stages.evaluate.suite_scores import (
     answers_of,
     cut,
     metrics_of,
+    metrics_of_environment,
     score_answer,
     score_choices,
     score_item,
+    score_transcript,
     tabulate,
     task_hash,
     verifiers_of,
@@ -48,12 +53,14 @@ from pedigree.stages.evaluate.suite_scores import (
 )
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job
+from pedigree.stages.sampling.conversations import Transcript, open_environments
 from pedigree.stages.sampling.engines import WarmEngines
 from pedigree.stages.sampling.functions import opened, values_of
-from pedigree.stages.sampling.generate import Ask, Score, generate
+from pedigree.stages.sampling.generate import Ask, Episodes, Opening, Score, generate
 from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Continuation, Generation, Request, seed_of
 from pedigree.stages.verifiers import ended, names, sandbox
+from pedigree.stages.verifiers.environments import Environments
 from pedigree.stages.verifiers.reward_programs import Answered, RewardFunction
 
 SHOWN_ITEMS = 8
@@ -72,19 +79,25 @@ class Suite:
     hash: str
     programs: Sequence[str] = ()
     """Names of functions of the project."""
+    environment: EvaluatedEnvironment | None = None
 
     @cached_property
     def verified(self) -> Mapping[str, Metric]:
-        """Metrics by verifiers; none if all items have the verifier `facts`, which scores no answer."""
+        """Metrics by verifiers; none if all items have the verifier `facts`, which scores no answer, or if an environment scores them."""
+        if self.environment and self.environment.scored_by == "reward":
+            return {}
         return metrics_of(self.form) if any(item["verifier"]["name"] != "facts" for item in self.items) else {}
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """All metrics by name, the primary one first."""
-        return {**self.verified, **dict.fromkeys(self.programs, BY_PROGRAM)}
+        played = metrics_of_environment(self.environment) if self.environment else {}
+        return {**self.verified, **played, **dict.fromkeys(self.programs, BY_PROGRAM)}
 
     @property
     def samples(self) -> int:
+        if self.environment:
+            return self.environment.samples
         return self.form.draw.samples if self.form and self.form.draw else 1
 
     @property
@@ -104,7 +117,7 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         StageError: a suite is empty, two items have the same name, an item does not fit into a policy's context, an unseen suite is
             evaluated together with a dev suite, with a model that is not frozen, or with one that has the suite in its lineage, or too
             many scores are unknown.
-        PedigreeError: a suite has programs, and this machine has no sandbox for them; or a function of the project cannot be used.
+        PedigreeError: this machine has no sandbox for a suite's programs; or a function or environment of the project cannot be used.
         EngineLost: the engine died or stopped responding; finished chunks are kept.
     """
     split = split_of(inputs)
@@ -113,19 +126,20 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         tasks = tasks_of(suites)
         if any(suite.has_programs for suite in suites):
             sandbox.require()
-    total, tokenized = sum(len(suite.items) for suite in suites) * len(inputs["policies"]), count()
+    items = [item for suite in suites for item in suite.items]
+    total, tokenized = len(items) * len(inputs["policies"]), count()
 
     def beat() -> None:
         job.doing("tokenizing", next(tokenized), total, "items")
 
     with (
-        opened(config.programs, (item["verifier"] for suite in suites for item in suite.items), job) as functions,
+        opened(config.programs, (item["verifier"] for item in items), job) as functions,
         WarmEngines(job.numerics, job.placement.engines) as ahead,
         Scoring(job.numerics.threads * job.placement.engines, functions) as scoring,
+        open_environments(config.environment, items, (chats := chats_of(inputs)).values(), job) as environments,
     ):
-        chats = {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
         asks = {
-            (label, suite.label): build_requests(config, suite, policy, chats[label], job.folder, beat)
+            (label, suite.label): build_requests(config, suite, policy, chats[label], environments, job.folder, beat)
             for label, policy in inputs["policies"].items()
             for suite in suites
         }
@@ -152,14 +166,13 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("writing rows"):
         records.save(job.out, "scores", rows)
     write_json(job.out / "payload" / "scores.json", table)
-    items = [item for suite in suites for item in suite.items]
     write_rows(job.evidence / "samples.jsonl", samples(rows, items))
     cut_off = [
         is_cut_off(answer, suite, chat)
         for label, chat in chats.items()
         for suite in suites
         for answer in answers[label, suite.label]
-        if isinstance(answer, Generation)
+        if isinstance(answer, Generation | Transcript)
     ]
     means: dict[str, float] = {}
     for label, policy in table["policies"].items():
@@ -179,7 +192,19 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     }
 
 
-def build_requests(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat, folder: Path, beat: Callable[[], None]) -> Ask | Score:
+def chats_of(inputs: Inputs) -> dict[str, Chat]:
+    return {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
+
+
+def build_requests(
+    config: Evaluate,
+    suite: Suite,
+    policy: Artifact,
+    chat: Chat,
+    environments: Environments | None,
+    folder: Path,
+    beat: Callable[[], None],
+) -> Ask | Score:
     """The requests of a suite to a policy: each item once per answer, or once per choice. Requests for answers are stored in `folder`;
     choices stay in memory. `beat` is called at each item."""
 
@@ -190,8 +215,17 @@ def build_requests(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat,
 
     if suite.sampling is None:
         return Score(policy, [Continuation(prompt, chat.response_ids(choice)) for item, prompt in prompts() for choice in item["choices"]])
-    requests = (Request(prompt, seed_of(*seed_parts(config, item, index))) for item, prompt in prompts() for index in range(suite.samples))
-    return Ask(policy, chat, prepared(requests, folder), suite.sampling)
+    drawn = (Request(prompt, seed_of(*seed_parts(config, item, index))) for item, prompt in prompts() for index in range(suite.samples))
+    requests = prepared(drawn, folder)
+    if environments is None:
+        return Ask(policy, chat, requests, suite.sampling)
+
+    def opening(number: int) -> Opening:
+        item = suite.items[number // suite.samples]
+        seed = seed_of("environment", *seed_parts(config, item, 0))
+        return Opening(**vars(requests[number]), prompt=item, environment_seed=seed)
+
+    return Episodes(policy, chat, Mapped(range(len(requests)), opening), suite.sampling, environments)
 
 
 def seed_parts(config: Evaluate, item: dict[str, Any], index: int) -> list[str | int]:
@@ -269,13 +303,17 @@ def numbered(
         for (item, own), scores in zip(places(suite), scored, strict=True):
             ahead.append(scores)
             given: list[Any] = [answers[place] for place in own]
-            yield [
-                Answered(item, score["text"], answer.response_ids, answer.finish_reason, score["scores"].get(primary))
-                for score, answer in zip(scores, given, strict=True)
-            ]
+            yield [answered(item, score, score["scores"].get(primary), answer) for score, answer in zip(scores, given, strict=True)]
 
     for values in values_of(function, groups()):
         yield [with_number(score, name, value) for score, value in zip(ahead.popleft(), values, strict=True)]
+
+
+def answered(item: Mapping[str, Any], scored: AnswerScore, score: float | None, given: Generation | Transcript) -> Answered:
+    """An answer as functions of the project get it."""
+    if isinstance(given, Transcript):
+        return given.answered(item, score)
+    return Answered(item, scored["text"], given.response_ids, given.finish_reason, score)
 
 
 def score(suite: Suite, item: dict[str, Any], answers: Sequence[Any], place: Place, chat: Chat) -> AnswerScore:
@@ -283,14 +321,16 @@ def score(suite: Suite, item: dict[str, Any], answers: Sequence[Any], place: Pla
     given: Any = answers[place]
     if suite.sampling is None:
         return score_choices(item, suite.verified, given)
+    if suite.environment:
+        return score_transcript(item, suite.verified, suite.environment, given)
     return score_answer(item, suite.verified, cut(chat.decode(given.response_ids), suite.stop))
 
 
-def is_cut_off(answer: Generation, suite: Suite, chat: Chat) -> bool:
+def is_cut_off(answer: Generation | Transcript, suite: Suite, chat: Chat) -> bool:
     """Whether an answer reached its token limit without any of the suite's stop texts."""
     if answer.finish_reason != "length":
         return False
-    text = chat.decode(answer.response_ids) if suite.stop else ""
+    text = chat.decode(answer.response_ids) if suite.stop and isinstance(answer, Generation) else ""
     return cut(text, suite.stop) == text
 
 
@@ -308,7 +348,7 @@ def tasks_of(suites: list[Suite]) -> dict[str, Task]:
             if first is not suite and (first.form or suite.form or first.metrics != suite.metrics):
                 raise StageError(f"task {item['task']} is in the suites {first.label} and {suite.label}: give each suite its own task name")
             items.setdefault(item["task"], {})[item["id"]] = item
-    return {name: Task(suite.label, suite.hash, suite.form, items[name], suite.metrics) for name, suite in found.items()}
+    return {name: Task(suite.label, suite.hash, suite.form, items[name], suite.metrics, suite.samples) for name, suite in found.items()}
 
 
 def is_unknown(answer: AnswerScore | ItemScore) -> bool:
@@ -370,8 +410,9 @@ def gather(config: Evaluate, inputs: Inputs, job: Job) -> list[Suite]:
     """
     suites = []
     called = [program.called for program in config.programs]
-    programs = [{**one.model_dump(mode="json"), "sha256": sha256_file(job.source_files[one.path])} for one in config.programs]
-    settings = {"programs": programs} if programs else {}
+    settings: dict[str, Any] = {"programs": [with_hash(one, job) for one in config.programs]} if config.programs else {}
+    if config.environment:
+        settings["environment"] = with_hash(config.environment, job)
     seen: set[tuple[str, str]] = set()
     for label, artifact in inputs["suites"].items():
         items, form = records.load(artifact), records.form_of(artifact)
@@ -387,11 +428,16 @@ def gather(config: Evaluate, inputs: Inputs, job: Job) -> list[Suite]:
         verifiers = [verifier for item in items for verifier in (item["verifier"], *item.get("others", {}).values())]
         drawn = sampling.model_dump(mode="json") if sampling else None
         hashed = task_hash(form, rows, sorted(set().union(*map(names, verifiers))), sampling=drawn, **settings)
-        suite = Suite(label, items, form, sampling, hashed, called)
-        if not suite.metrics:
-            raise StageError(f"the items of suite {label} have the verifier facts, which scores no answer: add programs to the evaluation")
+        suite = Suite(label, items, form, sampling, hashed, called, config.environment)
+        if not suite.metrics or (config.environment and config.environment.scored_by == "verifier" and not suite.verified):
+            remedy = "set environment.scored_by to reward" if config.environment else "add programs to the evaluation"
+            raise StageError(f"the items of suite {label} have the verifier facts, which scores no answer: {remedy}")
         suites.append(suite)
     return suites
+
+
+def with_hash(program: RewardProgram | EnvironmentProgram, job: Job) -> dict[str, Any]:
+    return {**program.model_dump(mode="json"), "sha256": sha256_file(job.source_files[program.path])}
 
 
 def sampling_of(config: Evaluate, label: str, form: Form | None) -> Sampling | None:
@@ -418,5 +464,5 @@ def samples(rows: list[ItemScore], items: list[dict[str, Any]]) -> list[dict[str
         shown[item["task"]] = shown.get(item["task"], 0) + 1
         if shown[item["task"]] <= SHOWN_ITEMS:
             shown_rows = [{name: value for name, value in row.items() if name != "answers"} for row in of_item[item["task"], item["id"]]]
-            found += [{**row, "messages": item["messages"]} for row in shown_rows]
+            found += [{"messages": item["messages"], **row} for row in shown_rows]
     return found

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.methods.environment_programs import EvaluatedEnvironment
 from pedigree.configs.rows.suite_forms import Form, Metric
 from pedigree.data.records.records import AnswerScore, ItemScore
 from pedigree.stages.core.statistics import bootstrap_average
 from pedigree.stages.evaluate.pass_at_k import pass_at_k
+from pedigree.stages.sampling.conversations import Transcript
 from pedigree.stages.verifiers import Verdict, VerifierError, verify, version
 from pedigree.stages.verifiers.choices import decide
 
@@ -81,6 +83,27 @@ def _scored(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: str, a
     return {"text": text, "answer": answer, "scores": scores, "reason": unknown or reason}
 
 
+def metrics_of_environment(environment: EvaluatedEnvironment) -> Mapping[str, Metric]:
+    """Its metrics by name."""
+    at = {f"pass_at_{k}": k for k in environment.pass_at}
+    return {name: Metric(verifier="", at=at.get(name)) for name in environment.metrics}
+
+
+def score_transcript(
+    item: Mapping[str, Any], metrics: Mapping[str, Metric], environment: EvaluatedEnvironment, given: Transcript
+) -> AnswerScore:
+    """Score a conversation by its last answer, by `metrics`, or by what the environment gave; all is unknown if the environment failed."""
+    found, rewarded = score_answer(item, metrics, given.text), environment.scored_by == "reward"
+    score = given.reward if rewarded or given.failed else next(iter(found["scores"].values()))
+    if isinstance(score, str):
+        unknown = dict.fromkeys((*found["scores"], *environment.metrics))
+        return {**found, "scores": unknown, "reason": f"unknown: {score}", "messages": given.messages}
+    success = None if score is None else float(score >= environment.success)
+    scores = found["scores"] | dict.fromkeys(environment.metrics, success)
+    scores |= {"turns": float(given.turns), "truncated": float(given.finish_reason == "length")} | ({"reward": score} if rewarded else {})
+    return {**found, "scores": scores, "messages": given.messages}
+
+
 def with_number(score: AnswerScore, name: str, value: float | str | None) -> AnswerScore:
     """Add the number of a function to the scores of an answer; a text is the cause of an unknown one."""
     known = isinstance(value, float)
@@ -107,6 +130,8 @@ def score_item(
     }
     if macro:
         row["category"] = item["category"]
+    if "messages" in first:
+        row["messages"] = first["messages"]
     if len(answers) > 1:
         row["answers"] = [*answers]
     return row
@@ -137,6 +162,8 @@ class Task:
     """Items by id."""
     metrics: Mapping[str, Metric]
     """By name, the primary one first."""
+    samples: int = 1
+    """Answers per item."""
 
     @property
     def primary(self) -> str:
@@ -158,13 +185,12 @@ class Task:
 
     def description(self) -> dict[str, Any]:
         """Description of the task in the table of scores."""
-        draw = self.form.draw if self.form else None
         return {
             "suite": self.suite,
             "hash": self.hash,
             "metric": self.primary,
             "average": self.form.average if self.form else "micro",
-            "samples": draw.samples if draw else 1,
+            "samples": self.samples,
             "categories": dict(sorted(Counter(item["category"] for item in self.items.values() if "category" in item).items())),
         }
 

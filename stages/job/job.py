@@ -97,6 +97,8 @@ class Job:
     """For this attempt: number of checkpoints, training time spent on them, size of the last."""
     resumed_from: str | None = None
     """Name of the checkpoint that this attempt resumed from."""
+    command_environment: dict[str, Any] | None = None
+    """As in `RunConditions`."""
     mirror: Companion | None = field(default=None, repr=False)
     """Checkpoint mirror (`stages.job.mirroring.open_mirror`)."""
     fence: Fence | None = field(default_factory=Fence.of_environment)
@@ -159,9 +161,9 @@ class Job:
     def _end(self, error: Superseded) -> None:
         """Exit without `finally` or `atexit`: cleanup code would write where another job now writes."""
         print(f"{self.address} was taken over: {error}; this process exits without further writes", flush=True)
-        for name in filter(str.isdigit, os.listdir("/proc")):  # the engines it started
+        for name in filter(str.isdigit, os.listdir("/proc")):  # the engines and commands it started
             with suppress(OSError):
-                if int(name) != os.getpid() == os.getpgid(int(name)):
+                if int(name) != os.getpid() == os.getsid(int(name)):
                     os.kill(int(name), signal.SIGTERM)
         os._exit(OVERTAKEN)
 

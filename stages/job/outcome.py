@@ -12,6 +12,8 @@ from pedigree.data.artifacts.run_record import RunConditions, Setting
 from pedigree.data.store.hashing import Hashed
 from pedigree.data.store.untrusted import LIST_BYTES, Line, Md5, Sha256, Size, Word, described
 
+RESUME_ME = 75
+"""Exit code of a job that was preempted."""
 LONGEST_MESSAGE = 10_000
 """Characters of a failure message in `done.json`; the log has the full text."""
 

@@ -44,7 +44,7 @@ KIND = Kind(
         "relaxed": port("completion", optional=True),
     },
     output=gives("preference"),
-    verified=frozenset({"completions", "relaxed"}),
+    verified=lambda config: frozenset({"completions", "relaxed"}),
     decided_by=lambda config: ("stages/pair/pair_selection.py",),
     ids="kept",
     needs=pair_needs,

@@ -1,7 +1,7 @@
 """`rlvr` as recipes, plans, rehearsals and reports see it."""
 
-from pedigree.configs.base.kind import FUNCTIONS, RENDERING, REWARDING, Kind, gives, port
-from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut, even
+from pedigree.configs.base.kind import CONVERSATIONS, FUNCTIONS, RENDERING, REWARDING, Kind, gives, port
+from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, TURNS, Cut, even
 from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, TrainingPlan, at_ports
 from pedigree.configs.methods.policy_gradient import Ppo
 from pedigree.configs.methods.reward_terms import Majority, ModelReward, Overlong, RatedReward, RewardProgram, Term
@@ -9,7 +9,6 @@ from pedigree.configs.methods.training import Rlvr, rlvr_problem
 
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
 """Prompts of a step, answers to each."""
-TURNS = 2
 BATCHES = 2
 """Batches of rollouts per step, where prompts without a signal are replaced."""
 VOTING = ("maths", "numbers", "algebra", "expressions", "tokens", "units")
@@ -63,7 +62,7 @@ DECIDING: dict[type[Term], tuple[str, ...]] = {
 def decided_by(config: Rlvr) -> tuple[str, ...]:
     terms = dict.fromkeys(part for term in config.reward.terms for part in DECIDING.get(type(term), ()))
     chosen = ("stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/group_selection.py")
-    environment = (*FUNCTIONS, "stages/verifiers/environments.py", "stages/rlvr/conversations.py") if config.environment else ()
+    environment = CONVERSATIONS if config.environment else ()
     return (*RENDERING, *REWARDING, *chosen, *dict.fromkeys((*terms, *environment)))
 
 
@@ -99,19 +98,17 @@ def training_plan(config: Rlvr) -> TrainingPlan:
 def work(stage: PlannedStage) -> Amounts:
     config: Rlvr = stage.config
     rows, prompt = at_ports(stage, ("prompts",), config.max_prompt_length)
-    asked = prompt = prompt or Amount(config.max_prompt_length, "at most")
+    prompt = prompt or Amount(config.max_prompt_length, "at most")
     a_step = config.prompts_per_step * config.samples_per_prompt
     requests = Amount(config.steps * a_step, "at least" if config.algorithm.resampling else "counted")
     if config.algorithm.advantage == "greedy":
         requests = requests.times(1 + 1 / config.samples_per_prompt)
-    if config.turns > 1:  # a later prompt has all before it: on average half of what may be added
-        requests = Amount(requests.times(config.turns).value, "at most")
-        prompt = Amount(prompt.value + (config.longest_answer - config.sampling.max_tokens) / 2, "at most")
-    document = Amount(asked.times(1 / config.samples_per_prompt).value + config.longest_answer, "at most")
-    return Amounts(
+    document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.longest_answer, "at most")
+    found = Amounts(
         rows=rows, document=document, steps=Amount(config.steps, "counted"), prompt=prompt, requests=requests,
-        plan=sampling_plan(config), tokens=document.times(config.steps * training_plan(config).batch), answer=config.sampling.max_tokens,
+        plan=sampling_plan(config), tokens=document.times(config.steps * training_plan(config).batch), answer=config.longest_answer,
     )  # fmt: skip
+    return found.in_turns(config.turns, config.sampling.max_tokens) if config.turns > 1 else found
 
 
 KIND = Kind(
@@ -129,7 +126,7 @@ KIND = Kind(
     output=gives("policy"),
     engine="deepspeed+vllm",
     trains_on=frozenset({"prompts"}),
-    verified=frozenset({"prompts"}),
+    verified=lambda config: frozenset({"prompts"}),
     decided_by=decided_by,
     needs=lambda config: frozenset({"reward_models"} if config.reward.by_models else ()),
     problem=rlvr_problem,

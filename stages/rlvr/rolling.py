@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ from itertools import islice
 from typing import Any
 
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.methods.reward_terms import EnvironmentReward
 from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.job import Job, checkpoint_names
-from pedigree.stages.rlvr.conversations import SampledTurns, Talk, awaited, converse, unused_reward
 from pedigree.stages.rlvr.group_selection import Choice, choose, differ, upcoming
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.rewarding import Rewarded, Rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
+from pedigree.stages.sampling.conversations import SampledTurns, Talk, begun, converse
 from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Arrived, Generation, Request, request_key, seed_of
 from pedigree.stages.verifiers import Outcome, Verdict, Verifying, ended
@@ -35,7 +36,7 @@ Prompt = tuple[dict[str, Any], list[int]]
 class Rollout:
     """One answer with its verifier score and reward; NaN if unknown."""
 
-    prompt: dict[str, Any]
+    prompt: Mapping[str, Any]
     prompt_ids: list[int]
     answer: Generation
     text: str
@@ -51,6 +52,14 @@ class Rollout:
     def length(self) -> int:
         """Tokens that the policy sampled."""
         return len(self.answer.response_ids) if self.turns is None else sum(self.turns.sampled)
+
+    def turn_rewards(self, config: Rlvr) -> list[float] | None:
+        """The reward of each turn: what the environment gave for it, and for the last one all else of R. None for one advantage."""
+        if config.credit == "conversation" or self.turns is None:
+            return None
+        weight = sum(term.weight for term in config.reward.terms if isinstance(term, EnvironmentReward))
+        earlier = [weight * reward for reward in self.turns.rewards[:-1]]
+        return [*earlier, self.reward - sum(earlier)]
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,7 @@ class Roller:
         config, size = self.config, self.config.samples_per_prompt
 
         def answer(drawn: list[tuple[dict[str, Any], list[int], int]], samples: int, sampling: Sampling) -> list[Rollout]:
+            self.job.doing("sampling")
             talks = self._begun(drawn, step)
             verdicts: dict[int, Future[Outcome]] = {}
 
@@ -169,11 +179,9 @@ class Roller:
         """Conversations on prompts, after the `reset` of the environment, if there is one."""
         if self.environments is None:
             return [Talk(prompt, ids) for prompt, ids, _ in drawn]
-        begun = [self.environments.reset(prompt, seed_of(self.config.seed, step, prompt["id"])) for prompt, *_ in drawn]
-        talks = [Talk(prompt, ids, episode) for (prompt, ids, _), (episode, _) in zip(drawn, begun, strict=True)]
-        for talk, (_, reaction) in zip(talks, begun, strict=True):
-            talk.begin(awaited(reaction, self._wait), self.chat, self.config.max_prompt_length)
-        return talks
+        longest = self.config.max_prompt_length
+        starts = [(prompt, ids, seed_of(self.config.seed, step, prompt["id"])) for prompt, ids, _ in drawn]
+        return begun(self.environments, starts, self.chat, longest, f"max_prompt_length {longest}", self._wait)
 
     def _rollout(self, talk: Talk, own: Answered, rewarded: Rewarded) -> Rollout:
         """If the environment failed, the whole reward is unknown."""
@@ -230,6 +238,13 @@ class Roller:
                 shutil.rmtree(old)
         with AnswerLog(self.job, folder / f"step-{step:06d}") as record:
             yield record
+
+
+def unused_reward(config: Rlvr, talk: Talk) -> str:
+    """Why the environment's rewards make that of a conversation unknown; empty if they do not."""
+    if talk.earned is not None and not any(isinstance(term, EnvironmentReward) for term in config.reward.terms):
+        return "the environment returned a reward, and reward.terms has no {type: environment}: add it, or return None"
+    return ""
 
 
 def score_of(prompt: dict[str, Any], verdict: Outcome) -> float:

@@ -25,13 +25,13 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
-from pedigree.stages.rlvr.conversations import open_environments
 from pedigree.stages.rlvr.group_selection import without_others
 from pedigree.stages.rlvr.handover import rollout_sampler, sleep_level, takes_turns
 from pedigree.stages.rlvr.pacing import Clock, open_pace, refuse_stale
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
 from pedigree.stages.rlvr.weight_transfer import load_weights
+from pedigree.stages.sampling.conversations import open_environments
 from pedigree.stages.sampling.sampler import model_context
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
@@ -61,7 +61,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     with (
         Verifying() as verifying,
         open_rewards(config, [row for row, _ in prompts], inputs.get("reward_models", {}), job) as rewards,
-        open_environments(config, [row for row, _ in prompts], chat, job) as environments,
+        open_environments(config.environment, [row for row, _ in prompts], [chat], job) as environments,
         rollout_sampler(policy.payload, config, job) as engines,
     ):
         roller = Roller(engines, verifying, rewards, prompts, config, chat, job, environments) if engines and rewards else None
@@ -84,6 +84,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 lag = refuse_stale([rollout.answer for rollout in rollouts], state["recent"], max_staleness(config), step)
                 learning = replace(learner, max_gap=math.inf) if lag else learner
                 samples = training_samples(rollouts, config)
+                job.doing("training")
                 done = update_policy(learning, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
                 with clock.waiting():
                     pace.before_load()
@@ -142,7 +143,10 @@ def training_samples(rollouts: list[Rollout], config: Rlvr) -> list[TrainingSamp
     for one, reward in zip(rollouts, rewards, strict=True):
         answer, sampled = one.answer, one.turns.sampled if one.turns else None
         masked = masks and answer.finish_reason == "length"
-        samples.append(TrainingSample(one.prompt["id"], one.prompt_ids, answer.response_ids, answer.logprobs, reward, masked, sampled))
+        turn_rewards = one.turn_rewards(config)
+        samples.append(
+            TrainingSample(one.prompt["id"], one.prompt_ids, answer.response_ids, answer.logprobs, reward, masked, sampled, turn_rewards)
+        )
     return samples
 
 

@@ -1,7 +1,7 @@
 """`sample` as recipes, plans, rehearsals and reports see it."""
 
-from pedigree.configs.base.kind import RENDERING, Kind, gives, port
-from pedigree.configs.base.shrink import TOKENS, Cut
+from pedigree.configs.base.kind import CONVERSATIONS, RENDERING, Kind, port
+from pedigree.configs.base.shrink import TOKENS, TURNS, Cut
 from pedigree.configs.base.work import (
     MAX_RUNNING,
     SHARE_OF_A_BOUND,
@@ -26,13 +26,24 @@ def shrink(cut: Cut) -> None:
     cut.most("sampling.max_tokens", TOKENS, "lengths")
     cut.most("samples_per_prompt", max(2, len(cut.config.sampling.temperatures)), "samples")
     cut.most("prompts.count", WINDOW, "data")
+    if cut.config.environment:
+        cut.most("environment.max_turns", TURNS, "lengths")
 
 
 def sampling_plan(config: Sample) -> SamplingPlan:
-    answer, samples = config.sampling.max_tokens, config.samples_per_prompt
+    answer, samples = longest_answer(config), config.samples_per_prompt
     if config.chunk_size == "continuous":
         return SamplingPlan("policies", config.dtype, MAX_RUNNING, answer, samples, chunk=1)
     return SamplingPlan("policies", config.dtype, config.chunk_size, answer, samples, chunk_field="chunk_size")
+
+
+def longest_answer(config: Sample) -> int:
+    most = config.sampling.max_tokens
+    return config.environment.longest_answer(most) if config.environment else most
+
+
+def verified(config: Sample) -> frozenset[str]:
+    return frozenset({"prompts"} if config.environment and config.environment.scored_by == "verifier" else ())
 
 
 def rows(stage: PlannedStage) -> Amount:
@@ -41,12 +52,14 @@ def rows(stage: PlannedStage) -> Amount:
 
 def row_tokens(stage: PlannedStage) -> float | None:
     prompt = only(stage, "prompts").row_tokens
-    return None if prompt is None else prompt + SHARE_OF_A_BOUND * stage.config.sampling.max_tokens + TURN
+    return None if prompt is None else prompt + SHARE_OF_A_BOUND * longest_answer(stage.config) + TURN
 
 
 def work(stage: PlannedStage) -> Amounts:
+    config: Sample = stage.config
     _, prompt = at_ports(stage, ("prompts",))
-    return generation(rows(stage), prompt, sampling_plan(stage.config))
+    found = generation(rows(stage), prompt, sampling_plan(config))
+    return found.in_turns(config.environment.max_turns, config.sampling.max_tokens) if config.environment else found
 
 
 KIND = Kind(
@@ -54,9 +67,10 @@ KIND = Kind(
     version=3,
     config=Sample,
     inputs={"policies": port("policy", many=True), "prompts": port("prompt")},
-    output=gives("completion"),
+    output=lambda config, inputs: "judgment" if config.environment else "completion",
     engine="vllm",
-    decided_by=lambda config: RENDERING,
+    verified=verified,
+    decided_by=lambda config: (*RENDERING, *(CONVERSATIONS if config.environment else ())),
     problem=sample_problem,
     work=work,
     rows=rows,

@@ -11,8 +11,9 @@ continuously    Each engine gets all of its requests, runs as many as fit into i
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from pedigree.configs.base.frozen import digest
@@ -23,6 +24,7 @@ from pedigree.data.records.sequences import Mapped
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.answer_log import AnswerLog, keys_of
+from pedigree.stages.sampling.conversations import Transcript, begun, converse
 from pedigree.stages.sampling.engines import WarmEngines, dealt, open_engines, side_by_side
 from pedigree.stages.sampling.sampler import (
     Arrived,
@@ -36,7 +38,9 @@ from pedigree.stages.sampling.sampler import (
     engine_settings,
     model_context,
     request_key,
+    seed_of,
 )
+from pedigree.stages.verifiers.environments import Environments
 
 CONTEXT_STEP = 128
 """The engine's context is a multiple of this, or the model's own."""
@@ -72,6 +76,61 @@ class Ask:
     def settings(self) -> dict[str, Any]:
         """Everything besides requests and weights that determines the answers."""
         return {"sampling": self.sampling.model_dump(), "stop": self.chat.eos_id}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening(Request):
+    """The beginning of a conversation with an environment."""
+
+    prompt: Mapping[str, Any]
+    environment_seed: int
+
+
+@dataclass(frozen=True)
+class Episodes(Ask):
+    """Conversations of one policy with an environment, in chunks. The requests are `Opening`s.
+
+    Each turn of a chunk's conversations is an ordered list of requests of its own, so that they depend on nothing but the chunk.
+    """
+
+    environments: Environments
+
+    @cached_property
+    def longest_prompt(self) -> int:
+        return max(len(request.prompt_ids) for request in self.requests)
+
+    @property
+    def longest(self) -> int:
+        return self.longest_prompt + self.environments.config.longest_answer(self.sampling.max_tokens)
+
+    def run(self, sampler: Sampler, requests: Sequence[Any], beat: Beat) -> list[Any]:
+        openings: list[Opening] = list(requests)
+        chat = deepcopy(self.chat)  # threads of several engines would change the settings of a common tokenizer under each other
+        over: list[int] = []
+
+        def waiting() -> None:
+            beat(len(over))
+
+        def seed(place: int, turn: int) -> int:
+            return seed_of(openings[place].seed, turn) if turn else openings[place].seed
+
+        def ask(asked: list[Request], arrived: Arrived) -> None:
+            sampler.stream(asked, self.sampling, [chat.eos_id], arrived, lambda _: waiting(), chunk=True)
+
+        most = self.environments.config.max_observation
+        bound = f"the longest prompt's {self.longest_prompt} + max_observation {most}"
+        starts = ((one.prompt, one.prompt_ids, one.environment_seed) for one in openings)
+        talks = begun(self.environments, starts, chat, self.longest_prompt + most, bound, waiting)
+        for talk, one in zip(talks, openings, strict=True):
+            talk.temperature = one.temperature
+        converse(talks, self.environments, chat, seed, ask, over.append, waiting)
+        return [vars(talk.transcript) for talk in talks]
+
+    def read(self, kept: Any) -> Any:
+        return Transcript(**kept)
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "environment": self.environments.identity()}
 
 
 @dataclass(frozen=True)
@@ -126,8 +185,8 @@ def generate(
     ahead: WarmEngines,
     tell: Callable[[K, Sequence[Any]], None] = lambda label, answers: None,
 ) -> dict[K, Sequence[Any]]:
-    """Label → answers, in the order of its requests: `Generation`s, or the log-probabilities of each token. They are read on demand from
-    the job's folder.
+    """Label → answers, in the order of its requests: `Generation`s, `Transcript`s of `Episodes`, or the log-probabilities of each token.
+    They are read on demand from the job's folder.
 
     Policies of the same architecture share engines, whose weights are replaced. Labels of the same policy must be adjacent, so that its
     weights are loaded once. `tell` is called with the answers of a label as soon as they are complete.
@@ -295,6 +354,12 @@ def _too_long(label: Hashable, ask: Ask | Score, longest: int, model: int) -> st
         return (
             f"{name}: a choice with its prompt takes {longest - 1} tokens plus one, but the model's context is {model}: drop the "
             "item, use fewer worked examples, or use a model with a longer context"
+        )
+    if isinstance(ask, Episodes):
+        config = ask.environments.config
+        return (
+            f"{name}: the longest prompt's {ask.longest_prompt} tokens + max_turns {config.max_turns} x (max_observation "
+            f"{config.max_observation} + max_tokens {ask.sampling.max_tokens}) exceed the model's context of {model}: lower one of them"
         )
     answer, prompt = ask.sampling.max_tokens, longest - ask.sampling.max_tokens
     remedy = f"lower max_tokens to {model - prompt}, drop longer prompts" if prompt < model else "drop longer prompts"

@@ -66,6 +66,7 @@ class Checkpoints:
             if self.job.require_checkpoint:
                 remedy = "omit the option to start from the beginning"
                 raise StageError(f"--require-checkpoint: {self.job.address} has no undamaged checkpoint: {remedy}")
+            self.job.doing("training")
             return None
         saved = json.loads((self.folder / chosen / "state.json").read_text())
         changes = self._changes(chosen, saved["guard"])
@@ -80,6 +81,7 @@ class Checkpoints:
         self.job.resumed_from = chosen
         if self.trainer.rank == 0:
             print(f"resumed from {chosen}", flush=True)
+        self.job.doing("training")
         return saved["state"]
 
     def after_step(self, step: int, state: dict[str, Any]) -> None:

@@ -198,7 +198,8 @@ def choose_answers(
     """(answers of the step, next state), by the rules `pg.has_gradient` and `pg.informative`."""
     present_PG, next_state, advantages_PG = ~rewards_PG.isnan(), state, None
     if not algorithm.per_token:
-        advantages_PG, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
+        advantages_PGT, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
+        advantages_PG = advantages_PGT.abs().amax(2)
         next_state = state if _kl_in_reward(algorithm) is not None else after  # with a KL in the reward, rewards are still incomplete
     gradient_PG = pg.has_gradient(algorithm, advantages_PG, present_PG, entropy_coefficient(algorithm, state) > 0)
     group_size = rewards_PG.shape[1]
@@ -212,6 +213,28 @@ def choose_answers(
 
 
 def answer_advantages(
+    algorithm: Algorithm,
+    samples: Sequence[TrainingSample],
+    rewards_PG: Tensor,
+    state: AlgorithmState,
+    greedy_rewards: Sequence[float] | None,
+) -> tuple[Tensor, AlgorithmState]:
+    """(advantages (P, G, T), one per answer, or per turn if samples have rewards per turn; next state)."""
+    if samples[0].turn_rewards is not None:
+        return advantages.turns_normalised(_turn_rewards(samples, rewards_PG)), state
+    advantages_PG, after = _whole_answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
+    return advantages_PG[..., None], after
+
+
+def _turn_rewards(samples: Sequence[TrainingSample], rewards_PG: Tensor) -> Tensor:
+    """Rewards of turns, (P, G, T); NaN where there is none."""
+    given = [sample.turn_rewards or () for sample in samples]
+    longest = max(map(len, given))
+    rewards = torch.tensor([[*own, *[math.nan] * (longest - len(own))] for own in given], dtype=torch.float32)
+    return rewards.view(*rewards_PG.shape, longest).masked_fill(rewards_PG.isnan()[..., None], math.nan)
+
+
+def _whole_answer_advantages(
     algorithm: Algorithm,
     samples: Sequence[TrainingSample],
     rewards_PG: Tensor,
@@ -307,10 +330,10 @@ def compute_advantages(
         if kl is not None:
             assert coefficient is not None
             rewards_PG = rewards_PG - coefficient * _answer_kl(learner, batches, kl, len(samples)).view_as(rewards_PG)
-        advantages_PG, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
+        advantages_PGT, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
         next_state = after if kl is not None else next_state
-        advantages_A = advantages_PG.flatten().to(device)
-        batches = [[_with_answer_advantages(algorithm, one, advantages_A) for one in batch] for batch in batches]
+        advantages_AT = advantages_PGT.flatten(0, 1).to(device)
+        batches = [[_with_answer_advantages(algorithm, one, advantages_AT) for one in batch] for batch in batches]
     return (_whiten_advantages(learner, batches) if algorithm.whitened else batches), next_state
 
 
@@ -337,9 +360,10 @@ def teacher_rewards(algorithm: Algorithm, micro_batch: RolloutMicroBatch) -> Ten
     return algorithm.teacher.weight * pg.kl("k1", micro_batch.teacher_logps_N, other_N)
 
 
-def _with_answer_advantages(algorithm: Algorithm, micro_batch: RolloutMicroBatch, advantages_A: Tensor) -> RolloutMicroBatch:
-    """Give every token its answer's advantage, and what a teacher adds."""
-    advantages_N = advantages_A[micro_batch.sample_D][micro_batch.batch.documents_N]
+def _with_answer_advantages(algorithm: Algorithm, micro_batch: RolloutMicroBatch, advantages_AT: Tensor) -> RolloutMicroBatch:
+    """Give every token its answer's or turn's advantage, and what a teacher adds."""
+    samples_N, turns_N = micro_batch.sample_D[micro_batch.batch.documents_N], micro_batch.turns_N
+    advantages_N = advantages_AT[samples_N, 0 if turns_N is None else turns_N]
     taught_N = teacher_rewards(algorithm, micro_batch)
     return replace(micro_batch, advantages_N=advantages_N if taught_N is None else advantages_N + taught_N)
 

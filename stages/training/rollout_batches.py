@@ -34,10 +34,18 @@ class TrainingSample:
     """Which of `ids` the policy sampled; None: all. Replies of an environment are context only: losses, penalties, ratios,
     advantages, returns and metrics use the sampled tokens, as if these followed each other directly (verl,
     `compute_gae_advantage_return`; TRL, `tool_mask`)."""
+    turn_rewards: Sequence[float] | None = None
+    """Parts of the reward, for advantages per turn: that of each run of sampled tokens."""
 
     @property
     def trained(self) -> Sequence[bool]:
         return [True] * len(self.ids) if self.sampled is None else self.sampled
+
+    @property
+    def turns(self) -> list[int]:
+        """The turn of each sampled token."""
+        begun = accumulate(own and not before for before, own in pairwise([False, *self.trained]))
+        return [number - 1 for number in compress(begun, self.trained)]
 
     @property
     def length(self) -> int:
@@ -61,6 +69,8 @@ class RolloutMicroBatch:
     token_weights_N: Tensor
     """Weight of each token in the loss."""
     sampler_logps_N: Tensor
+    turns_N: Tensor | None = None
+    """Turn of each token, for advantages per turn."""
     old_logps_N: Tensor | None = None
     entropy_N: Tensor | None = None
     """Entropy of the old policy."""
@@ -138,7 +148,9 @@ class MiniBatchPlan:
     def _token_tensors(self, units: Sequence[int]) -> dict[str, Tensor]:
         answers = self._answers(units)
         samples = [self.samples[self.indices[answer]] for answer in answers]
+        by_turn = samples[0].turn_rewards is not None
         return {
+            **({"turns_N": torch.tensor([turn for sample in samples for turn in sample.turns])} if by_turn else {}),
             "sample_D": torch.tensor([self.indices[answer] for answer in answers]),
             "token_weights_N": torch.from_numpy(np.repeat(self.token_weights_D[answers], [sample.length for sample in samples])),
             "sampler_logps_N": torch.tensor([logp for sample in samples for logp in compress(sample.logprobs, sample.trained)]),

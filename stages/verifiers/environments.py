@@ -22,10 +22,12 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pedigree.configs.methods.environment_programs import RESET_COLUMNS, EnvironmentProgram
+from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.records.records import Message
 from pedigree.stages.verifiers import sandbox
 from pedigree.stages.verifiers.project_programs import LoadedProgram, LoadedPrograms, ProgramFailed, cause_of
@@ -73,9 +75,10 @@ class Environments:
     """
 
     def __init__(self, config: EnvironmentProgram, file: Path, verifiers: Iterable[Mapping[str, Any] | None], threads: int) -> None:
-        self.config, self._begun = config, 0
+        self.config, self._numbers = config, count(1)
         names = {name for verifier in verifiers if verifier for name in verifier} - {"name", *RESET_COLUMNS, *config.arguments}
         passed = [*RESET_COLUMNS, *sorted(names), *config.arguments]
+        self._file = file
         self._programs = LoadedPrograms("environment", config, file, passed)
         self._processes = [_Process(config, self._programs) for _ in range(min(threads, sandbox.AT_ONCE))]
         try:
@@ -84,13 +87,17 @@ class Environments:
             self.close()
             raise
 
+    def identity(self) -> dict[str, Any]:
+        """Everything besides prompts and answers that determines its reactions."""
+        return {**self.config.model_dump(mode="json"), "sha256": sha256_file(self._file)}
+
     def reset(self, prompt: Mapping[str, Any], seed: int) -> "tuple[Episode, Future[Outcome]]":
         """Begin a conversation on a prompt."""
         known = {name: prompt.get(name) for name in RESET_COLUMNS if name != "seed"}
         start = {**(prompt["verifier"] or {}), **known, **self.config.arguments, "seed": seed}
-        self._begun += 1
-        process = self._processes[self._begun % len(self._processes)]
-        episode = Episode(process, self._begun, start)
+        number = next(self._numbers)  # threads of several engines may call this together
+        process = self._processes[number % len(self._processes)]
+        episode = Episode(process, number, start)
         return episode, process.thread.submit(process.call, episode)
 
     def step(self, episode: Episode, answer: str) -> "Future[Outcome]":

@@ -186,6 +186,12 @@ def test_options_of_sbatch_that_every_job_needs_otherwise_are_refused():
             Execution.model_validate(profile)
 
 
+def test_cores_and_gpus_of_ray_come_from_slots_alone():
+    launcher = {"type": "ray", "address": "http://head:8265", "resources": {"CPU": 8.0}}
+    with pytest.raises(ValidationError, match=r"CPU and GPU are set by placement\.slots: remove them"):
+        Execution.model_validate({"slots": 1, "placement": {"launcher": launcher}})
+
+
 def test_a_job_of_a_cluster_may_take_more_slots_than_this_machine_has():
     stages = {"there": {"placement": {"launcher": {"type": "slurm"}, "slots": 8}}}
     assert Execution.model_validate({"slots": 1, "stages": stages}).of("sft", "there")[1].slots == 8

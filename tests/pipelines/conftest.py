@@ -9,6 +9,8 @@ import pytest
 import typer.main
 from in_process import in_process
 from running_lab import Lab, outcomes
+from slurm_cluster import Cluster
+from waiting import until
 
 from pedigree.pipelines.cli import main as cli
 
@@ -36,6 +38,26 @@ def _no_other_test_takes_the_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(_slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A Slurm of two nodes, without jobs."""
+    for name, value in _slurm.environment.items():
+        monkeypatch.setenv(name, value)
+    yield _slurm
+    _slurm.ask("scancel", "--me")
+    until(lambda: not _slurm.ask("squeue", "--noheader", "--me"))
 
 
 @pytest.fixture

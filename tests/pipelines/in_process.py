@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from pedigree.configs.language.execution import Numerics
+from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import read_json, write_json
 from pedigree.data.store.fence import Fence, Superseded
 from pedigree.pipelines.jobs import attempts, launcher, lease, processes, slots
@@ -26,9 +27,11 @@ from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, Handle
 from pedigree.stages import __main__ as entry
 from pedigree.stages.job.failures import Preempted
 from pedigree.stages.job.job import Job
-from pedigree.stages.job.outcome import read_done
+from pedigree.stages.job.outcome import RESUME_ME, read_done
 from pedigree.stages.job.spec import JobSpec
 
+ALONE = threading.Lock()
+"""Held by a job that computes: transformers cannot load two models at once in threads of one process."""
 POLL_S = 0.01
 """A job takes milliseconds here, so it is looked at more often than every tenth of a second."""
 
@@ -82,9 +85,10 @@ class InProcessLauncher(LocalLauncher):
         with _code(self.project.code(spec.code), scratch / "log.txt"), job.beating():
             try:
                 job.progress(0, 0)
-                running.exit_code = entry.work(spec, job)
+                with ALONE if KINDS[spec.kind].engine != "none" else nullcontext():
+                    running.exit_code = entry.work(spec, job)
             except Preempted:
-                running.exit_code = entry.RESUME_ME
+                running.exit_code = RESUME_ME
 
     def poll(self, handle: Handle) -> Status:
         running = self._own(handle)

@@ -9,7 +9,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,8 +49,25 @@ OverTimeLimit=0
 SlurmdParameters=config_overrides
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000
-PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=2
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+JobSubmitPlugins=lua
 """
+LIMIT = """
+function slurm_job_submit(job, partitions, user)
+  local full = io.open("{folder}/full")
+  if not full then return slurm.SUCCESS end
+  full:close()
+  slurm.log_user("QOSMaxSubmitJobPerUserLimit")
+  return 2050
+end
+function slurm_job_modify(job, record, partitions, user)
+  return slurm.SUCCESS
+end
+"""
+"""While the file `full` exists, a submission gets the answer that a limit of accounting gives, which takes a database."""
 
 
 def _programs() -> tuple[Path, dict[str, str]]:
@@ -105,6 +123,7 @@ class Cluster:
             plugins=f"PluginDir={plugins}" if plugins else "",
         )  # fmt: skip
         (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "job_submit.lua").write_text(LIMIT.format(folder=self.folder))
         names = {"socket": "sock", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         files = [f"--{option}={self.folder / 'munge'}.{end}" for option, end in names.items()]
         self._daemon("munged", "munged", "--force", "--foreground", *files)
@@ -112,13 +131,82 @@ class Cluster:
         self.start_controller()
         for node in NODES:
             self.start_node(node)
-        until(lambda: self.ask("sinfo", "--noheader", "--format=%T").split() == ["idle"])
+        until(self.is_idle)
+
+    def is_idle(self) -> bool:
+        return set(self.ask("sinfo", "--noheader", "--format=%T").split()) == {"idle"}
+
+    @contextmanager
+    def drained(self) -> Iterator[None]:
+        """No node takes a job."""
+        self.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
+        try:
+            yield
+        finally:
+            self.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
+            until(lambda: "drain" not in self.ask("sinfo", "--noheader", "--format=%T"))
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """The partition takes no further jobs."""
+        self.ask("scontrol", "update", "partition=main", "state=drain")
+        try:
+            yield
+        finally:
+            self.ask("scontrol", "update", "partition=main", "state=up")
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """The user may submit no further jobs."""
+        (self.folder / "full").touch()
+        try:
+            yield
+        finally:
+            (self.folder / "full").unlink()
+
+    @contextmanager
+    def without_controller(self) -> Iterator[None]:
+        self.kill("controller")
+        try:
+            yield
+        finally:
+            self.start_controller()
+
+    @contextmanager
+    def configured(self, lines: str) -> Iterator[None]:
+        """With further lines in its configuration."""
+        path = self.folder / "slurm.conf"
+        before = path.read_text()
+
+        def configure(text: str) -> None:
+            with self.without_controller():
+                path.write_text(text)
+
+        configure(before + lines)
+        try:
+            yield
+        finally:
+            configure(before)
+
+    @contextmanager
+    def lost_node(self, node: str) -> Iterator[None]:
+        """The node is silent; what runs there goes on."""
+        self.kill(node)
+        try:
+            yield
+        finally:
+            self.start_node(node)
+            until(lambda: self.ask("sinfo", "--noheader", f"--nodes={node}", "--format=%t").split()[:1] in (["idle"], ["mix"], ["alloc"]))
 
     def start_controller(self) -> None:
         self._daemon("controller", self._name("slurmctld"), "-D")
+        until(lambda: self.ask("sinfo", "--noheader"))  # a node that does not reach it tries again after half a minute
 
-    def start_node(self, node: str) -> None:
-        self._daemon(node, self._name("slurmd"), "-D", "-N", node, "-d", str(self._root / "sbin" / self._name("slurmstepd")))
+    def start_node(self, node: str, without: Path | None = None) -> None:
+        """`without`: a folder that the node does not have."""
+        self._daemon(
+            node, self._name("slurmd"), "-D", "-N", node, "-d", str(self._root / "sbin" / self._name("slurmstepd")), without=without
+        )
 
     def kill(self, daemon: str) -> None:
         self._daemons[daemon].kill()
@@ -127,6 +215,10 @@ class Cluster:
     def ask(self, *arguments: str) -> str:
         """What one of Slurm's clients prints; empty while the controller starts."""
         return subprocess.run(arguments, env=os.environ | self.environment, capture_output=True, text=True).stdout.strip()
+
+    def job(self, name: str, field: str) -> str:
+        """A field, in the letters of squeue, of the job of this name that is not over."""
+        return self.ask("squeue", "--noheader", "--me", f"--name={name}", f"--format={field}")
 
     def has_saved(self, token: str) -> bool:
         """Whether a controller that is started anew will know the job."""
@@ -142,8 +234,9 @@ class Cluster:
     def _name(self, program: str) -> str:
         return program if (self._root / "sbin" / program).exists() else f"{program}-wlm"
 
-    def _daemon(self, name: str, program: str, *arguments: str) -> None:
+    def _daemon(self, name: str, program: str, *arguments: str, without: Path | None = None) -> None:
+        hidden = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", str(without)] if without else []
         with (self.folder / f"{name}.out").open("ab") as log:
             self._daemons[name] = subprocess.Popen(
-                [str(self._root / "sbin" / program), *arguments], env=os.environ | self.environment, stdout=log, stderr=log
+                [*hidden, str(self._root / "sbin" / program), *arguments], env=os.environ | self.environment, stdout=log, stderr=log
             )

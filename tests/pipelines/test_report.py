@@ -9,7 +9,7 @@ import pytest
 from handmade import CONTENT, build, made_at, project_at
 
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.pipelines.publish.report import SECTIONS, gather, idle_shares, tables, write_report
+from pedigree.pipelines.publish.report import SECTIONS, _prompt, _said, gather, idle_shares, tables, write_report
 from pedigree.pipelines.publish.shown_stages import scores_of
 
 
@@ -80,6 +80,12 @@ def test_scores_have_intervals_and_paired_differences(page):
 def test_samples_show_losses_and_ties_too_and_are_escaped(page):
     assert "What is 0 + 4? &lt;b&gt;&amp;" in page and "<b>" not in page
     assert "✗" in page and "✓" in page
+
+
+def test_conversations_are_shown_from_the_turn_in_which_they_differ():
+    asked, said = {"role": "user", "content": "Guess."}, {"role": "user", "content": "No."}
+    rows = [{"messages": [asked, {"role": "assistant", "content": text}, said], "text": "7"} for text in ("4", "5")]
+    assert _prompt(rows) == "Guess." and _said(rows[1], rows) == "assistant: 5\nuser: No.\n7"
 
 
 def test_data_contamination_and_validation_are_told(page):

@@ -1,45 +1,30 @@
 """Jobs in the queue of a real Slurm of two nodes on this machine."""
 
+import os
+import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from commands import Command
-from running_lab import RANKS, Lab, outcomes, read
-from slurm_cluster import NODES, Cluster
+from commands import Command, InProcessCommand
+from running_lab import RANKS, Lab, outcomes, read, running_scratch
+from sites import at_work, waits
+from slurm_cluster import Cluster
 from waiting import deadline, until
 
+from pedigree.pipelines.jobs import slurm
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.events import StageWaiting
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.scratch_state import Handle
-from pedigree.pipelines.jobs.slurm import problem_of
+from pedigree.pipelines.jobs.slurm_client import problem_of
 from pedigree.pipelines.run.ensure import Result, ensure
 from pedigree.pipelines.run.runs import run_graph
 
 pytestmark = pytest.mark.slow
 DONE = dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-
-
-@pytest.fixture
-def cluster(shared: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    for name, value in shared.environment.items():
-        monkeypatch.setenv(name, value)
-    yield shared
-    shared.ask("scancel", "--me")
-    until(lambda: not shared.ask("squeue", "--noheader", "--me"))
 
 
 @pytest.fixture
@@ -86,19 +71,8 @@ def test_what_slurm_would_reject_or_never_start_is_refused_before_the_run(lab: L
     assert not lab.runs() and not cluster.ask("squeue", "--noheader", "--me")
 
 
-@contextmanager
-def drained(cluster: Cluster) -> Iterator[None]:
-    """No node takes a job."""
-    cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
-    try:
-        yield
-    finally:
-        cluster.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
-        until(lambda: cluster.ask("sinfo", "--noheader", "--format=%T").split() == ["idle"])
-
-
 def test_a_job_that_waits_for_nodes_to_come_back_is_no_problem(cluster: Cluster) -> None:
-    with drained(cluster):
+    with cluster.drained():
         assert problem_of(("--nodes=2",)) is None
         assert not cluster.ask("squeue", "--noheader", "--me")
 
@@ -111,7 +85,7 @@ def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(la
     run.watch = lambda event: seen.append(event.detail) if isinstance(event, StageWaiting) else None
     ends: list[object] = []
     thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
-    with drained(cluster):
+    with cluster.drained():
         thread.start()
         try:
             until(lambda: any(text.startswith("in Slurm's queue as job ") for text in seen))
@@ -130,12 +104,110 @@ def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(la
     assert not cluster.ask("squeue", "--noheader", "--me") and "raw" not in lab.runs()
 
 
+@pytest.mark.parametrize(
+    ("refusing", "reason"),
+    [(Cluster.full, "QOSMaxSubmitJobPerUserLimit"), (Cluster.closed, "Required partition not available (inactive or drain)")],
+)
+def test_a_job_that_slurm_refuses_for_now_is_submitted_again(
+    lab: Lab, cluster: Cluster, refusing: Callable[[Cluster], AbstractContextManager[None]], reason: str
+) -> None:
+    with at_work(lab) as work:
+        with refusing(cluster):
+            until(lambda: work.shows("for Slurm to accept its job: ") and work.shows(reason))
+            assert problem_of(()) is None
+        assert work.outcome() == "ran"
+    assert attempts(lab, "raw") == ["succeeded"]
+
+
 @pytest.mark.nightly
-def test_a_killed_job_resumes_from_its_checkpoint(lab: Lab, cluster: Cluster) -> None:
-    lab.knobs(raw={"seconds": 5, "crash": 1})
-    run = lab.run()
-    ensure(run, run.graph.find("raw"))
-    assert attempts(lab, "raw") == ["crashed", "succeeded"]
+def test_a_full_queue_is_waited_for(lab: Lab, cluster: Cluster) -> None:
+    with cluster.configured("MaxJobCount=2\nMinJobAge=2\n"):
+        other = cluster.ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600")
+        with at_work(lab) as work:
+            until(lambda: work.shows("for Slurm to accept its job: Slurm temporarily unable to accept job"))
+            cluster.ask("scancel", other)  # Slurm forgets it within a minute
+            assert work.outcome() == "ran"
+    assert attempts(lab, "raw") == ["succeeded"]
+
+
+def test_a_job_that_slurm_rejects_fails_at_once(lab: Lab) -> None:
+    lab.edit("configs/execution/lab.yaml", "{type: slurm}", "{type: slurm, options: [--partition=nowhere]}")
+    with at_work(lab) as work:
+        assert "Slurm rejects the job of lab/raw: invalid partition specified: nowhere" in str(work.failure())
+
+
+def test_a_killed_job_resumes_from_its_checkpoint_without_waiting_for_a_report(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "SILENCE_S", float("inf"))
+    lab.knobs(raw={"seconds": 300})
+    with at_work(lab) as work:
+        until(lambda: running_scratch(lab, "raw"))
+        lab.knobs()
+        for pid in Command(lab).jobs():
+            os.kill(pid, signal.SIGKILL)
+        assert work.outcome() == "ran"
+    first, second = read(lab, "raw", "run.json")["attempts"]
+    assert first["cause"] == "crashed" and second["cause"] == "succeeded" and second["resumed_from"]
+
+
+@pytest.mark.nightly
+def test_the_report_of_a_job_that_ended_well_is_waited_for(lab: Lab, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.edit("configs/execution/lab.yaml", "retries: 1", "retries: 0")
+    lab.edit("configs/execution/lab.yaml", "{type: slurm}", "{type: slurm, setup: [exit 0]}")
+    with at_work(lab) as work:
+        until(lambda: cluster.ask("squeue", "--noheader", "--me", "--states=COMPLETED", "--name=lab/raw"))
+        (scratch,) = lab.root.glob(".pedigree/scratch/*")
+        handle = lab.launcher.find(scratch)
+        until(lambda: handle and lab.launcher.poll(handle).state == "running")
+        monkeypatch.setattr(slurm, "SILENCE_S", 0.0)
+        failed = work.failure()
+    assert failed.cause == "crashed" and "exited with code 0 and left no result" in failed.message
+
+
+def test_a_user_sees_where_a_job_waits_and_runs_and_follows_its_log(lab: Lab, cluster: Cluster) -> None:
+    lab.knobs(raw={"hold": "go"})
+    type_ = InProcessCommand(lab)
+    with at_work(lab) as work:
+        with cluster.drained():
+            until(lambda: work.shows("in Slurm's queue as job "))
+            number = cluster.job("lab/raw", "%A")
+            assert f"queued           in Slurm's queue as job {number}" in type_("jobs")
+            assert type_("logs", "raw").startswith(f"lab/raw waits in Slurm's queue as job {number}")
+        until(waits(lab).exists)
+        assert f"Slurm job {number} on n" in type_("jobs")
+        (lab.root / "go").touch()
+        assert type_("logs", "-f", "raw") == "step 1/1  rows 5\n"
+        assert work.outcome() == "ran"
+    assert type_("jobs") == "no job is running\n"
+
+
+@pytest.mark.nightly
+def test_a_preempted_job_resumes_when_its_nodes_are_free(lab: Lab, cluster: Cluster) -> None:
+    lab.knobs(raw={"seconds": 300})
+    with at_work(lab) as work:
+        until(lambda: running_scratch(lab, "raw"))
+        lab.knobs()
+        cluster.ask("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+        assert work.outcome() == "ran"
+    first, second = read(lab, "raw", "run.json")["attempts"]
+    assert first["cause"] == "preempted" and second["cause"] == "succeeded" and second["resumed_from"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_job_that_an_administrator_requeues_ends_well(lab: Lab, cluster: Cluster, allowed: bool) -> None:
+    lab.knobs(raw={"hold": "go"})
+    with at_work(lab) as work:
+        until(waits(lab).exists)
+        number = cluster.job("lab/raw", "%A")
+        if allowed:
+            cluster.ask("scontrol", "update", f"jobid={number}", "requeue=1")
+        cluster.ask("scontrol", "requeue", number)
+        (lab.root / "go").touch()
+        if allowed:
+            until(lambda: cluster.job("lab/raw", "%T") == "PENDING")
+            cluster.ask("scontrol", "update", f"jobid={number}", "starttime=now")
+        assert work.outcome() == "ran"
+    assert attempts(lab, "raw") == ["succeeded"]
 
 
 def test_a_run_that_was_killed_finds_its_job_again(lab: Lab, cluster: Cluster) -> None:
@@ -169,7 +241,7 @@ def test_a_job_that_nears_its_time_limit_writes_a_checkpoint_and_goes_on(lab: La
 
 
 def test_a_job_that_somebody_cancels_is_not_started_again_and_jobs_of_others_are_left_alone(lab: Lab, cluster: Cluster) -> None:
-    foreign = cluster.ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600")
+    foreign = cluster.ask("sbatch", "--parsable", "--job-name=lab/raw", "--output=/dev/null", "--wrap=sleep 600")
     stranger = Handle(launcher="slurm", scratch=str(lab.root), attempt=1, told={"token": "(null)"})  # as squeue shows no comment
     assert lab.launcher.poll(stranger).state == "unknown" and lab.launcher.cancel(stranger) == []
     lab.knobs(raw={"seconds": 60})
@@ -177,7 +249,7 @@ def test_a_job_that_somebody_cancels_is_not_started_again_and_jobs_of_others_are
     thread = threading.Thread(target=lambda: ends.extend(run_graph(lab.run())))
     thread.start()
     until(lambda: "raw" in lab.runs())
-    cluster.ask("scancel", "--me", "--name=lab/raw")
+    cluster.ask("scancel", *{*cluster.job("lab/raw", "%A").split()} - {foreign})
     thread.join(deadline(120))
     (failed,) = [end for end in ends if isinstance(end, StageFailed)]
     assert failed.cause == "cancelled" and failed.message.startswith("the job was canceled in Slurm; its checkpoints are kept (job ")
@@ -192,3 +264,18 @@ def test_ranks_run_on_two_nodes_of_one_allocation(lab: Lab, cluster: Cluster) ->
     lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 1, world_size: 2, nodes: 2")
     assert outcomes(lab)["sft"] == "ran" and lab.runs().count("sft") == 2
     assert "lab/sft 2" in cluster.ask("squeue", "--noheader", "--me", "--states=all", "--format=%j %D").splitlines()
+
+
+@pytest.mark.nightly
+def test_a_training_whose_step_is_canceled_resumes(lab: Lab, cluster: Cluster) -> None:
+    lab.write("configs/recipes/lab.yaml", RANKS)
+    lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 1, world_size: 2, nodes: 2")
+    lab.knobs(sft={"seconds": 300})
+    ends: list[object] = []
+    thread = threading.Thread(target=lambda: ends.extend(run_graph(lab.run())))
+    thread.start()
+    until(lambda: running_scratch(lab, "sft"), 180)
+    lab.knobs()
+    cluster.ask("scancel", f"{cluster.job('lab/sft', '%A')}.0")
+    thread.join(deadline(180))
+    assert attempts(lab, "sft")[-1] == "succeeded" and len(attempts(lab, "sft")) == 2

@@ -17,7 +17,8 @@ from pedigree.configs.rows.source_models import TEMPLATES, RandomLlama
 from pedigree.data.artifacts import assets
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.chat_template import ChatError
-from pedigree.stages.source_model.run import adopt, gguf_tokenizer, random_llama, train_tokenizer
+from pedigree.stages.source_model.run import gguf_tokenizer, random_llama, train_tokenizer
+from pedigree.stages.training.chat_format import adopt
 
 pytestmark = pytest.mark.slow  # vLLM alone takes its time to be imported
 LLAMA = RandomLlama(type="random_llama", layers=1, hidden=64, heads=2, kv_heads=1, ffn=32, vocabulary=400, context=2048)

@@ -21,8 +21,8 @@ from pedigree.configs.rows.source_models import TEMPLATES
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.chat_template import ChatError
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.rlvr.conversations import open_environments
 from pedigree.stages.rlvr.run import refuse
+from pedigree.stages.sampling.conversations import open_environments
 from pedigree.stages.sampling.sampler import Generation, Request
 from pedigree.stages.verifiers import Verifying
 
@@ -124,7 +124,7 @@ def rolled(folder: Path, policy: Any, script: dict[str, list[str]], **fields: An
         ids = chat.response_ids(texts[asking.count("You said")])
         return Generation([*ids, chat.eos_id], [-1.0] * (len(ids) + 1), "stop")
 
-    with Verifying() as verifying, open_environments(config, rows, chat, job) as environments:
+    with Verifying() as verifying, open_environments(config.environment, rows, [chat], job) as environments:
         rolling = replace(roller(verifying, config, [engine(answer, asked)], prompts, chat, job), environments=environments)
         groups = rolling.roll_out([(0, prompts[0]), (1, prompts[1])], 0, None)
     requests = [[one.prompt_ids for one in given] for given, _ in asked]
@@ -146,6 +146,8 @@ def test_a_conversation_is_what_was_sampled_and_what_was_said_between(tmp_path, 
     assert [logp == -1.0 for logp in one.answer.logprobs] == one.turns.sampled
     assert (one.reward, one.terms, one.text, one.turns.answers) == (6, {"environment": 6}, "end", 3)
     assert one.turns.messages == whole
+    config = config_of("rlvr", **PLAN | {"credit": "turn", "reward": {"right": 0, "terms": [{"type": "environment", "weight": 0.5}]}})
+    assert replace(one, reward=5.0).turn_rewards(config) == [0.5, 1.0, 3.5]  # what other terms add belongs to the last turn
     lost = rollouts[2]
     assert lost.reward != lost.reward and "no game" in lost.cause and lost.turns.answers == 1
 
@@ -166,6 +168,10 @@ def test_contexts_that_cannot_hold_all_turns_are_refused(tmp_path, policy):
         refuse(config_of("rlvr", **fields), {"policy": {"sft": policy}}, a_job(tmp_path), 512)
     with pytest.raises(ValueError, match="has the term environment, but there is none"):
         config_of("rlvr", **{name: value for name, value in PLAN.items() if name != "environment"})
+    with pytest.raises(ValueError, match="credit is turn, which grpo, dapo and cispo support, but not dr_grpo"):
+        config_of("rlvr", **PLAN | {"credit": "turn", "algorithm": {"type": "dr_grpo"}})
+    with pytest.raises(ValueError, match="credit is turn, but answers have one turn without an environment"):
+        config_of("rlvr", **PLAN | {"credit": "turn", "environment": None, "reward": {}})
     assert config_of("rlvr", **PLAN).longest_answer == 3 * 12 + 2 * 30
 
 
@@ -184,7 +190,7 @@ def a_game(policy: Any, folder: Path, steps: int) -> tuple[dict[str, Any], dict[
 @needs_sandbox
 def test_a_game_trains_the_policy_on_what_it_sampled(policy, tmp_path):
     fields, given, files = a_game(policy, tmp_path, steps=2)
-    done = run(tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files)
+    done = run(tmp_path / "job", "rlvr", fields | {"credit": "turn"}, given, ONE_THREAD, files=files)
     assert done["ok"], done
     rows = curve(a_job(tmp_path / "job"))
     assert all(row["turns"] > 1 and row["logprob_gap"] < 1e-4 and row["environment_seconds"] > 0 for row in rows), rows

@@ -17,8 +17,9 @@ from pedigree.data.chat.chat import Chat
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.source_model import run as source_model
-from pedigree.stages.source_model.chat_format import padding
 from pedigree.stages.source_model.run import train_tokenizer
+from pedigree.stages.training import chat_format, imported_models
+from pedigree.stages.training.chat_format import padding
 from pedigree.stages.training.models import load_policy
 
 QUESTION = [{"role": "user", "content": "How many rivers are 4 + 1 rivers?"}]
@@ -80,14 +81,14 @@ def test_special_tokens_that_no_text_contains_may_be_beyond_the_embedding():
     control = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<image_soft_token>")
     tokenizer = byte_level(*control, eos_token="<eos>", bos_token="<bos>", pad_token="<pad>")
     model, template = embedding(len(tokenizer) - 1), (TEMPLATES / "gemma.jinja").read_text()
-    source_model.refuse(model, tokenizer)
-    assert source_model.adopt(model, tokenizer, template) == []
+    imported_models.refuse(model, tokenizer)
+    assert chat_format.adopt(model, tokenizer, template) == []
     assert len(model.get_input_embeddings().weight) == len(tokenizer) - 1 and tokenizer.pad_token == "<pad>"
-    source_model.refuse_words(tokenizer, template, len(tokenizer) - 1)
+    chat_format.refuse_words(tokenizer, template, len(tokenizer) - 1)
     with pytest.raises(StageError, match=r"writes <end_of_turn>, which its tokenizer does not have as a token or the model does not embed"):
-        source_model.refuse_words(tokenizer, template, len(tokenizer) - 2)
+        chat_format.refuse_words(tokenizer, template, len(tokenizer) - 2)
     with pytest.raises(StageError, match="the tokenizer has 262 tokens, but the model embeds 255"):
-        source_model.refuse(embedding(255), tokenizer)  # a byte is beyond
+        imported_models.refuse(embedding(255), tokenizer)  # a byte is beyond
 
 
 def test_padding_beyond_the_embedding_is_replaced():
@@ -95,7 +96,7 @@ def test_padding_beyond_the_embedding_is_replaced():
     tokenizer = byte_level("<s>", "</s>", "[PAD]", bos_token="<s>", eos_token="</s>", pad_token="[PAD]")
     model = embedding(len(tokenizer) - 1)
     before = [table.weight.clone() for table in (model.get_input_embeddings(), model.get_output_embeddings())]
-    assert source_model.adopt(model, tokenizer, (TEMPLATES / "tulu.jinja").read_text()) == ["<|pad|>"]
+    assert chat_format.adopt(model, tokenizer, (TEMPLATES / "tulu.jinja").read_text()) == ["<|pad|>"]
     assert tokenizer.pad_token_id == model.config.pad_token_id == len(tokenizer) - 1 == len(before[0]) + 1
     for old, table in zip(before, (model.get_input_embeddings(), model.get_output_embeddings()), strict=True):
         torch.testing.assert_close(table.weight, torch.cat([old, old.mean(dim=0).expand(2, -1)]))

@@ -224,9 +224,10 @@ def test_only_the_top_tokens_have_advantages_and_the_bonus(policy, answers):
     entropies_N = torch.cat([one.entropy_N for one in batch])
     found = weigh_by_entropy(made, [replace(one, advantages_N=torch.ones_like(one.sampler_logps_N)) for one in batch], 2.0)
     kept_N = torch.cat([one.advantages_N for one in found])
-    number = 1 + (len(entropies_N) - 1) // 4
-    assert len(batch) > 1 and kept_N.sum() == number
-    assert entropies_N[kept_N == 1].min() > entropies_N[kept_N == 0].max()
+    number, quarter, least = kept_N.sum(), 1 + (len(entropies_N) - 1) // 4, entropies_N[kept_N == 1].min()
+    # first tokens of answers to one prompt have the same entropy, which may be the threshold
+    assert len(batch) > 1 and (entropies_N > least).sum() < quarter <= number
+    assert least > entropies_N[kept_N == 0].max()
     assert torch.allclose(torch.cat([one.bonus_N for one in found]), 2 / number * kept_N)
     policy_lab.close(made)
 

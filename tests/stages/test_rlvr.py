@@ -318,7 +318,7 @@ def test_answers_are_verified_while_the_engine_generates_others_and_each_is_a_si
     assert before_the_next == [0, 1, 2, 3, 4, 5]
     assert [rollout.prompt["id"] for rollout in (*one.rollouts, *other.rollouts)] == ["p1"] * 3 + ["p2"] * 3
     assert all(rollout.score == 1 for rollout in (*one.rollouts, *other.rollouts))
-    assert told == [("verifying", number) for number in range(6)]
+    assert told == [("sampling",), *(("verifying", number) for number in range(6))]
 
 
 def test_tulus_rewards_are_ten_for_a_right_answer_and_minus_ten_for_one_without_an_end():

@@ -34,6 +34,36 @@ def test_answers_of_one_turn_have_the_same_bits_with_and_without_a_mask(policy):
     assert numbers == again and torch.equal(weights, masked)
 
 
+def test_credit_of_turns_is_that_of_the_conversation_where_there_is_one_turn(policy):
+    one = policy_lab.made_answers(load_policy(policy, Numerics()))
+    numbers, weights = gradient_bits(policy, one)
+    again, by_turn = gradient_bits(policy, [replace(answer, turn_rewards=[answer.reward]) for answer in one])
+    assert numbers == again and torch.equal(weights, by_turn)
+
+
+def test_tokens_have_the_advantage_of_their_turn(policy, answers):
+    """Turns of rewards 0 and 1, and of one of reward 1 besides: mean 2/3, std √(1/3); A = (-2/3 + 1/3) / std, 1/3 / std. The totals are
+    equal, so that the conversations have none."""
+    several = replace(answers[0], ids=[5, 6, 7, 8, 9], logprobs=[-1.0] * 5, sampled=[True, True, False, False, True], reward=1.0)
+    pair = [replace(several, turn_rewards=[0.0, 1.0]), replace(several, turn_rewards=[1.0], sampled=[True] * 5)]
+    made = policy_lab.learner(policy_lab.algorithm("grpo", kl=None), policy)
+    ((seen,),) = micro_batches(made, pair, [[[0, 1]]], old_logprobs=True)
+    state, rewards_PG = initial_state(made.algorithm), torch.ones(1, 2)
+    (((found,),), _) = compute_advantages(made, pair, [[seen]], rewards_PG, state, state, None)
+    scale = (1 / 3) ** 0.5 + 1e-4
+    expected = [-1 / 3 / scale, -1 / 3 / scale, 1 / 3 / scale, *[1 / 3 / scale] * 5]
+    assert found.advantages_N is not None and found.advantages_N.tolist() == pytest.approx(expected, rel=1e-5)
+    assert update_policy(made, pair, 2, 0, state).updates == 1
+    whole = [replace(one, turn_rewards=None) for one in pair]
+    assert update_policy(made, whole, 2, 0, state).updates == 0
+    unknown = [pair[0], replace(pair[1], reward=float("nan"))]  # its turns count nowhere
+    ((alone,),) = micro_batches(made, unknown, [[[0]]], old_logprobs=True)
+    (((found,),), _) = compute_advantages(made, unknown, [[alone]], torch.tensor([[1.0, torch.nan]]), state, state, None)
+    assert found.advantages_N is not None and found.advantages_N.tolist()[0] == pytest.approx(0.0, abs=1e-6)
+    assert found.advantages_N.tolist()[2] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
+    policy_lab.close(made)
+
+
 @pytest.mark.parametrize("type", ["grpo", "ppo"])
 def test_log_probs_of_what_the_environment_said_are_no_part_of_anything(policy, answers, type):
     other = [

@@ -74,6 +74,7 @@ def test_a_checkpoint_beats_while_it_is_written_and_while_it_is_loaded_or_conver
     checkpoints.write(1, {"step": 1})
     checkpoints._settle()
     assert checkpoints.resume() == {"step": 1} and found == ["writing the checkpoint", "loading the checkpoint"]
+    assert said(tmp_path)["doing"]["what"] == "training"
 
 
 def test_a_call_that_hangs_is_not_taken_for_work(tmp_path: Path, quick: None) -> None:

@@ -14,8 +14,8 @@ from pedigree.data.artifacts.artifacts import read_json, stage_key, write_json
 from pedigree.data.chat.chat import Chat
 from pedigree.data.store.storage import StoreError
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.source_model.chat_format import sampling_of
 from pedigree.stages.source_model.run import load_gguf
+from pedigree.stages.training.chat_format import sampling_of
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 

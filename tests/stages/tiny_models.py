@@ -9,7 +9,8 @@ from models import publish
 
 from pedigree.configs.rows.source_models import TEMPLATES, RandomLlama
 from pedigree.data.artifacts.artifacts import Artifact
-from pedigree.stages.source_model.run import adopt, random_llama, train_tokenizer
+from pedigree.stages.source_model.run import random_llama, train_tokenizer
+from pedigree.stages.training.chat_format import adopt
 
 TEXTS = ["What is 12 + 34?", "46", "What is 7 - 3?", "The answer is 4."] * 5
 

@@ -3,15 +3,13 @@
 The tokens of answers stay as sampled; observations are tokenized as the chat template renders them after the answer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pedigree.configs.methods.environment_programs import EnvironmentProgram
-from pedigree.configs.methods.reward_terms import EnvironmentReward
-from pedigree.configs.methods.training import Rlvr
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.chat_template import ChatError
 from pedigree.data.records.records import FinishReason, Message
@@ -19,7 +17,7 @@ from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.sampler import Arrived, Generation, Request
 from pedigree.stages.verifiers.environments import Environments, Episode, Outcome
-from pedigree.stages.verifiers.reward_programs import Answered
+from pedigree.stages.verifiers.reward_programs import Answered, Value
 
 BEAT_SECONDS = 1.0
 PROBED: list[Message] = [{"role": "user", "content": "What follows?"}]
@@ -35,15 +33,53 @@ class SampledTurns:
     answers: int
     messages: list[Message]
     """The whole conversation."""
+    rewards: list[float]
+    """Of each turn."""
     seconds: float
     """Of work of the environment."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A finished conversation with an environment, as evaluations and samples record it."""
+
+    messages: list[Message]
+    """Those before the last answer."""
+    text: str
+    """Of the last answer."""
+    ids: list[int]
+    """Tokens of the last answer."""
+    finish_reason: FinishReason
+    turns: int
+    tokens: int
+    """That the policy sampled, in all turns."""
+    earned: Value
+    """As in `Answered`."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment failed."""
+        return isinstance(self.earned, str)
+
+    @property
+    def reward(self) -> float | str:
+        """The sum of the environment's rewards; a text is the cause of an unknown one."""
+        if self.earned is None:
+            return "the environment gave no reward: set `scored_by: verifier`, or return one"
+        return self.earned if isinstance(self.earned, str) else float(self.earned)
+
+    def answered(self, prompt: Mapping[str, Any], score: float | None) -> Answered:
+        """The last answer, to the conversation before it."""
+        return Answered({**prompt, "messages": self.messages}, self.text, self.ids, self.finish_reason, score, self.earned)
 
 
 class Talk:
     """One conversation, up to its last answer."""
 
-    def __init__(self, prompt: dict[str, Any], prompt_ids: list[int], episode: Episode | None = None) -> None:
+    def __init__(self, prompt: Mapping[str, Any], prompt_ids: list[int], episode: Episode | None = None) -> None:
         self.prompt, self.prompt_ids, self.episode = prompt, prompt_ids, episode
+        self.temperature: float | None = None
+        """As in `Request`."""
         self.messages: list[Message] = prompt["messages"] if episode else []
         """With an environment, those before the last answer."""
         self.text = ""
@@ -51,7 +87,8 @@ class Talk:
         self.answers: list[Generation] = []
         self.between: list[list[int]] = []
         """Tokens after each answer but the last."""
-        self.rewards: list[float] = []
+        self.rewards: list[float | None] = []
+        """Of each turn; None where the environment gave none."""
         self.cut = False
         """Whether it ended because an observation or answer was too long."""
         self.cause = ""
@@ -92,19 +129,27 @@ class Talk:
         for said, answer in zip(self.between, self.answers[1:], strict=True):
             sampled += [False] * len(said) + [True] * len(answer.response_ids)
         messages = [*self.messages, {"role": "assistant", "content": self.text}]
-        return SampledTurns(sampled, len(self.answers), messages, self.seconds)
+        return SampledTurns(sampled, len(self.answers), messages, [reward or 0.0 for reward in self.rewards], self.seconds)
+
+    @property
+    def transcript(self) -> Transcript:
+        """Of a conversation with an environment."""
+        last, tokens = self.answers[-1], sum(len(answer.response_ids) for answer in self.answers)
+        turns = len(self.answers)
+        return Transcript(self.messages, self.text, last.response_ids, self.finish_reason, turns, tokens, self.earned)
 
     @property
     def earned(self) -> float | str | None:
         """Sum of the environment's rewards; None if it gave none, the cause if it failed."""
-        return self.cause or (sum(self.rewards) if self.rewards else None)
+        given = [reward for reward in self.rewards if reward is not None]
+        return self.cause or (sum(given) if given else None)
 
     def request(self, seed: int) -> Request:
         """For the next answer."""
         ids = list(self.prompt_ids)
         for answer, said in zip(self.answers, self.between, strict=True):
             ids += [*answer.response_ids, *said]
-        return Request(ids, seed)
+        return Request(ids, seed, self.temperature)
 
     def answered(self, score: float | None) -> Answered:
         """The last answer, to the conversation before it."""
@@ -112,8 +157,9 @@ class Talk:
         prompt = {**self.prompt, "messages": self.messages} if self.episode else self.prompt
         return Answered(prompt, self.text, last.response_ids, self.finish_reason, score, self.earned)
 
-    def begin(self, reaction: Outcome, chat: Chat, longest: int) -> None:
-        """Apply what `reset` returned. After a failure the original prompt is answered, and its reward is unknown."""
+    def begin(self, reaction: Outcome, chat: Chat, longest: int, bound: str) -> None:
+        """Apply what `reset` returned; `longest` and `bound` as in `begun`. After a failure the original prompt is answered, and its reward
+        is unknown."""
         if isinstance(reaction, str):
             self.cause = reaction
             return
@@ -128,7 +174,7 @@ class Talk:
             self.cause = f"what reset returned cannot be asked: {error}"
             return
         if len(ids) > longest:
-            self.cause = f"the prompt has {len(ids)} tokens after reset, more than max_prompt_length {longest}: raise it, or return less"
+            self.cause = f"the prompt has {len(ids)} tokens after reset, more than {bound}: raise it, or return less"
             return
         self.messages, self.prompt_ids = messages, ids
 
@@ -138,7 +184,7 @@ class Talk:
             self.cause = reaction
             return False
         self.seconds += reaction.seconds
-        self.rewards += [] if reaction.reward is None else [reaction.reward]
+        self.rewards.append(reaction.reward)
         if reaction.done or len(self.answers) == config.max_turns or self.answers[-1].finish_reason == "length":
             return False
         assert isinstance(reaction.messages, list)
@@ -153,6 +199,28 @@ class Talk:
         self.between.append(ids)
         self.messages = [*self.messages, {"role": "assistant", "content": self.text}, *reaction.messages]
         return True
+
+
+def begun(
+    environments: Environments,
+    drawn: Iterable[tuple[Mapping[str, Any], list[int], int]],
+    chat: Chat,
+    longest: int,
+    bound: str,
+    beat: Callable[[], None],
+) -> list[Talk]:
+    """Conversations after the `reset` of the environment.
+
+    Args:
+        drawn: prompt, its tokens, and the seed of the environment.
+        longest: maximum tokens of a prompt, and the name of that `bound`.
+        beat: called while waiting for the environment.
+    """
+    opened = [(prompt, ids, environments.reset(prompt, seed)) for prompt, ids, seed in drawn]
+    talks = [Talk(prompt, ids, episode) for prompt, ids, (episode, _) in opened]
+    for talk, (*_, (_, reaction)) in zip(talks, opened, strict=True):
+        talk.begin(awaited(reaction, beat), chat, longest, bound)
+    return talks
 
 
 def converse(
@@ -205,22 +273,24 @@ def awaited(future: "Future[Outcome]", beat: Callable[[], None]) -> Outcome:
 
 
 @contextmanager
-def open_environments(config: Rlvr, prompts: Sequence[Mapping[str, Any]], chat: Chat, job: Job) -> Iterator[Environments | None]:
+def open_environments(
+    given: EnvironmentProgram | None, prompts: Sequence[Mapping[str, Any]], chats: Iterable[Chat], job: Job
+) -> Iterator[Environments | None]:
     """The environment on rank 0 until the end of the block, None elsewhere or without one.
 
     Raises:
         PedigreeError: it cannot be used.
-        StageError: the chat template renders turns otherwise once more follow.
+        StageError: a chat template renders turns otherwise once more follow.
     """
-    given = config.environment
     if given is None or job.rank != 0:
         yield None
         return
     first = prompts[0]
-    try:
-        chat.following(first["messages"], "An answer.", PROBED, first.get("template_arguments"))
-    except ChatError as error:
-        raise StageError(f"prompt {first['id']} cannot begin a conversation of several turns: {error}") from error
+    for chat in chats:
+        try:
+            chat.following(first["messages"], "An answer.", PROBED, first.get("template_arguments"))
+        except ChatError as error:
+            raise StageError(f"prompt {first['id']} cannot begin a conversation of several turns: {error}") from error
     environments = Environments(given, job.source_files[given.path], (prompt["verifier"] for prompt in prompts), job.numerics.threads)
     if given.trusted:
         job.note(f"{given.path} ran outside the sandbox (trusted: true)")
@@ -228,10 +298,3 @@ def open_environments(config: Rlvr, prompts: Sequence[Mapping[str, Any]], chat: 
         yield environments
     finally:
         environments.close()
-
-
-def unused_reward(config: Rlvr, talk: Talk) -> str:
-    """Why the environment's rewards make that of a conversation unknown; empty if they do not."""
-    if talk.rewards and not any(isinstance(term, EnvironmentReward) for term in config.reward.terms):
-        return "the environment returned a reward, and reward.terms has no {type: environment}: add it, or return None"
-    return ""

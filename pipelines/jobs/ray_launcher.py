@@ -1,0 +1,221 @@
+"""Jobs in a Ray cluster, whose nodes see the project, its environment and DVC's cache under the paths of this machine.
+
+Each attempt is a job of Ray's Jobs API, whose ID is the token of its submission; it outlives the process that submits it. Its entry point
+(`ray_driver.py`) runs on the head node in the cluster's Python, so that Pedigree needs no Ray, and not the cluster's version of Python. A
+cluster that does not answer says nothing about a job.
+"""
+
+import json
+import shutil
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.project import Project
+from pedigree.configs.language.execution import Numerics, Ray
+from pedigree.data.artifacts.artifacts import write_json
+from pedigree.data.host.faults import fault_point
+from pedigree.data.store.fence import Fence
+from pedigree.data.store.heartbeat import SILENCE_S
+from pedigree.pipelines.jobs import ray_driver
+from pedigree.pipelines.jobs.job_environment import job_environment
+from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, STACKS, Status, job_command
+from pedigree.pipelines.jobs.ray_driver import LOST, SIGNALED, STOP, SUBMITTED
+from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec, reported_success
+from pedigree.stages.job.outcome import RESUME_ME
+
+ASK_S = 2.0
+"""Seconds between two queries about a job."""
+ANSWER_S = 30.0
+AWAY_S = 60.0
+"""How long to try to end a job while Ray does not answer."""
+KILL_S = 30.0
+"""Longest wait for the end of a job that is killed."""
+ACTIVE = ("PENDING", "RUNNING")
+GROUP = "ray.io/node-group"
+"""Label of nodes that an autoscaler may add."""
+REPORTED = (0, 1, RESUME_ME)
+"""Exit codes of a job that has written a report."""
+
+
+class RayLauncher:
+    """Submits each job as one of the Jobs API. Ray does not restart it: the next attempt resumes from its checkpoint."""
+
+    name = "ray"
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self._polled: dict[str, tuple[float, Status]] = {}
+        """Token → when Ray was last asked, and the job's state."""
+        self._running: set[str] = set()
+        """Tokens of jobs that were seen running, and so go on while Ray does not answer."""
+        self._ends: dict[str, float] = {}
+        """Token → when a job without a result was first seen to have ended."""
+
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, launcher: Ray, fence: Fence | None = None) -> Handle:
+        """Submit the job described by `scratch/spec.json`.
+
+        Raises:
+            PedigreeError: Ray rejects it.
+        """
+        spec = read_spec(scratch)
+        told = {"token": uuid.uuid4().hex, "address": launcher.address, "ranks": numerics.world_size}
+        handle = Handle(launcher=self.name, scratch=str(scratch), attempt=attempt, told=told, submitted_at=time.time())
+        write_json(scratch / JOB, handle.model_dump())  # before the job exists, so that it is found if this process dies now
+        lead = job_command(scratch, numerics, spec.placement.grace_s)
+        job = {
+            "token": handle.token,
+            "commands": [lead, *[[*lead[:-1], "join"]] * (numerics.nodes - 1)],
+            "bundle": bundle(launcher, numerics, spec.placement.slots),
+            "environment": job_environment(scratch, numerics, self.project.code(spec.code), [], fence),
+            "folder": str(self.project.root),
+            "grace_s": spec.placement.grace_s,
+        }
+        (scratch / STOP).unlink(missing_ok=True)
+        (scratch / SUBMITTED).touch(mode=0o600)  # not in the request, which the dashboard shows to everyone
+        (scratch / SUBMITTED).write_text(json.dumps(job))
+        driver = str(shutil.copy(ray_driver.__file__, scratch))
+        wait_s = max(spec.placement.grace_s, HUNG_GRACE_S) + KILL_S
+        code, answer = _ask(launcher.address, "/api/jobs/", {
+            "submission_id": handle.token,
+            "entrypoint": f"exec python {quote(driver)} {quote(str(scratch))} >> {quote(str(scratch / 'log.txt'))} 2>&1",
+            "metadata": {"job_name": spec.address},
+            "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": f"{wait_s:.0f}"}},
+        })  # fmt: skip
+        if code and code not in range(200, 300) and code < HTTPStatus.INTERNAL_SERVER_ERROR:
+            (scratch / JOB).unlink()
+            (scratch / SUBMITTED).unlink()
+            raise PedigreeError(f"Ray rejects the job of {spec.address}: {answer}")
+        fault_point("job started")
+        return handle
+
+    def poll(self, handle: Handle) -> Status:
+        asked, status = self._polled.get(handle.token, (float("-inf"), Status("unknown")))
+        if time.monotonic() - asked > ASK_S:
+            status = self._look_at(handle)
+            self._polled[handle.token] = time.monotonic(), status
+        return status
+
+    def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
+        """End a job: remove it from the queue, or ask it to stop; it is killed after `grace_s` seconds, by default its placement's.
+
+        `stacks`: a job of one process first prints each thread's stack to the log.
+
+        Raises:
+            PedigreeError: Ray does not answer.
+        """
+        if not self._is_active(handle):
+            return []
+        scratch = Path(handle.scratch)
+        grace_s = read_spec(scratch).placement.grace_s if grace_s is None else grace_s
+        numbers = [int(number) for number in STACKS] if stacks and handle.told.get("ranks") == 1 else []
+        write_json(scratch / STOP, {"grace_s": grace_s, "stacks": numbers})
+        _ask(_address(handle), f"/api/jobs/{handle.token}/stop", {})
+        deadline = time.monotonic() + grace_s + KILL_S
+        while self._is_active(handle) and time.monotonic() < deadline:
+            time.sleep(ASK_S)
+        (scratch / SUBMITTED).unlink(missing_ok=True)  # canceled before it started
+        return []
+
+    def _is_active(self, handle: Handle) -> bool:
+        """Whether the job is queued or runs.
+
+        Raises:
+            PedigreeError: Ray does not answer.
+        """
+        deadline = time.monotonic() + AWAY_S
+        while True:
+            code, job = _job(handle)
+            if code in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+                return code == HTTPStatus.OK and job["status"] in ACTIVE
+            if time.monotonic() > deadline:
+                raise PedigreeError(f"Ray does not answer at {_address(handle)}, so its job in {handle.scratch} may go on: try again")
+            time.sleep(ASK_S)
+
+    def _look_at(self, handle: Handle) -> Status:
+        code, job = _job(handle)
+        if code == HTTPStatus.OK:
+            return self._active(handle) if job["status"] in ACTIVE else self._ended(handle, job)
+        if (result := reported_success(Path(handle.scratch))) is not None:
+            return Status("succeeded" if result else "failed")
+        if code == HTTPStatus.NOT_FOUND:
+            return Status("unknown")
+        return Status("running") if handle.token in self._running else Status("queued", waiting=f"for Ray to answer at {_address(handle)}")
+
+    def _active(self, handle: Handle) -> Status:
+        if handle.token not in self._running:
+            fields = {"detail": "true", "filter_keys": "name", "filter_predicates": "=", "filter_values": handle.token}
+            code, answer = _ask(_address(handle), f"/api/v0/placement_groups?{urllib.parse.urlencode(fields)}")
+            groups = answer["data"]["result"]["result"] if code == HTTPStatus.OK else []
+            if code == HTTPStatus.OK and (not groups or groups[0]["state"] == "PENDING"):
+                reason = f" ({groups[0]['stats']['scheduling_state']})" if groups else ""
+                return Status("queued", waiting=f"in Ray's queue as job {handle.token}{reason}")
+            if groups:
+                self._running.add(handle.token)
+        return Status("running")
+
+    def _ended(self, handle: Handle, job: dict[str, Any]) -> Status:
+        """State of a job that Ray knows to have ended. Network file systems show a report late, so one that may exist is waited for."""
+        result, code = reported_success(Path(handle.scratch)), job["driver_exit_code"]
+        if result:
+            return Status("succeeded")
+        if job["status"] == "STOPPED":
+            return Status("failed", end=("cancelled", f"job {handle.token} was stopped in Ray; its checkpoints are kept"))
+        if result is None and code in REPORTED and time.monotonic() - self._ends.setdefault(handle.token, time.monotonic()) < SILENCE_S:
+            return Status("running")
+        if result is None and code in (LOST, None):
+            why = (job["message"] or "").partition("\n")[0] if code is None else "a node of the job is gone"
+            return Status("failed", end=("lost", f"Ray lost job {handle.token}: {why}"))
+        return Status("failed", SIGNALED - code if code is not None and SIGNALED < code < LOST else code)
+
+
+def bundle(launcher: Ray, numerics: Numerics, slots: int) -> dict[str, float]:
+    """What a job takes of each of its nodes."""
+    return {"GPU" if numerics.device == "cuda" else "CPU": slots, **launcher.resources}
+
+
+def problem_of(address: str, nodes: int, wanted: tuple[tuple[str, float], ...]) -> str | None:
+    """Why a job can never start: no Ray is at the address, or its cluster has too few such nodes and does not grow."""
+    code, answer = _ask(address, "/api/v0/nodes?limit=10000")
+    if code != HTTPStatus.OK:
+        why = f"HTTP status {code}" if code else answer
+        return f"no Ray answers at {address} ({why}): start the cluster with its dashboard, or correct placement.launcher.address"
+    known = answer["data"]["result"]["result"]
+    if any(GROUP in node["labels"] for node in known):
+        return None
+    fit = sum(all(node["resources_total"].get(name, 0) >= amount for name, amount in wanted) for node in known)
+    if fit >= nodes:
+        return None
+    shown = ", ".join(f"{name}: {amount:g}" for name, amount in wanted)
+    return f"the Ray cluster at {address} has {fit} of {nodes} nodes with {{{shown}}}: lower placement.slots, resources or nodes"
+
+
+def _address(handle: Handle) -> str:
+    return str(handle.told.get("address"))
+
+
+def _job(handle: Handle) -> tuple[int, Any]:
+    if not handle.token:  # Ray would list all jobs
+        return HTTPStatus.NOT_FOUND, ""
+    return _ask(_address(handle), f"/api/jobs/{handle.token}")
+
+
+def _ask(address: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    """HTTP status and decoded answer of Ray, or the text of its error; the status is zero if Ray cannot be reached."""
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(address + path, data, {"Content-Type": "application/json", "User-Agent": "pedigree"})
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(errors="replace").strip()
+    except (OSError, HTTPException, ValueError) as error:
+        return 0, str(error)

@@ -1,0 +1,1 @@
+"""Trackers: what shows the metrics and states of runs outside Pedigree."""

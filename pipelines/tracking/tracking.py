@@ -1,0 +1,123 @@
+"""Report a run to the trackers of its profile, without depending on them.
+
+The run appends the states of its stages to a file. One process for each tracker (`pipelines/tracking/follower.py`) reads that file and what
+jobs write anyway. The run waits for them only after its last stage.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO
+
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.data.artifacts import provenance
+from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.events import Notice, RunEnded, RunEvent, StageProgressed, StageStarted, StageView
+from pedigree.pipelines.tracking.tracked_stage import TrackedStage
+
+END_S = 30.0
+"""How long a finished run waits for a tracker to take what it has not taken yet."""
+
+
+@contextmanager
+def tracked(run: RunContext, selection: Collection[str] | None) -> Iterator[None]:
+    """Report the block's run of the selected stages (default: all) to the trackers of its profile."""
+    if not run.execution.trackers:
+        yield
+        return
+    logs = run.project.private / "trackers" / run.graph.recipe
+    logs.mkdir(parents=True, exist_ok=True)
+    watch = run.watch
+    with NamedTemporaryFile("w", dir=logs, prefix="events-", suffix=".jsonl") as events:
+        written = _Events(run, selection, events)
+        followers = [_started(run, place, Path(events.name), logs) for place in range(len(run.execution.trackers))]
+        run.watch = written.watch
+        try:
+            yield
+        finally:
+            run.watch = watch
+            written.append({"ended": True})
+            _wait(run, followers)
+
+
+class _Events:
+    """The file of states, which each thread of the run extends."""
+
+    def __init__(self, run: RunContext, selection: Collection[str] | None, stream: IO[str]) -> None:
+        self._stream, self._watch, self._writing = stream, run.watch, threading.Lock()
+        chosen = [node for address, node in run.graph.nodes.items() if selection is None or address in selection]
+        self._views = {node.address: StageView() for node in chosen}
+        self._tracked = {node.address for node in chosen if node.declaration.curve or node.output == "scores"}
+        slots = {node.address: run.execution.of(node.kind, node.name)[1].slots for node in chosen}
+        trackers = [tracker.model_dump(mode="json") for tracker in run.execution.trackers]
+        header = {"process": os.getpid(), "recipe": run.graph.recipe, "slots": run.execution.slots, "stages": slots}
+        self.append(header | {"trackers": trackers})
+
+    def append(self, line: Mapping[str, object]) -> None:
+        with suppress(OSError):  # jobs themselves report a full disk
+            self._stream.write(json.dumps(line) + "\n")
+            self._stream.flush()
+
+    def watch(self, event: RunEvent) -> None:
+        """Write a stage's state if it has changed, and pass the event on."""
+        if not isinstance(event, Notice | RunEnded | StageProgressed) and event.address in self._views:
+            with self._writing:
+                before = self._views[event.address]
+                view = self._views[event.address] = before.after(event)
+                if (view.state, view.folder) != (before.state, before.folder):
+                    line = {"address": event.address, "state": view.state, "cause": view.cause, "time": time.time()}
+                    self.append(line | self._work(event))
+        self._watch(event)
+
+    def _work(self, event: RunEvent) -> dict[str, object]:
+        """The work that a job begins or resumes, if trackers show its kind; read now, since a published stage has no scratch folder."""
+        if isinstance(event, StageStarted) and event.address in self._tracked:
+            with suppress(PedigreeError):  # a damaged spec, which the run itself reports
+                return {"work": asdict(TrackedStage.read(event.folder))}
+        return {}
+
+
+def _started(run: RunContext, place: int, events: Path, logs: Path) -> "subprocess.Popen[str]":
+    """The follower of a tracker, in a session of its own: Ctrl-C ends the run, which then ends it."""
+    command = [sys.executable, "-m", "pedigree.pipelines.tracking.follower", str(events), str(place)]
+    environment = os.environ | {"PYTHONPATH": provenance.python_path(provenance.CODE_ROOT), "PYTHONSAFEPATH": "1"}
+    with (logs / f"{run.execution.trackers[place].type}.log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=run.project.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+    threading.Thread(target=_pass_on, args=(run, process), daemon=True, name="tracker").start()
+    return process
+
+
+def _pass_on(run: RunContext, process: "subprocess.Popen[str]") -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        run.ledger.notice(line.strip(), urgent=True)
+
+
+def _wait(run: RunContext, followers: "list[subprocess.Popen[str]]") -> None:
+    """Wait until all followers have ended, and end those that do not."""
+    until = time.monotonic() + END_S
+    try:
+        for follower, tracker in zip(followers, run.execution.trackers, strict=True):
+            with suppress(subprocess.TimeoutExpired):
+                follower.wait(max(0.0, until - time.monotonic()))
+            if follower.returncode != 0:
+                how = f"did not end within {END_S:g} s of the run" if follower.returncode is None else "crashed"
+                log = f".pedigree/trackers/{run.graph.recipe}/{tracker.type}.log"
+                run.ledger.notice(f"tracker {tracker.type} {how}, so it may lack metrics; its log is {log}", urgent=True)
+    finally:
+        for follower in followers:
+            if follower.poll() is None:
+                os.killpg(follower.pid, signal.SIGKILL)
+                follower.wait()

@@ -1,0 +1,1 @@
+"""Any command → its output as an artifact."""

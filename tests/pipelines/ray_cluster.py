@@ -1,0 +1,131 @@
+"""A real Ray of its own: a head with its dashboard and a second node, both on this machine.
+
+Its packages are in a folder of their own, which neither Pedigree nor the jobs see.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+PACKAGES = (
+    "ray==2.60.0", "aiohttp-cors==0.8.1", "colorful==0.5.8", "google-api-core==2.44.0", "google-auth==2.63.0", "opencensus==0.11.4",
+    "opencensus-context==0.1.3", "opentelemetry-exporter-prometheus==0.66b2", "proto-plus==1.29.0", "pyasn1==0.6.5",
+    "pyasn1-modules==0.4.2", "smart-open==9.0.2",
+)  # fmt: skip
+"""Of `ray[default]`, what the lock does not have."""
+SECOND = "second"
+HEAD = {"node:__internal_head__": 0.1}
+"""A resource that every head node has."""
+CPUS = 2
+
+
+def _packages() -> Path:
+    """The folder of Ray and what it needs."""
+    root = Path(sys.prefix) / "opt" / "ray"
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "whole").exists():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(root), *PACKAGES]
+            try:
+                subprocess.run(pip, check=True, capture_output=True, text=True)
+            except subprocess.CalledProcessError as error:
+                pytest.skip(f"Ray cannot be installed: {error.stderr}")
+            (root / "whole").touch()
+    return root
+
+
+@dataclass
+class Cluster:
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ray-")))  # sockets need a short path
+    _nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self) -> None:
+        self._environment = os.environ | {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": str(_packages()),
+        }
+        free = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+        gcs, dashboard, clients = (str(one.getsockname()[1]) for one in free)
+        for one in free:
+            one.close()
+        self.address, self._gcs = f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}"
+        self._node(
+            "head", "--head", f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
+            f"--ray-client-server-port={clients}", f"--temp-dir={self.folder}", "--disable-usage-stats",
+        )  # fmt: skip
+        until(lambda: self.nodes() == 1, 120, alive=lambda: self._nodes["head"].poll() is None)
+
+        def joined() -> bool:
+            if SECOND not in self._nodes or self._nodes[SECOND].poll() is not None:  # on a busy machine Ray gives up after 30 s
+                self._node(SECOND, f"--address={self._gcs}")
+            return self.nodes() == 2
+
+        until(joined, 120)
+
+    def kill(self, node: str) -> None:
+        os.killpg(self._nodes[node].pid, signal.SIGKILL)
+        self._nodes.pop(node).wait()
+
+    def nodes(self) -> int:
+        """Number of nodes that are alive."""
+        with suppress(OSError):
+            return sum(node["state"] == "ALIVE" for node in self.ask("/api/v0/nodes")["data"]["result"]["result"])
+        return 0
+
+    def jobs(self) -> dict[str, str]:
+        """Name of each job → its status."""
+        return {(job["metadata"] or {}).get("job_name", job["submission_id"]): job["status"] for job in self.ask("/api/jobs/")}
+
+    def occupy(self, *where: dict[str, float]) -> list[str]:
+        """Foreign jobs that take all cores of a node each, `where` it has these resources; return their IDs."""
+        jobs = [{"entrypoint": "sleep 600", "entrypoint_num_cpus": CPUS, "entrypoint_resources": one} for one in where]
+        names = [self.ask("/api/jobs/", job)["submission_id"] for job in jobs]
+        until(lambda: all(self.jobs()[name] == "RUNNING" for name in names))
+        return names
+
+    def stop_job(self, name: str) -> None:
+        self.ask(f"/api/jobs/{name}/stop", {})
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def dashboard(self) -> int:
+        """PID of the process that serves the Jobs API."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                line = (folder / "cmdline").read_bytes()
+                if b"dashboard/dashboard.py" in line and str(self.folder).encode() in line:
+                    return int(folder.name)
+        raise AssertionError("the dashboard does not run")
+
+    def stop(self) -> None:
+        for node in [*self._nodes]:
+            with suppress(OSError):
+                self.kill(node)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _node(self, name: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={CPUS}", "--num-gpus=0",
+                   "--node-ip-address=127.0.0.1", "--object-store-memory=80000000", "--dashboard-agent-listen-port=0"]  # fmt: skip
+        with (self.folder / f"{name}.out").open("ab") as log:
+            self._nodes[name] = subprocess.Popen(
+                [*command, *arguments], env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )

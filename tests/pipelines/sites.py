@@ -1,0 +1,126 @@
+"""Where jobs run, and what can happen to them there, for tests that hold for each launcher."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from commands import Command
+from running_lab import Lab
+from slurm_cluster import Cluster
+from waiting import deadline
+
+from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.run.ensure import Result, ensure
+
+
+class Site(Protocol):
+    launcher: str
+    """As a profile has it."""
+
+    def busy(self) -> AbstractContextManager[object]:
+        """No further job starts meanwhile, and those that run go on."""
+        ...
+
+    def lost_node(self, lab: Lab) -> AbstractContextManager[object]:
+        """The node of the lab's one job is lost meanwhile."""
+        ...
+
+    def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
+        """What starts jobs is away meanwhile, and those that run go on."""
+        ...
+
+
+class Here:
+    launcher = "{type: local}"
+
+    def busy(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    @contextmanager
+    def lost_node(self, lab: Lab) -> Iterator[None]:
+        for pid in Command(lab).jobs():
+            os.kill(pid, signal.SIGKILL)
+        yield
+
+    def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
+        pytest.skip("a run starts its jobs itself")
+
+
+class InSlurm:
+    launcher = "{type: slurm}"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def busy(self) -> AbstractContextManager[object]:
+        return self.cluster.drained()
+
+    def lost_node(self, lab: Lab) -> AbstractContextManager[object]:
+        return self.cluster.lost_node(self.cluster.job("lab/raw", "%N"))
+
+    def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
+        return self.cluster.without_controller()
+
+
+class Work:
+    """A run of the stage `raw` in a thread."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.seen: list[str] = []
+        """What it has shown."""
+        self._run = lab.run(cancelled=threading.Event(), watch=lambda address, state, detail: self.seen.append(detail))
+        self._ends: list[Result | StageFailed] = []
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._ends.append(ensure(self._run, self._run.graph.find("raw")))
+        except StageFailed as error:
+            self._ends.append(error)
+
+    def shows(self, text: str) -> bool:
+        return bool(self.seen) and text in self.seen[-1]
+
+    def leave(self) -> None:
+        """The run ends, and its job goes on."""
+        self._run.keep_jobs = True
+        self.stop()
+
+    def stop(self) -> None:
+        self._run.cancelled.set()
+        self._thread.join(deadline(120))
+
+    def outcome(self) -> str:
+        end = self._end()
+        assert isinstance(end, Result), end
+        return end.outcome
+
+    def failure(self) -> StageFailed:
+        end = self._end()
+        assert isinstance(end, StageFailed), end
+        return end
+
+    def _end(self) -> Result | StageFailed:
+        self._thread.join(deadline(180))
+        assert self._ends, self.seen
+        return self._ends[0]
+
+
+@contextmanager
+def at_work(lab: Lab) -> Iterator[Work]:
+    work = Work(lab)
+    try:
+        yield work
+    finally:
+        work.stop()
+
+
+def waits(lab: Lab) -> Path:
+    """The file that a job with the knob `hold: go` writes before it waits."""
+    return lab.root / "go.waiting"

@@ -1,0 +1,187 @@
+"""Trackers get every step once and the lineage, over interrupted runs too, and what fails in them leaves the run alone."""
+
+import json
+import os
+import re
+import signal
+import struct
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_lab import RANKS, Lab, outcomes, read
+from waiting import until
+
+from pedigree.configs.base.document import ConfigError
+from pedigree.configs.language.execution import Execution
+from pedigree.pipelines.run import checks
+from pedigree.pipelines.run.runs import run_graph
+from pedigree.pipelines.tracking import tracking
+from pedigree.pipelines.tracking.tracked_stage import Curve, numbers_in
+
+PROFILE = "slots: 2\nnumerics: {threads: 1}\nplacement: {slots: 1, retries: 0, heartbeat_timeout_s: 120}\ntrackers:\n"
+TRACKERS = {
+    "tensorboard": "{type: tensorboard, folder: boards}",
+    "wandb": "{type: wandb, project: lab, mode: offline}",
+    "mlflow": "{type: mlflow, uri: 'sqlite:///runs.db'}",
+}
+
+
+def lab_with(folder: Path, *trackers: str) -> Lab:
+    lab = Lab(folder)
+    lab.write("configs/recipes/lab.yaml", RANKS)
+    lab.write("configs/execution/lab.yaml", PROFILE + "".join(f"- {tracker}\n" for tracker in trackers))
+    return lab
+
+
+def boards(root: Path) -> tuple[list[list[int]], str]:
+    """(steps of `rows` of each run, all texts)."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    steps, texts = [], ""
+    for folder in sorted((root / "boards/lab/sft").iterdir()):
+        found = EventAccumulator(str(folder)).Reload()
+        steps.append([event.step for event in found.Scalars("rows")])
+        for tag in found.Tags()["tensors"]:
+            texts += "".join(event.tensor_proto.string_val[0].decode() for event in found.Tensors(tag))
+    return steps, texts
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """Records of an offline run, stored like LevelDB's log: blocks of 32 KiB, each fragment with checksum, length and type."""
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportMissingImports]
+
+    stored, place, record = path.read_bytes(), 7, b""
+    while place + 7 <= len(stored):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+        _, length, kind = struct.unpack_from("<IHB", stored, place)
+        record += stored[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield Record.FromString(record)
+            record = b""
+
+
+def wandb_runs(root: Path) -> tuple[list[list[int]], str]:
+    """Offline folders of one run have one ID, by which `wandb sync` joins them."""
+    steps, texts = dict[str, list[int]](), ""
+    for path in sorted((root / ".pedigree/wandb").glob("offline-run-*/*.wandb")):
+        for record in wandb_records(path):
+            if any("rows" in (item.key, *item.nested_key) for item in record.history.item):
+                steps.setdefault(path.stem, []).append(record.history.step.num)
+            texts += str(record.run.config)
+    return [*steps.values()], texts.replace("\\", "")
+
+
+def mlflow_runs(root: Path) -> tuple[list[list[int]], str]:
+    from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{root}/runs.db")
+    found = client.search_runs([client.get_experiment_by_name("pedigree").experiment_id])
+    assert all(run.info.status == "FINISHED" for run in found)
+    steps = [[metric.step for metric in client.get_metric_history(run.info.run_id, "rows")] for run in found]
+    return steps, json.dumps([run.data.params | run.data.tags for run in found])
+
+
+READ = {"tensorboard": boards, "wandb": wandb_runs, "mlflow": mlflow_runs}
+
+
+@pytest.mark.parametrize("kind", TRACKERS)
+def test_an_interrupted_stage_continues_its_run_without_doubled_steps(tmp_path: Path, kind: str) -> None:
+    if find_spec(kind) is None:
+        pytest.skip(f"{kind} is not in the lock: pip install {kind}")
+    lab, stop = lab_with(tmp_path, TRACKERS[kind]), threading.Event()
+    lab.write("knobs.json", '{"lab/sft": {"seconds": 600}}')
+    run = lab.run(cancelled=stop)
+    thread = threading.Thread(target=run_graph, args=(run,))
+    thread.start()
+    (logged,) = until(lambda: list((lab.root / ".pedigree/trackers").glob(f"{kind}-*/[!.]*")), alive=thread.is_alive)
+    stop.set()
+    thread.join()
+    reached = int(logged.read_text())
+    # Steps 1 to `reached` are written again with the curve of the second attempt
+    lab.write("knobs.json", json.dumps({"lab/sft": {"seconds": (reached + 3) / 10}}))
+    assert outcomes(lab)["sft"] == "ran"
+    steps, texts = READ[kind](lab.root)
+    assert steps == [[*range(1, reached + 4)]]
+    record = read(lab, "sft", "record.json")
+    schedule = record["config"]["optimizer"]["schedule"]
+    for expected in (record["key"], record["inputs"][0]["producer"], schedule):
+        assert expected in texts
+    assert not logged.exists()
+    assert re.search(f"^{kind}: ", (lab.root / ".pedigree/logs/lab/sft.log").read_text(), re.MULTILINE)
+
+
+def test_a_tracker_that_fails_is_a_single_notice(tmp_path: Path) -> None:
+    lab = lab_with(tmp_path, TRACKERS["tensorboard"])
+    lab.write("boards", "a file where the folder should be")
+    lab.write("knobs.json", '{"lab/sft": {"seconds": 0.5}}')
+    run = lab.run()
+    run_graph(run)
+    assert (lab.root / "artifacts/lab/sft/record.json").exists()
+    notices = [notice for notice in run.ledger.notices if "tracker" in notice]
+    assert notices[0].startswith("tracker tensorboard: ") and "the run continues without it" in notices[0]
+    assert len(notices) == 1
+
+
+def test_a_tracker_that_hangs_is_ended_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "END_S", 0.0)
+    lab = lab_with(tmp_path, "{type: prometheus, folder: metrics}")
+    run = lab.run()
+    follower = []
+
+    def suspend(event: object) -> None:
+        if not follower:
+            (found,) = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if str(lab.root) in path.read_text()]
+            os.kill(found, signal.SIGSTOP)
+            follower.append(found)
+
+    run.watch = suspend
+    run_graph(run)
+    assert (lab.root / "artifacts/lab/sft/record.json").exists()
+    assert "tracker prometheus did not end" in [*run.ledger.notices][-1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(follower[0], 0)
+
+
+def test_prometheus_reads_states_causes_and_seconds(tmp_path: Path) -> None:
+    lab = lab_with(tmp_path, "{type: prometheus, folder: metrics}")
+    lab.write("knobs.json", '{"lab/clean": {"fail": "no rows"}}')
+    assert outcomes(lab)["clean"] == "StageFailed"
+    text = (lab.root / "metrics/pedigree_lab.prom").read_text()
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert all(re.fullmatch(r'[a-z_]+\{recipe="lab"(,[a-z]+="[\w/]+")*\}', name) for name in samples)
+    assert samples['pedigree_stages{recipe="lab",state="ran"}'] == "2"
+    assert samples['pedigree_stages{recipe="lab",state="skipped"}'] == "2"
+    assert samples['pedigree_stage_failed{recipe="lab",stage="lab/clean",cause="refused"}'] == "1"
+    assert float(samples['pedigree_stage_running_seconds{recipe="lab",stage="lab/raw"}']) > 0
+    assert (samples['pedigree_run_active{recipe="lab"}'], samples['pedigree_slots_busy{recipe="lab"}']) == ("0", "0")
+
+
+def test_a_run_is_refused_before_it_starts_if_the_library_of_a_tracker_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    trackers = [{"type": "wandb", "project": "p"}, {"type": "prometheus", "folder": "f"}]
+    execution = Execution.model_validate({"slots": 1, "trackers": trackers})
+    with pytest.raises(ConfigError, match=r"not installed: wandb: run `pip install wandb`"):
+        checks.refuse_missing_trackers(execution)
+
+
+def test_a_curve_that_a_resumed_job_replaces_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "curve.jsonl"
+    path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "lo')
+    curve = Curve(path)
+    assert [*curve.rows()] == [(1, {"loss": 3.0}), (2, {})]
+    (tmp_path / "new").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n')
+    os.replace(tmp_path / "new", path)
+    assert [*curve.rows()] == [(1, {"loss": 3.0}), (2, {"loss": 2.0})]
+    assert [*curve.rows()] == []
+
+
+def test_results_are_the_numbers_of_nested_metrics() -> None:
+    assert numbers_in({"policies": {"sft": {"mean": 0.5, "n": 3}}, "suite": "dev", "loss": float("nan")}) == {
+        "policies/sft/mean": 0.5, "policies/sft/n": 3.0,
+    }  # fmt: skip
