@@ -297,16 +297,19 @@ def numbered(
     suite: Suite, scored: Iterator[list[AnswerScore]], answers: Sequence[Any], name: str, function: RewardFunction
 ) -> Iterator[list[AnswerScore]]:
     """Add a function's numbers to the scores of each item's answers, which it gets together."""
-    primary, ahead = next(iter(suite.verified), ""), deque[list[AnswerScore]]()
+    primary, ahead = next(iter(suite.verified), ""), deque[tuple[list[AnswerScore], list[Any]]]()
 
     def groups() -> Iterator[list[Answered]]:
         for (item, own), scores in zip(places(suite), scored, strict=True):
-            ahead.append(scores)
             given: list[Any] = [answers[place] for place in own]
+            ahead.append((scores, given))
             yield [answered(item, score, score["scores"].get(primary), answer) for score, answer in zip(scores, given, strict=True)]
 
     for values in values_of(function, groups()):
-        yield [with_number(score, name, value) for score, value in zip(ahead.popleft(), values, strict=True)]
+        scores, given = ahead.popleft()
+        failures = [one.reward if isinstance(one, Transcript) and one.failed else None for one in given]
+        found = zip(scores, failures, values, strict=True)
+        yield [with_number(score, name, value if failure is None else failure) for score, failure, value in found]
 
 
 def answered(item: Mapping[str, Any], scored: AnswerScore, score: float | None, given: Generation | Transcript) -> Answered:

@@ -146,6 +146,17 @@ def test_an_evaluation_scores_conversations_by_what_the_environment_gave(tmp_pat
     assert shown[0]["messages"] == rows[0]["messages"]
 
 
+def test_a_function_sees_the_conversation_and_knows_nothing_where_the_environment_failed(tmp_path, policy, asked, files):
+    program = tmp_path / "turns.py"
+    program.write_text("def reward(prompts):\n    return [float(len(one)) for one in prompts]\n")
+    suite = dataset(tmp_path / "suite", "item", [row(number, task="game") for number in (0, 3)])
+    config = EVALUATE | {"programs": [{"type": "program", "path": "turns.py", "name": "length", "trusted": True}]}
+    made = run_stage(tmp_path / "made", "evaluate", config, files | {"turns.py": program}, policies={"a": policy}, suites={"game": suite})
+    played, failed = read_rows(made.payload / "rows.jsonl")
+    assert [one["scores"]["length"] for one in played["answers"]] == [len(one["messages"]) for one in played["answers"]]
+    assert {one["scores"]["length"] for one in failed["answers"]} == {None} and "no game" in failed["reason"]
+
+
 def test_a_tool_is_scored_by_the_verifier_of_the_last_answer(tmp_path, policy, asked):
     tool = tmp_path / "tool.py"
     tool.write_text("class Environment:\n    def reset(self): pass\n    def step(self, answer): return 'Well?', None, False\n")
