@@ -51,8 +51,9 @@ class External(Licensed):
 
 
 def title_of(config: Mapping[str, Any]) -> str:
-    """What people see as the origin of the output, from a dumped config: the first file, else the program."""
-    return (config.get("files") or [PurePosixPath(config["command"][0]).name])[0]
+    """What people see as the origin of the output, from a recorded config: the first file, else the program."""
+    words = [*(config.get("files") or ()), *(PurePosixPath(word).name for word in (config.get("command") or ())[:1])]
+    return next(iter(words), "unknown")
 
 
 def filled(words: Sequence[str], folders: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,7 +76,9 @@ def _outcome(project: Project, node: Node, estimates: Estimates) -> Outcome | No
 def mfu_of(run: Run, estimate: Estimate, numerics: Numerics, tokens: Sequence[float], speeds: Sequence[float]) -> float | None:
     facts, amounts = estimate.facts, estimate.amounts
     peak = gpu_named(run.hardware.gpus[0])[1] if numerics.device == "cuda" and run.hardware.gpus else None
-    if not facts or not facts.training or facts.sampling or not amounts.tokens or not peak or not peak.peak_tflops or not speeds:
+    if not facts or not facts.training or facts.sampling or not amounts.tokens or not peak or not peak.peak_tflops:
+        return None
+    if not tokens or not speeds or min(speeds) <= 0:
         return None
     seconds = sum(count / speed for count, speed in zip(tokens, speeds, strict=True))
     a_token = (operations(amounts, facts, checkpointing=False) or 0) / amounts.tokens.value
@@ -97,9 +100,10 @@ def curve_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _column(project: Project, node: Node, name: str) -> list[float]:
-    """A column of the training curve; empty if it has none."""
+    """A column of the training curve; empty if it has none, or other values than finite numbers."""
     artifact = opened(project, node)
     try:
-        return [float(row[name]) for row in curve_rows(artifact.evidence / "curve.csv")] if artifact else []
+        found = [float(row[name]) for row in curve_rows(artifact.evidence / "curve.csv")] if artifact else []
+        return found if all(map(math.isfinite, found)) else []
     except UNREADABLE:
         return []

@@ -10,11 +10,9 @@ from pedigree.configs.methods.external import External, external_problem, title_
 
 def sources(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Its program, which may bring in anything. Numbers have no license."""
-    return (
-        []
-        if config["output"] == "report"
-        else [{"type": "command", "name": f"external command {title_of(config)}", "licence": config.get("licence")}]
-    )
+    if config.get("output") == "report":
+        return []
+    return [{"type": "command", "name": f"external command {title_of(config)}", "licence": config.get("licence")}]
 
 
 def shrink(cut: Cut) -> None:

@@ -81,3 +81,9 @@ def test_a_program_that_is_not_here_is_named_with_the_place_where_it_was_sought(
     assert f"axolotl is neither in {tmp_path / 'venv'}" in str(problem("axolotl", tmp_path / "venv"))
     (tmp_path / "venv/bin/axolotl").touch(0o755)
     assert problem("axolotl", tmp_path / "venv") is None
+
+
+def test_a_damaged_config_in_a_record_has_a_source_all_the_same():
+    for config in ({}, {"command": []}, {"command": "rm -rf x"}):
+        (source,) = KINDS["external"].sources(config)
+        assert source["type"] == "command" and source["name"].startswith("external command ")

@@ -242,7 +242,7 @@ CORPUS |= {
     ),
     "pickle-by-its-name": lambda folder, canary: folder.hold(pytorch_model__bin=b"weights").reseal(kind="sft", type="policy"),
     "code-in-a-model": lambda folder, canary: folder.hold(modeling_llama__py=b"import os\n").reseal(kind="sft", type="policy"),
-    "unknown-kind": lambda folder, canary: folder.reseal(kind="external", config={"command": f"rm -rf {canary}"}),
+    "unknown-kind": lambda folder, canary: folder.reseal(kind="magic", config={"command": f"rm -rf {canary}"}),
     "schema-of-the-future": lambda folder, canary: folder.record.update(schema_version=99),
     "file-names-that-are-no-text": lambda folder, canary: folder.after.append(
         lambda path: (Path(os.fsdecode(os.fsencode(path) + b"/\xff\xfe")).write_text("x"),)

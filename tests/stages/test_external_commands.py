@@ -160,7 +160,8 @@ def test_a_command_that_is_stopped_may_finish_its_checkpoint_and_resumes_from_it
     finally:
         stopping.join()
         signal.signal(signal.SIGTERM, before)
-    assert (output / "step").exists() and not alive(int((output / "child").read_text()))
+    assert (output / "step").exists()
+    until(lambda: not alive(int((output / "child").read_text())))
     job = a_job(tmp_path)
     assert external.run(config, {}, job)["measured"] == {"resumed": 7}
     assert job.resumed_from == "output of an earlier attempt"

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from data_lab import publish, rows_of, run_stage
-from models import tiny_policy
+from models import config_of, tiny_policy
 from row_reading import read_rows
 
-from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.chat_template import ChatError
@@ -164,5 +163,14 @@ def test_whatever_a_policy_answers_is_compared_and_imitated_as_it_was_said(polic
 
 def test_a_prompt_that_would_forge_a_turn_is_told_before_any_engine_starts(tmp_path: Path) -> None:
     prompt = {"id": "p", "source": "s", "messages": [{"role": "user", "content": TURNS}], "verifier": None}
+    policy = tiny_policy(tmp_path)
     with pytest.raises(ChatError, match=r"role user spells out the control token '<[|]im_end[|]>'.*drop such rows"):
-        ask(tiny_policy(tmp_path), [Draw(prompt, 0, 1, None)], Sampling(max_tokens=4), tmp_path, lambda: None)
+        ask(
+            config_of("sample", sampling={"max_tokens": 4}, samples_per_prompt=1, prompts={"count": 1}),
+            policy,
+            Chat(policy.payload),
+            [Draw(prompt, 0, 1, None)],
+            None,
+            tmp_path,
+            lambda: None,
+        )

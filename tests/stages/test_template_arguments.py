@@ -42,7 +42,15 @@ def sampled(policy, prompts, *texts):
     """Completions as `sample` makes them, with these words for a model's."""
     (prompt,) = prompts
     drawn = [Draw(prompt, index, index, None) for index in range(len(texts))]
-    asked: Ask = ask(policy, drawn, None, policy.path, lambda: None)
+    asked: Ask = ask(
+        config_of("sample", sampling={"max_tokens": 4}, samples_per_prompt=1, prompts={"count": 1}),
+        policy,
+        Chat(policy.payload),
+        drawn,
+        None,
+        policy.path,
+        lambda: None,
+    )
     answers = [Generation([*asked.chat.response_ids(text), asked.chat.eos_id], [0.0], "stop") for text in texts]
     return asked, [
         completion(one, "qwen", True, asked, request, answer) for one, request, answer in zip(drawn, asked.requests, answers, strict=True)
