@@ -126,6 +126,7 @@ def test_a_server_that_is_down_ends_the_attempt_and_leaves_no_reward(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_with_rewards_by_models_resumes_to_the_same_weights(models, tmp_path, shared_engines):
     """A reward model, and a judge that rates otherwise when asked again. The run is killed after a checkpoint; the judge's replies of
     before are in the log."""

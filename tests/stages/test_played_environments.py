@@ -264,6 +264,7 @@ def test_engines_beside_each_other_read_conversations_as_one_does(tmp_path, poli
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @needs_sandbox
 def test_a_killed_evaluation_of_a_game_resumes_to_the_bytes_of_a_whole_one(tmp_path, policy, shared_engines):
     """With the game of the manual in its sandbox, and a real engine."""
