@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property, partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.chat_template import ChatError
 from pedigree.data.chat.reward_stats import FILE, reads_closed
 from pedigree.data.records import records
-from pedigree.stages.core.batches import Unit, document
+from pedigree.stages.core.batches import Document, document, share_prompts
 from pedigree.stages.core.ensembles import Member
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
@@ -67,7 +67,7 @@ class FrozenRewardModel(FrozenModel):
     def rewards(self, answers: Sequence[dict[str, Any]], progress: Callable[[int], None]) -> tuple[list[float | None], dict[int, str]]:
         """(raw rewards; index → why there is none).
 
-        Batches depend only on the answers, so results are bitwise reproducible.
+        Batches depend only on the answers, so results are bitwise reproducible. Successive answers to one prompt share its computation.
 
         Args:
             answers: each a `text` after its `messages`; an answer that `calls` tools has no reward.
@@ -75,19 +75,23 @@ class FrozenRewardModel(FrozenModel):
         """
         rewards: list[float | None] = [None] * len(answers)
         problems: dict[int, str] = {}
-        units = dict(self._documents(answers, problems))
-        if not units:
+        documents = list(self._documents(answers, problems))
+        if not documents:
             return rewards, problems
-        module, places, done = self._module.to(self._device), list(units), 0
-        batches = [GlobalBatch(list(units.values()))]
-        with torch.no_grad(), feed(batches, 0, 1, self._job.numerics, self._chat.pad_id, self._device) as fed:
+        module, numerics, done = self._module.to(self._device), self._job.numerics, 0
+        groups = groupby(documents, key=lambda one: one[1].ids[: one[1].prompt_length].tobytes())
+        units = [unit for _, group in groups for unit in share_prompts([one for _, one in group], numerics)]
+        rest = (place for place, _ in documents)
+        places = [list(islice(rest, len(unit))) for unit in units]
+        with torch.no_grad(), feed([GlobalBatch(units)], 0, 1, numerics, self._chat.pad_id, self._device) as fed:
             for micro_batch in fed.micro_batches():
-                for index, reward in zip(micro_batch.units, module(micro_batch.batch).tolist(), strict=True):
+                scored = [place for index in micro_batch.units for place in places[index]]
+                for place, reward in zip(scored, module(micro_batch.batch).tolist(), strict=True):
                     if math.isfinite(reward):
-                        rewards[places[index]] = reward
+                        rewards[place] = reward
                     else:
-                        problems[places[index]] = f"the reward is {reward}"
-                done += len(micro_batch.units)
+                        problems[place] = f"the reward is {reward}"
+                done += len(scored)
                 progress(done)
         return rewards, problems
 
@@ -95,7 +99,7 @@ class FrozenRewardModel(FrozenModel):
         raw, problems = self.rewards(rows, progress)
         return [RawReward(one, problems.get(place, "")) for place, one in enumerate(raw)]
 
-    def _documents(self, answers: Sequence[dict[str, Any]], problems: dict[int, str]) -> Iterator[tuple[int, Unit]]:
+    def _documents(self, answers: Sequence[dict[str, Any]], problems: dict[int, str]) -> Iterator[tuple[int, Document]]:
         """(index, tokens) of the answers that the model can read; reasons for the others go to `problems`."""
         for place, row in enumerate(answers):
             self._job.doing("tokenizing", place, len(answers), "answers")
@@ -103,15 +107,15 @@ class FrozenRewardModel(FrozenModel):
                 if row.get("calls"):
                     raise ChatError("the answer calls tools, for which a reward model that reads texts has no form")
                 form = {"arguments": row.get("template_arguments"), "scored": self._whole}
-                unit = document(*self._chat.answer(row["messages"], row["text"], ended=records.ended(row), **form))
-                if not unit.num_trained:
+                found = document(*self._chat.answer(row["messages"], row["text"], ended=records.ended(row), **form))
+                if not found.num_trained:
                     raise ChatError("the answer was cut off before it had any text")
-                if len(unit) > self._longest:
-                    raise ChatError(f"prompt and answer have {len(unit)} tokens, the reward model's context is {self._longest}")
+                if len(found) > self._longest:
+                    raise ChatError(f"prompt and answer have {len(found)} tokens, the reward model's context is {self._longest}")
             except ChatError as error:
                 problems[place] = str(error)
             else:
-                yield place, (unit,)
+                yield place, found
 
 
 def part_of(model: Artifact, answers: list[dict[str, Any]], dtype: Dtype, job: Job) -> Part:

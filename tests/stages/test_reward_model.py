@@ -290,6 +290,20 @@ def test_a_conversation_has_one_score_here_and_in_transformers(template, padding
     assert abs(ours[0] - ours[1]) > 1e-4
 
 
+def test_successive_answers_to_one_prompt_share_its_computation(trained_with, tmp_path):
+    (folder, _), texts = trained_with("chatml", "end of turn"), ["It is two.", "42", "Yes"]
+    by_prompt = [{"messages": asked, "text": said, "finish_reason": "stop"} for asked in ASKED for said in texts]
+    apart = [by_prompt[3 * prompt + answer] for answer in range(3) for prompt in range(3)]
+    model, computed = FrozenRewardModel(folder, "fp32", a_job(tmp_path)), list[int]()
+    model._module.register_forward_pre_hook(lambda _, given: computed.append(given[0].input_ids_BT.numel()))
+    expected, _ = model.rewards(apart, lambda _: None)
+    (each,) = computed
+    found, _ = model.rewards(by_prompt, lambda _: None)
+    assert [found[3 * prompt + answer] for answer in range(3) for prompt in range(3)] == pytest.approx(expected, abs=1e-5)
+    prompts = [len(Chat(folder).answer(asked, texts[0])[0]) for asked in ASKED]
+    assert computed[1] == each - 2 * sum(prompts)
+
+
 @pytest.mark.parametrize("templates", [["chatml"], pytest.param(TEMPLATE_NAMES, marks=pytest.mark.nightly)], ids=["one", "all"])
 def test_a_conversation_has_the_same_score_in_vllm(templates, trained_with, tmp_path):
     """Daily one that writes a newline after the end of a turn, with a tokenizer that puts BOS before texts."""
