@@ -11,6 +11,7 @@ from pedigree.pipelines.jobs import attempts
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.run.ensure import ensure
 
+pytestmark = pytest.mark.nightly
 SAVES = "n=$(ls {output} | wc -l); new={output}/checkpoint-$((n + 1)); mkdir $new; touch $new/trainer_state.json; "
 REPORTS = "echo '{\"checkpoints\": '$n'}' > {output}/metrics.json"
 
