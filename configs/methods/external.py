@@ -17,8 +17,10 @@ from pedigree.configs.base.paths import RelativePath
 from pedigree.configs.rows.row_sources import Licensed
 
 OUTPUT, CHECKPOINT = "output", "checkpoint"
+ENDED = "command.json"
+"""In the scratch folder of a stage whose command has ended with success: what it wrote is complete."""
 NAME = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
-"""A name that a folder replaces: `{output}` or an input's label. `${HOME}` is left to the shell."""
+"""A name that a folder replaces if it is `{output}` or an input's label. `${HOME}` is left to the shell, and `{print}` to awk."""
 
 
 class External(Licensed):
@@ -26,7 +28,8 @@ class External(Licensed):
 
     command: Many[str] = Field(min_length=1)
     """The program and its arguments; no shell reads them. In each, `{output}` is replaced by the folder to write to, and `{LABEL}` by the
-    folder of the input with this label: a model as transformers saves it, or rows in `rows.jsonl`."""
+    folder of the input with this label: a model as transformers saves it, or rows in `rows.jsonl`. Other names in braces are left to the
+    program, except misspelled ones, which are refused."""
     files: Many[RelativePath] = ()
     """Files and folders of the project that the command reads: scripts, configs. It runs in a folder with copies of them, at the same
     paths, and nothing else of the project. Their content is part of identity."""
@@ -58,7 +61,21 @@ def title_of(config: Mapping[str, Any]) -> str:
 
 def filled(words: Sequence[str], folders: Mapping[str, str]) -> list[str]:
     """Arguments with the folders of inputs and output in place of their names."""
-    return [NAME.sub(lambda found: folders[found[1]], word) for word in words]
+    return [NAME.sub(lambda found: folders.get(found[1], found[0]), word) for word in words]
+
+
+def left_by_command(scratch: Path, resume: Sequence[str] | None) -> Path | None:
+    """What an earlier attempt has left to continue from: the output of a command that has ended; with `resume`, otherwise, the newest
+    complete checkpoint in it, or the output if the command looks for checkpoints itself.
+    """
+    output = scratch / OUTPUT
+    if not any(output.glob("*")):
+        return None
+    if resume is None or (scratch / ENDED).exists():
+        return output if (scratch / ENDED).exists() else None
+    found = [path.parent for path in output.glob("checkpoint-*/trainer_state.json") if path.parent.name.rpartition("-")[2].isdigit()]
+    needed = any(CHECKPOINT in NAME.findall(word) for word in resume)
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None if needed else output)
 
 
 def search_path(environment: Path | None) -> str:
@@ -88,8 +105,9 @@ def external_problem(config: External, arrived: Arrived) -> str | None:
         if known.count(label) > 1 or label == CHECKPOINT:
             return f"two folders of the command would be {{{label}}}: give the input another label, `{{LABEL: STAGE}}`"
     for name in sorted((named | resumed) - {*known}):
-        folders = ", ".join(f"{{{one}}}" for one in known)
-        return f"the command names {{{name}}}, which is not an input: write one of {folders}{nearest(name, known)}"
+        if nearest(name, [*known, CHECKPOINT]):  # others are the program's
+            folders = ", ".join(f"{{{one}}}" for one in known)
+            return f"the command names {{{name}}}, which is not an input: write one of {folders}{nearest(name, known)}"
     for label in labels:
         if label not in named:
             return f"the command does not use the input {label}: write {{{label}}} where it expects the folder, or remove the input"

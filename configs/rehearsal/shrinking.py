@@ -4,6 +4,7 @@ Each kind of stage reduces its own config (`Kind.shrink`). Settings without a re
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.frozen import Frozen
@@ -104,8 +105,8 @@ OF_MACHINE = ("slots", "gpu_memory_utilization", "launcher")
 """Placement settings that depend on this machine."""
 
 
-def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str, list[Reduced]]:
-    """(text of the real profile `name` for a CPU with these cores, the changes made)."""
+def rehearsed_profile(execution: Execution, name: str, cores: int, root: Path) -> tuple[str, list[Reduced]]:
+    """(text of the profile `name` of the real project in `root` for a CPU with these cores, the changes made)."""
     changes: list[Reduced] = []
     numerics = execution.numerics.model_dump(mode="json", exclude_defaults=True)
     placement = execution.placement.model_dump(mode="json", exclude_defaults=True)
@@ -124,6 +125,9 @@ def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str,
     for override in found["stages"].values():
         if "world_size" in override["numerics"]:
             override["placement"]["slots"] = override["numerics"]["world_size"]
+    for placed in (found, *found["kinds"].values(), *found["stages"].values()):
+        if environment := placed["placement"].get("environment"):
+            placed["placement"]["environment"] = str(root / Path(environment).expanduser())
     return yaml_text(_filled(found)), changes
 
 

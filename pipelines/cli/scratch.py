@@ -15,12 +15,19 @@ from pedigree.data.store.fence import Fence
 from pedigree.pipelines.cli.console import echo, print_table
 from pedigree.pipelines.cli.removal import disk_time, listened, remove
 from pedigree.pipelines.jobs.live import Signs, live_jobs
-from pedigree.pipelines.jobs.scratch_state import SPEC, UNKNOWN, address_of, number_of_answers, read_mapping, scratch_folders
+from pedigree.pipelines.jobs.scratch_state import (
+    SPEC,
+    UNKNOWN,
+    address_of,
+    checkpoints_here,
+    number_of_answers,
+    read_mapping,
+    scratch_folders,
+)
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced
 from pedigree.pipelines.ledger.ledger import Ledger
 from pedigree.pipelines.maintain.every_graph import every_graph
 from pedigree.pipelines.quantities import counted, duration, size
-from pedigree.stages.job.job import checkpoint_names
 
 State = Literal["running", "elsewhere", "in use", "would be resumed", "inputs not made", "abandoned"]
 STATE_TEXTS = {
@@ -215,7 +222,7 @@ def _scratch(folder: Path, state: State, recipe: str | None, spec: dict[str, Any
         address=address_of(folder),
         state=state,
         recipe=recipe,
-        checkpoints=tuple(checkpoint_names(folder)),
+        checkpoints=tuple(checkpoints_here(folder)),
         answers=number_of_answers(folder),
         size=sum(status.st_size for status in files),
         age_s=max(0.0, disk_time(folder.parent) - max((status.st_mtime for status in files), default=0.0)),
@@ -224,6 +231,7 @@ def _scratch(folder: Path, state: State, recipe: str | None, spec: dict[str, Any
 
 
 def _progress(one: Scratch) -> str:
-    held = [f"{one.checkpoints[-1]} of {counted(len(one.checkpoints), 'checkpoint')}"] if one.checkpoints else []
+    more = f" of {counted(len(one.checkpoints), 'checkpoint')}" if len(one.checkpoints) > 1 else ""
+    held = [f"{one.checkpoints[-1]}{more}"] if one.checkpoints else []
     held += [counted(one.answers, "answer")] if one.answers else []
     return ", ".join(held) or "no checkpoint"

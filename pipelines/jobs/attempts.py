@@ -26,10 +26,12 @@ from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
 from pedigree.pipelines.jobs.processes import described
 from pedigree.pipelines.jobs.scratch_state import (
     ATTEMPTS,
+    DEFERRED,
     Handle,
     Heartbeat,
     answers_size,
     attempts_here,
+    checkpoints_here,
     has_reported,
     read_code,
     read_heartbeat,
@@ -39,7 +41,7 @@ from pedigree.pipelines.jobs.scratch_state import (
 from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.pipelines.quantities import reported
 from pedigree.stages.job.failures import is_full
-from pedigree.stages.job.job import PULSES, checkpoint_names
+from pedigree.stages.job.job import PULSES
 from pedigree.stages.job.meeting import MEETING
 from pedigree.stages.job.outcome import Failure, Success, read_done
 
@@ -170,14 +172,20 @@ def submit(
 ) -> Handle:
     """Submit a job, again and again while its scheduler accepts none."""
     numerics, tries = read_spec(scratch).numerics, 0
-    while True:
-        try:
-            return run.jobs().submit(scratch, numerics, attempt, place, fence)
-        except Deferred as error:
-            run.watch(StageWaiting(node.address, str(error)))
-            if run.cancelled.wait(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]):
-                raise Cancelled("canceled before its job was submitted") from error
-        tries, fence = tries + 1, _fence(hold)  # had the scheduler accepted the job after all, that job would stop itself
+    try:
+        while True:
+            try:
+                return run.jobs().submit(scratch, numerics, attempt, place, fence)
+            except Deferred as error:
+                write_json(scratch / DEFERRED, {"waiting": str(error)})
+                run.watch(StageWaiting(node.address, str(error)))
+            until = time.monotonic() + BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]
+            while time.monotonic() < until:
+                if run.cancelled.wait(POLL_S) or (scratch / CANCELLED).exists():
+                    raise Cancelled("canceled before its job was submitted")
+            tries, fence = tries + 1, _fence(hold)  # had the scheduler accepted the job after all, that job would stop itself
+    finally:
+        (scratch / DEFERRED).unlink(missing_ok=True)
 
 
 def _fence(hold: HeldLease) -> Fence:
@@ -222,7 +230,7 @@ class _Watch:
 
     def rest(self) -> None:
         """The job is in a queue: its time has not begun."""
-        self._began, self._progress = time.monotonic(), heartbeat.Listener()
+        self._began, self._progress, self._pulse = time.monotonic(), heartbeat.Listener(), heartbeat.Listener()
 
     def new_beat(self) -> Heartbeat | None:
         """The job's heartbeat if it has changed since the last look."""
@@ -281,7 +289,7 @@ def _wait(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: Held
                 return _failure(status, handle)
             if beat := watch.new_beat():
                 run.watch(StageProgressed(node.address, beat.step, beat.total, reported(beat.numbers), beat.work))
-            late = watch.overdue()
+            late = None if waiting else watch.overdue()
             if late:
                 hung = late[0] != "timeout"  # what still computes may write a checkpoint
                 grace_s = min(HUNG_GRACE_S, watch.placement.grace_s) if hung else None
@@ -374,18 +382,18 @@ def _looks_as_seen(payload: Path, seen: Mapping[str, Hashed]) -> bool:
 
 
 def _attempt(scratch: Path, code: str) -> dict[str, Any]:
-    found = checkpoint_names(scratch)
+    found = checkpoints_here(scratch)
     return {"started_at": now(), "resumed_from": found[-1] if found else None, "code": read_code(scratch, code)}
 
 
 def _reached(scratch: Path) -> tuple[list[str], int]:
     """What an attempt would resume from: the latest checkpoint, and bytes of kept answers."""
-    return checkpoint_names(scratch)[-1:], answers_size(scratch)
+    return checkpoints_here(scratch)[-1:], answers_size(scratch)
 
 
 def resumable(scratch: Path) -> bool:
     """Whether there is something to resume from: a checkpoint or kept answers."""
-    return bool(checkpoint_names(scratch) or answers_size(scratch))
+    return bool(checkpoints_here(scratch) or answers_size(scratch))
 
 
 def numerics_changes(before: Numerics, now: Numerics) -> list[str]:

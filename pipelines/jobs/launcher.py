@@ -72,6 +72,10 @@ class Deferred(PedigreeError):
     """The scheduler accepts no job now, but may accept the same one later. The message is what the stage waits for."""
 
 
+class Away(PedigreeError):
+    """The scheduler does not answer, so that a job may go on that was to be ended."""
+
+
 class LocalLauncher:
     """Runs jobs as process groups on this machine; under torchrun for several ranks."""
 

@@ -1,11 +1,12 @@
 """All launchers as one: the placement of a job says where it is submitted, its handle where it is."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics, Ray, Slurm
 from pedigree.data.store.fence import Fence
-from pedigree.pipelines.jobs.launcher import LocalLauncher, Status
+from pedigree.pipelines.jobs.launcher import Away, LocalLauncher, Status
 from pedigree.pipelines.jobs.ray_launcher import RayLauncher
 from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_job
 from pedigree.pipelines.jobs.slots import HeldSlots
@@ -22,7 +23,8 @@ class Launchers:
         """Start the job of a scratch folder in slots of this machine, or queue it."""
         before = read_job(scratch)
         if before is not None and self._of(before) is not self.local:
-            self._of(before).cancel(before, grace_s=0.0)
+            with suppress(Away):  # it has been silent for long; if it comes back, the fence stops it
+                self._of(before).cancel(before, grace_s=0.0)
             (scratch / JOB).unlink()
         if isinstance(place, Slurm):
             return self.slurm.submit(scratch, numerics, attempt, place, fence)

@@ -15,7 +15,16 @@ from pedigree.data.store.heartbeat import Listener
 from pedigree.pipelines.jobs.launcher import Status, process_of
 from pedigree.pipelines.jobs.launchers import Launchers
 from pedigree.pipelines.jobs.lease import LeaseHolder, holder_of
-from pedigree.pipelines.jobs.scratch_state import SPEC, Handle, address_of, has_reported, read_heartbeat, read_mapping, scratch_folders
+from pedigree.pipelines.jobs.scratch_state import (
+    DEFERRED,
+    SPEC,
+    Handle,
+    address_of,
+    has_reported,
+    read_heartbeat,
+    read_mapping,
+    scratch_folders,
+)
 from pedigree.pipelines.quantities import reported
 from pedigree.stages.job.job import PULSES
 
@@ -82,7 +91,7 @@ class LiveJob:
     kind: str
     scratch: Path
     handle: Handle | None
-    """None if its runner elsewhere was killed before writing one."""
+    """None if its runner elsewhere was killed before writing one, or its scheduler does not accept the job yet."""
     elsewhere: bool
     """Whether only its heartbeat shows it: on another machine, or in another container."""
     heard: bool
@@ -125,7 +134,7 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
     found = []
     for folder in scratch_folders(project):
         handle = launcher.find(folder)
-        status = launcher.poll(handle) if handle else Status("unknown" if (folder / PULSES).exists() else "lost")
+        status = launcher.poll(handle) if handle else _without_job(folder)
         state = status.state
         elsewhere = state == "unknown"
         if state not in ("queued", "running") and not (elsewhere and not has_reported(folder)):
@@ -135,6 +144,9 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
         if elsewhere and silent > heartbeat.SILENCE_S:
             continue
         address = address_of(folder)
+        holder = signs.holder(address.replace("/", "--"))
+        if handle is None and state == "queued" and holder is None:  # its runner was killed
+            continue
         hosts = [str(pulse["host"]) for pulse in heartbeat.read_heartbeats(folder / PULSES) if "host" in pulse]
         found.append(
             LiveJob(
@@ -145,7 +157,7 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
                 elsewhere=elsewhere,
                 heard=not elsewhere or signs.listener(folder).heard,
                 host=hosts[0] if hosts else None,
-                holder=signs.holder(address.replace("/", "--")),
+                holder=holder,
                 step=beat.step,
                 total=beat.total,
                 numbers=reported(beat.numbers),
@@ -155,6 +167,13 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
             )
         )
     return sorted(found, key=lambda job: job.address)
+
+
+def _without_job(scratch: Path) -> Status:
+    """Status of a scratch folder in which no submitted job is known."""
+    if waiting := read_mapping(scratch / DEFERRED).get("waiting"):
+        return Status("queued", waiting=str(waiting), place="not submitted")
+    return Status("unknown" if (scratch / PULSES).exists() else "lost")
 
 
 def jobs_now(project: Project) -> list[LiveJob]:

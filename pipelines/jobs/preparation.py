@@ -15,6 +15,7 @@ from typing import Any
 from pedigree.configs.base.paths import place_of
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.graph import Node
+from pedigree.configs.methods.external import ENDED, OUTPUT
 from pedigree.data.artifacts.artifacts import intact, open_artifact, sha256_path, write_json
 from pedigree.data.artifacts.provenance import fingerprint
 from pedigree.data.artifacts.run_record import Fingerprint
@@ -29,6 +30,7 @@ from pedigree.pipelines.jobs.scratch_state import (
     SPEC,
     Damaged,
     answers_size,
+    checkpoints_here,
     known_spec,
     make_way,
     read_spec,
@@ -163,9 +165,10 @@ def _choose_code(run: RunContext, node: Node, scratch: Path, placement: Placemen
             write_json(scratch / CODE, begun.state)
         return begun.code, begun.marks
     if run.on_code_change == "rerun":
-        for name in ("checkpoints", "chunks"):
+        for name in ("checkpoints", "chunks", OUTPUT):
             shutil.rmtree(scratch / name, ignore_errors=True)
-        (scratch / "curve.jsonl").unlink(missing_ok=True)
+        for name in ("curve.jsonl", ENDED):
+            (scratch / name).unlink(missing_ok=True)
         checkpoint_store.clear(placement.checkpoint_url, scratch)
         _note_state(scratch, now)
         return now.sha256, tuple(mark for mark in begun.marks if not mark.startswith(CODE_CHANGED))
@@ -191,8 +194,8 @@ def _choose_code(run: RunContext, node: Node, scratch: Path, placement: Placemen
 
 def _begun(run: RunContext, node: Node, scratch: Path, placement: Placement, before: JobSpec | None, now: Code) -> _Begun | None:
     """The work to resume: the local one, or another machine's if that is further ahead; None to start from the beginning."""
-    here, own = checkpoint_names(scratch), before.marks if before is not None else ()
-    ahead = checkpoint_store.ahead(node, placement, scratch, here)
+    here, own = checkpoints_here(scratch), before.marks if before is not None else ()
+    ahead = checkpoint_store.ahead(node, placement, scratch, checkpoint_names(scratch))
     if ahead is None:
         reached = _reached_text(here[-1]) if here else "kept answers" if answers_size(scratch) else ""
         return _Begun(before.code, own, reached) if before is not None and reached else None

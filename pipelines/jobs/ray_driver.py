@@ -16,10 +16,8 @@ from ctypes import CDLL
 from pathlib import Path
 from typing import Any
 
-SUBMITTED, STOP = "ray.json", "ray-stop.json"
-"""In the scratch folder: what to run; and how to end it, written before Ray is asked to."""
-LOST = 220
-"""Exit code: Ray has lost a node of the job."""
+LOST, MEMORY = 220, 221
+"""Exit codes: Ray has lost a node of the job, or killed it because a node was low on memory."""
 SIGNALED = 128
 """Added to the number of the signal that ended the job."""
 STEP_S = 1.0
@@ -55,13 +53,19 @@ class Node:
                     os.kill(pid, number)
 
 
-def main(scratch: Path) -> int:
+def stop_file(submitted: Path) -> Path:
+    """How to end the job: written before Ray is asked to."""
+    return submitted.with_name(f"{submitted.stem}-stop.json")
+
+
+def main(submitted: Path) -> int:
+    """Run the job that the file describes."""
     import ray  # pyright: ignore[reportMissingImports]
-    from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
+    from ray.exceptions import OutOfMemoryError, RayActorError  # pyright: ignore[reportMissingImports]
     from ray.util.placement_group import placement_group  # pyright: ignore[reportMissingImports]
 
-    job = json.loads((scratch / SUBMITTED).read_text())
-    (scratch / SUBMITTED).unlink()  # its environment may hold keys
+    job = json.loads(submitted.read_text())
+    submitted.unlink()  # its environment may hold keys
     ray.init(log_to_driver=False, logging_level="WARNING")
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
@@ -69,7 +73,7 @@ def main(scratch: Path) -> int:
     while not group.wait(STEP_S):
         if stopped.is_set():
             return SIGNALED + signal.SIGTERM
-    nodes, waiting = start(job, group, scratch)
+    nodes, waiting = start(job, group, submitted.parent)
     code, began = 0, None
     try:
         while waiting:
@@ -79,7 +83,7 @@ def main(scratch: Path) -> int:
                 if code:
                     break  # the processes on other nodes end with this driver
                 continue
-            wanted = how_to_stop(scratch, job)
+            wanted = how_to_stop(stop_file(submitted), job)
             if began is None:
                 began = time.monotonic()
                 for number in wanted["stacks"]:
@@ -91,6 +95,9 @@ def main(scratch: Path) -> int:
     except RayActorError as error:
         sys.stderr.write(f"Ray lost a node of the job: {error}\n")
         return LOST
+    except OutOfMemoryError as error:
+        sys.stderr.write(f"Ray killed the job: {error}\n")
+        return MEMORY
     return SIGNALED - code if code < 0 else code
 
 
@@ -110,9 +117,9 @@ def start(job: dict[str, Any], group: Any, scratch: Path) -> tuple[list[Any], li
     return nodes, codes
 
 
-def how_to_stop(scratch: Path, job: dict[str, Any]) -> dict[str, Any]:
+def how_to_stop(stop: Path, job: dict[str, Any]) -> dict[str, Any]:
     try:
-        return json.loads((scratch / STOP).read_text())
+        return json.loads(stop.read_text())
     except FileNotFoundError:  # stopped by others
         return {"grace_s": job["grace_s"], "stacks": []}
 

@@ -27,8 +27,8 @@ from pedigree.data.store.fence import Fence
 from pedigree.data.store.heartbeat import SILENCE_S
 from pedigree.pipelines.jobs import ray_driver
 from pedigree.pipelines.jobs.job_environment import job_environment
-from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, STACKS, Status, job_command
-from pedigree.pipelines.jobs.ray_driver import LOST, SIGNALED, STOP, SUBMITTED
+from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, STACKS, Away, Deferred, Status, job_command
+from pedigree.pipelines.jobs.ray_driver import LOST, MEMORY, SIGNALED, stop_file
 from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec, reported_success
 from pedigree.stages.job.outcome import RESUME_ME
 
@@ -56,7 +56,7 @@ class RayLauncher:
         self._polled: dict[str, tuple[float, Status]] = {}
         """Token → when Ray was last asked, and the job's state."""
         self._running: set[str] = set()
-        """Tokens of jobs that were seen running, and so go on while Ray does not answer."""
+        """Tokens of jobs that were seen running."""
         self._ends: dict[str, float] = {}
         """Token → when a job without a result was first seen to have ended."""
 
@@ -64,6 +64,7 @@ class RayLauncher:
         """Submit the job described by `scratch/spec.json`.
 
         Raises:
+            Deferred: Ray accepts no job now.
             PedigreeError: Ray rejects it.
         """
         spec = read_spec(scratch)
@@ -79,21 +80,23 @@ class RayLauncher:
             "folder": str(self.project.root),
             "grace_s": spec.placement.grace_s,
         }
-        (scratch / STOP).unlink(missing_ok=True)
-        (scratch / SUBMITTED).touch(mode=0o600)  # not in the request, which the dashboard shows to everyone
-        (scratch / SUBMITTED).write_text(json.dumps(job))
+        submitted = _submitted(handle)
+        submitted.touch(mode=0o600)  # not in the request, which the dashboard shows to everyone
+        submitted.write_text(json.dumps(job))
         driver = str(shutil.copy(ray_driver.__file__, scratch))
         wait_s = max(spec.placement.grace_s, HUNG_GRACE_S) + KILL_S
         code, answer = _ask(launcher.address, "/api/jobs/", {
             "submission_id": handle.token,
-            "entrypoint": f"exec python {quote(driver)} {quote(str(scratch))} >> {quote(str(scratch / 'log.txt'))} 2>&1",
+            "entrypoint": f"exec python {quote(driver)} {quote(str(submitted))} >> {quote(str(scratch / 'log.txt'))} 2>&1",
             "metadata": {"job_name": spec.address},
             "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": f"{wait_s:.0f}"}},
         })  # fmt: skip
-        if code and code not in range(200, 300) and code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        if code not in range(200, 300):
             (scratch / JOB).unlink()
-            (scratch / SUBMITTED).unlink()
-            raise PedigreeError(f"Ray rejects the job of {spec.address}: {answer}")
+            submitted.unlink(missing_ok=True)  # if Ray has accepted the job after all, it may have begun
+            if code in range(400, 500):
+                raise PedigreeError(f"Ray rejects the job of {spec.address}: {answer}")
+            raise Deferred(f"for Ray at {launcher.address} to accept its job: {(answer.splitlines() or [f'HTTP status {code}'])[-1]}")
         fault_point("job started")
         return handle
 
@@ -110,26 +113,26 @@ class RayLauncher:
         `stacks`: a job of one process first prints each thread's stack to the log.
 
         Raises:
-            PedigreeError: Ray does not answer.
+            Away: Ray does not answer.
         """
         if not self._is_active(handle):
             return []
         scratch = Path(handle.scratch)
         grace_s = read_spec(scratch).placement.grace_s if grace_s is None else grace_s
         numbers = [int(number) for number in STACKS] if stacks and handle.told.get("ranks") == 1 else []
-        write_json(scratch / STOP, {"grace_s": grace_s, "stacks": numbers})
+        write_json(stop_file(_submitted(handle)), {"grace_s": grace_s, "stacks": numbers})
         _ask(_address(handle), f"/api/jobs/{handle.token}/stop", {})
         deadline = time.monotonic() + grace_s + KILL_S
         while self._is_active(handle) and time.monotonic() < deadline:
             time.sleep(ASK_S)
-        (scratch / SUBMITTED).unlink(missing_ok=True)  # canceled before it started
+        _submitted(handle).unlink(missing_ok=True)  # canceled before it started
         return []
 
     def _is_active(self, handle: Handle) -> bool:
         """Whether the job is queued or runs.
 
         Raises:
-            PedigreeError: Ray does not answer.
+            Away: Ray does not answer.
         """
         deadline = time.monotonic() + AWAY_S
         while True:
@@ -137,7 +140,7 @@ class RayLauncher:
             if code in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
                 return code == HTTPStatus.OK and job["status"] in ACTIVE
             if time.monotonic() > deadline:
-                raise PedigreeError(f"Ray does not answer at {_address(handle)}, so its job in {handle.scratch} may go on: try again")
+                raise Away(f"Ray does not answer at {_address(handle)}, so its job in {handle.scratch} may go on: try again")
             time.sleep(ASK_S)
 
     def _look_at(self, handle: Handle) -> Status:
@@ -146,9 +149,8 @@ class RayLauncher:
             return self._active(handle) if job["status"] in ACTIVE else self._ended(handle, job)
         if (result := reported_success(Path(handle.scratch))) is not None:
             return Status("succeeded" if result else "failed")
-        if code == HTTPStatus.NOT_FOUND:
-            return Status("unknown")
-        return Status("running") if handle.token in self._running else Status("queued", waiting=f"for Ray to answer at {_address(handle)}")
+        known = code == HTTPStatus.NOT_FOUND or handle.token in self._running
+        return Status("unknown", waiting="" if known else f"for Ray to answer at {_address(handle)}")
 
     def _active(self, handle: Handle) -> Status:
         if handle.token not in self._running:
@@ -171,6 +173,8 @@ class RayLauncher:
             return Status("failed", end=("cancelled", f"job {handle.token} was stopped in Ray; its checkpoints are kept"))
         if result is None and code in REPORTED and time.monotonic() - self._ends.setdefault(handle.token, time.monotonic()) < SILENCE_S:
             return Status("running")
+        if result is None and code == MEMORY:
+            return Status("failed", memory_ran_out=f"Ray killed job {handle.token} because the memory of its node ran low")
         if result is None and code in (LOST, None):
             why = (job["message"] or "").partition("\n")[0] if code is None else "a node of the job is gone"
             return Status("failed", end=("lost", f"Ray lost job {handle.token}: {why}"))
@@ -196,6 +200,11 @@ def problem_of(address: str, nodes: int, wanted: tuple[tuple[str, float], ...]) 
         return None
     shown = ", ".join(f"{name}: {amount:g}" for name, amount in wanted)
     return f"the Ray cluster at {address} has {fit} of {nodes} nodes with {{{shown}}}: lower placement.slots, resources or nodes"
+
+
+def _submitted(handle: Handle) -> Path:
+    """The file for the job's entry point."""
+    return Path(handle.scratch) / f"ray-{handle.token}.json"
 
 
 def _address(handle: Handle) -> str:

@@ -16,16 +16,20 @@ from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.external import External, left_by_command
 from pedigree.data.artifacts.artifacts import ArtifactError, read_json, write_text
 from pedigree.data.artifacts.mirror import ELSEWHERE
 from pedigree.data.artifacts.run_record import PortableCode, read_attempts
 from pedigree.data.store.untrusted import Address, Line, described
 from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.quantities import number, transferred
+from pedigree.stages.job.job import checkpoint_names
 from pedigree.stages.job.outcome import read_done
 from pedigree.stages.job.spec import JobSpec
 
 SPEC, JOB, ATTEMPTS, CODE, DEPENDENCIES = "spec.json", "job.json", "attempts.json", "code.json", "dependencies.json"
+DEFERRED = "deferred.json"
+"""What a runner waits for before its scheduler accepts the job."""
 ANSWERS = "chunks/answers.jsonl"
 """Log of answers (`stages.sampling.answer_log`); the next attempt neither recomputes nor re-requests them."""
 NEWER = ("bf16_products", "nodes", "sequence_parallel")
@@ -148,6 +152,18 @@ def read_dependencies(scratch: Path) -> dict[str, Any]:
         return _DEPENDENCIES.validate_python(read_json(path))
     except (ArtifactError, ValidationError) as error:
         raise Damaged(path, "it cannot be read") from error
+
+
+def checkpoints_here(scratch: Path) -> list[str]:
+    """Names of what the next attempt can resume from, latest last: checkpoints, or what the command of an `external` stage has left."""
+    spec = known_spec(scratch)
+    if spec is None or spec.kind != "external":
+        return checkpoint_names(scratch)
+    try:
+        left = left_by_command(scratch, External.model_validate(spec.config).resume)
+    except ValidationError:  # of another version
+        return []
+    return [left.name] if left else []
 
 
 def has_reported(scratch: Path) -> bool:

@@ -22,7 +22,7 @@ from pedigree.data.host.faults import fault_point
 from pedigree.data.store.fence import Fence
 from pedigree.data.store.heartbeat import SILENCE_S
 from pedigree.pipelines.jobs.job_environment import job_environment
-from pedigree.pipelines.jobs.launcher import STACKS, STACKS_S, Deferred, Status, job_command
+from pedigree.pipelines.jobs.launcher import STACKS, STACKS_S, Away, Deferred, Status, job_command
 from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec, reported_success
 from pedigree.pipelines.jobs.slurm_client import ask, batch_script, deferral, exit_code, is_away, is_installed, message, resources
 from pedigree.stages.job.outcome import RESUME_ME
@@ -152,7 +152,7 @@ class SlurmLauncher:
         `stacks`: a job of one process first prints each thread's stack to the log.
 
         Raises:
-            PedigreeError: Slurm does not answer.
+            Away: Slurm does not answer.
         """
         entry = self._active(handle)
         if entry is None:
@@ -178,14 +178,14 @@ class SlurmLauncher:
         """The job, unless it has ended, or reported its end to a run that Slurm does not answer.
 
         Raises:
-            PedigreeError: Slurm does not answer.
+            Away: Slurm does not answer.
         """
         deadline = time.monotonic() + AWAY_S
         while (queue := _QUEUE.jobs(fresh=True)) is None:
             if reported_success(Path(handle.scratch)) is not None:
                 return None
             if not is_installed() or time.monotonic() > deadline:
-                raise PedigreeError(f"Slurm does not answer, so its job in {handle.scratch} may go on: try again on a login node")
+                raise Away(f"Slurm does not answer, so its job in {handle.scratch} may go on: try again on a login node")
             time.sleep(ASK_S)
         entry = queue.get(handle.token)
         return entry if entry is not None and entry.state in (*QUEUED, *ACTIVE) else None

@@ -131,7 +131,7 @@ def prepare(
     project = real.rehearsal(name)
     create_project(project)
     stand, mirror = _stand(real, project, graphs, tell)
-    text, changes = rehearsed_profile(execution, Path(name).stem, machine.cores())
+    text, changes = rehearsed_profile(execution, Path(name).stem, machine.cores(), real.root)
     write_text(project.executions / f"{Path(name).stem}.yaml", text)
     written = {one.recipe: one.written for one in graphs}
     for one in graphs:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ class TrackedStage:
     """The work of a stage, over all attempts and resumed runs."""
 
     id: str
-    """Key and start: the same work keeps its ID when it resumes, and `--force` begins another."""
+    """Key and start: the same work keeps its ID when it resumes; `--force` begins another, and so does other code without a checkpoint."""
     address: str
     kind: str
     config: Mapping[str, Any]
@@ -44,7 +45,9 @@ class TrackedStage:
             Damaged: the spec cannot be read.
         """
         spec, attempts = read_spec(scratch), all_attempts(scratch)
-        began = "".join(character for character in str(attempts[0].get("started_at", "")) if character.isalnum()) if attempts else ""
+        again = [now for then, now in pairwise(attempts) if not now.get("resumed_from") and _code(then) != _code(now)]
+        first = [*attempts[:1], *again][-1:]
+        began = "".join(character for one in first for character in str(one.get("started_at", "")) if character.isalnum())
         recipe, _, stage = spec.address.partition("/")
         config = {
             "recipe": recipe,
@@ -54,9 +57,13 @@ class TrackedStage:
             "config": spec.config,
             "inputs": {f"{one.port}/{one.label}": one.producer for one in spec.lineage_inputs()},
             "numerics": spec.numerics.model_dump(mode="json"),
-            "commit": (attempts[-1].get("code") or {}).get("commit") if attempts else None,
+            "commit": _code(attempts[-1]).get("commit") if attempts else None,
         }
         return cls(f"{spec.key[:12]}-{began[:15]}", spec.address, spec.kind, config)
+
+
+def _code(attempt: Mapping[str, Any]) -> Mapping[str, Any]:
+    return attempt.get("code") or {}
 
 
 class TrackerRun(Protocol):

@@ -90,13 +90,19 @@ def _started(run: RunContext, place: int, events: Path, logs: Path) -> "subproce
     """The follower of a tracker, in a session of its own: Ctrl-C ends the run, which then ends it."""
     command = [sys.executable, "-m", "pedigree.pipelines.tracking.follower", str(events), str(place)]
     environment = os.environ | {"PYTHONPATH": provenance.python_path(provenance.CODE_ROOT), "PYTHONSAFEPATH": "1"}
-    with (logs / f"{run.execution.trackers[place].type}.log").open("w") as log:
+    with (logs / f"{_name(run, place)}.log").open("w") as log:
         process = subprocess.Popen(
             command, cwd=run.project.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
             text=True, start_new_session=True,
         )  # fmt: skip
     threading.Thread(target=_pass_on, args=(run, process), daemon=True, name="tracker").start()
     return process
+
+
+def _name(run: RunContext, place: int) -> str:
+    """The type of a tracker, numbered from the second one of the type."""
+    types = [tracker.type for tracker in run.execution.trackers[: place + 1]]
+    return types[-1] + (f"-{number}" if (number := types.count(types[-1])) > 1 else "")
 
 
 def _pass_on(run: RunContext, process: "subprocess.Popen[str]") -> None:
@@ -109,13 +115,13 @@ def _wait(run: RunContext, followers: "list[subprocess.Popen[str]]") -> None:
     """Wait until all followers have ended, and end those that do not."""
     until = time.monotonic() + END_S
     try:
-        for follower, tracker in zip(followers, run.execution.trackers, strict=True):
+        for place, follower in enumerate(followers):
             with suppress(subprocess.TimeoutExpired):
                 follower.wait(max(0.0, until - time.monotonic()))
             if follower.returncode != 0:
                 how = f"did not end within {END_S:g} s of the run" if follower.returncode is None else "crashed"
-                log = f".pedigree/trackers/{run.graph.recipe}/{tracker.type}.log"
-                run.ledger.notice(f"tracker {tracker.type} {how}, so it may lack metrics; its log is {log}", urgent=True)
+                log = f".pedigree/trackers/{run.graph.recipe}/{_name(run, place)}.log"
+                run.ledger.notice(f"tracker {_name(run, place)} {how}, so it may lack metrics; its log is {log}", urgent=True)
     finally:
         for follower in followers:
             if follower.poll() is None:

@@ -3,6 +3,7 @@
     given/LABEL/              copies of the inputs, which the command may change: a model folder, or `rows.jsonl`
     work/                     where it runs: copies of its files at their paths in the project
     output/                   what it writes, kept between attempts if it can resume
+    command.json              written when it has ended with success; another attempt then only imports the output
 
 Below them in the scratch folder, and in the artifact:
 
@@ -19,17 +20,29 @@ from typing import Any
 import numpy as np
 
 from pedigree.configs.base.kind import MODELS
-from pedigree.configs.methods.external import CHECKPOINT, NAME, OUTPUT, External, filled, missing_program, title_of
+from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.methods.external import (
+    CHECKPOINT,
+    ENDED,
+    OUTPUT,
+    External,
+    filled,
+    left_by_command,
+    missing_program,
+    title_of,
+)
 from pedigree.configs.rows.row_sources import Files
 from pedigree.configs.rows.source_models import SourceModel
 from pedigree.data.artifacts.artifacts import read_json, write_json, write_rows
 from pedigree.data.expectations.validation import validate_facts
+from pedigree.data.host.faults import fault_point
 from pedigree.data.records import records
 from pedigree.data.sources import sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder
 from pedigree.data.sources.model_folders import own_template
 from pedigree.data.sources.plain_rows import plain
 from pedigree.data.sources.sources import Outside
+from pedigree.data.store.durable import sync_file
 from pedigree.data.store.untrusted import ArtifactError
 from pedigree.stages.external.commands import packages, run_command, variables
 from pedigree.stages.job.failures import StageError
@@ -41,13 +54,38 @@ WRITTEN = f"the command wrote to {{{OUTPUT}}}"
 
 
 def run(config: External, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Run the command, and import its output.
+    """Run the command, unless it ended in an earlier attempt, and import its output.
 
     Raises:
         StageError: the program is missing or failed, or wrote nothing, or something else than `output`.
         RuntimeError: a signal ended it.
         PedigreeError: its rows are malformed, or violate an expectation of their type.
     """
+    output, ended, left = job.folder / OUTPUT, job.folder / ENDED, left_by_command(job.folder, config.resume)
+    job.resumed_from = f"{left.relative_to(job.folder)} of an earlier attempt" if left else None
+    if left and ended.exists():
+        job.command_environment = read_json(ended)["environment"]
+    else:
+        execute(config, inputs, left, job)
+        job.seal()
+        write_json(ended, {"environment": job.command_environment})
+        fault_point("command ended")
+    job.note(f"made by an external command ({title_of(config.model_dump())}), of which only the form of its output was checked")
+    try:
+        match config.output:
+            case "policy":
+                return policy_in(output, job)
+            case "report":
+                return numbers_in(output, job)
+            case rows:
+                return rows_in(output, rows, title_of(config.model_dump()), job)
+    except PedigreeError:
+        ended.unlink()  # it may write something else next time
+        raise
+
+
+def execute(config: External, inputs: Inputs, left: Path | None, job: Job) -> None:
+    """Run the command, in what an earlier attempt has left or in an empty folder; what it wrote is on the disk afterwards."""
     environment = Path(job.placement.environment).expanduser().absolute() if job.placement.environment else None
     if problem := missing_program(config, environment):
         raise StageError(problem)
@@ -55,38 +93,22 @@ def run(config: External, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("copying inputs"):
         folders = given(inputs, job.folder / "given") | {OUTPUT: str(output)}
         work = copied(config, job)
-    reached = reached_in(output, config)
-    if reached is None:
+    if left is None:
         shutil.rmtree(output, ignore_errors=True)
         output.mkdir()
     else:
         words += config.resume or ()
-        folders[CHECKPOINT] = str(reached)
-        job.resumed_from = f"{reached.relative_to(job.folder)} of an earlier attempt"
+        folders[CHECKPOINT] = str(left)
     named = variables(environment)
     with job.busy("listing packages"):
         job.command_environment = packages(named)
     run_command(filled(words, folders), work, named, job)
     if not any(output.iterdir()):
         raise StageError(f"the command ended without an error, but wrote nothing to {{{OUTPUT}}}: check where it writes")
-    job.note(f"made by an external command ({title_of(config.model_dump())}), of which only the form of its output was checked")
-    match config.output:
-        case "policy":
-            return policy_in(output, job)
-        case "report":
-            return numbers_in(output, job)
-        case rows:
-            return rows_in(output, rows, title_of(config.model_dump()), job)
-
-
-def reached_in(output: Path, config: External) -> Path | None:
-    """What an earlier attempt left to resume from: its newest checkpoint if the command names that, else its output."""
-    if config.resume is None or not output.is_dir():
-        return None
-    if not any(CHECKPOINT in NAME.findall(word) for word in config.resume):
-        return output if any(output.iterdir()) else None
-    found = [path.parent for path in output.glob("checkpoint-*/trainer_state.json") if path.parent.name.rpartition("-")[2].isdigit()]
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    with job.busy("writing to the disk", flushing=True):
+        for path in output.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                sync_file(path)
 
 
 def given(inputs: Inputs, place: Path) -> dict[str, str]:

@@ -22,6 +22,7 @@ TUNED = """\
     ("old", "new", "problem"),
     [
         ("{model}", "{modle}", "names {modle}, which is not an input: write one of {model}, {clean}, {output}; did you mean model?"),
+        ("{model}\"", "{model}\", \"{checkpoint}\"", "names {checkpoint}, which is not an input"),
         ("{model}\"", "x\"", "the command does not use the input model: write {model} where it expects the folder, or remove the input"),
         (", \"{output}\"]", "]", "does not say where to write: write {output} where it expects the folder"),
         ("{model}\"", "${model}\"", "the command does not use the input model"),  # of the shell
@@ -38,6 +39,11 @@ TUNED = """\
 def test_mistakes_are_told_before_anything_runs(recipes, old, new, problem):
     recipes.write("chain", CHAIN + TUNED.replace(old, new))
     assert problem in recipes.problem("chain")
+
+
+def test_braces_that_name_no_folder_are_the_programs_own(recipes):
+    recipes.write("chain", CHAIN + TUNED.replace("[train,", '[bash, -c, "awk \'{print}\' $0", curl, "%{http_code}",'))
+    assert recipes.load("chain").find("tuned").config.command[2] == "awk '{print}' $0"
 
 
 def test_a_report_of_unchecked_rows_trains_on_nothing_and_rows_that_a_command_writes_are_unchecked(recipes):

@@ -252,7 +252,7 @@ def profile_of_two_cores(name: str) -> Execution:
 @pytest.mark.parametrize("name", ["cpu", "gpu", "gpu8"])
 def test_a_profile_keeps_how_it_trains_and_loses_its_gpus(tmp_path, name):
     real = profile_of_two_cores(name)
-    text, changes = rehearsed_profile(real, name, cores=2)
+    text, changes = rehearsed_profile(real, name, 2, tmp_path)
     small = Execution.model_validate(yaml.safe_load(text))
     for kind in ("sft", "preference_train", "rlvr", "evaluate"):
         (was, _), (numerics, placement) = real.of(kind, kind), small.of(kind, kind)
@@ -271,7 +271,7 @@ def test_the_list_of_what_a_rehearsal_changes_in_a_profile_is_complete():
     """Whatever a stage runs with otherwise than by the real profile stands in the list, but for what the machine decides."""
     overrides = {"kinds": {"sample": {"placement": {"sampler_memory_gb": 4}}}, "stages": {"it": {"numerics": {"threads": 5}}}}
     real = Execution.model_validate({"slots": 9, "placement": {"retries": 3, "launcher": {"type": "slurm"}}, **overrides})
-    text, changes = rehearsed_profile(real, "it", cores=2)
+    text, changes = rehearsed_profile(real, "it", 2, Path())
     small = Execution.model_validate(yaml.safe_load(text))
     for kind, stage in (("sample", "other"), ("sft", "it"), ("sft", "other")):
         for was, now in zip(real.of(kind, stage), small.of(kind, stage), strict=True):
@@ -282,13 +282,21 @@ def test_the_list_of_what_a_rehearsal_changes_in_a_profile_is_complete():
     assert Reduced("it: it", "threads", 5, 1, "machine") in changes
 
 
+def test_the_environment_of_commands_is_still_that_of_the_real_project(tmp_path):
+    own = {name: {"placement": {"environment": given}} for name, given in (("near", "envs/b"), ("far", "/envs/c"))}
+    real = Execution.model_validate({"slots": 1, "placement": {"environment": ".venv-trl"}, "stages": own})
+    small = Execution.model_validate(yaml.safe_load(rehearsed_profile(real, "it", 2, tmp_path)[0]))
+    found = [small.of("external", stage)[1].environment for stage in ("other", "near", "far")]
+    assert found == [str(tmp_path / ".venv-trl"), str(tmp_path / "envs/b"), "/envs/c"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names(RECIPES))
 def test_every_rehearsed_batch_can_be_shared_by_two_ranks(shipped, name):
     _, small, _ = shipped(name)
     for profile in ("cpu", "gpu8"):
         real = profile_of_two_cores(profile)
-        made = Execution.model_validate(yaml.safe_load(rehearsed_profile(real, profile, cores=2)[0]))
+        made = Execution.model_validate(yaml.safe_load(rehearsed_profile(real, profile, 2, ROOT)[0]))
         assert not [problem for node in small.nodes.values() if (problem := batch_problem(node.config, made.of(node.kind, node.name)[0]))]
 
 

@@ -26,6 +26,7 @@ from pedigree.data.artifacts.provenance import code_files, code_sha256
 from pedigree.pipelines.jobs import attempts, preparation
 from pedigree.pipelines.jobs.code import snapshot
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
+from pedigree.pipelines.jobs.events import StageStarted
 from pedigree.pipelines.jobs.lease import lease
 from pedigree.pipelines.jobs.preparation import prepare
 from pedigree.pipelines.jobs.processes import kill_all
@@ -38,6 +39,7 @@ from pedigree.pipelines.run.ensure import Result, ensure, identify
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.plans import plan
 from pedigree.pipelines.run.runs import run_graph
+from pedigree.pipelines.tracking.tracked_stage import TrackedStage
 
 RECIPE = "configs/recipes/lab.yaml"
 
@@ -463,10 +465,12 @@ def scratch_of_clean(lab: Lab) -> Path:
 
 @pytest.mark.parametrize("choice", ["keep", "take", "rerun"])
 def test_an_interrupted_stage_whose_code_has_changed(interrupted: Lab, choice: Any) -> None:
-    run = interrupted.run()
+    run, followed = interrupted.run(), [TrackedStage.read(scratch_of_clean(interrupted)).id]
     run.on_code_change = choice
+    run.watch = lambda event: followed.append(TrackedStage.read(event.folder).id) if isinstance(event, StageStarted) else None
     ends = run_graph(run)
     assert made(ends)["clean"] == "ran"
+    assert (followed[0] == followed[1]) == (choice != "rerun")  # trackers drop the steps that they have
     rows, record = (interrupted.root / "artifacts/lab/clean/payload/rows.jsonl").read_text(), read(interrupted, "clean", "record.json")
     made_by = read(interrupted, "clean", "run.json")["attempts"]
     assert ("edited" in rows) == (choice != "keep")

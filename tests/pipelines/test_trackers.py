@@ -149,7 +149,7 @@ def test_a_tracker_that_hangs_is_ended_after_the_run(tmp_path: Path, monkeypatch
 
 
 def test_prometheus_reads_states_causes_and_seconds(tmp_path: Path) -> None:
-    lab = lab_with(tmp_path, "{type: prometheus, folder: metrics}")
+    lab = lab_with(tmp_path, "{type: prometheus, folder: metrics}", "{type: prometheus, folder: more}")
     lab.write("knobs.json", '{"lab/clean": {"fail": "no rows"}}')
     assert outcomes(lab)["clean"] == "StageFailed"
     text = (lab.root / "metrics/pedigree_lab.prom").read_text()
@@ -160,6 +160,7 @@ def test_prometheus_reads_states_causes_and_seconds(tmp_path: Path) -> None:
     assert samples['pedigree_stage_failed{recipe="lab",stage="lab/clean",cause="refused"}'] == "1"
     assert float(samples['pedigree_stage_running_seconds{recipe="lab",stage="lab/raw"}']) > 0
     assert (samples['pedigree_run_active{recipe="lab"}'], samples['pedigree_slots_busy{recipe="lab"}']) == ("0", "0")
+    assert {path.name for path in (lab.root / ".pedigree/trackers/lab").iterdir()} == {"prometheus.log", "prometheus-2.log"}
 
 
 def test_a_run_is_refused_before_it_starts_if_the_library_of_a_tracker_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,34 @@ def test_without_resume_each_attempt_begins_with_an_empty_folder(tmp_path):
     assert found["measured"] == {"n": 0}
 
 
+def test_a_command_that_has_ended_is_not_run_again_to_import_its_output(tmp_path, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    config = config_of("external", **command("echo >> {output}/../runs; echo '{\"n\": 1}' > {output}/metrics.json", output="report"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(external, "fault_point", interrupted)
+        external.run(config, {}, a_job(tmp_path))
+    job = a_job(tmp_path)
+    assert external.run(config, {}, job)["measured"] == {"n": 1}
+    assert (tmp_path / "runs").read_text() == "\n"
+    assert job.command_environment and job.resumed_from == "output of an earlier attempt"
+
+
+def test_a_command_whose_output_was_refused_runs_again(tmp_path):
+    words = "echo >> {output}/../runs; n=$(wc -l < {output}/../runs); touch {output}/a; "
+    words += "[ $n = 1 ] || echo '{\"n\": '$n'}' > {output}/metrics.json"
+    config = config_of("external", **command(words, output="report"))
+    with pytest.raises(StageError, match=r"no metrics\.json"):
+        external.run(config, {}, a_job(tmp_path))
+    assert external.run(config, {}, a_job(tmp_path))["measured"] == {"n": 2}
+
+
+def test_braces_of_the_command_itself_are_left_alone(tmp_path):
+    words = "echo '7 8' | awk '{print}' | awk '{print $2}' | sed 's/.*/{\"n\": &}/' > {output}/metrics.json"
+    assert external.run(config_of("external", **command(words, output="report")), {}, a_job(tmp_path))["measured"] == {"n": 8}
+
+
 def test_a_command_that_a_signal_ends_may_be_tried_again(tmp_path):
     with pytest.raises(RuntimeError, match="bash was ended by SIGKILL"):  # which a job reports as `crashed`
         run_stage(tmp_path, "external", command("kill -9 $$; : {output}"))
