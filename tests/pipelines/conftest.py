@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import kubernetes_cluster
 import pytest
 import typer.main
 from in_process import in_process
@@ -13,6 +14,7 @@ from slurm_cluster import Cluster
 from waiting import until
 
 from pedigree.pipelines.cli import main as cli
+from pedigree.pipelines.jobs import kubernetes_launcher
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,6 +60,19 @@ def cluster(_slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluste
     yield _slurm
     _slurm.ask("scancel", "--me")
     until(lambda: not _slurm.ask("squeue", "--noheader", "--me"))
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kubernetes_cluster.Cluster]:
+    """A cluster in memory that kubectl talks to."""
+    cluster = kubernetes_cluster.Cluster(tmp_path)
+    cluster.start()
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(kubernetes_launcher, "ASK_S", 0.2)
+    yield cluster
+    cluster.clear()
+    cluster.stop()
 
 
 @pytest.fixture

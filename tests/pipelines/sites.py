@@ -10,6 +10,7 @@ from typing import Protocol
 
 import pytest
 from commands import Command
+from kubernetes_cluster import Cluster as Kubernetes
 from running_lab import Lab
 from slurm_cluster import Cluster
 from waiting import deadline
@@ -65,6 +66,29 @@ class InSlurm:
 
     def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
         return self.cluster.without_controller()
+
+
+class InKubernetes:
+    launcher = "{type: kubernetes, image: pedigree}"
+
+    def __init__(self, cluster: Kubernetes) -> None:
+        self.cluster = cluster
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        self.cluster.full = True
+        try:
+            yield
+        finally:
+            self.cluster.free()
+
+    @contextmanager
+    def lost_node(self, lab: Lab) -> Iterator[None]:
+        self.cluster.disrupt("DeletionByTaintManager")
+        yield
+
+    def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
+        return self.cluster.away()
 
 
 class Work:

@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 from commands import Command
 from running_lab import Lab, read, running_scratch
-from sites import Here, InSlurm, Site, at_work, waits
+from sites import Here, InKubernetes, InSlurm, Site, at_work, waits
 from waiting import until
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["slurm", pytest.param("local", marks=pytest.mark.nightly)])
+@pytest.fixture(params=["slurm", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("local", "kubernetes"))])
 def site(request: pytest.FixtureRequest) -> Site:
+    if request.param == "kubernetes":
+        return InKubernetes(request.getfixturevalue("kubernetes"))
     return Here() if request.param == "local" else InSlurm(request.getfixturevalue("cluster"))
 
 
