@@ -14,7 +14,6 @@ ANSWER_S = 30
 REFUSALS = ("AlreadyExists", "BadRequest", "Conflict", "Forbidden", "Invalid", "NotFound", "RequestEntityTooLarge")
 """Reasons of the API for which the same request fails again. With any other one, or none, it says nothing about a job."""
 GROUPS = {"Job": "/apis/batch/v1", "JobSet": "/apis/jobset.x-k8s.io/v1alpha2", "Pod": "/api/v1", "Event": "/api/v1"}
-QUOTA = "exceeded quota"
 _REASON = re.compile(r"Error from server \((\w+)\): (.*)", re.DOTALL)
 
 
@@ -41,8 +40,8 @@ class Answer:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the same request would fail again."""
-        return self.reason in REFUSALS and QUOTA not in self.message
+        """Whether the same request would fail again. Admission webhooks give reasons of their own."""
+        return (self.reason in REFUSALS and "exceeded quota" not in self.message) or "denied the request" in self.message
 
 
 def is_installed() -> bool:

@@ -58,13 +58,15 @@ def manifest(
     metadata = {"name": name, "labels": labels | ({QUEUE: launcher.queue} if launcher.queue else {})}
     python = launcher.python or sys.executable
     script = script or _script([python, *job_command(scratch, numerics, placement.grace_s)[1:]], scratch, name, numerics.nodes)
-    # the pod writes as this user, who has no home and perhaps no name in the image
-    variables = {"HOME": "/tmp", "USER": "pedigree", **job_settings(scratch, numerics, code, [], fence), **launcher.env}
-    variables.pop("PATH", None)  # of this machine
+    settings = job_settings(scratch, numerics, code, [], fence)
+    for variable in ("PATH", *(["CUDA_HOME"] if launcher.python else [])):  # those of this machine
+        settings.pop(variable, None)
+    variables = {"HOME": "/tmp", "USER": "pedigree", **settings, **launcher.env}  # this user has no home and perhaps no name in the image
+    script = f"PATH={quote(str(Path(python).parent))}:$PATH; {script}"
     container = _container(scratch, numerics, placement, launcher) | {
-        "command": ["sh", "-c", f"PATH={quote(str(Path(python).parent))}:$PATH; {script}"],
+        "command": ["sh", "-c", script.replace("$", "$$")],  # Kubernetes makes one of two, and reads `$(NAME)` itself
         "workingDir": str(project.root),
-        "env": [{"name": variable, "value": value} for variable, value in variables.items()],
+        "env": [{"name": key, "value": value} for key, value in variables.items()],
     }
     template = {"metadata": {"labels": labels}, "spec": _pod(placement, launcher) | {"containers": [container]}}
     job: dict[str, Any] = {"backoffLimit": 0, "template": template}

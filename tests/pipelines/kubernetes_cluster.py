@@ -27,7 +27,7 @@ import referencing
 
 SCHEMAS, KUBECTL, VERSION = "kubernetes-validate==1.37.0", "kubernetes-client", "1.33.0"
 PATH = re.compile(r"/apis?/(?:[\w.-]+/)?v\w+/namespaces/(?P<namespace>[^/]+)/(?P<kind>\w+?)s(?:/(?P<name>[^/]+))?")
-CODES = {"AlreadyExists": 409, "BadRequest": 400, "Forbidden": 403, "Invalid": 422, "NotFound": 404, "ServiceUnavailable": 503}
+CODES = {"AlreadyExists": 409, "BadRequest": 400, "Forbidden": 403, "": 400, "Invalid": 422, "NotFound": 404, "ServiceUnavailable": 503}
 Object = dict[str, Any]
 
 

@@ -18,7 +18,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Kubernetes, Numerics, Placement
 from pedigree.data.artifacts.artifacts import write_json
 from pedigree.data.store.fence import Fence
-from pedigree.pipelines.jobs import kubernetes_launcher
+from pedigree.pipelines.jobs import job_environment, kubernetes_launcher
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.kubernetes_launcher import KubernetesLauncher
 from pedigree.pipelines.jobs.kubernetes_manifest import job_name, preview
@@ -79,7 +79,7 @@ def disrupted(reason: str) -> list[dict[str, str]]:
     return [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "why"}]
 
 
-def test_a_profile_decides_a_manifest_that_kubernetes_knows(tmp_path: Path) -> None:
+def test_a_profile_decides_a_manifest_that_kubernetes_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {
         "type": "kubernetes", "image": "lab/pedigree:1", "python": "/venv/bin/python", "volumes": {"shared": "/shared"}, "queue": "gpus",
         "resources": {"memory": "900Gi", "cpu": 96}, "node_selector": {"gpu": "h100"}, "priority_class": "high",
@@ -87,6 +87,7 @@ def test_a_profile_decides_a_manifest_that_kubernetes_knows(tmp_path: Path) -> N
         "env": {"NCCL_DEBUG": "WARN", "HOME": "/shared/me"}, "secrets": ["hub"],
     }  # fmt: skip
     placement = Placement.model_validate({"slots": 8, "grace_s": 900, "timeout_s": 3600.5, "launcher": settings})
+    monkeypatch.setattr(job_environment, "_compiler", lambda: {"CUDA_HOME": "/here", "PATH": "/here"})  # which the image has elsewhere
     job = preview(Project(tmp_path), "lab/sft", Numerics(device="cuda", world_size=8), placement)
     assert not problems(job)
     assert (job["kind"], job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]) == ("Job", "gpus")
@@ -98,7 +99,8 @@ def test_a_profile_decides_a_manifest_that_kubernetes_knows(tmp_path: Path) -> N
     assert one["resources"]["limits"] == {"memory": "900Gi", "cpu": "96", "nvidia.com/gpu": "8"}
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "shared"} and one["volumeMounts"][0]["mountPath"] == "/shared"
     variables = {variable["name"]: variable["value"] for variable in one["env"]}
-    assert variables.items() >= settings["env"].items() and one["envFrom"] == [{"secretRef": {"name": "hub"}}] and "PATH" not in variables
+    assert variables.items() >= settings["env"].items() and one["envFrom"] == [{"secretRef": {"name": "hub"}}]
+    assert not {"PATH", "CUDA_HOME"} & variables.keys()
     assert one["command"][-1].startswith("PATH=/venv/bin:$PATH; ") and "exec /venv/bin/python -m pedigree.stages" in one["command"][-1]
 
 
@@ -224,9 +226,10 @@ def test_what_kubernetes_refuses_for_now_is_submitted_again_and_what_it_refuses_
         jobs.cluster.refuses = (reason, message)
         with pytest.raises(Deferred, match=f"for Kubernetes to accept its job: {message}"):
             jobs.submit()
-    jobs.cluster.refuses = ("Forbidden", "jobs.batch is forbidden: User cannot create resource jobs")
-    with pytest.raises(PedigreeError, match=r"Kubernetes rejects the job of lab/raw: jobs\.batch is forbidden: User cannot create"):
-        jobs.submit()
+    for reason in ("jobs.batch is forbidden: User cannot create", 'admission webhook "vjob" denied the request'):
+        jobs.cluster.refuses = ("Forbidden" if "User" in reason else "", reason)
+        with pytest.raises(PedigreeError, match=f"Kubernetes rejects the job of lab/raw: .*{reason}"):
+            jobs.submit()
     assert not (jobs.scratch / "job.json").exists()
     jobs.cluster.refuses = None
     handle = jobs.submit()
