@@ -94,8 +94,8 @@ Ctrl-C in `pedigree join`, or SIGTERM, stops the whole job with a checkpoint.
 verifiers. Every rank reads rows, weights and tokens from the shared folder, sends its own heartbeat, and writes its part of a checkpoint.
 The log of another node is `log-HOSTNAME.txt` next to the job's `log.txt`.
 
-**Schedulers.** With [Slurm](slurm.md), [Ray](ray.md) or [Kubernetes](kubernetes.md) a stage starts on all its nodes by itself. `pedigree run` and `pedigree join` can
-also be started by any other scheduler. What both start on a node is
+**Schedulers.** With [Slurm](slurm.md), [Ray](ray.md) or [Kubernetes](kubernetes.md) a stage starts on all its nodes by itself.
+`pedigree run` and `pedigree join` can also be started by any other scheduler. What both start on a node is
 
 ```console
 $ python -m pedigree.stages.training.nodes SCRATCH lead   # on the node of rank 0

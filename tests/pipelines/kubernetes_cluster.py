@@ -239,9 +239,9 @@ class Cluster:
             if job["spec"].get("completionMode") == "Indexed":
                 pod["metadata"]["annotations"] = {"batch.kubernetes.io/job-completion-index": str(index)}
             self.things["pod"][pod["metadata"]["name"]] = pod
-            self.schedule(pod, index)
+            self.schedule(pod)
 
-    def schedule(self, pod: Object, index: int = 0) -> None:
+    def schedule(self, pod: Object) -> None:
         (container,) = pod["spec"]["containers"]
         if self.full:
             message = "0/2 nodes are available: 2 Insufficient cpu."
@@ -255,11 +255,12 @@ class Cluster:
         pod["status"] = {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}
         name = pod["metadata"]["name"]
         given = {variable["name"]: variable["value"] for variable in container["env"]}
-        environment = {"PATH": os.environ["PATH"], "HOSTNAME": name, "JOB_COMPLETION_INDEX": str(index), **given}
-        command = [
-            part.replace(container["workingDir"], "/nowhere") if container["image"] == "bare" else part for part in container["command"]
-        ]
-        if "annotations" in pod["metadata"]:
+        environment = {"PATH": os.environ["PATH"], "HOSTNAME": name, **given}
+        command = [part.replace("$$", "$") for part in container["command"]]
+        if container["image"] == "bare":  # it has no volume
+            command = [part.replace(container["workingDir"], "/nowhere") for part in command]
+        if index := pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index"):
+            environment["JOB_COMPLETION_INDEX"] = index
             command = [*self._with_host_names(pod), *command]
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(

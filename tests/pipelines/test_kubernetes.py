@@ -101,7 +101,7 @@ def test_a_profile_decides_a_manifest_that_kubernetes_knows(tmp_path: Path, monk
     variables = {variable["name"]: variable["value"] for variable in one["env"]}
     assert variables.items() >= settings["env"].items() and one["envFrom"] == [{"secretRef": {"name": "hub"}}]
     assert not {"PATH", "CUDA_HOME"} & variables.keys()
-    assert one["command"][-1].startswith("PATH=/venv/bin:$PATH; ") and "exec /venv/bin/python -m pedigree.stages" in one["command"][-1]
+    assert one["command"][-1].startswith("PATH=/venv/bin:$$PATH; ") and "exec /venv/bin/python -m pedigree.stages" in one["command"][-1]
 
 
 def test_environment_variables_of_this_machine_stay_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
