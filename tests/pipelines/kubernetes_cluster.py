@@ -92,8 +92,6 @@ class Cluster:
     """So many further jobs are created without an answer."""
     refuses: tuple[str, str] | None = None
     """Reason and message of an error with which each creation or deletion is answered."""
-    endings: dict[str, Object] = field(default_factory=dict)
-    """Image → further fields of the status with which its pods end."""
     things: dict[str, dict[str, Object]] = field(default_factory=lambda: {"jobset": {}, "job": {}, "pod": {}, "event": {}})
     asked: list[str] = field(default_factory=list)
     """Requests."""
@@ -260,7 +258,7 @@ class Cluster:
         if container["image"] == "bare":  # it has no volume
             command = [part.replace(container["workingDir"], "/nowhere") for part in command]
         if index := pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index"):
-            environment["JOB_COMPLETION_INDEX"] = index
+            environment |= {"JOB_COMPLETION_INDEX": index, "HOSTNAME": f"{pod['metadata']['job']}-{index}"}
             command = [*self._with_host_names(pod), *command]
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
@@ -273,23 +271,14 @@ class Cluster:
                 start_new_session=True,
             )
         self.processes[name] = process
-        seconds = pod["spec"].get("activeDeadlineSeconds")
-        late = threading.Timer(seconds or 0, self._past_deadline, [pod])
-        late.daemon = True
-        if seconds:
-            late.start()
         threading.Thread(target=self._follow, args=(pod, process), daemon=True).start()
 
     def _with_host_names(self, pod: Object) -> list[str]:
         """As the cluster's DNS knows them."""
         job, hosts = pod["metadata"]["job"], self.folder / "hosts"
         names = [f"127.0.0.1 {job}-{index}.{job.removesuffix('-nodes-0')}" for index in range(2)]
-        hosts.write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
+        hosts.write_text("\n".join([Path("/etc/hosts").read_text(), *names]) + "\n")
         return ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", str(hosts), "/etc/hosts"]
-
-    def _past_deadline(self, pod: Object) -> None:
-        pod["status"]["reason"] = "DeadlineExceeded"
-        self.processes[pod["metadata"]["name"]].terminate()
 
     def _follow(self, pod: Object, process: "subprocess.Popen[bytes]") -> None:
         """What the kubelet reports of a pod that ends, and what its job becomes."""
@@ -301,7 +290,6 @@ class Cluster:
                 return
             message = (self.folder / f"{name}.log").read_text() if code else ""
             ended = {"exitCode": code if code >= 0 else 128 - code, "reason": "Error" if code else "Completed", "message": message}
-            ended |= self.endings.get(pod["spec"]["containers"][0]["image"], {}) if code else {}
             pod["status"] |= {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"state": {"terminated": ended}}]}
             self._count(pod)
 

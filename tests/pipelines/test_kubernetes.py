@@ -290,7 +290,6 @@ def causes(lab: Lab, stage: str) -> list[str]:
 
 
 def test_a_job_waits_runs_is_listed_and_resumes_after_its_node_was_drained(lab: Lab, cluster: Cluster) -> None:
-    lab.edit("configs/execution/lab.yaml", "heartbeat_timeout_s: 120", "heartbeat_timeout_s: 60, timeout_s: 60")
     lab.knobs(raw={"seconds": 60})
     cluster.full = True
     with at_work(lab) as work:
@@ -336,15 +335,13 @@ def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab, cluster: Cluster)
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="host names of pods take bubblewrap")
-def test_ranks_run_in_two_pods_and_the_loss_of_one_ends_the_job(lab: Lab, cluster: Cluster) -> None:
+def test_ranks_run_in_two_pods(lab: Lab, cluster: Cluster) -> None:
     lab.write("configs/recipes/lab.yaml", RANKS)
     lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 1, world_size: 2, nodes: 2")
     assert outcomes(lab)["sft"] == "ran" and lab.runs().count("sft") == 2
     (jobset,) = cluster.things["jobset"].values()
     assert jobset["status"]["conditions"][0]["type"] == "Completed"
-    assert [path.name.removeprefix(f"log-{jobset['metadata']['name']}") for path in lab.root.glob(".pedigree/scratch/*/log-*")] == [
-        "-nodes-0-1-abcde.txt"
-    ]
+    assert [path.name for path in lab.root.glob(".pedigree/scratch/*/log-*")] == [f"log-{jobset['metadata']['name']}-nodes-0-1.txt"]
 
 
 def test_the_command_line_prints_manifests_checks_the_cluster_and_names_the_remedy(lab: Lab, cluster: Cluster) -> None:
