@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ class KubernetesLauncher:
     def __init__(self, project: Project) -> None:
         self.project = project
         self._lock = threading.Lock()
+        self._places = cache(place_of)
+        """The context and namespace of a profile, for all jobs of a run, although others become kubectl's current ones."""
         self._looks: dict[tuple[Place, str], _Look | None] = {}
         self._asked: dict[tuple[Place, str], float] = {}
         self._known: set[str] = set()
@@ -80,7 +83,7 @@ class KubernetesLauncher:
             Deferred: the cluster accepts no job now.
             PedigreeError: it rejects the job, or kubectl is not installed or has no such context.
         """
-        spec, place = read_spec(scratch), place_of(launcher.context, launcher.namespace)
+        spec, place = read_spec(scratch), self._places(launcher.context, launcher.namespace)
         token = sha256(f"{scratch} {attempt} {fence.path if fence else ''}".encode()).hexdigest()[:32]
         code = self.project.code(spec.code)
         job = manifest(self.project, scratch, token, spec.address, numerics, spec.placement, launcher, code, fence)

@@ -30,7 +30,7 @@ from pedigree.pipelines.run.ensure import ensure
 from pedigree.stages.job.spec import JobSpec
 
 DONE = dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
-QUEUED = Status("queued", waiting="in Kubernetes as Job {name} (Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.)")
+UNSCHEDULABLE = "in Kubernetes as Job {name} (Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.)"
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ class Jobs:
         place = Kubernetes.model_validate({"type": "kubernetes", "image": "pedigree"} | settings)
         return self.launcher.submit(self.scratch, Numerics(), attempt, place, fence)
 
-    def becomes(self, **status: Any) -> None:
-        """The status of the one pod and, if that has ended, of its job."""
-        (pod,) = self.cluster.pods
+    def becomes(self, handle: Handle, **status: Any) -> None:
+        """The status of its pod and, if that has ended, of the job."""
+        job = self.cluster.jobs[handle.told["name"]]
+        (pod,) = (pod for pod in self.cluster.pods if pod["metadata"]["job"] == handle.told["name"])
         pod["status"] |= status
         if pod["status"]["phase"] == "Failed":
-            (job,) = self.cluster.jobs.values()
             job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
 
     def reports(self, **done: Any) -> None:
@@ -137,47 +137,52 @@ def test_a_job_whose_answer_was_lost_is_found_again_and_another_submission_is_an
     assert [*jobs.cluster.jobs] == [first.told["name"]] and jobs.cluster.asked.count("POST /apis/batch/v1/namespaces/team/jobs") == 2
     assert jobs.submit(fence=fence).token == first.token and len(jobs.cluster.jobs) == 1
     assert jobs.submit(fence=Fence.raised(tmp_path / "lease", 1)).token != first.token and len(jobs.cluster.jobs) == 2
-    assert jobs.launcher.poll(first) == Status("queued", waiting=QUEUED.waiting.format(**first.told))
 
 
-@pytest.mark.parametrize(
-    ("status", "cause", "text"),
-    [
-        ({"containerStatuses": container("waiting", reason="ImagePullBackOff", message="not found")},
-         "refused", "ImagePullBackOff: not found"),
-        ({"containerStatuses": container("waiting", reason="CreateContainerConfigError", message='secret "hub" not found')},
-         "refused", 'secret "hub" not found: correct placement.launcher'),
-        ({"phase": "Failed", "containerStatuses": container("terminated", reason="OOMKilled", exitCode=137)}, "out_of_memory", "OOMKilled"),
-        ({"phase": "Failed", "reason": "DeadlineExceeded"}, "timeout", "deadline"),
-        ({"phase": "Failed", "conditions": disrupted("PreemptionByScheduler")}, "preempted", "PreemptionByScheduler: why"),
-        ({"phase": "Failed", "reason": "Evicted", "conditions": disrupted("TerminationByKubelet")}, "preempted", "TerminationByKubelet"),
-        ({"phase": "Running", "conditions": disrupted("DeletionByTaintManager")}, "lost", "DeletionByTaintManager"),
-        ({"phase": "Failed", "containerStatuses": container("terminated", exitCode=2, message="sh: cannot create /shared/log.txt\n")},
-         "refused", "could not start the job: sh: cannot create /shared/log.txt"),
-    ],
-)  # fmt: skip
-def test_the_cause_of_an_end_that_kubernetes_knows(jobs: Jobs, status: dict[str, Any], cause: str, text: str) -> None:
-    handle = jobs.submit()
-    jobs.becomes(**status)
-    found = jobs.launcher.poll(handle)
-    assert found.state == "failed" and found.end and found.end[0] == cause and text in found.end[1] and "pod p-lab-raw-" in found.end[1]
-    if status.get("phase") == "Failed" and cause != "refused":
-        jobs.reports()  # what the job itself says counts more
-        assert jobs.launcher.poll(handle).end is None
+ENDS: list[tuple[dict[str, Any], str, str]] = [
+    ({"containerStatuses": container("waiting", reason="ImagePullBackOff", message="not found")}, "refused", "ImagePullBackOff: not found"),
+    ({"containerStatuses": container("waiting", reason="CreateContainerConfigError", message='secret "hub" not found')},
+     "refused", 'secret "hub" not found: correct placement.launcher'),
+    ({"phase": "Failed", "containerStatuses": container("terminated", exitCode=2, message="sh: cannot create /shared/log.txt\n")},
+     "refused", "could not start the job: sh: cannot create /shared/log.txt"),
+    ({"phase": "Running", "conditions": disrupted("DeletionByTaintManager")}, "lost", "DeletionByTaintManager"),
+    ({"phase": "Failed", "containerStatuses": container("terminated", reason="OOMKilled", exitCode=137)}, "out_of_memory", "OOMKilled"),
+    ({"phase": "Failed", "reason": "DeadlineExceeded"}, "timeout", "deadline"),
+    ({"phase": "Failed", "conditions": disrupted("PreemptionByScheduler")}, "preempted", "PreemptionByScheduler: why"),
+    ({"phase": "Failed", "reason": "Evicted", "conditions": disrupted("TerminationByKubelet")}, "preempted", "TerminationByKubelet"),
+]  # fmt: skip
 
 
+def test_one_query_shows_the_states_of_all_jobs_and_the_causes_of_their_ends(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_launcher, "ASK_S", 60.0)
+    handles = [jobs.submit(attempt) for attempt in range(len(ENDS) + 1)]
+    jobs.cluster.configure("elsewhere", "other")  # as `kubectl config use-context` does
+    for handle, (status, _, _) in zip(handles[1:], ENDS, strict=True):
+        jobs.becomes(handle, **status)
+    before = len(jobs.cluster.asked)
+    assert jobs.launcher.poll(handles[0]) == Status("queued", waiting=UNSCHEDULABLE.format(**handles[0].told))
+    for handle, (_, cause, text) in zip(handles[1:], ENDS, strict=True):
+        found = jobs.launcher.poll(handle)
+        assert found.state == "failed" and found.end and found.end[0] == cause and text in found.end[1] and "pod p-lab-raw-" in found.end[1]
+    jobs.reports()  # what a job itself says counts more
+    assert {jobs.launcher.poll(handle).end for handle in handles[-4:]} == {None}
+    assert [line.rpartition("/")[2] for line in jobs.cluster.asked[before:]] == ["jobs", "pods"]
+
+
+@pytest.mark.nightly
 def test_a_pod_that_is_disrupted_has_its_grace_period(jobs: Jobs) -> None:
     handle = jobs.submit()
-    jobs.becomes(phase="Running", conditions=disrupted("EvictionByEvictionAPI"))
+    jobs.becomes(handle, phase="Running", conditions=disrupted("EvictionByEvictionAPI"))
     assert jobs.launcher.poll(handle).state == "running"
     jobs.reports()
-    jobs.becomes(phase="Failed", containerStatuses=container("terminated", exitCode=75))
+    jobs.becomes(handle, phase="Failed", containerStatuses=container("terminated", exitCode=75))
     assert jobs.launcher.poll(handle) == Status("failed", 75)
 
 
+@pytest.mark.nightly
 def test_a_job_that_was_killed_or_whose_pods_are_gone(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = jobs.submit()
-    jobs.becomes(phase="Failed", containerStatuses=container("terminated", exitCode=137, reason="Error"))
+    jobs.becomes(handle, phase="Failed", containerStatuses=container("terminated", exitCode=137, reason="Error"))
     assert jobs.launcher.poll(handle) == Status("failed", -9)
     jobs.cluster.things["pod"].clear()
     assert jobs.launcher.poll(handle).state == "running"  # its report may be on its way
@@ -185,6 +190,7 @@ def test_a_job_that_was_killed_or_whose_pods_are_gone(jobs: Jobs, monkeypatch: p
     assert jobs.launcher.poll(handle).state == "lost"
 
 
+@pytest.mark.nightly
 def test_a_job_that_somebody_deletes_is_canceled_unless_it_has_succeeded(jobs: Jobs) -> None:
     handle = jobs.submit()
     assert jobs.launcher.poll(handle).state == "queued"
@@ -198,11 +204,12 @@ def test_a_job_that_somebody_deletes_is_canceled_unless_it_has_succeeded(jobs: J
     assert KubernetesLauncher(jobs.launcher.project).poll(handle).state == "unknown"
 
 
+@pytest.mark.nightly
 def test_kueue_admits_a_job_and_withdraws_it(jobs: Jobs) -> None:
     handle = jobs.submit(queue="gpus")
     assert jobs.launcher.poll(handle).waiting.endswith(" (suspended, in queue gpus)")
     jobs.cluster.admit()
-    jobs.becomes(phase="Running")
+    jobs.becomes(handle, phase="Running")
     status = jobs.launcher.poll(handle)
     assert status.state == "running" and status.place.startswith("Kubernetes pod p-lab-raw-")
     jobs.cluster.withdraw()
@@ -213,6 +220,7 @@ def test_kueue_admits_a_job_and_withdraws_it(jobs: Jobs) -> None:
     assert not jobs.cluster.jobs
 
 
+@pytest.mark.nightly
 def test_a_job_without_pods_shows_why(jobs: Jobs) -> None:
     handle = jobs.submit()
     jobs.cluster.things["pod"].clear()
@@ -238,6 +246,7 @@ def test_what_kubernetes_refuses_for_now_is_submitted_again_and_what_it_refuses_
         jobs.launcher.cancel(handle)
 
 
+@pytest.mark.nightly
 def test_an_api_that_does_not_answer_says_nothing_about_a_job(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = jobs.submit()
     monkeypatch.setattr(kubernetes_launcher, "AWAY_S", 0)
@@ -245,7 +254,7 @@ def test_an_api_that_does_not_answer_says_nothing_about_a_job(jobs: Jobs, monkey
         assert jobs.launcher.poll(handle) == Status("queued", waiting="for Kubernetes to answer")
         with pytest.raises(PedigreeError, match=r"Kubernetes does not answer, so its job in .* may go on"):
             jobs.launcher.cancel(handle)
-    jobs.becomes(phase="Running")
+    jobs.becomes(handle, phase="Running")
     assert jobs.launcher.poll(handle).state == "running"
     with jobs.cluster.away():
         assert jobs.launcher.poll(handle).state == "running"
@@ -257,18 +266,6 @@ def test_an_api_that_does_not_answer_says_nothing_about_a_job(jobs: Jobs, monkey
     assert KubernetesLauncher(jobs.launcher.project).poll(handle).state == "unknown"
     with pytest.raises(PedigreeError, match=r"kubectl is not in PATH: install it, or remove placement\.launcher from the profile"):
         jobs.submit()
-    monkeypatch.undo()
-
-
-def test_one_query_shows_all_jobs_of_a_project_in_the_context_that_they_were_submitted_to(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kubernetes_launcher, "ASK_S", 60.0)
-    handles = [jobs.submit(attempt) for attempt in (1, 2, 3)]
-    jobs.cluster.configure("elsewhere", "other")  # as `kubectl config use-context` does
-    before = len(jobs.cluster.asked)
-    assert {jobs.launcher.poll(handle).state for handle in handles} == {"queued"}
-    assert [line.rpartition("/")[2] for line in jobs.cluster.asked[before:]] == ["jobs", "pods"]
 
 
 # --- jobs that run ---------------------------------------------------------------------------------------------------------
