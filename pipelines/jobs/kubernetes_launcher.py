@@ -128,7 +128,7 @@ class KubernetesLauncher:
         if not suspended and not pods and _name(handle) not in look.reasons:
             look.reasons[_name(handle)] = self._event(handle)
         reason = _reason(job, pods) or look.reasons.get(_name(handle))
-        return Status("queued", waiting=f"in Kubernetes as {job['kind']} {_name(handle)}{f' ({reason})' if reason else ''}")
+        return Status("queued", waiting=f"in Kubernetes's queue as {job['kind']} {_name(handle)}{f' ({reason})' if reason else ''}")
 
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
         """End a job: remove it from the queue, or ask it to stop; it is killed after `grace_s` seconds, by default its placement's.

@@ -69,7 +69,7 @@ def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kube
     cluster.start()
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(kubernetes_launcher, "ASK_S", 0.2)
+    monkeypatch.setattr(kubernetes_launcher, "ASK_S", 1.0)
     yield cluster
     cluster.clear()
     cluster.stop()

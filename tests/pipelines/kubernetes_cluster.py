@@ -278,7 +278,7 @@ class Cluster:
         job, hosts = pod["metadata"]["job"], self.folder / "hosts"
         names = [f"127.0.0.1 {job}-{index}.{job.removesuffix('-nodes-0')}" for index in range(2)]
         hosts.write_text("\n".join([Path("/etc/hosts").read_text(), *names]) + "\n")
-        return ["bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--ro-bind", str(hosts), "/etc/hosts"]
+        return ["bwrap", "--dev-bind", "/", "/", "--ro-bind", str(hosts), "/etc/hosts"]
 
     def _follow(self, pod: Object, process: "subprocess.Popen[bytes]") -> None:
         """What the kubelet reports of a pod that ends, and what its job becomes."""
@@ -311,7 +311,8 @@ class Cluster:
                 above["status"]["conditions"] = [{"type": "Failed" if failed else "Completed", "status": "True"}]
         elif pod["status"]["phase"] == "Failed":
             for other in pods:
-                self.delete("pod", other, None)
+                if other["status"]["phase"] not in ("Succeeded", "Failed"):
+                    self.delete("pod", other)
 
     def _forget(self, job: str) -> None:
         self.things["job"].pop(job, None)

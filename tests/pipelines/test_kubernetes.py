@@ -9,7 +9,7 @@ import pytest
 import yaml
 from commands import InProcessCommand
 from kubernetes_cluster import Cluster, problems
-from running_lab import RANKS, Lab, outcomes, read, running_scratch
+from running_lab import PROFILE, RANKS, Lab, outcomes, read, running_scratch
 from sites import at_work
 from waiting import deadline, until
 
@@ -30,7 +30,7 @@ from pedigree.pipelines.run.ensure import ensure
 from pedigree.stages.job.spec import JobSpec
 
 DONE = dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
-UNSCHEDULABLE = "in Kubernetes as Job {name} (Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.)"
+UNSCHEDULABLE = "in Kubernetes's queue as Job {name} (Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.)"
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_the_command_line_prints_manifests_checks_the_cluster_and_names_the_reme
     assert not cluster.jobs and not lab.runs()
     lab.edit("configs/execution/lab.yaml", "launcher: {type: kubernetes", "launcher: {type: kubernetes, context: nowhere")
     assert "kubectl has no context" in typed("run", "lab", code=2)
-    lab.edit("configs/execution/lab.yaml", "launcher: {type: kubernetes", "launcher: {type: local} #")
+    lab.write("configs/execution/lab.yaml", PROFILE)
     assert "--dry-run prints manifests, but no stage that is due has" in typed("run", "lab", "--dry-run", code=2)
 
 
@@ -365,10 +365,11 @@ def test_doctor_finds_what_is_wrong_with_a_cluster(lab: Lab, cluster: Cluster, m
     jobs, pod = examined(0)
     assert "jobs of stages" in jobs and jobs.endswith("Kubernetes v1.33.0, context lab, namespace team")
     assert "pod for stages" in pod and pod.endswith(": sees project, environment and cache")
-    assert not cluster.jobs and not list(lab.project.private.glob("probe-*"))
+    assert not list(lab.project.private.glob("probe-*"))
+    cluster.jobs.clear()
     cluster.full = True
     monkeypatch.setattr("pedigree.pipelines.cli.kubernetes_doctor.PROBE_S", 1.0)
-    assert "none within 1 s: in Kubernetes as Job p-pedigree-doctor-" in "\n".join(examined(0))
+    assert "none within 1 s: in Kubernetes's queue as Job p-pedigree-doctor-" in "\n".join(examined(0))
     cluster.full = False
     for image, finding in (("missing", "cannot start: ImagePullBackOff"), ("bare", "could not start the job: sh: ")):
         lab.edit("configs/execution/lab.yaml", "image: pedigree", f"image: {image}")
