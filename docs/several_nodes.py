@@ -94,15 +94,16 @@ Ctrl-C in `pedigree join`, or SIGTERM, stops the whole job with a checkpoint.
 verifiers. Every rank reads rows, weights and tokens from the shared folder, sends its own heartbeat, and writes its part of a checkpoint.
 The log of another node is `log-HOSTNAME.txt` next to the job's `log.txt`.
 
-**Schedulers.** With [Slurm](slurm.md) or [Ray](ray.md) a stage starts on all its nodes by itself. `pedigree run` and `pedigree join` can
-also be started by any other scheduler. What both start on a node is
+**Schedulers.** With [Slurm](slurm.md), [Ray](ray.md) or [Kubernetes](kubernetes.md) a stage starts on all its nodes by itself.
+`pedigree run` and `pedigree join` can also be started by any other scheduler. What both start on a node is
 
 ```console
 $ python -m pedigree.stages.training.nodes SCRATCH lead   # on the node of rank 0
 $ python -m pedigree.stages.training.nodes SCRATCH join   # on each of the others
 ```
 
-with the scratch folder of the job, in the job's environment. The lead writes `{meeting}` with its host and port into that folder, and the
+with the scratch folder of the job, in the job's environment; a third argument of the lead is its host name, if `hostname` does not resolve
+on the others. The lead writes `{meeting}` with its host and port into that folder, and the
 others wait for the file. All run torchrun with a static rendezvous at that address.
 
 ## A model with 70 B parameters on eight nodes

@@ -347,6 +347,7 @@ OWN_FILES = {
     "pipelines/cli/init.py": {"read_text"},  # packaged recipes, and files of the user, which it extends without parsing them
     "pipelines/cli/doctor.py": {"read_text"},  # this clone's locks, and what the machine says of itself
     "pipelines/cli/slurm_doctor.py": {"json.loads", "read_text"},  # what a job of its own has printed
+    "pipelines/cli/kubernetes_doctor.py": {"json.loads", "read_text"},  # the same
     "pipelines/cli/quiet.py": {"read_text"},  # the user's own settings of Prefect
     "pipelines/cli/completion.py": {"read_text"},  # words are looked for in the text, in what is a file
 }

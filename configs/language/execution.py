@@ -186,6 +186,10 @@ SET_BY_LAUNCHER = frozenset(
 """Options of `sbatch` that decide how a job is found, stopped and resumed, and on how many nodes and GPUs it runs."""
 
 
+GPU_RESOURCE = "nvidia.com/gpu"
+"""Kubernetes's name of a GPU."""
+
+
 class Local(Frozen):
     """Jobs are processes of this machine and share its slots."""
 
@@ -226,6 +230,53 @@ class Ray(Frozen):
         if {"CPU", "GPU"} & value.keys():
             raise ValueError("CPU and GPU are set by placement.slots: remove them")
         return value
+
+
+class Kubernetes(Frozen):
+    """Jobs of a Kubernetes cluster: each a Job of one pod or, for several `numerics.nodes`, a JobSet of as many pods. A pod has
+    `placement.slots` GPUs or, with `device: cpu`, cores."""
+
+    type: Literal["kubernetes"]
+    image: str = Field(min_length=1, max_length=1000)
+    """Container image of the pods. It needs `sh`, and the Python of `python`."""
+    python: str | None = Field(default=None, pattern="^/")
+    """Python of the pods, with Pedigree's dependencies, e.g. `/venv/bin/python`; by default the one that runs Pedigree here, which must
+    then be on a volume."""
+    volumes: dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(pattern="^/")]] = Field(default_factory=dict)
+    """Persistent volume claim → where it is mounted, e.g. `{shared: /shared}`. The project must be on one, under the same path as here."""
+    context: str | None = Field(default=None, min_length=1)
+    """Context of `kubectl`, i.e. the cluster and the user; by default its current one."""
+    namespace: str | None = Field(default=None, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)
+    """By default that of the context."""
+    queue: str | None = Field(default=None, min_length=1)
+    """Kueue's local queue that admits the jobs."""
+    resources: dict[Annotated[str, Field(min_length=1)], str | int] = Field(default_factory=dict)
+    """Further requests and limits of each pod, e.g. `{memory: 900Gi, cpu: 96}`; `cpu` applies with `device: cuda`."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels that nodes must have."""
+    tolerations: tuple[dict[str, str | int], ...] = Field(default=(), strict=False)
+    """Taints of nodes that pods tolerate, e.g. `[{key: nvidia.com/gpu, operator: Exists}]`."""
+    priority_class: str | None = Field(default=None, min_length=1)
+    """Priority class of the pods."""
+    service_account: str | None = Field(default=None, min_length=1)
+    """Service account of the pods."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Further labels of jobs and pods."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the pods. Everybody who may read the cluster's jobs sees them."""
+    secrets: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), strict=False)
+    """Names of secrets whose keys become environment variables of the pods, e.g. one with `HF_TOKEN`."""
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, value: dict[str, str | int]) -> dict[str, str | int]:
+        if GPU_RESOURCE in value:
+            raise ValueError(f"{GPU_RESOURCE} is set by placement.slots: remove it")
+        return value
+
+
+Scheduler = Slurm | Ray | Kubernetes
+"""Launchers that queue jobs elsewhere."""
 
 
 class Placement(Frozen):
@@ -272,8 +323,9 @@ class Placement(Frozen):
     environment: str | None = Field(default=None, min_length=1)
     """Folder of the Python environment whose programs `external` stages run, e.g. `~/envs/axolotl` or, relative to the project,
     `.venv-trl`; by default that of Pedigree. The packages that it has are recorded, the path is not."""
-    launcher: Annotated[Local | Slurm | Ray, Field(discriminator="type")] = Local()
-    """Where jobs start: `{type: local}`, `{type: slurm, options: [...]}` (docs/slurm.md) or `{type: ray, address: ...}` (docs/ray.md)."""
+    launcher: Annotated[Local | Slurm | Ray | Kubernetes, Field(discriminator="type")] = Local()
+    """Where jobs start: `{type: local}`, `{type: slurm, options: [...]}` (docs/slurm.md), `{type: ray, address: ...}` (docs/ray.md) or
+    `{type: kubernetes, image: ...}` (docs/kubernetes.md)."""
     checkpoint_url: StoreUrl | None = None
     """`s3://BUCKET/PREFIX` or `file:///FOLDER` (a folder shared between machines): checkpoints and chunks of running jobs are mirrored
     there, so that another machine can resume if this one is lost."""

@@ -25,6 +25,7 @@ from pedigree.data.artifacts.provenance import CODE_ROOT, gpus
 from pedigree.data.host import machine
 from pedigree.pipelines.cli.console import echo
 from pedigree.pipelines.cli.diagnosis import Diagnosis
+from pedigree.pipelines.cli.kubernetes_doctor import examine_kubernetes
 from pedigree.pipelines.cli.plan import slow_text, time_text
 from pedigree.pipelines.cli.slurm_doctor import examine_slurm
 from pedigree.pipelines.estimate.estimates import Estimates
@@ -88,7 +89,9 @@ def examine_cluster(project: Project, profile: str) -> list[Diagnosis]:
     """Check the cluster in which a profile places stages. Submits small jobs."""
     execution = load_execution(project, profile)
     project.private.mkdir(exist_ok=True)
-    return list(examine_slurm(project, execution, _cache(project.root)))
+    cache = _cache(project.root)
+    nothing = Diagnosis("launcher", True, "the profile places no stage in Slurm or Kubernetes: nothing else is checked")
+    return [*examine_slurm(project, execution, cache), *examine_kubernetes(project, execution, cache)] or [nothing]
 
 
 def _python() -> list[Diagnosis]:

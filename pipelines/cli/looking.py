@@ -160,13 +160,13 @@ def doctor(
     execution: Annotated[
         str | None,
         typer.Option("--execution", "--profile", metavar="PROFILE", autocompletion=completion.profiles,
-                     help="Check the Slurm cluster of this profile instead."),
+                     help="Check the Slurm or Kubernetes cluster of this profile instead."),
     ] = None,
 ) -> None:  # fmt: skip
     """Check the installation, or a cluster.
 
     Checks versions, engines, cores, GPUs, disk and the DVC remote, and shows how to fix each problem. Exit code 1 if a check fails. With
-    --execution, submits small jobs to Slurm, and checks the profile's options and whether nodes see the project; may take minutes.
+    --execution, submits small jobs to the cluster, and checks the profile's options and whether nodes see the project; may take minutes.
     """
     from pedigree.pipelines.cli.doctor import main as examine
 

@@ -81,6 +81,7 @@ def run(
     record_new_files: Annotated[
         bool, typer.Option("--record-new-files", help="Include untracked files in the recorded patch, also for all descendants.")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Kubernetes manifests of due stages; run nothing.")] = False,
     pull: Annotated[bool, typer.Option("--pull", help="Download finished artifacts from the DVC remote; run nothing.")] = False,
     commit: Annotated[bool, typer.Option("--commit", help="Commit dvc.lock and compiled files to git if the run succeeds.")] = False,
     as_json: AsJson = False,
@@ -88,6 +89,7 @@ def run(
     """Run all stages of a recipe that are not up to date."""
     from pedigree.pipelines.cli.run_results import run_result
     from pedigree.pipelines.publish.commits import check_commit
+    from pedigree.pipelines.run.checks import manifests
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.plans import named, selection
 
@@ -107,6 +109,9 @@ def run(
                 options = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
                 raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {options}")
             bring(context, chosen)
+            return
+        if dry_run:
+            sys.stdout.write(manifests(context, chosen, forced))
             return
         ends = run_what_is_due(context, chosen, forced, prefect)
         made = _commit_results(context, chosen, ends) if commit else None

@@ -38,7 +38,7 @@ class JobDocument:
     pid: int | None
     """Null for a job elsewhere or of a scheduler."""
     waiting: str | None
-    """What a job in the queue of Slurm or Ray waits for; null if it runs."""
+    """What a job in the queue of a scheduler waits for; null if it runs."""
     elsewhere: bool
     """It runs on another machine or in another container; `pid` is then null, and `host` names it if known."""
     host: str | None

@@ -7,8 +7,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Execution, Numerics, Placement, Slurm
@@ -41,13 +43,12 @@ def examine_slurm(project: Project, execution: Execution, cache: Path) -> Iterat
     """
     wanted: dict[tuple[str, ...], list[str]] = {}
     probes: dict[tuple[str, Slurm], tuple[list[str], int]] = {}
-    for name, numerics, placement in _settings(execution):
+    for name, numerics, placement in settings(execution):
         if isinstance(placement.launcher, Slurm):
             wanted.setdefault((*resources(numerics, placement.slots), *placement.launcher.options), []).append(name)
             names, grace_s = probes.get((numerics.device, placement.launcher), ([], 0))
             probes[numerics.device, placement.launcher] = [*names, name], max(grace_s, placement.grace_s)
     if not wanted:
-        yield Diagnosis("launcher", True, "the profile places no stage in Slurm: nothing else is checked")
         return
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
@@ -70,7 +71,7 @@ def examine_slurm(project: Project, execution: Execution, cache: Path) -> Iterat
             yield from _of_node(project, cache, numerics, launcher, grace_s, f"node for {', '.join(names)}")
 
 
-def _settings(execution: Execution) -> Iterator[tuple[str, Numerics, Placement]]:
+def settings(execution: Execution) -> Iterator[tuple[str, Numerics, Placement]]:
     """Name, numerics and placement of each block of a profile."""
     yield "stages", *execution.of("", "")
     for kind in execution.kinds:
@@ -95,15 +96,8 @@ class _Probed:
 
 def _of_node(project: Project, cache: Path, numerics: Numerics, launcher: Slurm, grace_s: int, name: str) -> Iterator[Diagnosis]:
     """What a job with these options finds on its node."""
-    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=project.private))
-    mark = tempfile.NamedTemporaryFile(prefix="slurm-", dir=cache) if cache.is_dir() else None
-    try:
-        paths = [str(project.root), *([mark.name] if mark else [])]
+    with probe_folder(project, cache) as (folder, paths):
         job = _probed(project, folder, numerics, launcher, paths)
-    finally:
-        shutil.rmtree(folder)
-        if mark:
-            mark.close()
     if isinstance(job, str):
         yield Diagnosis(name, False, job, "correct placement.launcher.options")
         return
@@ -125,16 +119,34 @@ def _of_node(project: Project, cache: Path, numerics: Numerics, launcher: Slurm,
         yield Diagnosis(name, False, f"{job.node}: job {job.number} ended as {job.state}: {_reason(job)}",
                         "project folder and .venv must be on a disk that login node and nodes share, under the same paths")  # fmt: skip
         return
-    problem, remedy = "", ""
-    skew = max(job.between[0] - found["time"], found["time"] - job.between[1], 0.0)
-    if found["absent"]:
-        problem, remedy = f"{', '.join(found['absent'])} does not exist there", "put it on a disk that login node and nodes share"
-    elif found["python"] != sys.version:
-        problem, remedy = f"{sys.executable} is {found['python']} there, {sys.version} here", "put .venv and its Python on a shared disk"
-    elif skew > SKEW_S:
-        problem, remedy = f"its clock differs by {duration(skew)}, so times are displayed wrong", "synchronize both clocks (NTP)"
+    problem, remedy = node_problem(found, job.between)
     value = f"{found['host']}: {problem or f'sees project, environment and cache; time limit {job.limit.lower()}'}"
     yield Diagnosis(name, not problem, value, remedy)
+
+
+@contextmanager
+def probe_folder(project: Project, cache: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A folder for a probe job, and the paths that it looks for: the project's, and a file of the DVC cache."""
+    folder = Path(tempfile.mkdtemp(prefix="probe-", dir=project.private))
+    mark = tempfile.NamedTemporaryFile(prefix="probe-", dir=cache) if cache.is_dir() else None
+    try:
+        yield folder, [str(project.root), *([mark.name] if mark else [])]
+    finally:
+        shutil.rmtree(folder)
+        if mark:
+            mark.close()
+
+
+def node_problem(found: dict[str, Any], between: tuple[float, float], python: str = sys.version) -> tuple[str, str]:
+    """What is wrong on a node, and the remedy, by what a probe job has printed there; empty if nothing is."""
+    skew = max(between[0] - found["time"], found["time"] - between[1], 0.0)
+    if found["absent"]:
+        return f"{', '.join(found['absent'])} does not exist there", "put it on a disk that login node and nodes share"
+    if found["python"] != python:
+        return f"{sys.executable} is {found['python']} there, {python} here", "put .venv and its Python on a shared disk"
+    if skew > SKEW_S:
+        return f"its clock differs by {duration(skew)}, so times are displayed wrong", "synchronize both clocks (NTP)"
+    return "", ""
 
 
 def _probed(project: Project, folder: Path, numerics: Numerics, launcher: Slurm, paths: list[str]) -> _Probed | str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import Numerics, Placement, Ray, Slurm
+from pedigree.configs.language.execution import Numerics, Placement, Scheduler
 from pedigree.configs.language.graph import Node
 from pedigree.data.artifacts.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json
 from pedigree.data.store import heartbeat
@@ -119,7 +119,7 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
 
 
 def run_job(
-    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, place: HeldSlots | Slurm | Ray, hold: HeldLease
+    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, place: HeldSlots | Scheduler, hold: HeldLease
 ) -> None:
     """Run the job until it succeeds; retry transient failures and record every attempt.
 
@@ -167,9 +167,7 @@ def run_job(
         handle = None
 
 
-def submit(
-    run: RunContext, node: Node, scratch: Path, attempt: int, place: HeldSlots | Slurm | Ray, hold: HeldLease, fence: Fence
-) -> Handle:
+def submit(run: RunContext, node: Node, scratch: Path, attempt: int, place: HeldSlots | Scheduler, hold: HeldLease, fence: Fence) -> Handle:
     """Submit a job, again and again while its scheduler accepts none."""
     numerics, tries = read_spec(scratch).numerics, 0
     try:

@@ -10,8 +10,8 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import Reduced
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import Execution
-from pedigree.configs.language.graph import Graph
+from pedigree.configs.language.execution import ONE_PROCESS, Execution, Numerics, Placement
+from pedigree.configs.language.graph import Graph, Node
 from pedigree.data.store.hashing import LONG_BYTES
 from pedigree.pipelines.jobs.events import Moving, Notice, StageBusy, Watch, unwatched
 from pedigree.pipelines.jobs.launchers import Launchers
@@ -80,6 +80,11 @@ class RunContext:
     @property
     def title(self) -> str:
         return f"pedigree run {self.graph.recipe}"
+
+    def settings(self, node: Node) -> tuple[Numerics, Placement]:
+        """Numerics and placement of a stage's job."""
+        numerics, placement = self.execution.of(node.kind, node.name)
+        return (numerics if "deepspeed" in node.declaration.engine else numerics.model_copy(update=ONE_PROCESS)), placement
 
     def identities(self) -> Identities:
         """Keys of the stages at this moment."""

@@ -45,18 +45,23 @@ def job_environment(scratch: Path, numerics: Numerics, code_root: Path, names: S
     """The job's environment: the current one, with the code snapshot first, no telemetry, and variables for numerics, fence and GPUs."""
     kept = without_process_group(os.environ).items()
     environment = {name: value for name, value in kept if not name.startswith(("PREFECT_", "TORCHELASTIC_")) and name != ADDED_STAGES}
-    environment |= QUIET | {
+    environment.pop(FENCE, None)
+    return environment | job_settings(scratch, numerics, code_root, names, fence)
+
+
+def job_settings(scratch: Path, numerics: Numerics, code_root: Path, names: Sequence[str], fence: Fence | None = None) -> dict[str, str]:
+    """The variables that a job needs in any environment."""
+    settings = QUIET | {
         MARK: str(scratch),
         "PYTHONPATH": os.pathsep.join([str(code_root), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
     }
-    environment |= device_settings(numerics)
+    settings |= device_settings(numerics)
     if numerics.device == "cuda" and names:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(names)
-    environment.pop(FENCE, None)
-    return environment | ({FENCE: str(fence.path)} if fence else {})
+        settings["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+    return settings | ({FENCE: str(fence.path)} if fence else {})
 
 
 def without_process_group(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Checks before the first job of a run, shared by commands and schedules."""
 
+import json
 import os
 import shutil
 import socket
@@ -13,19 +14,23 @@ from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 
+import yaml
+
 from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.installation import is_clone, missing
 from pedigree.configs.base.kind import MODELS
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import ONE_PROCESS, Execution
+from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.configs.methods.external import External, missing_program
 from pedigree.configs.methods.language_model import endpoints, key_variable
 from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates, refusals
-from pedigree.pipelines.jobs import checkpoint_store, ray_launcher, slurm_client
+from pedigree.pipelines.jobs import checkpoint_store, kubernetes_client, ray_launcher, slurm_client
 from pedigree.pipelines.jobs.context import RunContext
+from pedigree.pipelines.jobs.kubernetes_manifest import preview
 from pedigree.pipelines.quantities import counted, size
 from pedigree.pipelines.run.foreseen import contradictions, must_fail, of_stages
 from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
@@ -102,11 +107,9 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
     """
     found, problems = list[tuple[Node, str]](), dict[str, str | None]()
     nodes, ask_slurm, ask_ray = _of(run.graph, due), cache(slurm_client.problem_of), cache(ray_launcher.problem_of)
+    ask_kubernetes = cache(kubernetes_client.problem_of)
     for node in nodes:
-        numerics, placement = run.execution.of(node.kind, node.name)
-        kind = node.declaration
-        if "deepspeed" not in kind.engine:
-            numerics = numerics.model_copy(update=ONE_PROCESS)
+        (numerics, placement), kind = run.settings(node), node.declaration
         computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
         if placement.launcher.type == "slurm":
             wanted = (*slurm_client.resources(numerics, placement.slots), *placement.launcher.options)
@@ -116,6 +119,10 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
             wanted = tuple(ray_launcher.bundle(placement.launcher, numerics, placement.slots).items())
             if node.address not in cached() and (problem := ask_ray(placement.launcher.address, numerics.nodes, wanted)):
                 found.append((node, problem))
+        elif placement.launcher.type == "kubernetes":
+            launcher, job = placement.launcher, preview(run.project, "pedigree/test", numerics, placement)
+            if node.address not in cached() and (problem := ask_kubernetes(launcher.context, launcher.namespace, json.dumps(job))):
+                found.append((node, f"Kubernetes would reject this job: {problem}"))
         elif isinstance(node.config, External):
             environment = run.project.root / Path(placement.environment).expanduser() if placement.environment else None
             found += [(node, problem)] if (problem := missing_program(node.config, environment)) else []
@@ -138,6 +145,19 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
             if needed - needs[address] <= free < needed
         ]
     _refuse(run.graph, found, cached)
+
+
+def manifests(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> str:
+    """The Kubernetes manifests of stages that are due, as YAML.
+
+    Raises:
+        UsageProblem: there are none.
+    """
+    due = [(entry.node.address, *run.settings(entry.node)) for entry in plan(run, chosen, forced, lenient=True) if entry.reasons]
+    found = [preview(run.project, *stage) for stage in due if stage[2].launcher.type == "kubernetes"]
+    if not found:
+        raise UsageProblem("--dry-run prints manifests, but no stage that is due has placement.launcher {type: kubernetes}")
+    return yaml.safe_dump_all(json.loads(json.dumps(found)), sort_keys=False, width=1000)  # without aliases of equal parts
 
 
 def _free(run: RunContext) -> int:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.language.execution import ONE_PROCESS, Local, Numerics, Placement
+from pedigree.configs.language.execution import Local, Numerics, Placement
 from pedigree.configs.language.graph import Node
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, open_artifact, write_json
 from pedigree.data.store import heartbeat
@@ -273,9 +273,7 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
     if not alive and not outdated and (not force or is_forced(scratch)) and _finished_unwatched(run, node, scratch, force):
         _take_over(run, node, need, scratch)
         return "attached", read_dependencies(scratch)
-    numerics, placement = run.execution.of(node.kind, node.name)
-    if "deepspeed" not in node.declaration.engine:
-        numerics = numerics.model_copy(update=ONE_PROCESS)
+    numerics, placement = run.settings(node)
     if alive:
         placement = read_spec(scratch).placement.model_copy(update={"launcher": placement.launcher})
         if outdated:

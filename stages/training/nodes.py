@@ -1,8 +1,8 @@
 """The ranks of a job on several nodes: on each node, one of these processes starts torchrun, in the environment of the job
 (`pipelines.jobs.job_environment`), with a scratch folder that all nodes share under one path:
 
-    python -m pedigree.stages.training.nodes SCRATCH lead    on the node of rank 0
-    python -m pedigree.stages.training.nodes SCRATCH join    on each of the others, at any time
+    python -m pedigree.stages.training.nodes SCRATCH lead [HOST]    on the node of rank 0, by default under its `hostname`
+    python -m pedigree.stages.training.nodes SCRATCH join           on each of the others, at any time
 
 The lead hosts a store at a free port, writes its address to `meeting.json` and waits for the others. Nodes are numbered in the order of
 their arrival.
@@ -39,10 +39,10 @@ FULL = 3
 _ARRIVED = "arrived"
 
 
-def main(scratch: Path, role: str) -> int:
+def main(scratch: Path, role: str, host: str = "") -> int:
     spec = JobSpec.model_validate(json.loads((scratch / "spec.json").read_text()))
     if role == "lead":
-        store = TCPStore(socket.gethostname(), 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        store = TCPStore(host or socket.gethostname(), 0, is_master=True, wait_for_workers=False, multi_tenant=True)
     else:
         while (meeting := Meeting.read(scratch)) is None:
             time.sleep(1)
@@ -104,4 +104,4 @@ def _watch(host: str, port: int, node: int, nodes: int, ended: threading.Event) 
 
 
 if __name__ == "__main__":
-    leave(main(Path(sys.argv[1]).resolve(), sys.argv[2]))
+    leave(main(Path(sys.argv[1]).resolve(), *sys.argv[2:]))

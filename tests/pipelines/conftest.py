@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import kubernetes_cluster
 import pytest
 import ray_cluster
 import typer.main
@@ -14,6 +15,7 @@ from slurm_cluster import Cluster
 from waiting import until
 
 from pedigree.pipelines.cli import main as cli
+from pedigree.pipelines.jobs import kubernetes_launcher
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,6 +78,19 @@ def ray(_ray: ray_cluster.Cluster) -> Iterator[ray_cluster.Cluster]:
     """A Ray of two nodes, without jobs."""
     yield _ray
     _ray.clear()
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kubernetes_cluster.Cluster]:
+    """A cluster in memory that kubectl talks to."""
+    cluster = kubernetes_cluster.Cluster(tmp_path)
+    cluster.start()
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(kubernetes_launcher, "ASK_S", 1.0)
+    yield cluster
+    cluster.clear()
+    cluster.stop()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Protocol
 import pytest
 import ray_cluster
 from commands import Command
+from kubernetes_cluster import Cluster as Kubernetes
 from ray_cluster import CPUS, HEAD, SECOND
 from running_lab import Lab
 from slurm_cluster import Cluster
@@ -103,6 +104,29 @@ class InRay:
                 yield
             finally:
                 os.kill(dashboard, signal.SIGCONT)
+
+
+class InKubernetes:
+    launcher = "{type: kubernetes, image: pedigree}"
+
+    def __init__(self, cluster: Kubernetes) -> None:
+        self.cluster = cluster
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        self.cluster.full = True
+        try:
+            yield
+        finally:
+            self.cluster.free()
+
+    @contextmanager
+    def lost_node(self, lab: Lab) -> Iterator[None]:
+        self.cluster.disrupt("DeletionByTaintManager")
+        yield
+
+    def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
+        return self.cluster.away()
 
 
 class Work:

@@ -28,7 +28,7 @@ def test_a_sound_site(lab: Lab, cluster: Cluster) -> None:
     assert version.startswith("ok  Slurm") and all(line.startswith("ok  ") for line in (stages, sft, node))
     assert stages.endswith("--nodes=1 --ntasks-per-node=1 --cpus-per-task=1 --time=5") and "--cpus-per-task=2" in sft
     assert "node for stages, sft" in node and node.endswith("sees project, environment and cache; time limit 5:00")
-    assert not cluster.ask("squeue", "--noheader", "--me") and not list(lab.project.private.glob("slurm-*"))
+    assert not cluster.ask("squeue", "--noheader", "--me") and not list(lab.project.private.glob("probe-*"))
 
 
 @pytest.mark.parametrize(
