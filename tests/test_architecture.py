@@ -74,6 +74,7 @@ ROOMS = {
         "flow",  # one recipe under Prefect
         "deployments",  # what starts it
         "api",  # from Python
+        "importing",  # recipes from configs of other trainers
         "cli",
     ),
 }
