@@ -49,7 +49,7 @@ def read_config(path: Path, method: str | None = None, devices: int | None = Non
     Raises:
         UsageProblem: not readable, or of no known format or method.
     """
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in (".yaml", ".yml", ".json"):
         trainer, found, keys = _yaml(path)
     else:
         trainer = "open-instruct"
@@ -86,7 +86,7 @@ def _yaml(path: Path) -> tuple[str, str | None, dict[str, Any]]:
         return "LLaMA-Factory", "reward" if stage == "rm" else str(stage), keys
     if keys.keys() & {*OF_OPEN_INSTRUCT}:
         return "open-instruct", "dpo" if any(key.startswith("dpo_") for key in keys) else "sft", keys
-    words = re.findall(r"[a-z]+", "/".join(path.absolute().parts[-3:]).lower())  # alignment-handbook: recipes/MODEL/dpo/config_full.yaml
+    words = re.findall(r"[a-z]+", "/".join(path.absolute().parts[-2:]).lower())  # alignment-handbook: recipes/MODEL/dpo/config_full.yaml
     clues = [method for method, clues in CLUES.items() if clues & keys.keys()]
     return "TRL", next((method for method in [*words, *clues] if method in DEFAULTS["TRL"]), None), keys
 
@@ -119,9 +119,9 @@ def _command(path: Path) -> tuple[Method, dict[str, Any], int | None]:
     end = next((at for at, word in enumerate(arguments) if word in ENDS), len(arguments))
     if end and arguments[0].endswith((".yaml", ".yml")):
         raise UsageProblem(f"{path} takes its settings from {arguments[0]}: import that file")
-    launcher = _options(words[:place])
-    processes = launcher.get("num_processes") or launcher.get("gpus", 0) * launcher.get("num_nodes", 1)
-    return SCRIPTS[script], _options(arguments[:end]), processes if isinstance(processes, int) and processes else None
+    stated = {name: value for name, value in _options(words[:place]).items() if isinstance(value, int)}
+    processes = stated.get("num_processes", stated.get("gpus"))  # `--num_nodes` is mason.py's, which multiplies the processes of a node
+    return SCRIPTS[script], _options(arguments[:end]), processes and processes * stated.get("num_nodes", 1)
 
 
 def _options(words: list[str]) -> dict[str, Any]:

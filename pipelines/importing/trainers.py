@@ -28,13 +28,12 @@ LEFT_OUT = re.compile("|".join((
 
 
 def choice(**names: Any) -> Convert:
-    """A conversion of names; a trailing underscore is no part of one."""
-    known = {name.rstrip("_"): value for name, value in names.items()}
+    """A conversion of names."""
 
     def chosen(name: Any) -> Any:
-        if str(name).lower() in known:
-            return known[str(name).lower()]
-        raise Unfit(f"not available here; available are {', '.join(known)}")
+        if (known := str(name).lower()) in names:
+            return names[known]
+        raise Unfit(f"not available here; available are {', '.join(names)}")
 
     return chosen
 
