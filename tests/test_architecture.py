@@ -447,6 +447,7 @@ def test_locks_pin_everything_and_agree():
 CAUGHT_WITHIN = {
     "pipelines/ledger/identity.py": {"InputReplaced"},
     "pipelines/jobs/lease.py": {"Cancelled", "LeaseLost"},
+    "pipelines/importing/description.py": {"Unfit"},
     "pipelines/jobs/preparation.py": {"InputsGone"},
     "pipelines/prefect/record.py": {"FlowRunLost"},
 }

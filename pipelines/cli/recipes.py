@@ -59,7 +59,7 @@ def new(
 
     It runs as it is, on packaged data and a small model; its comments state what to replace.
     """
-    path = _write_recipe(Project.find(), name, (STARTERS / f"{starter}.yaml").read_text())
+    path = _write_recipe(Project.find(), name, (STARTERS / f"{starter}.yaml").read_bytes().decode())
     echo(f"wrote {path}; next: {command('plan', name)}")
 
 
@@ -81,8 +81,8 @@ def import_(
 
     from pedigree.configs.base.document import ConfigError
     from pedigree.configs.language.recipe import load_recipe
-    from pedigree.pipelines.importing.reading import read_config
-    from pedigree.pipelines.importing.recipe import recipe_text
+    from pedigree.pipelines.importing.config_files import read_config
+    from pedigree.pipelines.importing.imported_recipe import recipe_text
 
     project, name = Project.find(), name or file.stem.lower()
     text, checks = recipe_text(read_config(file, method, devices), file.name)

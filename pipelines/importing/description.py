@@ -4,15 +4,13 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from pedigree.configs.base.other_names import ELSEWHERE
 from pedigree.configs.base.texts import shown
 
-Method = Literal["sft", "dpo", "orpo", "kto", "reward", "grpo"]
-"""How a model is trained, by the names of TRL's trainers."""
 Convert = Callable[[Any], Any]
 """A conversion, which may raise `Unfit`; None is no value."""
 LONGEST = 100
@@ -30,10 +28,11 @@ class Unfit(Exception):
 @dataclass
 class Description:
     """A config under our names: fields of the stage that trains (`optimizer.epsilon`), fields of its model (`model.template`), and
-    quantities from which `recipe.py` derives fields (`batch.device`)."""
+    quantities from which `imported_recipe.py` derives fields (`batch.device`)."""
 
     trainer: str
-    method: Method
+    method: str
+    """How it trains, by the names of TRL's trainers."""
     devices: int | None
     """On which it ran, if the file or the user says so."""
     values: dict[str, Any]

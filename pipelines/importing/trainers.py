@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pedigree.configs.rows.source_models import OWN, shipped_templates
-from pedigree.pipelines.importing.description import Convert, Method, Unfit, count, listed, number, on
+from pedigree.pipelines.importing.description import Convert, Unfit, count, listed, number, on
 
 LEFT_OUT = re.compile("|".join((
     "attention$", "attn_implementation", "average_tokens", "bf16", "cache_", "checkpoint", "dataloader", "dataset_cache", "dataset_eval",
@@ -186,7 +186,7 @@ OF_GRPO: Names = {
 """The same for GRPO, whose keys have another meaning than those of the same name in `FIELDS`."""
 
 
-def names_of(trainer: str, method: Method) -> dict[str, tuple[str, Convert | None]]:
+def names_of(trainer: str, method: str) -> dict[str, tuple[str, Convert | None]]:
     """Key → our name, and conversion."""
     inner = "num_epochs" if trainer == "open-instruct" else "num_iterations"
     tables: list[Names] = [FIELDS, {**OF_GRPO, "algorithm.inner_epochs": (inner, count)}] if method == "grpo" else [FIELDS]
@@ -205,7 +205,7 @@ PAIRS = {"loss": "dpo", "beta": 0.1, "gamma": 0.5}
 OF_TRL_PAIRS = PAIRS | {"optimizer.learning_rate": 1e-6, "max_length": 1024, "too_long": "truncate"}
 ROLLOUTS = {"samples_per_prompt": 8, "sampling.max_tokens": 512, "algorithm.type": "dapo", "algorithm.clip_low": 0.2, "kl": 0.0,
             "unbiased": True}  # fmt: skip
-DEFAULTS: Mapping[str, Mapping[Method, Mapping[str, Any]]] = {
+DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "TRL": {
         "sft": {"optimizer.learning_rate": 2e-5, "max_length": 1024, "too_long": "truncate", "train_on": "all"},
         "dpo": OF_TRL_PAIRS, "orpo": OF_TRL_PAIRS, "kto": OF_TRL_PAIRS,

@@ -149,20 +149,26 @@ def value_at(value: Any, place: str) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_format_and_method_becomes_a_recipe_with_its_quantities(project, name):
     text, method, stage, expected = CONFIGS[name]
-    _, graph = imported(text, "mine.sh" if "open_instruct/" in text else "mine.yaml", method)
+    _, graph = imported(text, "mine.sh", method, None) if "open_instruct/" in text else imported(text, method=method)
     config = graph.find(stage).config
     assert {place: value_at(config, place) for place in expected} == expected
-    assert resolved_recipe(Project.find(), graph)["stages"][stage]["in"]["policy"] == "base"
+    assert graph.find(stage).parents == ("mine/base", "mine/rows") and resolved_recipe(Project.find(), graph)["stages"].keys() == {
+        "base",
+        "rows",
+        stage,
+    }
+
+
+def batch(graph: Graph) -> int:
+    return value_at(graph.find("sft").config, "global_batch")
 
 
 def test_devices_are_those_of_the_command_or_stated_or_assumed_with_a_comment():
     command = COMMAND.format("finetune.py")
-    assert (
-        imported(f"python mason.py --gpus 8 --num_nodes 2 -- {command}", "mine.sh", devices=None)[1].find("sft").config.global_batch == 128
-    )
-    assert imported(f"accelerate launch --num_processes 4 {command}", "mine.sh", devices=2)[1].find("sft").config.global_batch == 16
+    assert batch(imported(f"python mason.py --gpus 8 --num_nodes 2 -- {command}", "mine.sh", devices=None)[1]) == 128
+    assert batch(imported(f"accelerate launch --num_processes 4 {command}", "mine.sh", devices=2)[1]) == 16
     text, graph = imported(TRL, method="sft", devices=None)
-    assert graph.find("sft").config.global_batch == 8 and graph.execution == "gpu"
+    assert batch(graph) == 8 and graph.execution == "gpu"
     assert "one device is assumed: `pedigree import --devices N` states their number" in checks(text)
     text, graph = imported(TRL, method="sft", devices=16)
     assert "global_batch: 128  # 8 (TRL's default) per device × 1 accumulated × 16 devices\n" in text and graph.execution == "gpu8"
@@ -203,7 +209,8 @@ def test_what_is_switched_off_or_equal_here_is_not_mentioned(setting):
 def test_keys_of_where_it_runs_are_listed_once():
     text, _ = imported(TRL + "logging_steps: 5\nreport_to: [wandb]\ndeepspeed: z3.json\nbf16: true\npacking: true\n", method="sft")
     head, _, stages = text.partition("\nstages:\n")
-    assert all(key in head and key not in stages for key in ("logging_steps", "report_to", "deepspeed", "bf16", "packing"))
+    head = head.replace("\n# ", " ")
+    assert "logging_steps, report_to, deepspeed, bf16, packing." in head and "packing" not in stages
     assert checks(text) == checks(imported(TRL, method="sft")[0])
 
 
@@ -237,7 +244,7 @@ def test_a_commit_and_a_folder_of_a_model_are_kept():
 def test_the_method_of_alignment_handbook_is_in_its_folder(project):
     (project / "zephyr" / "orpo").mkdir(parents=True)
     _, graph = imported(TRL + "beta: 0.05\n", "zephyr/orpo/config_full.yaml")
-    assert graph.find("orpo").config.loss.odds_weight == 0.05
+    assert value_at(graph.find("orpo").config, "loss.odds_weight") == 0.05
 
 
 BOMB = "base_model: &a [1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -310,7 +317,7 @@ def test_the_losses_are_those_that_the_page_of_trl_names():
     assert len(rows) >= 7 and all(LOSSES(there) == here for there, here in rows)
     algorithms = re.findall(r'^\| `loss_type="(\w+)"[^|]*\| `algorithm: \{type: (\w+)', page, re.MULTILINE)
     found = [imported(f"{TRL}loss_type: {there}\nmax_steps: 1\n", method="grpo")[1].find("grpo").config for there, _ in algorithms]
-    assert [config.algorithm.type for config in found] == [here for _, here in algorithms] and len(algorithms) >= 4
+    assert [value_at(config, "algorithm.type") for config in found] == [here for _, here in algorithms] and len(algorithms) >= 4
 
 
 def example(title: str) -> tuple[str, list[str], str]:
@@ -329,17 +336,3 @@ def test_the_examples_of_the_page_are_what_the_command_writes(project, title, mo
         main()
     (path,) = (project / "configs" / "recipes").iterdir()
     assert not end.value.code and path.read_text() == recipe
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("title", re.findall("^## (.*)", PAGE, re.MULTILINE))
-def test_an_imported_recipe_is_shown_and_planned(project, title, monkeypatch, capsys):
-    recipe = example(title)[2]
-    (project / "data").mkdir()
-    (project / "data" / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
-    (project / "configs" / "recipes" / "mine.yaml").write_text(recipe)
-    for words in (["show", "mine"], ["plan", "mine"]):
-        monkeypatch.setattr(sys, "argv", ["pedigree", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code, capsys.readouterr()

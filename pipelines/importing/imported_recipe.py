@@ -7,7 +7,7 @@ from typing import Any
 from pedigree.configs.base.hub_names import PIN_ME
 from pedigree.configs.language.kinds import KINDS
 from pedigree.pipelines.importing.description import Description, flow
-from pedigree.pipelines.importing.rows import UNNAMED, located
+from pedigree.pipelines.importing.named_rows import UNNAMED, located
 
 STAGES = {
     "sft": ("sft", "data", "conversation"), "dpo": ("preference_train", "preferences", "preference"),
@@ -187,7 +187,8 @@ def _rollouts(description: Description) -> None:
         values["prompts_per_step"] = max(1, sequences // samples)
         if sequences % samples:
             description.check("prompts_per_step", f"{sequences} sequences are no multiple of {samples} answers to a prompt")
-    take("batch.device"), take("batch.accumulation")
+    for quantity in ("batch.device", "batch.accumulation"):
+        take(quantity)
     steps, episodes, passes = take("max_steps"), take("episodes"), take("epochs", 1)
     updates = values.get("algorithm.inner_epochs", 1) * values.get("algorithm.updates_per_rollout", 1)
     if steps or episodes:
@@ -200,6 +201,7 @@ def _rollouts(description: Description) -> None:
         values["max_prompt_length"] = length or 1024
         description.check("max_prompt_length", "the file sets no bound; longer prompts are dropped here")
     take("too_long")
+    values["replay"] = "recorded"  # other trainers repeat no rollouts
     _algorithm(description)
     _rewards(description)
 

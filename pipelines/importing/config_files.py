@@ -4,16 +4,16 @@ import re
 import shlex
 from pathlib import Path
 from string import Template
-from typing import Any, cast
+from typing import Any
 
 from pedigree.configs.base.document import parse_value, read_document, read_text, secret_problem
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.pipelines.importing.description import Description, Method, Unfit
-from pedigree.pipelines.importing.rows import READERS
+from pedigree.pipelines.importing.description import Description, Unfit
+from pedigree.pipelines.importing.named_rows import READERS
 from pedigree.pipelines.importing.trainers import DEFAULTS, EVERY, LEFT_OUT, names_of
 
 SCRIPT = re.compile(r"(?:^|/)open_instruct[/.](\w+?)(?:\.py)?$")
-SCRIPTS: dict[str, Method] = {
+SCRIPTS = {
     "finetune": "sft", "dpo": "dpo", "dpo_tune": "dpo", "dpo_tune_cache": "dpo", "reward_modeling": "reward", "grpo": "grpo",
     "grpo_fast": "grpo",
 }  # fmt: skip
@@ -24,7 +24,7 @@ UNKNOWN = f"""{{}} is of no known format. These are recognized:
 - LLaMA-Factory: YAML with `model_name_or_path` and `stage`
 - axolotl: YAML with `base_model`
 - TRL and alignment-handbook: any other YAML with `model_name_or_path`"""
-CLUES: dict[Method, set[str]] = {
+CLUES = {
     "grpo": {"num_generations", "max_completion_length", "reward_funcs"},
     "reward": {"center_rewards_coefficient"},
     "kto": {"desirable_weight", "undesirable_weight"},
@@ -56,17 +56,17 @@ def read_config(path: Path, method: str | None = None, devices: int | None = Non
         found, keys, processes = _command(path)
         devices = devices or processes
     method = method or found
-    if method not in DEFAULTS[trainer]:
+    if method is None or method not in DEFAULTS[trainer]:
         what = f"trains by {method}, which is not imported" if method else "does not state how it trains: add --method"
         raise UsageProblem(f"{path} {what}; methods of {trainer}: {', '.join(DEFAULTS[trainer])}")
-    description = Description(trainer, cast("Method", method), devices, {**EVERY[trainer], **DEFAULTS[trainer][method]})
+    description = Description(trainer, method, devices, {**EVERY[trainer], **DEFAULTS[trainer][method]})
     model = keys.get("model_name_or_path")
     keys = {key: value for key, value in keys.items() if value is not None and not (key.startswith("tokenizer_name") and value == model)}
     try:
         READERS[trainer](description, keys)
     except Unfit as unfit:
         raise UsageProblem(f"{path}: an amount of rows is {unfit}") from unfit
-    description.read(keys, names_of(trainer, description.method), LEFT_OUT)
+    description.read(keys, names_of(trainer, method), LEFT_OUT)
     return description
 
 
@@ -91,7 +91,7 @@ def _yaml(path: Path) -> tuple[str, str | None, dict[str, Any]]:
     return "TRL", next((method for method in [*words, *clues] if method in DEFAULTS["TRL"]), None), keys
 
 
-def _command(path: Path) -> tuple[Method, dict[str, Any], int | None]:
+def _command(path: Path) -> tuple[str, dict[str, Any], int | None]:
     """Method, keys and devices of a command line. Nothing is executed; variables have the values that the file gives them."""
     text = read_text(path, str(path)).replace("\\\n", " ")
     if problem := secret_problem(str(path), text):
