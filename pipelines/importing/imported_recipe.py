@@ -65,7 +65,7 @@ def _stage(description: Description, name: str, stage: dict[str, Any]) -> Iterat
             yield "    sources:"
             yield from (f"      - {flow(source)}" for source in value)
         else:
-            said = _said(description, field, value) if part == "train" else ""
+            said = _said(description, field, value) if part == "train" else description.notes.get(field)
             yield f"    {field}: {flow(value)}" + (f"  # {said}" if said else "")
     yield from (f"    {MARK}{text}" for texts in checks.values() for text in texts)
 
@@ -86,6 +86,8 @@ def _said(description: Description, field: str, value: Any) -> str:
 def _model(description: Description) -> dict[str, Any]:
     place = located(description, description.take("model.name"), "model.name", description.take("model.revision"))
     template, bos = description.take("model.template"), description.take("model.add_bos")
+    if "model.template" in description.assumed:
+        description.notes["chat_template"] = f"{description.trainer}'s default"
     fields = {"source": {"type": "folder" if "path" in place else "hub", **place}}
     return fields | ({"chat_template": template} if template else {}) | ({"add_bos": True} if bos else {})
 

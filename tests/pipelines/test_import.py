@@ -296,10 +296,11 @@ def test_a_command_executes_nothing_and_its_variables_cannot_grow_without_end(pr
     assert not (project / "executed").exists() and len(text) < 10_000
 
 
-def test_no_text_of_a_config_becomes_a_line_of_the_recipe():
-    lines = '"save_\\nevil: 1": 1\n"odd\\u2028evil: 1": "a\\nevil: 1"\nchat_template: "x\\u0085evil: 1"\n'
+def test_no_text_of_a_config_becomes_a_line_of_the_recipe_or_controls_a_terminal():
+    lines = '"save_\\nevil: 1": 1\n"odd\\u2028evil: 1": "a\\nevil: 1"\nodd: "\\e[2J"\nchat_template: "x\\u0085evil: 1"\n'
     text, _ = imported(TRL + lines, method="sft")
     assert not [line for line in text.splitlines() if line.strip().startswith("evil")]
+    assert "\\u001b[2J" in text and "\x1b" not in text
 
 
 def test_an_existing_recipe_is_kept(project):
