@@ -74,6 +74,7 @@ ROOMS = {
         "flow",  # one recipe under Prefect
         "deployments",  # what starts it
         "api",  # from Python
+        "importing",  # recipes from configs of other trainers
         "cli",
     ),
 }
@@ -447,6 +448,7 @@ def test_locks_pin_everything_and_agree():
 CAUGHT_WITHIN = {
     "pipelines/ledger/identity.py": {"InputReplaced"},
     "pipelines/jobs/lease.py": {"Cancelled", "LeaseLost"},
+    "pipelines/importing/description.py": {"Unfit"},
     "pipelines/jobs/preparation.py": {"InputsGone"},
     "pipelines/prefect/record.py": {"FlowRunLost"},
 }

@@ -132,7 +132,7 @@ def read_document(path: Path, shown_as: str | None = None) -> YamlDocument:
         ConfigError: missing, not YAML, not a mapping, a repeated key, or a value that contains a secret.
     """
     name = shown_as or path.name
-    text = _text(path, name)
+    text = read_text(path, name)
     lines: dict[Place, int] = {}
     try:
         try:
@@ -179,7 +179,12 @@ def _why(error: yaml.YAMLError) -> str:
     return message
 
 
-def _text(path: Path, name: str) -> str:
+def read_text(path: Path, name: str) -> str:
+    """The text of a small file of the user.
+
+    Raises:
+        ConfigError: missing, not a regular file, too large, or not UTF-8.
+    """
     try:
         if path.exists() and not path.is_file():
             raise ConfigError([Problem(name, None, "cannot be read: not a regular file")])

@@ -21,6 +21,7 @@ Examples:
   pedigree init my-project                     start a project
   pedigree recipes                             list the recipes
   pedigree new mine --from dpo                 write a recipe to start from
+  pedigree import config.yaml                  translate a config of TRL
   pedigree plan tiny                           show what would run, and why
   pedigree rehearse tiny                       test-run it with tiny models
   pedigree run tiny                            run it, or resume it
@@ -47,7 +48,7 @@ Terms:
 """
 
 GROUPS = {
-    "Start": ("init", "new"),
+    "Start": ("init", "new", "import"),
     "Run": ("run", "join", "cancel", "rehearse", "plan"),
     "Look": ("status", "jobs", "logs", "report", "models"),
     "Recipes": ("recipes", "show", "validate", "pin", "compile"),

@@ -1,4 +1,4 @@
-"""Commands on recipes and what they left behind: recipes, new, show, validate, pin, compile, variants, scratch, gc, merge-lock."""
+"""Commands on recipes and what they left behind: recipes, new, import, show, validate, pin, compile, variants, scratch, gc, merge-lock."""
 
 import sys
 from enum import StrEnum
@@ -59,19 +59,42 @@ def new(
 
     It runs as it is, on packaged data and a small model; its comments state what to replace.
     """
-    from pedigree.configs.language.recipe_files import RECIPE_NAME
+    path = _write_recipe(Project.find(), name, (STARTERS / f"{starter}.yaml").read_bytes().decode())
+    echo(f"wrote {path}; next: {command('plan', name)}")
 
-    project = Project.find()
-    if not RECIPE_NAME.fullmatch(name):
-        raise UsageProblem(f"{name!r} is not a valid recipe name: begin with a lower-case letter; digits, `_` and `-` may follow")
-    path = project.recipes / f"{name}.yaml"
-    text = (STARTERS / f"{starter}.yaml").read_bytes()
-    try:
-        with path.open("xb") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageProblem(f"{path.relative_to(project.root)} exists: choose another name, or remove the file") from None
-    echo(f"wrote {path.relative_to(project.root)}; next: {command('plan', name)}")
+
+@commands.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A YAML config, or a file with a command line.", show_default=False)],
+    name: Annotated[str | None, typer.Argument(help="Name of the recipe; by default that of the file.", show_default=False)] = None,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", metavar="METHOD", help="sft, dpo, orpo, kto, reward or grpo, where the file does not say it."),
+    ] = None,
+    devices: Annotated[int | None, typer.Option("--devices", min=1, help="Devices it trains on, where the file does not say it.")] = None,
+) -> None:
+    """Write the recipe of a config of TRL, axolotl, LLaMA-Factory or open-instruct.
+
+    Comments mark the lines to look at: settings that have no equivalent, or another meaning here (docs/import.md).
+    """
+    from tempfile import TemporaryDirectory
+
+    from pedigree.configs.base.document import ConfigError
+    from pedigree.configs.language.recipe import load_recipe
+    from pedigree.pipelines.importing.config_files import read_config
+    from pedigree.pipelines.importing.imported_recipe import recipe_text
+
+    project, name = Project.find(), name or file.stem.lower()
+    text, checks = recipe_text(read_config(file, method, devices), file.name)
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "imported.yaml").write_text(text)
+        try:
+            load_recipe(Path(folder), "imported")
+        except ConfigError as error:
+            found = "\n".join(problem.message for problem in error.problems)
+            raise UsageProblem(f"{file} has values that a recipe cannot have:\n{found}") from error
+    path = _write_recipe(project, name, text)
+    echo(f"wrote {path}; lines to look at, marked `# check:`: {checks}; next: {command('plan', name)}")
 
 
 @commands.command()
@@ -269,6 +292,21 @@ def merge_lock(base: Path, ours: Path, theirs: Path) -> None:
     from pedigree.pipelines.ledger.lock_merge import merge_files
 
     raise typer.Exit(merge_files(base, ours, theirs))
+
+
+def _write_recipe(project: Project, name: str, text: str) -> Path:
+    """Write a new recipe, and return its path in the project; an existing recipe is kept."""
+    from pedigree.configs.language.recipe_files import RECIPE_NAME
+
+    if not RECIPE_NAME.fullmatch(name):
+        raise UsageProblem(f"{name!r} is not a valid recipe name: begin with a lower-case letter; digits, `_` and `-` may follow")
+    path = project.recipes / f"{name}.yaml"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageProblem(f"{path.relative_to(project.root)} exists: choose another name, or remove the file") from None
+    return path.relative_to(project.root)
 
 
 def _remove_variant(variant, yes: bool) -> None:

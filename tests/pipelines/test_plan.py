@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import in_project
 from handmade import build, made_at, project_at
-from projects import fresh_project
+from projects import CODE, fresh_project
 from safetensors.numpy import save_file
 from sweeps import nightly_after
 from waiting import deadline
@@ -253,6 +253,17 @@ def test_a_plan_states_memory_steps_and_hours_of_a_model_that_is_not_here(pedigr
     # as root, and on a file system without reflinks, one output is two files
     assert re.search(r"Disk: about [\d.]+ GB .*, excluding DVC's cache; .* free\.", out)
     assert "DVC's cache doubles the disk usage" in out and "reflinks" in out
+
+
+def test_imported_recipes_are_planned(project, pedigree):
+    recipes = re.findall("^```yaml\n(.*?)^```", (CODE / "docs" / "import.md").read_text(), re.MULTILINE | re.DOTALL)
+    (project / "data").mkdir()
+    (project / "data" / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    path = project / "configs" / "recipes" / "imported.yaml"
+    for recipe, row in zip(recipes, ("sft", "dpo", "reward", "grpo"), strict=True):
+        path.write_text(recipe)
+        assert f"\n{row} " in pedigree("plan", "imported")[0]
+    path.unlink()
 
 
 def test_the_document_has_every_term(pedigree):

@@ -1,0 +1,1 @@
+"""Recipes from configs of other trainers: `pedigree import`."""
