@@ -50,7 +50,11 @@ ON_CPUS = "identical numerics give bit-identical results for the same CPU type, 
 def main(profile: str | None = None) -> int:
     """Print all findings, or those about the cluster of a profile; return 1 if any check failed."""
     project = Project.find()
-    findings = examine(project) if profile is None else examine_cluster(project, profile)
+    if profile is None:
+        findings = examine(project)
+    else:
+        project.private.mkdir(exist_ok=True)
+        findings = list(examine_slurm(project, load_execution(project, profile), _cache(project.root)))
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         echo(f"{'ok' if finding.ok else '!!'}  {finding.name:<{width}}  {finding.value}")
@@ -82,13 +86,6 @@ def examine(project: Project) -> list[Diagnosis]:
         except Exception as error:  # a broken installation can raise anything; the other checks are still useful
             findings.append(Diagnosis("check", False, f"{type(error).__name__}: {error}", missing("train,serve")))
     return findings
-
-
-def examine_cluster(project: Project, profile: str) -> list[Diagnosis]:
-    """Check the cluster in which a profile places stages. Submits small jobs."""
-    execution = load_execution(project, profile)
-    project.private.mkdir(exist_ok=True)
-    return list(examine_slurm(project, execution, _cache(project.root)))
 
 
 def _python() -> list[Diagnosis]:
