@@ -208,13 +208,7 @@ class Board:
     """State of all stages of a run; thread-safe."""
 
     def __init__(self, title: str, rows: Mapping[str, Row], forecast: Forecast | None = None, jobs: Collection[str] = ()) -> None:
-        """
-        Args:
-            title: name of the recipe.
-            rows: address → row, in graph order.
-            forecast: time forecast of the run.
-            jobs: addresses of the stages that run a job; others are up to date or restored.
-        """
+        """`rows`: address → row, in graph order; `jobs`: addresses of the stages that run a job, the others are up to date or restored."""
         self.title = title
         self._forecast, self._jobs, self._outlook = forecast, frozenset(jobs), (0.0, "")
         self._rows = dict(rows)
@@ -257,12 +251,8 @@ class Board:
 
 
 def watching(context: RunContext, addresses: Collection[str], jobs: Collection[str] = ()) -> Board:
-    """Create a board for some stages of a run and subscribe it to the run's changes.
-
-    Args:
-        context: the run.
-        addresses: the stages to show.
-        jobs: stages that run a job; they determine the remaining time.
+    """Create a board for some stages of a run and subscribe it to the run's changes. `jobs` are the stages that run a job; they determine
+    the remaining time.
     """
     rows = {}
     for node in context.graph.nodes.values():

@@ -37,12 +37,8 @@ def print_waiting() -> None:
 def remove(signs: Signs, folder: Path, leases: Iterable[str], command: str, check: Callable[[], None] = lambda: None) -> None:
     """Remove a folder. It is renamed away first, so an interruption never leaves a partial folder in place.
 
-    Args:
-        signs: liveness of the project's processes, from `listened`.
-        folder: folder to remove.
-        leases: names of the leases that a run takes before it uses the folder.
-        command: name of this command, shown to processes that wait for a lease.
-        check: raises if the folder must not be removed; called with the leases held.
+    `leases` are those that a run takes before it uses the folder; processes that wait for one see `command`. `check`, called with the
+    leases held, raises if the folder must not be removed.
 
     Raises:
         UsageProblem: another process holds a lease.

@@ -114,12 +114,7 @@ def cancel(project: Project, name: str, waiting: Callable[[LiveJob], None] = lam
     """End the jobs of a stage or recipe, on any machine, and return them. Checkpoints are kept.
 
     A marker in each scratch folder keeps the waiting runner from restarting the job. For a whole recipe, its runner on this machine is
-    interrupted too. Jobs on other machines end themselves when they see a newer fencing token.
-
-    Args:
-        project: the project of the jobs.
-        name: stage name or address, or recipe name.
-        waiting: called with each remote job before waiting for its end.
+    interrupted too. Jobs on other machines end themselves when they see a newer fencing token; `waiting` is called with each of them first.
 
     Raises:
         UsageProblem: no running job matches.

@@ -200,11 +200,7 @@ commands.add_typer(deployed, name="schedules")
 
 
 def _with_server() -> "Project":
-    """Return the current project, after checking that a Prefect server is configured.
-
-    Raises:
-        UsageProblem: no server is configured.
-    """
+    """Return the current project, after checking that a Prefect server is configured."""
     from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT
 
     project = Project.find()

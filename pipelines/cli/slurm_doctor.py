@@ -32,13 +32,7 @@ print(json.dumps({"host": socket.gethostname(), "time": time.time(), "python": s
 
 
 def examine_slurm(project: Project, execution: Execution, cache: Path) -> Iterator[Diagnosis]:
-    """Check programs, controller, and every allocation of a profile; run one small job for each set of options.
-
-    Args:
-        project: the project.
-        execution: the profile.
-        cache: folder of the DVC cache.
-    """
+    """Check programs, controller, and every allocation of a profile; run one small job for each set of options. `cache`: of DVC."""
     wanted: dict[tuple[str, ...], list[str]] = {}
     probes: dict[tuple[str, Slurm], tuple[list[str], int]] = {}
     for name, numerics, placement in _settings(execution):

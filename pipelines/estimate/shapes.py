@@ -170,11 +170,7 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
 
 
 def _mixture(config: Mapping[str, Any], expert_width: str | None) -> dict[str, Any]:
-    """Fields of `Shape` specific to mixture models.
-
-    Raises:
-        ValueError: a field is invalid.
-    """
+    """Fields of `Shape` specific to mixture models."""
     named = next((name for name in ("num_experts", "num_local_experts") if config.get(name)), None)
     if named is None or expert_width is None:
         return {}

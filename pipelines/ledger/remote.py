@@ -231,10 +231,8 @@ class Remote:
     def _transfer(
         self, source: Any, target: Any, oids: Iterable[str], lost: Callable[[int, str], str], callback: Sum, *, verify: bool = False
     ) -> int:
-        """Copy objects between the cache and the remote; return how many were new there.
-
-        Raises:
-            RemoteError: some did not arrive; `lost` describes them, from their number and the cause.
+        """Copy objects between the cache and the remote; return how many were new there. `lost` describes those that did not arrive, from
+        their number and the cause.
         """
         wanted = set(map(hash_info, oids))
         with self._errors(), last_error() as errors:

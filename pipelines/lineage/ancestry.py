@@ -160,14 +160,8 @@ def read_pedigree(folder: Path) -> Pedigree:
 
 
 def pedigree_of(record: Record, run: Any, lineage: Any, source: str, open_file: Callable[[str], BinaryIO]) -> Pedigree:
-    """Build a pedigree from the contents of its three files; every edge must reference a known record.
-
-    Args:
-        record: of the artifact itself.
-        run: contents of its `run.json`.
-        lineage: contents of its `lineage.json`.
-        source: name of the latter, for messages.
-        open_file: see `Pedigree`.
+    """Build a pedigree from the contents of its three files; every edge must reference a known record. `source` names `lineage.json` in
+    messages.
 
     Raises:
         ArtifactError: the lineage lacks an ancestor, has an id mismatch, or has a cycle.

@@ -10,12 +10,8 @@ from pedigree.pipelines.lineage.ancestry import Entry, expanded, read_pedigree
 
 
 def write_origin(out: Path, run: Mapping[str, Any], inputs: Iterable[Path]) -> None:
-    """Write `run.json` and `lineage.json` of an artifact.
-
-    Args:
-        out: its folder.
-        run: its run, with the texts of patches in the attempts.
-        inputs: folders of its input artifacts.
+    """Write `run.json` and `lineage.json` of an artifact in `out`, made from artifacts in the folders `inputs`; `run` has the texts of
+    patches.
 
     Raises:
         ArtifactError: an input or its lineage is damaged.

@@ -55,10 +55,7 @@ def as_lines(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def send(found: Sequence[Mapping[str, Any]], environment: Mapping[str, str] = os.environ) -> str:
-    """Post the events in order to OPENLINEAGE_URL with the key OPENLINEAGE_API_KEY.
-
-    Returns:
-        The address of the endpoint.
+    """Post the events in order to OPENLINEAGE_URL with the key OPENLINEAGE_API_KEY; return the address of the endpoint.
 
     Raises:
         PedigreeError: with the server's response and the number of accepted events.

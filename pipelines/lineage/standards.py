@@ -113,12 +113,8 @@ def _zulu(time: str) -> str:
 
 
 def croissant(pedigree: Pedigree, rows: Iterable[Mapping[str, Any]], licences: Iterable[str] = ()) -> dict[str, Any]:
-    """JSON-LD for a dataset artifact. The publisher must add `creator` and `url`, which records do not contain.
-
-    Args:
-        pedigree: of the dataset.
-        rows: all rows, from which the fields are inferred.
-        licences: of its sources, where known.
+    """JSON-LD for a dataset artifact; its fields are inferred from all rows. The publisher must add `creator` and `url`, which records do
+    not contain.
     """
     record = pedigree.record
     ends = [attempt.ended_at for attempt in pedigree.run.attempts if attempt.ended_at]

@@ -115,14 +115,10 @@ def verify_project(
     remote: bool = True,
     report: Callable[[int], None] = silent,
 ) -> Verification:
-    """Verify artifacts and their objects in the cache and the remote.
+    """Verify artifacts (default: all that exist or are recorded in a `dvc.lock`), their objects in the cache and, if configured, in the
+    remote.
 
-    Args:
-        project: whose artifacts are verified.
-        addresses: `RECIPE/STAGE`s; None: all that exist or are recorded in a `dvc.lock`.
-        folders: additional artifact or export folders.
-        remote: also verify the remote, if one is configured.
-        report: receives the number of bytes read so far.
+    `folders` are additional artifact or export folders; `report` receives the number of bytes read so far.
 
     Raises:
         ArtifactError: one of `folders` has no record.

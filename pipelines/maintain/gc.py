@@ -96,12 +96,9 @@ def collect(
 ) -> Sweep:
     """Find what can be deleted, and optionally delete it. DVC's lock is held throughout, so no object is added in the meantime.
 
-    Args:
-        project: whose cache.
-        workspace: keep only what the working tree needs; branches, tags and stashes do not count.
-        remote: include the remote. Artifacts made by others are kept only if this clone's branches or tags reference them.
-        delete: delete; an interrupted run has deleted nothing that is needed, and the next run continues.
-        listening: called if heartbeats of other machines must be waited for, which takes a while.
+    `workspace`: keep only what the working tree needs; branches, tags and stashes do not count. `remote`: include the remote, where
+    artifacts made by others are kept only if this clone's branches or tags reference them. An interrupted deletion has deleted nothing that
+    is needed, and the next one continues. `listening` is called if heartbeats of other machines must be waited for, which takes a while.
 
     Raises:
         UsageProblem: something is running, the cache is shared with other projects, or a lineage cannot be read.
@@ -203,11 +200,7 @@ class _Survey:
                     yield from _entries(git(self.project, "cat-file", "blob", blob).stdout, name, f" at {commit[:12]}")
 
     def _in_git(self) -> bool:
-        """Whether the project has branches in git.
-
-        Raises:
-            UsageProblem: there is a repository, but git fails (it is not installed, or the folder belongs to another user).
-        """
+        """Whether the project has branches in git. Fails if git does (it is not installed, or the folder belongs to another user)."""
         answer = git(self.project, "rev-parse", "--git-dir")
         if answer.returncode and any((folder / ".git").exists() for folder in (self.project.root, *self.project.root.parents)):
             problem = " ".join(shown(answer.stderr).split())
@@ -294,11 +287,7 @@ class _Survey:
         raise ArtifactError(f"its object {oid} is {'damaged' if damaged else 'nowhere'}")
 
     def _members(self, oid: str) -> set[str]:
-        """The files of a folder; none if its list is lost, because then the folder cannot be restored.
-
-        Raises:
-            UsageProblem: the list is damaged, or the remote that may have it cannot be reached.
-        """
+        """The files of a folder; none if its list is lost, because then the folder cannot be restored."""
         try:
             data = self._bytes(oid)
         except ArtifactError as error:
@@ -333,11 +322,7 @@ def _delete(ledger: Ledger, sweep: Sweep, remote: bool) -> None:
 
 
 def _entries(text: str, name: str, where: str) -> Iterator[PastOutput]:
-    """Entries of a `dvc.lock` or `.dvc` file.
-
-    Raises:
-        UsageProblem: it cannot be read.
-    """
+    """Entries of a `dvc.lock` or `.dvc` file."""
     try:
         if PurePosixPath(name).name == "dvc.lock":
             found = parse_lock(text, "it").values()

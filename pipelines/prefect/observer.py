@@ -60,19 +60,12 @@ def run_observed(
     server: str = "",
     required: bool = False,
 ) -> list[StageEnd]:
-    """`run_graph`, with progress reported to Prefect.
+    """`run_graph`, with progress reported to Prefect at `server`, which may go away and come back.
 
-    Args:
-        run: the run. It notes when the server goes away or comes back.
-        selection: addresses of the stages; all when None.
-        forced: addresses of stages that run even if current.
-        planned: as for `run_graph`.
-        flow_run_id: a flow run that Prefect started and will end itself; None creates one.
-        server: the server's address, for these notes.
-        required: refuse to start before the server answers.
+    `flow_run_id` is a flow run that Prefect started and will end itself; None creates one.
 
     Raises:
-        PedigreeError: a server is required and does not answer.
+        PedigreeError: a server is `required` before the start, and does not answer.
     """
     chosen = [address for address in run.graph.nodes if selection is None or address in selection]
     with Observer(run, chosen, flow_run_id, server) as observer:

@@ -96,10 +96,7 @@ class _Reported:
 def connected(run: RunContext, addresses: Collection[str], flow_run_id: UUID | None = None) -> Iterator["PrefectRun"]:
     """Connect a run to Prefect. Use it only in the thread that opened it.
 
-    Args:
-        run: the run.
-        addresses: its stages, in graph order.
-        flow_run_id: a flow run that Prefect started and will end itself; None creates one.
+    `flow_run_id` is a flow run that Prefect started and will end itself; None creates one.
     """
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # the observer retries with newer state
         with get_client({"timeout": CALL_S}, sync_client=True) as client:

@@ -77,12 +77,8 @@ class TraceResult:
 def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
     """External sources of an artifact, deduplicated and sorted.
 
-    A license may be added or corrected after the artifact was made, so licenses in the project's current recipes are added to the
-    recorded ones.
-
-    Args:
-        pedigree: of the artifact.
-        project: whose recipes are read; None: use only the records.
+    A license may be added or corrected after the artifact was made, so licenses in the project's current recipes are added to the recorded
+    ones.
     """
     made, own = pedigree.material(), {found.id for found in pedigree.own()}
     planted = {given.producer for found in made if makes_rows(found.record) for given in found.record.inputs}
@@ -128,10 +124,6 @@ def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str
 
     The source with that name if there is one. Otherwise all external sources, since rows may carry their own source name, but none if the
     rows may be generated here or come from another stage.
-
-    Args:
-        sources: from the stage's config.
-        name: the rows' `source`.
     """
     others = [source for source in sources if title(source)]
     own = {source.get("type") for source in sources} - {source.get("type") for source in others}

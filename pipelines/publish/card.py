@@ -27,13 +27,8 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 
 
 def card(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation] = (), licences: Sequence[Origin] = ()) -> str:
-    """Render `README.md`.
-
-    Args:
-        pedigree: of the artifact.
-        name: its address, used as the title.
-        evaluations: that scored it.
-        licences: its external sources (`pipelines.publish.attribution.origins`).
+    """Render `README.md` of an artifact, with its address as the title, the evaluations that scored it, and its external sources
+    (`pipelines.publish.attribution.origins`).
     """
     record = pedigree.record
     ancestors = [found.record for found in pedigree.parents_first()[:-1]]

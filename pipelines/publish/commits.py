@@ -78,10 +78,7 @@ def uncommitted(project: Project, graph: Graph) -> list[str]:
 
 
 def commit(project: Project, graph: Graph, selection: Collection[str]) -> Commit | None:
-    """Commit a recipe's `ledger_files` and no other changed or staged file; all selected stages must be current.
-
-    Returns:
-        None if nothing has changed.
+    """Commit a recipe's `ledger_files` and no other changed or staged file, if any has changed; all selected stages must be current.
 
     Raises:
         UsageProblem: git or a hook refuses; the index is restored.

@@ -39,9 +39,7 @@ def node_of(graph: Graph, stage: str) -> Node | None:
 def hardware_cells(graph: Graph, estimated: Mapping[str, float | None]) -> list[tuple[str, str, str, str]]:
     """(stage, published hardware and hours, published GPU-hours, estimated GPU-hours) of each stage with published hardware.
 
-    Args:
-        graph: of the recipe.
-        estimated: address → GPU-hours of a stage under the profile; None or missing if unknown.
+    `estimated`: address → GPU-hours of a stage under the profile; None or missing if unknown.
     """
     cells = []
     for stage, hardware in (graph.published.hardware if graph.published else {}).items():
@@ -75,12 +73,7 @@ def sample_counts(expected: Expected) -> str:
 
 
 def comparisons(graph: Graph, scores: Mapping[str, Mapping[str, Any]]) -> Iterator[Comparison]:
-    """Pair every published score with the measured one.
-
-    Args:
-        graph: of the recipe.
-        scores: evaluation → its scores, in the format of `payload/scores.json`.
-    """
+    """Pair every published score with the measured one. `scores`: evaluation → its `payload/scores.json`."""
     for task, expected in (graph.published.scores if graph.published else {}).items():
         for stage, score in expected.of.items():
             node = node_of(graph, stage)

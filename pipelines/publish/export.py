@@ -66,14 +66,8 @@ def export(
 ) -> Path:
     """Atomically copy an artifact into a new or empty folder and verify the copy.
 
-    Args:
-        artifact_path: folder of a published artifact.
-        name: its address, for the title of the card.
-        target: a folder that does not exist or is empty.
-        evaluations: that scored it, for the card.
-        project: whose recipes may state more licenses than the records.
-        signer: signs the finished folder.
-        progress: maps the name of a step to its progress callback.
+    `name` is its address, for the title of the card, as are `evaluations`; the recipes of `project` may state more licenses than the
+    records. `progress` maps the name of a step to its progress callback.
 
     Raises:
         UsageProblem: the target is not empty, a payload file has the name of an export file, or other libraries would read other scores.

@@ -32,11 +32,8 @@ class Fall:
 
 
 def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[Fall]:
-    """Scores whose mean is below the previous mean's 95% interval on the same task hash.
-
-    Args:
-        before: `measured` of the previous run; evaluations, policies, and tasks missing from it are skipped.
-        now: `measured` of this run.
+    """Scores whose mean is below the previous mean's 95% interval on the same task hash; both sides are from `measured`. What the previous
+    run did not measure is skipped.
     """
     found = []
     for name, evaluation in now.items():

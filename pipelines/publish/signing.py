@@ -53,11 +53,7 @@ def is_signed(folder: Path) -> bool:
 
 
 def check(folder: Path, public_key: Path) -> int:
-    """Verify the signature of an exported folder; returns the number of signed files.
-
-    Args:
-        folder: the exported folder.
-        public_key: PEM file with the signer's public key.
+    """Verify the signature of an exported folder with the signer's public key in PEM format; returns the number of signed files.
 
     Raises:
         UsageProblem: the key is missing or unreadable.
@@ -95,11 +91,7 @@ def _everything() -> Any:
 
 
 def _digests(bundle: bytes) -> dict[str, str]:
-    """File → SHA-256 in a signature. Any ignore list of the signer is disregarded.
-
-    Raises:
-        ArtifactError: the signature has another format.
-    """
+    """File → SHA-256 in a signature. Any ignore list of the signer is disregarded."""
     try:
         payload = base64.b64decode(parse_json(bundle, SIGNATURE, LARGEST)["dsseEnvelope"]["payload"])
         resources = parse_json(payload, f"the statement in {SIGNATURE}", LARGEST)["predicate"]["resources"]

@@ -250,11 +250,7 @@ def _names(addresses: Mapping[str, str]) -> dict[str, str]:
 
 
 def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], member: RebuiltStage, bring: Bring) -> None:
-    """Copy a source file with the recorded hash into the project, without following links or writing outside it.
-
-    Raises:
-        UsageProblem: the name is not allowed for a source file, or no file with this hash exists.
-    """
+    """Copy a source file with the recorded hash into the project, without following links or writing outside it."""
     first = name.split("/")[0]
     if first in OURS or first.startswith("."):
         problem = f"{member.address} lists {name} in source_files, a name reserved by the project, so it is forged"

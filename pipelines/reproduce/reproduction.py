@@ -315,11 +315,7 @@ class _Attempt:
         return work_tree.check_out(code, self.work / "code" / code.folder, self.ledger.remote.get)
 
     def _restore(self, intent: Intent) -> bool:
-        """Copy the recorded artifact from the project, the cache, or the remote into the new project.
-
-        Raises:
-            UsageProblem: it is unavailable, and the stage must not be run instead.
-        """
+        """Copy the recorded artifact from the project, the cache, or the remote into the new project."""
         member, target = intent.member, self.home.artifact(f"{RECIPE}/{intent.member.name}")
         self.tell(f"restoring {member.address}, verifying all hashes")
         found = _is_recorded(target, member) or self._bring(member, target)
@@ -491,8 +487,7 @@ class _Attempt:
 def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Store a git bundle in the DVC remote for every commit in the records of these artifact folders and their ancestors.
 
-    Yields:
-        (commit, `sent`, `there already`, or the reason why not)
+    Yields (commit, `sent`, `there already`, or the reason why not).
     """
     ledger, seen = Ledger(project), set[str]()
     for folder in records:

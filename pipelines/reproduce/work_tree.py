@@ -125,11 +125,7 @@ def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_
 
 
 def _patched(code: RecordedCode, target: Path, root: Path) -> Path:
-    """Copy the running package to `target` and add the recorded patch, which then holds kinds of stages.
-
-    Raises:
-        UsageProblem: the result is not the recorded code.
-    """
+    """Copy the running package to `target` and add the recorded patch, which then holds kinds of stages; it must be the recorded code."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(root / "pedigree", target / "pedigree", ignore=shutil.ignore_patterns("__pycache__"))
     _must(target, "init", "--quiet")  # inside another repository, git would apply nothing

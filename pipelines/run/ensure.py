@@ -95,12 +95,8 @@ class StageLeases:
 def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = False, stale: bool = False) -> Result:
     """Make a stage current in the cheapest way possible. Its parents must already be current.
 
-    Args:
-        run: the run that the stage belongs to.
-        node: the stage.
-        force: run it even if it is current.
-        needed: its files must be local, even if they could stay in the remote.
-        stale: this run has already decided that it is not current.
+    `force`: run it even if it is current. `needed`: its files must be local, even if they could stay in the remote. `stale`: this run has
+    already decided that it is not current.
 
     Raises:
         StageFailed: with a one-line reason.
@@ -238,11 +234,7 @@ def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferPr
 
 
 def _bring_inputs(run: RunContext, node: Node, need: StageInputs) -> None:
-    """Fetch the files of parents left in the remote, rebuild what the remote has lost, and fetch raw inputs that are not on this machine.
-
-    Raises:
-        StageFailed: this run makes nothing, or a raw input is nowhere.
-    """
+    """Fetch the files of parents left in the remote, rebuild what the remote has lost, and fetch raw inputs that are not on this machine."""
     if not run.make:
         what = "neither the cache nor the remote has it as recipe, inputs and stage version now describe it; `pedigree run` makes it"
         raise StageFailed(node.address, "not_finished", what)
@@ -305,11 +297,7 @@ def _take_over(run: RunContext, node: Node, need: StageInputs, scratch: Path) ->
 
 
 def _refuse_to_begin(run: RunContext, node: Node, now: Identities, stale: bool) -> None:
-    """`--require-checkpoint STAGE`: refuse to start a stage from the beginning.
-
-    Raises:
-        StageFailed: there is no checkpoint to resume from, or nothing to run.
-    """
+    """`--require-checkpoint STAGE`: refuse to start a stage from the beginning."""
     if not stale:
         raise StageFailed(node.address, "refused", "--require-checkpoint: it is up to date, so there is nothing to resume; omit the option")
     scratch = run.project.scratch(identify(run, node, now).key)

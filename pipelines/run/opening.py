@@ -50,13 +50,9 @@ class Request:
 
 
 def open_run(project: Project, request: Request, *, looking: bool = False, watch: Watch = unwatched) -> RunContext:
-    """Load a recipe and its profile, and compile it for plain DVC. Later edits do not affect the run.
+    """Load a recipe and its profile, and compile it for plain DVC. Later edits do not affect the run, which has all stages of the recipe.
 
-    Args:
-        project: the project of the recipe; for a rehearsal, `Rehearsal.project`.
-        request: the recipe, its overrides and its profile; a run has all stages, and `selection` chooses among them.
-        looking: write nothing, now or later, for commands that only read.
-        watch: called on every change.
+    `looking`: write nothing, now or later, for commands that only read. `watch` is called on every change.
 
     Raises:
         ConfigError: problems of the recipe or of the profile.

@@ -136,11 +136,7 @@ def pin(project: Project, recipe: str) -> list[Pinned]:
 
 
 def _refuse_inherited(files: Mapping[Path, bytes], repos: Collection[str]) -> None:
-    """Refuse where one of these repositories replaces its parent's and inherits that one's `pin me`.
-
-    Raises:
-        ConfigError: every such place.
-    """
+    """Refuse where one of these repositories replaces its parent's and inherits that one's `pin me`."""
     problems = [
         Problem(file.name, line, f"{repo} has no revision of its own here and would get another repository's commit: {BESIDE}")
         for file, text in files.items()

@@ -121,11 +121,8 @@ def named(option: str, graph: Graph, names: Sequence[str], chosen: Collection[st
 def plan(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = (), *, lenient: bool = False) -> list[Plan]:
     """What a run will do, in order. Runs and changes nothing; each stage is checked, and its key computed, once.
 
-    Args:
-        run: the run; its watcher learns which stages are pending.
-        selection: addresses of the stages; all when None.
-        forced: addresses of stages that run even if current.
-        lenient: leave a stage that cannot be checked undecided, because the run that follows reports it with its stage.
+    `selection` are addresses, all when None; those in `forced` run even if current. `lenient`: leave a stage that cannot be checked
+    undecided, because the run that follows reports it with its stage.
     """
     found: list[Plan] = []
     stale: set[str] = set()
