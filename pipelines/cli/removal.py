@@ -35,13 +35,10 @@ def print_waiting() -> None:
 
 
 def remove(signs: Signs, folder: Path, leases: Iterable[str], command: str, check: Callable[[], None] = lambda: None) -> None:
-    """Remove a folder. It is renamed away first, so an interruption never leaves a partial folder in place.
+    """Remove a folder, unless a process holds one of the `leases` that a run takes before it uses the folder; that is shown `command`.
 
-    `leases` are those that a run takes before it uses the folder; processes that wait for one see `command`. `check`, called with the
-    leases held, raises if the folder must not be removed.
-
-    Raises:
-        UsageProblem: another process holds a lease.
+    It is renamed away first, so an interruption never leaves a partial folder in place. `check`, called with the leases held, raises if the
+    folder must not be removed.
     """
     aside = signs.project.private / "removed" / uuid.uuid4().hex
     aside.parent.mkdir(parents=True, exist_ok=True)
@@ -53,11 +50,7 @@ def remove(signs: Signs, folder: Path, leases: Iterable[str], command: str, chec
 
 @contextmanager
 def exclusive_leases(signs: Signs, leases: Iterable[str], command: str, what: str) -> Iterator[None]:
-    """Hold leases without waiting for them.
-
-    Raises:
-        UsageProblem: another process holds a lease.
-    """
+    """Hold leases without waiting for them; UsageProblem if another process holds one."""
 
     def refuse(holder: LeaseHolder) -> None:
         raise UsageProblem(f"{what} is in use, {holder}; wait until that process ends, or end it, and retry")

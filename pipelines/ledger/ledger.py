@@ -251,10 +251,8 @@ class Ledger:
 
     @dvc_errors()
     def dependencies(self, node: Node, beat: Beat = silent) -> Dependencies:
-        """The current dependencies; for one without local files, the recorded one. `beat` reports the hashing of large ones.
-
-        Raises:
-            LedgerError: one of them does not exist.
+        """The current dependencies; for one without local files, the recorded one. LedgerError: one has neither. `beat` reports the hashing
+        of large ones.
         """
         found = {}
         for path in sorted(compiled_stage(node).get("deps", ())):
@@ -317,11 +315,7 @@ class Ledger:
         raise LedgerError(f"{holds} an intact object {md5}: add the DVC remote that has it, or rerun the stage at that commit")
 
     def push(self, node: Node, tell: ProgressCallback = silent) -> int:
-        """Send the recorded artifact of a stage to the remote; return how many objects were new there.
-
-        Raises:
-            RemoteError: the remote cannot be used, or not everything arrived.
-        """
+        """Send the recorded artifact of a stage to the remote; return how many objects were new there."""
         entry = self.locks.entry(node.address)
         outs = self._outs(node, entry)
         return self.remote.send(outs.values(), node.address, tell, entry.size) if entry and outs else 0

@@ -82,11 +82,7 @@ class Pedigree:
         return row_files(entry.path for entry in self.record.files)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Iterate over the rows of the payload.
-
-        Raises:
-            ArtifactError: the rows are unavailable or damaged.
-        """
+        """Iterate over the rows of the payload; ArtifactError if they are unavailable or damaged."""
         for name in self.row_files():
             with self.open_file(name) as stream:
                 yield from rows_in(stream, name)
@@ -140,11 +136,7 @@ def is_exported(folder: Path) -> bool:
 
 
 def read_pedigree(folder: Path) -> Pedigree:
-    """Read the pedigree of an artifact folder or an exported folder.
-
-    Raises:
-        ArtifactError: the artifact or its lineage is missing or damaged.
-    """
+    """Read the pedigree of an artifact folder or an exported folder; ArtifactError if it or its lineage is missing or damaged."""
     exported = is_exported(folder)
     records, payload = (folder / "pedigree", folder) if exported else (folder, folder / "payload")
     record = load_record(inside(folder, "pedigree/record.json")) if exported else open_artifact(folder).record

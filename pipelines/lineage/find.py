@@ -68,11 +68,7 @@ def _ancestor(project: Project, name: str) -> Pedigree | None:
 
 @contextmanager
 def artifact_folder(project: Project | None, name: str) -> Iterator[tuple[Path, str]]:
-    """Folder and address of an artifact by name; for a git revision, a temporary copy from the cache or remote.
-
-    Raises:
-        ArtifactError: no match, several matches, or the match is unavailable.
-    """
+    """Folder and address of an artifact by name; for a git revision, a temporary copy from the cache or remote."""
     if "@" not in name or project is None or Path(name).exists():
         found = find_artifact(project, name).path
         yield found, "/".join(found.resolve().parts[-2:])

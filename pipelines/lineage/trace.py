@@ -414,11 +414,7 @@ def shortest(names: Collection[str]) -> list[str]:
 
 
 def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Lines of an evidence file that contain one of these words; all lines if there are no words.
-
-    Raises:
-        ArtifactError: a line cannot be read.
-    """
+    """Lines of an evidence file that contain one of these words; all lines if there are no words."""
     if path.is_file():
         with open_plain(path) as stream:
             written = [json.dumps(word, ensure_ascii=False)[1:-1].encode(errors="replace") for word in words]

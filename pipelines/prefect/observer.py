@@ -103,11 +103,7 @@ class Observer:
         self.run.watch = self._watch
 
     def wait_for_answer(self) -> None:
-        """Wait until the run is registered with Prefect.
-
-        Raises:
-            PedigreeError: registration failed.
-        """
+        """Wait until the run is registered with Prefect; PedigreeError if that failed."""
         self._answered.wait()
         if self._away:
             self._over.set()

@@ -35,11 +35,7 @@ class Commit:
 
 
 def check_commit(project: Project) -> None:
-    """Check before a run that git could commit now.
-
-    Raises:
-        UsageProblem: it cannot.
-    """
+    """Refuse before a run if git could not commit now."""
     if git(project, "rev-parse", "--git-dir").returncode:
         raise UsageProblem("--commit needs a git repository: run `git init`, or omit --commit")
     for name, what in UNDER_WAY.items():

@@ -120,11 +120,7 @@ def is_data(pedigree: Pedigree) -> bool:
 
 
 def data_card(pedigree: Pedigree, project: Project | None = None) -> dict[str, Any]:
-    """Croissant metadata of a dataset artifact.
-
-    Raises:
-        ArtifactError: it holds no rows, or they are unavailable.
-    """
+    """Croissant metadata of a dataset artifact."""
     if not is_data(pedigree):
         raise ArtifactError(f"{pedigree.address} has type {pedigree.record.type}: Croissant describes only datasets")
     licences = {licence for origin in handed_on(origins(pedigree, project)) for licence in origin.licences}

@@ -75,11 +75,7 @@ class Stage:
         return found
 
     def splits(self) -> list[Split]:
-        """Scores of an evaluation that waivers affect.
-
-        Raises:
-            ArtifactError: its rows are damaged.
-        """
+        """Scores of an evaluation that waivers affect; ArtifactError if its rows are damaged."""
         return splits_of(read_pedigree(self.artifact.path)) if self.artifact else []
 
     def evidence(self, name: str) -> Any:

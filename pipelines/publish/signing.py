@@ -28,11 +28,7 @@ class Signer:
     """A private key, validated before anything is written."""
 
     def __init__(self, key: Path) -> None:
-        """Args: key: PEM file with a private key on P-256, P-384, or P-521.
-
-        Raises:
-            UsageProblem: the key is missing, of another kind, or encrypted with another password.
-        """
+        """`key` is a PEM file with a private key on P-256, P-384, or P-521; UsageProblem if it cannot be read."""
         from model_signing import signing
 
         password = os.environ.get(PASSWORD)

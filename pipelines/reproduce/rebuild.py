@@ -116,11 +116,7 @@ def data_only(members: Mapping[str, RebuiltStage]) -> set[str]:
 
 
 def find_member(members: Mapping[str, RebuiltStage], name: str) -> RebuiltStage:
-    """Find a stage of the ancestry by address, stage name, or id prefix.
-
-    Raises:
-        UsageProblem: no match or several; the message lists all stages.
-    """
+    """Find a stage of the ancestry by address, stage name, or id prefix."""
     for matches in (
         [member for member in members.values() if name in (member.address, member.id)],
         [member for member in members.values() if name in (member.name, member.address.partition("/")[2])],

@@ -279,11 +279,7 @@ class _Attempt:
         self.home = Project(self.work / "project")
 
     def findings(self, wanted: Sequence[Intent]) -> list[Finding]:
-        """Check out, compile, restore, run, and compare.
-
-        Raises:
-            UsageProblem: a source file, an input or the recorded code is unavailable.
-        """
+        """Check out, compile, restore, run, and compare."""
         self.home.root.mkdir(parents=True, exist_ok=True)
         restored = {intent.member.id for intent in wanted if intent.action.startswith("restore") and self._restore(intent)}
         run = [intent.member for intent in wanted if intent.action != "leave out" and intent.member.id not in restored]

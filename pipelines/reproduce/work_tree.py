@@ -97,13 +97,11 @@ def _other_code(code: RecordedCode) -> str:
 
 
 def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_ROOT) -> Path:
-    """Check out the recorded code at `target`, reusing an existing work tree with exactly this code; returns its folder.
+    """Check out the recorded code at `target`, reusing an existing work tree with exactly this code; returns its folder. UsageProblem:
+    commit or patch are unavailable.
 
     `root` is the clone, or the folder of the installed package. Without git and patch, it is returned: its code is then the recorded one.
     `fetch` brings a bundle if neither the clone nor its git remotes have the commit.
-
-    Raises:
-        UsageProblem: the commit or its patch is unavailable, or the patch does not match its hash.
     """
     problem = obstacle(code, root)
     if problem:

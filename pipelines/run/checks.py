@@ -1,4 +1,7 @@
-"""Checks before the first job of a run, shared by commands and schedules."""
+"""Checks before the first job of a run, shared by commands and schedules.
+
+Each `refuse_*` raises ConfigError with every problem: the stages, and the remedy.
+"""
 
 import os
 import shutil
@@ -49,12 +52,7 @@ KERNELS = {"liger": "liger_kernel"}
 
 
 def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> list[Plan]:
-    """Plan a run, and check that the jobs it requires can run.
-
-    Raises:
-        ConfigError: a revision is not pinned; a package, GPU, repository, asset, server or store is unavailable; a stage cannot
-            succeed; memory or disk do not suffice. The message names the stages.
-    """
+    """Plan a run, and check that the jobs it requires can run; ConfigError as from the checks below."""
     refuse_unpinned(run.graph, chosen)
     planned = plan(run, chosen, forced, lenient=True)
     due = {entry.node.address for entry in planned if entry.reasons}
@@ -71,21 +69,13 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
 
 
 def refuse_what_must_fail(run: RunContext, addresses: Collection[str], cached: Cached = frozenset) -> None:
-    """Refuse to start if a stage that is due, and not restored from the cache, cannot succeed.
-
-    Raises:
-        ConfigError: every such stage, with the remedy.
-    """
+    """Refuse to start if a stage that is due, and not restored from the cache, cannot succeed."""
     estimates = Estimates(run.project, run.graph, run.execution, due=addresses)
     _refuse(run.graph, ((node, text) for node in _of(run.graph, addresses) for text in must_fail(run, node, estimates)), cached)
 
 
 def refuse_contradictions(project: Project, graph: Graph, execution: Execution, addresses: Collection[str]) -> None:
-    """Refuse a recipe whose stages cannot succeed on any machine. Files that are missing here, such as rows, are no reason.
-
-    Raises:
-        ConfigError: every such stage, with the remedy.
-    """
+    """Refuse a recipe whose stages cannot succeed on any machine. Files that are missing here, such as rows, are no reason."""
     estimates = Estimates(project, graph, execution, due=graph.nodes)
     _refuse(graph, ((node, text) for node in _of(graph, addresses) for text in contradictions(node, estimates)))
 
@@ -95,11 +85,7 @@ def _of(graph: Graph, addresses: Collection[str]) -> list[Node]:
 
 
 def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cached = frozenset) -> None:
-    """Refuse to start if this machine lacks the GPU or the disk for a stage, or its scheduler, server or checkpoint store cannot be used.
-
-    Raises:
-        ConfigError: every such stage, with the remedy.
-    """
+    """Refuse to start if this machine lacks the GPU or disk for a stage, or its scheduler, server or checkpoint store cannot be used."""
     found, problems = list[tuple[Node, str]](), dict[str, str | None]()
     nodes, ask_slurm, ask_ray = _of(run.graph, due), cache(slurm_client.problem_of), cache(ray_launcher.problem_of)
     for node in nodes:
@@ -181,11 +167,7 @@ def _packages(node: Node, kernels: str) -> Iterable[str]:
 
 
 def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: Execution) -> None:
-    """Refuse to start if packages that the jobs of these stages need are missing.
-
-    Raises:
-        ConfigError: a package is not installed; the stages that need it are named.
-    """
+    """Refuse to start if packages that the jobs of these stages need are missing."""
     needing: dict[str, list[str]] = {}
     for address in addresses:
         node = graph.nodes[address]
@@ -200,11 +182,7 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
 
 
 def refuse_missing_trackers(execution: Execution) -> None:
-    """Refuse to start if the library of a tracker is not installed.
-
-    Raises:
-        ConfigError: each such tracker, with the command that installs its library.
-    """
+    """Refuse to start if the library of a tracker is not installed."""
     kinds = sorted({tracker.type for tracker in execution.trackers} - {"prometheus"})
     lacking = [kind for kind in kinds if find_spec(kind) is None]
     if lacking:
@@ -217,9 +195,6 @@ def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], cached: C
     """Refuse to start if a stage that is due needs more memory than the profile's machine has.
 
     A stage restored from the cache runs no job. If it must be made after all, `ensure` refuses it through `run.too_large`.
-
-    Raises:
-        ConfigError: each such stage, what it lacks, by how much, and the settings that would make it fit.
     """
     found = refusals(run.project, run.graph, run.execution, {entry.node.address for entry in planned if entry.reasons})
     if found:

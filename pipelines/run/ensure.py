@@ -234,7 +234,7 @@ def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferPr
 
 
 def _bring_inputs(run: RunContext, node: Node, need: StageInputs) -> None:
-    """Fetch the files of parents left in the remote, rebuild what the remote has lost, and fetch raw inputs that are not on this machine."""
+    """Fetch the files of parents left in the remote, rebuild what the remote has lost, and fetch raw inputs that are not here."""
     if not run.make:
         what = "neither the cache nor the remote has it as recipe, inputs and stage version now describe it; `pedigree run` makes it"
         raise StageFailed(node.address, "not_finished", what)

@@ -1,4 +1,7 @@
-"""Hugging Face Hub references of a recipe: unpinned revisions, availability checks, and `pedigree pin`."""
+"""Hugging Face Hub references of a recipe: unpinned revisions, availability checks, and `pedigree pin`.
+
+Each `refuse_*` raises ConfigError with every problem: the stages, and the remedy.
+"""
 
 import os
 import shutil
@@ -64,11 +67,7 @@ def unpinned(graph: Graph, addresses: Collection[str]) -> dict[Repository, list[
 
 
 def refuse_unpinned(graph: Graph, addresses: Collection[str]) -> None:
-    """Refuse to start while revisions are open.
-
-    Raises:
-        ConfigError: all open revisions, with the stages that need them and the command that pins them.
-    """
+    """Refuse to start while revisions are open."""
     remedy = f"{command('pin', graph.source or graph.recipe)} writes the newest commit into the recipe"
     problems = [
         Problem(graph.recipe, None, f"{', '.join(stages)}: {repo} has no revision yet (`{PIN_ME}`); {remedy}")
@@ -82,9 +81,6 @@ def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
     """Refuse to start if a repository is unavailable: gated, missing, moved, without the commit, or not in the mirror.
 
     Fetches the small files of models, which are checked before the first stage runs.
-
-    Raises:
-        ConfigError: all such repositories, with the stages that need them.
     """
     problems = []
     for repo, stages in repositories(graph, addresses).items():
@@ -98,11 +94,7 @@ def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
 
 
 def refuse_missing_assets(graph: Graph, addresses: Collection[str]) -> None:
-    """Refuse to start if a stage needs the embedding model and it is not on this machine.
-
-    Raises:
-        ConfigError: its files are missing or damaged; the stages are named.
-    """
+    """Refuse to start if a stage needs the embedding model and it is not on this machine, or damaged."""
     due = sorted(address for address in addresses if _embeds(graph.nodes[address].config))
     if not due:
         return

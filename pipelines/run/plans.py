@@ -84,12 +84,9 @@ def _shortened(reason: str) -> str:
 
 
 def selection(run: RunContext, request: Request) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the addresses of the selected stages and of the stages to rerun.
+    """Return the addresses of the selected stages and of the stages to rerun; UsageProblem if one does not exist or is not selected.
 
     `on_code_change="rerun"` also reruns finished stages whose code has changed.
-
-    Raises:
-        UsageProblem: a stage does not exist, or a stage to rerun is not selected.
     """
     graph, chosen = run.graph, set(run.graph.nodes)
     if request.only:
@@ -105,11 +102,7 @@ def selection(run: RunContext, request: Request) -> tuple[frozenset[str], frozen
 
 
 def named(option: str, graph: Graph, names: Sequence[str], chosen: Collection[str]) -> frozenset[str]:
-    """Return the addresses of the stages named by an option.
-
-    Raises:
-        UsageProblem: a stage does not exist or is not selected.
-    """
+    """Return the addresses of the stages named by an option; UsageProblem if one does not exist or is not selected."""
     found = frozenset(graph.find(name).address for name in names)
     left = sorted(found - set(chosen))
     if left:

@@ -76,12 +76,7 @@ def _report(watch: Watch, event: RunEvent) -> None:
 
 
 def stage_under_dvc(project: Project, address: str, watch: Watch = unwatched) -> Result:
-    """Implement `pedigree stage RECIPE/STAGE`, the command in `dvc.yaml`.
-
-    Raises:
-        StageFailed: with a one-line reason.
-        ConfigError: the recipe cannot be loaded.
-    """
+    """Implement `pedigree stage RECIPE/STAGE`, the command in `dvc.yaml`."""
     recipe, _, name = address.partition("/")
     run = open_run(project, compiled_request(project, recipe), watch=watch)
     node = run.graph.nodes.get(address)
