@@ -10,23 +10,9 @@ import typer
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.pipelines.cli import completion
+from pedigree.pipelines.cli import completion, options
 from pedigree.pipelines.cli.artifact_commands import bring
-from pedigree.pipelines.cli.console import (
-    AsJson,
-    Force,
-    From,
-    Only,
-    Overrides,
-    Profile,
-    Recipe,
-    Until,
-    echo,
-    for_programs,
-    interrupt_on_sigterm,
-    print_table,
-    requested,
-)
+from pedigree.pipelines.cli.console import echo, for_programs, interrupt_on_sigterm, print_table, requested
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 from pedigree.pipelines.quantities import counted
 
@@ -48,14 +34,14 @@ ShowInPrefect = Annotated[
 
 @commands.command()
 def run(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    only: Only = None,
-    start: From = None,
-    until: Until = None,
-    force: Force = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
+    only: options.Only = None,
+    start: options.From = None,
+    until: options.Until = None,
+    force: options.Force = None,
     prefect: ShowInPrefect = "auto",
-    execution: Profile = None,
+    execution: options.Profile = None,
     keep_jobs: Annotated[bool, typer.Option("--keep-jobs", help="On Ctrl-C, leave jobs running; the next run re-attaches.")] = False,
     require_checkpoint: Annotated[
         list[str] | None,
@@ -83,7 +69,7 @@ def run(
     ] = False,
     pull: Annotated[bool, typer.Option("--pull", help="Download finished artifacts from the DVC remote; run nothing.")] = False,
     commit: Annotated[bool, typer.Option("--commit", help="Commit dvc.lock and compiled files to git if the run succeeds.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
     """Run all stages of a recipe that are not up to date."""
     from pedigree.pipelines.cli.run_results import run_result
@@ -104,8 +90,8 @@ def run(
         context.require_checkpoint = named("--require-checkpoint", context.graph, require_checkpoint or (), chosen)
         if pull:
             if forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json:
-                options = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
-                raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {options}")
+                others = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
+                raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {others}")
             bring(context, chosen)
             return
         ends = run_what_is_due(context, chosen, forced, prefect)
@@ -177,11 +163,11 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
 
 @commands.command()
 def rehearse(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    profile: Profile = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
+    profile: options.Profile = None,
     prefect: ShowInPrefect = "auto",
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Test-run a recipe on the CPU with tiny models.
 
