@@ -347,15 +347,11 @@ class Ledger:
         if source is not None:
             here = place_of(self.project.root, source)
             if not here.exists():
-                return self._recorded_source(node, path)
+                entry = self.locks.entry(node.address)
+                return next((_output(dep) for dep in entry.deps if dep.path == path and dep.md5), None) if entry else None
             source_files(here)  # DVC would wait for a pipe, and fail at a circle of links
             return self.cache.hashed(here, beat)
         return self.cache.hashed(place, beat) if os.path.lexists(place) else self._recorded_output(place)
-
-    def _recorded_source(self, node: Node, path: str) -> Output | None:
-        """A source that is not on this machine, as the entry of its stage records it."""
-        entry = self.locks.entry(node.address)
-        return next((_output(dep) for dep in entry.deps if dep.path == path and dep.md5), None) if entry else None
 
     def _recorded_output(self, place: Path) -> Output | None:
         """A part of an artifact as the `dvc.lock` of its stage records it; None for paths that are not artifacts."""

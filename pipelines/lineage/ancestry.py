@@ -180,7 +180,9 @@ def walk(pedigree: Pedigree) -> Iterator[Ancestor]:
         depth, edge, last = waiting.pop()
         identifier = edge.producer if edge else pedigree.id
         record, run = pedigree.entries[identifier]
-        role = _role(edge.port, edge.label, run) if edge else ""
+        role = edge.port if edge else ""
+        if edge and not (run.address or "").endswith(f"/{edge.label}"):
+            role += f" {edge.label}"
         yield Ancestor(depth, role, run.address or "", record, identifier in seen, last)
         if identifier not in seen:
             waiting += [(depth + 1, given, given is record.inputs[-1]) for given in reversed(record.inputs)]
@@ -239,7 +241,3 @@ def published(project: Project) -> Iterator[Artifact]:
 def addresses(project: Project) -> list[str]:
     """Sorted `RECIPE/STAGE`s of all folders with a record, including damaged ones."""
     return [path.parent.relative_to(project.artifacts).as_posix() for path in sorted(project.artifacts.glob("*/*/record.json"))]
-
-
-def _role(port: str, label: str, run: Run) -> str:
-    return port if (run.address or "").endswith(f"/{label}") else f"{port} {label}"

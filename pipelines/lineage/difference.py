@@ -1,6 +1,5 @@
 """Compare two artifacts by records, rows, and scores, and find where their ancestries diverge."""
 
-import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -106,9 +105,6 @@ class Comparison:
     """Direct inputs by port and label: contents."""
     origins: list[Divergence]
     scores: list[ScoreChange]
-
-    def as_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def compare(first: Pedigree, second: Pedigree, project: Project | None = None) -> Comparison:

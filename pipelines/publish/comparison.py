@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pedigree.configs.base.published import Expected, Published
+from pedigree.configs.base.published import Expected
 from pedigree.configs.language.graph import Graph, Node
 
 
@@ -56,15 +56,11 @@ def score_cells(graph: Graph) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     published = graph.published
     if published is None or not published.scores:
         return (), []
-    stages = [stage for stage in stages_of(published) if node_of(graph, stage)]
+    named = dict.fromkeys(stage for expected in published.scores.values() for stage in expected.of)
+    stages = [stage for stage in named if node_of(graph, stage)]
     rows = [(task, expected.metric, sample_counts(expected), *(_score(expected, stage) for stage in stages), f"±{expected.tolerance:g}")
             for task, expected in published.scores.items()]  # fmt: skip
     return ("task", "metric", "items", *stages, "tolerance"), rows
-
-
-def stages_of(published: Published) -> list[str]:
-    """Stages with published scores, in order of first appearance."""
-    return list(dict.fromkeys(stage for expected in published.scores.values() for stage in expected.of))
 
 
 def sample_counts(expected: Expected) -> str:

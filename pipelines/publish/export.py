@@ -44,7 +44,7 @@ def in_standard(pedigree: Pedigree, form: str, project: Project | None) -> str:
         events = openlineage.events(pedigree)
         if os.environ.get("OPENLINEAGE_URL"):
             return f"sent {len(events)} events to {openlineage.send(events)}\n"
-        return openlineage.as_lines(events)
+        return "".join(json.dumps(event, sort_keys=True, ensure_ascii=False) + "\n" for event in events)
     if form == "slsa":
         return json.dumps(slsa(pedigree), indent=1, ensure_ascii=False) + "\n"
     if form == "croissant":
@@ -96,7 +96,7 @@ def export(
         (building / CARD).write_text(card(pedigree, name, evaluations, origins(pedigree, project)))
         if artifact.type in MODELS:
             write_json(building / "pedigree" / "provenance.slsa.json", slsa(pedigree))
-        if is_data(pedigree):
+        if pedigree.row_files():
             write_json(building / CROISSANT, data_card(pedigree, project))
         (building / SUMS).write_text(_sums(building, artifact))
         for path in building.rglob("*"):  # files from a DVC cache may be read-only
@@ -114,14 +114,9 @@ def export(
     return target
 
 
-def is_data(pedigree: Pedigree) -> bool:
-    """Whether the payload consists of rows."""
-    return bool(pedigree.row_files())
-
-
 def data_card(pedigree: Pedigree, project: Project | None = None) -> dict[str, Any]:
     """Croissant metadata of a dataset artifact."""
-    if not is_data(pedigree):
+    if not pedigree.row_files():
         raise ArtifactError(f"{pedigree.address} has type {pedigree.record.type}: Croissant describes only datasets")
     licences = {licence for origin in handed_on(origins(pedigree, project)) for licence in origin.licences}
     return croissant(pedigree, pedigree.rows(), licences)

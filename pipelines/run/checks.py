@@ -26,7 +26,7 @@ from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.configs.methods.external import External, missing_program
 from pedigree.configs.methods.language_model import endpoints, key_variable
 from pedigree.data.host.machine import has_gpu
-from pedigree.pipelines.estimate.estimates import Estimates, refusals
+from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.jobs import checkpoint_store, ray_launcher, slurm_client
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.quantities import counted, size
@@ -113,7 +113,8 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
             if node.address not in cached():
                 problems[url] = problems[url] if url in problems else problem_of_url(url)
                 found += [(node, problem)] if (problem := problems[url]) else []
-    sizes, free = Sizes(run.project, run.graph, Estimates(run.project, run.graph, run.execution, due=due)), _free(run)
+    sizes = Sizes(run.project, run.graph, Estimates(run.project, run.graph, run.execution, due=due))
+    free = shutil.disk_usage(run.project.root).free
     needs = {node.address: sizes.of(node) or 0 for node in nodes if node.output in MODELS}
     if sum(needs.values()) > free:
         needs = {address: need for address, need in needs.items() if address not in cached()}
@@ -124,10 +125,6 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
             if needed - needs[address] <= free < needed
         ]
     _refuse(run.graph, found, cached)
-
-
-def _free(run: RunContext) -> int:
-    return shutil.disk_usage(run.project.root).free
 
 
 def _unanswering(base_url: str) -> str | None:
@@ -196,7 +193,9 @@ def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], cached: C
 
     A stage restored from the cache runs no job. If it must be made after all, `ensure` refuses it through `run.too_large`.
     """
-    found = refusals(run.project, run.graph, run.execution, {entry.node.address for entry in planned if entry.reasons})
+    due = {entry.node.address for entry in planned if entry.reasons}
+    estimates = Estimates(run.project, run.graph, run.execution, due=due)
+    found = [(node, misfit) for node in _of(run.graph, due) if (misfit := estimates.of(node).misfit)]
     if found:
         run.too_large = {node.address: str(misfit) for node, misfit in found if node.address in cached()}
     _refuse(run.graph, ((node, str(misfit)) for node, misfit in found), cached)

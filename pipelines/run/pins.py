@@ -146,20 +146,15 @@ def _pin_file(
     for revision in revisions:
         repo = Repository("dataset" if revision.is_dataset else "model", revision.repo, PIN_ME)
         if repo not in known:
-            known[repo] = _newest(repo)
+            try:
+                known[repo] = hub.newest(repo), ""
+            except StoreError as error:
+                known[repo] = None, str(error)
         found[revision] = Pinned(file, revision.line, repo.name, *known[repo])
     commits = {revision: one.commit for revision, one in found.items() if one.commit}
     if commits:
         _write(file, before, pinned(before.decode(), commits).encode())
     return list(found.values())
-
-
-def _newest(repo: Repository) -> tuple[str | None, str]:
-    """(its newest commit, why that is unknown)."""
-    try:
-        return hub.newest(repo), ""
-    except StoreError as error:
-        return None, str(error)
 
 
 def _write(file: Path, before: bytes, after: bytes) -> None:
