@@ -11,20 +11,11 @@ from pedigree.data.artifacts.artifacts import Record, Run, parse_record, parse_r
 from pedigree.data.store.durable import replace
 from pedigree.data.store.hashing import Hashed, silent
 from pedigree.data.store.untrusted import LOCK_BYTES, RECORD_BYTES, RUN_BYTES, LockEntry, parse_json
+from pedigree.pipelines.ledger import transfers
 from pedigree.pipelines.ledger.cache import OBJECT, Cache, hash_info
 from pedigree.pipelines.ledger.lock_files import RUN_ENTRY, Entry, LockFiles
 from pedigree.pipelines.ledger.repository import dvc_errors
-from pedigree.pipelines.ledger.transfers import (
-    LedgerError,
-    ProgressCallback,
-    RemoteError,
-    RemoteObjects,
-    Sum,
-    last_error,
-    one_line,
-    remedy,
-    without_passwords,
-)
+from pedigree.pipelines.ledger.transfers import ProgressCallback, RemoteError, Sum
 
 if TYPE_CHECKING:
     from dvc.data_cloud import Remote as DvcRemote
@@ -88,8 +79,8 @@ class Remote:
         """One line with the storage error and its remedy."""
         name = self.name or "?"
         url = self.repository.repo.config["remote"].get(name, {}).get("url", "?")
-        refused = f"the remote {name!r} ({url}) cannot be used: {one_line(error)}"
-        return f"{without_passwords(refused)}. {remedy(error)}"
+        refused = f"the remote {name!r} ({url}) cannot be used: {transfers.one_line(error)}"
+        return f"{transfers.without_passwords(refused)}. {transfers.remedy(error)}"
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -98,7 +89,7 @@ class Remote:
 
         try:
             yield
-        except (DvcException, LedgerError):
+        except (DvcException, transfers.LedgerError):
             raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):  # of this machine's disk
@@ -110,9 +101,9 @@ class Remote:
     # --- single objects, from the cache or the remote -------------------------------------------------------------------
 
     @dvc_errors()
-    def objects(self) -> RemoteObjects:
+    def objects(self) -> transfers.RemoteObjects:
         """The objects of the remote."""
-        return RemoteObjects(self.name or "?", self._odb("verify"))
+        return transfers.RemoteObjects(self.name or "?", self._odb("verify"))
 
     @dvc_errors()
     def provide(self, oids: Collection[str]) -> bool:
@@ -210,16 +201,23 @@ class Remote:
         self._transfer(self._odb("fetch"), self.cache.odb, oids, lost, Sum(tell, size), verify=True)
 
     def _transfer(
-        self, source: Any, target: Any, oids: Iterable[str], lost: Callable[[int, str], str], callback: Sum, *, verify: bool = False
+        self,
+        source: Any,
+        target: Any,
+        oids: Iterable[str],
+        lost: Callable[[int, str], str],
+        callback: Sum,
+        *,
+        verify: bool = False,
     ) -> int:
         """Copy objects between the cache and the remote; return how many were new there. `lost` describes those that did not arrive, from
         their number and the cause.
         """
         wanted = set(map(hash_info, oids))
-        with self._errors(), last_error() as errors:
+        with self._errors(), transfers.last_error() as errors:
             result = self.repository.repo.cloud.transfer(source, target, wanted, cache_odb=self.cache.odb, verify=verify, callback=callback)
         if result.failed:
-            raise RemoteError(lost(len(result.failed), f" ({one_line(errors[-1])})" if errors else ""))
+            raise RemoteError(lost(len(result.failed), f" ({transfers.one_line(errors[-1])})" if errors else ""))
         return len(result.transferred)
 
     def _odb(self, command: str) -> Any:

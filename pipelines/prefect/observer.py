@@ -17,17 +17,8 @@ from uuid import UUID
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.host.process import uncollected
+from pedigree.pipelines.jobs import events
 from pedigree.pipelines.jobs.context import RunContext
-from pedigree.pipelines.jobs.events import (
-    Notice,
-    RunEnded,
-    RunEvent,
-    StageBusy,
-    StageEvent,
-    StageStarted,
-    StageView,
-    StageWaiting,
-)
 from pedigree.pipelines.prefect.record import FlowRunLost
 from pedigree.pipelines.run.plans import Plan
 from pedigree.pipelines.run.runs import StageEnd, run_graph
@@ -84,10 +75,10 @@ class Observer:
         """Whether the run was canceled in Prefect."""
         self._shown: PrefectRun | None = None
         self._away, self._failures, self._polled = "", 0, time.monotonic()
-        self._views = {address: StageView() for address in addresses}
+        self._views = {address: events.StageView() for address in addresses}
         self._notes: deque[tuple[datetime, str, str]] = deque(maxlen=NOTES)
         """Time, address and text of lines for the log of a stage: why it waits, or is retried."""
-        self._end: RunEnded | None = None
+        self._end: events.RunEnded | None = None
         self._changing, self._due, self._answered = threading.Lock(), threading.Event(), threading.Event()
         self._ending, self._over = threading.Event(), threading.Event()
         self._end_reported = False
@@ -99,7 +90,7 @@ class Observer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None and self._end is None and not self._over.is_set():  # it ended before the graph began
-            self._close(RunEnded.by(error, self.run.keep_jobs))
+            self._close(events.RunEnded.by(error, self.run.keep_jobs))
         self.run.watch = self._watch
 
     def wait_for_answer(self) -> None:
@@ -111,24 +102,24 @@ class Observer:
 
     # --- the run's side: never waits -----------------------------------------------------------------------------------
 
-    def _on_event(self, event: RunEvent) -> None:
+    def _on_event(self, event: events.RunEvent) -> None:
         match event:
-            case Notice() | StageBusy(activity="checking" | "hashing"):
+            case events.Notice() | events.StageBusy(activity="checking" | "hashing"):
                 pass
-            case RunEnded():
-                from_prefect = RunEnded("cancelled", "canceled from Prefect; finished stages and checkpoints are kept")
+            case events.RunEnded():
+                from_prefect = events.RunEnded("cancelled", "canceled from Prefect; finished stages and checkpoints are kept")
                 self._close(from_prefect if self.cancelled and event.outcome in ("completed", "failed") else event)
-            case StageBusy():
+            case events.StageBusy():
                 self._change(replace(event, detail=""))  # it changes constantly
             case _:
                 self._change(event)
         self._watch(event)
 
-    def _change(self, event: StageEvent) -> None:
+    def _change(self, event: events.StageEvent) -> None:
         if event.address not in self._views:
             return
-        if isinstance(event, StageStarted | StageWaiting) and event.detail:
-            state = "running" if isinstance(event, StageStarted) else "waiting"
+        if isinstance(event, events.StageStarted | events.StageWaiting) and event.detail:
+            state = "running" if isinstance(event, events.StageStarted) else "waiting"
             self._notes.append((datetime.now(UTC), event.address, f"{state}: {event.detail}"))
         with self._changing:
             before = self._views[event.address]
@@ -143,7 +134,7 @@ class Observer:
             with suppress(OSError):  # the job itself reports a full disk
                 self._shown.keep(self._views, self._end)
 
-    def _close(self, end: RunEnded) -> None:
+    def _close(self, end: events.RunEnded) -> None:
         with self._changing:
             self._end = end
             self._keep()
