@@ -102,21 +102,12 @@ def generation(
     utilization: float,
     bandwidth: float,
 ) -> float:
-    """Seconds to answer requests in chunks.
+    """Seconds to answer `requests` in chunks of `together`, of which `MAX_RUNNING` run concurrently.
 
-    Args:
-        shape: of the model.
-        requests: total number.
-        together: requests submitted together, of which `MAX_RUNNING` run concurrently.
-        prompt: tokens per prompt.
-        computed: mean prompt tokens that are computed (`unshared`).
-        answer: tokens of the longest answer of a chunk, which determines its duration; each token reads the weights once per chunk.
-        size: bytes per weight.
-        ranks: of the engine.
-        peak: operations per second of one GPU.
-        utilization: share of the peak that is reached.
-        bandwidth: memory bandwidth of one GPU in bytes per second.
-    """  # fmt: skip
+    `prompt` is tokens per prompt, of which `computed` are computed on average (`unshared`); `answer` is tokens of the longest answer of a
+    chunk, which determines its duration, as each reads the weights once. `size` is bytes per weight; `peak` (operations) and `bandwidth`
+    (bytes) are those of one GPU per second, and `utilization` is the share of the peak that is reached.
+    """
     whole, rest = divmod(math.ceil(requests), max(1, together))
     chunks = whole * math.ceil(together / MAX_RUNNING) + math.ceil(rest / MAX_RUNNING)
     cache = requests * (prompt + answer / 2) * kv_bytes_per_token(shape, size)

@@ -58,8 +58,10 @@ def score_cells(graph: Graph) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         return (), []
     named = dict.fromkeys(stage for expected in published.scores.values() for stage in expected.of)
     stages = [stage for stage in named if node_of(graph, stage)]
-    rows = [(task, expected.metric, sample_counts(expected), *(_score(expected, stage) for stage in stages), f"±{expected.tolerance:g}")
-            for task, expected in published.scores.items()]  # fmt: skip
+    rows = []
+    for task, expected in published.scores.items():
+        scores = (f"{expected.of[stage]:g}" if stage in expected.of else "" for stage in stages)
+        rows.append((task, expected.metric, sample_counts(expected), *scores, f"±{expected.tolerance:g}"))
     return ("task", "metric", "items", *stages, "tolerance"), rows
 
 
@@ -85,7 +87,3 @@ def _measured(scores: Mapping[str, Mapping[str, Any]], task: str, metric: str, l
             if found is not None:
                 return 100 * found["mean"]
     return None
-
-
-def _score(expected: Expected, stage: str) -> str:
-    return f"{expected.of[stage]:g}" if stage in expected.of else ""

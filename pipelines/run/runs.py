@@ -59,11 +59,6 @@ class Progress:
                 found.append(entry)
         return found
 
-    def settle(self, result: Result) -> None:
-        """Report a stage that needs no work."""
-        self.ends[result.address] = result
-        _report(self.watch, StageEnded(result.address, result.outcome, seconds=result.seconds))
-
     def leave_out(self, address: str, because: str) -> None:
         """Skip a stage and report it immediately."""
         self.ends[address] = NotRun(address, because)
@@ -112,7 +107,8 @@ def run_graph(
         planned = plan(run, selection, forced, lenient=True) if planned is None else planned
         progress = Progress({entry.node.address: entry for entry in planned}, run.watch)
         for result in settled(planned):
-            progress.settle(result)
+            progress.ends[result.address] = result
+            _report(run.watch, StageEnded(result.address, result.outcome, seconds=result.seconds))
         running: dict[Future[Result], Node] = {}
         try:
             while True:
