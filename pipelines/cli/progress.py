@@ -115,11 +115,11 @@ def eta_seconds(row: Row) -> float | None:
     return elapsed / done * (beat.total - beat.step) if done > 0 and elapsed > 0 else None
 
 
-def numbers_text(numbers: Mapping[str, float], most: int = 3) -> str:
+def numbers_text(numbers: Mapping[str, float]) -> str:
     """Format the key metrics of a heartbeat: loss or reward first, then throughput."""
     named = [key for key in SHOWN_FIRST if key in numbers]
     named += [key for key in numbers if key not in SHOWN_FIRST and key not in RATES]
-    parts = [f"{key.replace('_', ' ')} {number(numbers[key])}" for key in named[:most]]
+    parts = [f"{key.replace('_', ' ')} {number(numbers[key])}" for key in named[:3]]
     parts += [f"{number(numbers[key])} {unit}" for key, unit in RATES.items() if key in numbers]
     return "  ".join(parts)
 

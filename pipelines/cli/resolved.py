@@ -80,7 +80,6 @@ def problems_of(
 
 
 def profile_problems(project: Project, name: str) -> list[Problem]:
-    """Return all problems of a profile."""
     try:
         load_execution(project, name)
     except ConfigError as error:

@@ -52,7 +52,6 @@ class JobDocument:
 
 
 def job_document(job: LiveJob) -> JobDocument:
-    """A job as JSON."""
     return JobDocument(
         address=job.address,
         kind=job.kind,
@@ -88,7 +87,6 @@ def running_word(job: LiveJob) -> str:
 
 
 def print_jobs(jobs: Sequence[LiveJob]) -> None:
-    """Print running jobs."""
     if not jobs:
         echo("no job is running")
         return

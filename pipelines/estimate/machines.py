@@ -108,5 +108,4 @@ def this_cpu() -> tuple[str | None, int]:
 
 @functools.cache
 def this_memory() -> int | None:
-    """Memory of the current machine in bytes."""
     return resources.memory()

@@ -36,7 +36,6 @@ class Cache:
 
     @property
     def odb(self) -> "HashFileDB":
-        """DVC's object database."""
         return self.repository.repo.cache.local
 
     # --- objects --------------------------------------------------------------------------------------------------------

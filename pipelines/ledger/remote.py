@@ -102,7 +102,6 @@ class Remote:
 
     @dvc_errors()
     def objects(self) -> transfers.RemoteObjects:
-        """The objects of the remote."""
         return transfers.RemoteObjects(self.name or "?", self._odb("verify"))
 
     @dvc_errors()

@@ -92,7 +92,6 @@ def _span(text: str) -> timedelta:
 
 
 def describe(schedule: Any) -> str:
-    """Describe a schedule."""
     zone = getattr(schedule, "timezone", None) or "UTC"
     if isinstance(schedule, CronSchedule):
         return f"cron {schedule.cron} ({zone})"

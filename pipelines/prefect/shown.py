@@ -146,7 +146,6 @@ class PrefectRun:
         self.record.write()
 
     def update(self, address: str, view: StageView) -> None:
-        """Report a stage's new state."""
         stage = self._stages[address]
         if view == stage.view:
             return

@@ -115,7 +115,6 @@ def export(
 
 
 def data_card(pedigree: Pedigree, project: Project | None = None) -> dict[str, Any]:
-    """Croissant metadata of a dataset artifact."""
     if not pedigree.row_files():
         raise ArtifactError(f"{pedigree.address} has type {pedigree.record.type}: Croissant describes only datasets")
     licences = {licence for origin in handed_on(origins(pedigree, project)) for licence in origin.licences}

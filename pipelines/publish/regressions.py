@@ -68,7 +68,6 @@ def remembered(project: Project, recipe: str) -> dict[str, Any] | None:
 
 
 def remember(project: Project, recipe: str, evaluations: dict[str, Any]) -> None:
-    """Store `measured` for the next run."""
     write_json(_note(project, recipe), {"schema_version": SCHEMA, "evaluations": finite(evaluations)})
 
 

@@ -40,7 +40,6 @@ class Signer:
             raise UsageProblem(f"{key} cannot be read as a private key on P-256, P-384, or P-521 ({_text(error)}): {remedy}") from error
 
     def sign(self, folder: Path) -> None:
-        """Sign all files in a folder."""
         self.config.set_hashing_config(_everything()).sign(folder, folder / SIGNATURE)
 
 

@@ -331,7 +331,6 @@ def _failures(run: RunContext, node: Node) -> Iterator[None]:
 
 
 def _cause(run: RunContext, node: Node, error: Exception) -> tuple[str, str]:
-    """Cause and message of a failure."""
     message = _inside(run.project, str(error))
     match error:
         case Cancelled():

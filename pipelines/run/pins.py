@@ -67,7 +67,6 @@ def unpinned(graph: Graph, addresses: Collection[str]) -> dict[Repository, list[
 
 
 def refuse_unpinned(graph: Graph, addresses: Collection[str]) -> None:
-    """Refuse to start while revisions are open."""
     remedy = f"{command('pin', graph.source or graph.recipe)} writes the newest commit into the recipe"
     problems = [
         Problem(graph.recipe, None, f"{', '.join(stages)}: {repo} has no revision yet (`{PIN_ME}`); {remedy}")

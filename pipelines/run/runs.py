@@ -60,7 +60,6 @@ class Progress:
         return found
 
     def leave_out(self, address: str, because: str) -> None:
-        """Skip a stage and report it immediately."""
         self.ends[address] = NotRun(address, because)
         _report(self.watch, StageEnded(address, "skipped", because))
 
