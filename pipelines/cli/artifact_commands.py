@@ -38,10 +38,11 @@ def lineage(
 
     With --format openlineage, events are sent to OPENLINEAGE_URL if it is set, and printed otherwise.
     """
+    from pedigree.pipelines.lineage.find import find_pedigree
     from pedigree.pipelines.publish.export import in_standard
 
     project = _project_or_none()
-    found = _pedigree(project, artifact)
+    found = find_pedigree(project, artifact)
     if html is not None:
         from pedigree.data.artifacts.artifacts import write_text
         from pedigree.pipelines.publish.page import lineage_page
@@ -71,9 +72,10 @@ def diff(
     import dataclasses
 
     from pedigree.pipelines.lineage.difference import compare, text
+    from pedigree.pipelines.lineage.find import find_pedigree
 
     project = _project_or_none()
-    found = compare(_pedigree(project, first), _pedigree(project, second), project)
+    found = compare(find_pedigree(project, first), find_pedigree(project, second), project)
     if as_json:
         echo_json(dataclasses.asdict(found))
     else:
@@ -299,12 +301,6 @@ def _project_or_none() -> "Project | None":
         return Project.find()
     except UsageProblem:
         return None
-
-
-def _pedigree(project: "Project | None", name: str) -> "Pedigree":
-    from pedigree.pipelines.lineage.find import find_pedigree
-
-    return find_pedigree(project, name)
 
 
 def _named_artifacts(names: list[str], stack: "ExitStack") -> "tuple[Project | None, list[str], list[Path]]":
