@@ -53,8 +53,9 @@ def main(profile: str | None = None) -> int:
     if profile is None:
         findings = examine(project)
     else:
+        execution = load_execution(project, profile)
         project.private.mkdir(exist_ok=True)
-        findings = list(examine_slurm(project, load_execution(project, profile), _cache(project.root)))
+        findings = list(examine_slurm(project, execution, _cache(project.root)))
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         echo(f"{'ok' if finding.ok else '!!'}  {finding.name:<{width}}  {finding.value}")

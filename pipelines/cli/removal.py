@@ -35,10 +35,10 @@ def print_waiting() -> None:
 
 
 def remove(signs: Signs, folder: Path, leases: Iterable[str], command: str, check: Callable[[], None] = lambda: None) -> None:
-    """Remove a folder, unless a process holds one of the `leases` that a run takes before it uses the folder; that is shown `command`.
+    """Remove a folder that no other process uses. It is renamed away first, so an interruption never leaves a partial folder in place.
 
-    It is renamed away first, so an interruption never leaves a partial folder in place. `check`, called with the leases held, raises if the
-    folder must not be removed.
+    `leases` are those that a run takes before it uses the folder; processes that wait for one see `command`. `check`, called with the
+    leases held, raises if the folder must not be removed.
     """
     aside = signs.project.private / "removed" / uuid.uuid4().hex
     aside.parent.mkdir(parents=True, exist_ok=True)
