@@ -27,7 +27,7 @@ LARGEST_FILE = 4 << 30
 class Remote:
     """The default remote, and the cache in front of it. Safe to share between threads and processes.
 
-    Methods that use the remote raise RemoteError if there is none, or it cannot be used.
+    Methods raise RemoteError if the remote cannot be used, or not everything arrived.
     """
 
     def __init__(self, cache: Cache, locks: LockFiles) -> None:
@@ -200,14 +200,7 @@ class Remote:
         self._transfer(self._odb("fetch"), self.cache.odb, oids, lost, Sum(tell, size), verify=True)
 
     def _transfer(
-        self,
-        source: Any,
-        target: Any,
-        oids: Iterable[str],
-        lost: Callable[[int, str], str],
-        callback: Sum,
-        *,
-        verify: bool = False,
+        self, source: Any, target: Any, oids: Iterable[str], lost: Callable[[int, str], str], callback: Sum, *, verify: bool = False
     ) -> int:
         """Copy objects between the cache and the remote; return how many were new there. `lost` describes those that did not arrive, from
         their number and the cause.

@@ -181,16 +181,9 @@ def handed_on(found: Collection[Origin]) -> list[Origin]:
     return [origin for origin in found if origin.part != "benchmark"]
 
 
-def agreed(found: Collection[Origin]) -> str | None:
-    """The license shared by all origins the artifact was made from, or None."""
-    licences = {licence for origin in handed_on(found) for licence in origin.licences}
-    return licences.pop() if len(licences) == 1 else None
-
-
-def combined(found: Collection[Origin]) -> str:
-    """All licenses combined into an SPDX-style expression, which may include non-SPDX names and `unknown`."""
-    licences = {licence for origin in handed_on(found) for licence in origin.licences}
-    return " AND ".join(f"({licence})" if " " in licence else licence for licence in sorted(licences, key=str.lower))
+def all_licences(found: Collection[Origin]) -> list[str]:
+    """The licenses of all origins that the artifact was made from, sorted; may include `unknown`."""
+    return sorted({licence for origin in handed_on(found) for licence in origin.licences}, key=str.lower)
 
 
 def section(found: Collection[Origin]) -> str:

@@ -25,7 +25,7 @@ from pedigree.pipelines.lineage import openlineage
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pedigree.pipelines.lineage.evaluations import Evaluation, evaluations_of
 from pedigree.pipelines.lineage.standards import croissant, slsa
-from pedigree.pipelines.publish.attribution import handed_on, origins
+from pedigree.pipelines.publish.attribution import all_licences, origins
 from pedigree.pipelines.publish.card import CARD, card
 from pedigree.pipelines.publish.signing import Signer
 
@@ -117,8 +117,7 @@ def export(
 def data_card(pedigree: Pedigree, project: Project | None = None) -> dict[str, Any]:
     if not pedigree.row_files():
         raise ArtifactError(f"{pedigree.address} has type {pedigree.record.type}: Croissant describes only datasets")
-    licences = {licence for origin in handed_on(origins(pedigree, project)) for licence in origin.licences}
-    return croissant(pedigree, pedigree.rows(), licences)
+    return croissant(pedigree, pedigree.rows(), all_licences(origins(pedigree, project)))
 
 
 def _copy(artifact: Artifact, target: Path, beat: Beat) -> None:
