@@ -24,7 +24,8 @@ def requested(
     """Return the request that a command's options make."""
     from pedigree.pipelines.run.opening import Request
 
-    return Request(recipe, tuple(overrides or ()), profile, *(tuple(names or ()) for names in (only, start, until, force)))
+    sets, chosen, starts, ends, forced = (tuple(given or ()) for given in (overrides, only, start, until, force))
+    return Request(recipe, sets, profile, chosen, starts, ends, forced)
 
 
 def interrupt_on_sigterm() -> None:
