@@ -97,9 +97,7 @@ for the largest process it started (vLLM), and on GPUs `gpu`, the memory allocat
 `sequence_parallel`); L layers, H hidden width, A heads, K key heads, D head width, F MLP width, V vocabulary, N parameters multiplied per
 token, s tokens of a document. The peak is the largest of loading, the sum of all terms of a step and, in `rlvr` on GPUs, `rollouts`. Terms
 of a step are summed, although not all exist at the same time, so the result is an upper bound by a few percent.
-
-| term | formula | source |
-|---|---|---|"""
+"""
 ASSUMED = """
 `runtime` is the memory of a process before any tensor: {cuda} on a GPU, {cpu} of host memory on CPUs. This is an assumption, like the
 {overhead} added for vLLM to weights and cache. Experts of a mixture count as far as a token passes through them; with tensor parallelism,
@@ -183,7 +181,7 @@ def page() -> str:
         share=100 * flops.CPU_UTILIZATION, bound=100 * SHARE_OF_A_BOUND, slot=SLOT_BYTES / peak_memory.GIB, threads=MOST_THREADS,
     )  # fmt: skip
     lines = [head]
-    lines += [f"| {one.term} | {_cell(one.formula)} | {_cell(one.source)} |" for one in (*peak_memory.FORMULAS, *flops.FORMULAS)]
+    lines.append((ROOT / "pipelines" / "estimate" / "formulas.md").read_text().rstrip())
     runtime = peak_memory.RUNTIME
     lines.append(ASSUMED.format(cuda=_gib(runtime["cuda"]), cpu=_gib(runtime["cpu"]), overhead=_gib(ENGINE_OVERHEAD)))
     lines.append(ERROR)
@@ -211,10 +209,6 @@ def _published() -> str:
         f"| `{name}` | {took.gpus * took.hours:g} ({took.gpus} GPUs, {took.hours:g} h) | {planned[name]:.0f} |"
         for name, took in graph.published.hardware.items()
     )
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _gib(count: int) -> str:

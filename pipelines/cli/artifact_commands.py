@@ -10,21 +10,8 @@ import typer
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.pipelines.cli import completion
-from pedigree.pipelines.cli.console import (
-    From,
-    Only,
-    Overrides,
-    Profile,
-    Recipe,
-    Until,
-    echo,
-    echo_json,
-    interrupt_on_sigterm,
-    one_line,
-    print_table,
-    requested,
-)
+from pedigree.pipelines.cli import completion, options
+from pedigree.pipelines.cli.console import echo, echo_json, interrupt_on_sigterm, one_line, print_table, requested
 from pedigree.pipelines.quantities import counted, size
 
 if TYPE_CHECKING:
@@ -51,10 +38,11 @@ def lineage(
 
     With --format openlineage, events are sent to OPENLINEAGE_URL if it is set, and printed otherwise.
     """
+    from pedigree.pipelines.lineage.find import find_pedigree
     from pedigree.pipelines.publish.export import in_standard
 
     project = _project_or_none()
-    found = _pedigree(project, artifact)
+    found = find_pedigree(project, artifact)
     if html is not None:
         from pedigree.data.artifacts.artifacts import write_text
         from pedigree.pipelines.publish.page import lineage_page
@@ -81,12 +69,15 @@ def diff(
 
     Shows differences in config, rows, code, environment, numerics, parents and scores. Exit code 1 if the artifacts differ.
     """
+    import dataclasses
+
     from pedigree.pipelines.lineage.difference import compare, text
+    from pedigree.pipelines.lineage.find import find_pedigree
 
     project = _project_or_none()
-    found = compare(_pedigree(project, first), _pedigree(project, second), project)
+    found = compare(find_pedigree(project, first), find_pedigree(project, second), project)
     if as_json:
-        echo_json(found.as_json())
+        echo_json(dataclasses.asdict(found))
     else:
         echo(text(found, first, second))
     if not found.same:
@@ -181,7 +172,7 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, without running it.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail unless the environment matches the recorded one.")] = False,
     here: Annotated[bool, typer.Option("--here", help="Run the current code instead of the recorded code.")] = False,
-    execution: Profile = None,
+    execution: options.Profile = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run code from outside this project without asking.")] = False,
     show_patch: Annotated[bool, typer.Option("--show-patch", help="With --dry-run, print the patches that would be applied.")] = False,
 ) -> None:
@@ -216,8 +207,8 @@ def reproduce(
 
 @commands.command()
 def push(
-    recipe: Recipe,
-    overrides: Overrides = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
     inputs: Annotated[bool, typer.Option("--inputs", help="Also upload the files and folders that its sources name.")] = False,
 ) -> None:
     """Upload a recipe's artifacts to the DVC remote.
@@ -249,11 +240,11 @@ def push(
 
 @commands.command()
 def pull(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    only: Only = None,
-    start: From = None,
-    until: Until = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
+    only: options.Only = None,
+    start: options.From = None,
+    until: options.Until = None,
     inputs: Annotated[bool, typer.Option("--inputs", help="Also download raw inputs that are not on this machine.")] = False,
 ) -> None:
     """Download a recipe's finished artifacts from the DVC remote.
@@ -310,12 +301,6 @@ def _project_or_none() -> "Project | None":
         return Project.find()
     except UsageProblem:
         return None
-
-
-def _pedigree(project: "Project | None", name: str) -> "Pedigree":
-    from pedigree.pipelines.lineage.find import find_pedigree
-
-    return find_pedigree(project, name)
 
 
 def _named_artifacts(names: list[str], stack: "ExitStack") -> "tuple[Project | None, list[str], list[Path]]":

@@ -1,52 +1,15 @@
-"""Shared CLI code: arguments, the current project, tables and JSON output."""
+"""Shared CLI code: tables, JSON output, signals."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
-
-import typer
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pedigree.configs.base.texts import shown
-from pedigree.pipelines.cli import completion
 
 if TYPE_CHECKING:
     from pedigree.pipelines.run.opening import Request
-
-Recipe = Annotated[
-    str,
-    typer.Argument(
-        help="Recipe name in configs/recipes, a variant RECIPE+HASH, or a path.", show_default=False, autocompletion=completion.recipes
-    ),
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="STAGE.FIELD=VALUE", help="Override a recipe field, which makes a variant. Repeatable.")
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option("--only", metavar="STAGE", help="Only this stage. Repeatable.", autocompletion=completion.stages),
-]
-From = Annotated[
-    list[str] | None,
-    typer.Option("--from", metavar="STAGE", help="This stage and all its descendants. Repeatable.", autocompletion=completion.stages),
-]
-Until = Annotated[
-    list[str] | None,
-    typer.Option("--until", metavar="STAGE", help="This stage and all its ancestors. Repeatable.", autocompletion=completion.stages),
-]
-Force = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--force", metavar="STAGE", help="Re-run this stage even if it is up to date. Repeatable.", autocompletion=completion.stages
-    ),
-]
-Profile = Annotated[
-    str | None,
-    typer.Option("--execution", "--profile", metavar="PROFILE", help="Execution profile (name or path); defaults to the recipe's.",
-                 autocompletion=completion.profiles),
-]  # fmt: skip
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document (see docs/cli.md) on stdout and everything else on stderr.")]
 
 
 def requested(
@@ -61,10 +24,8 @@ def requested(
     """Return the request that a command's options make."""
     from pedigree.pipelines.run.opening import Request
 
-    def names(given: Sequence[str] | None) -> tuple[str, ...]:
-        return tuple(given or ())
-
-    return Request(recipe, names(overrides), profile, names(only), names(start), names(until), names(force))
+    sets, chosen, starts, ends, forced = (tuple(given or ()) for given in (overrides, only, start, until, force))
+    return Request(recipe, sets, profile, chosen, starts, ends, forced)
 
 
 def interrupt_on_sigterm() -> None:
@@ -116,10 +77,6 @@ def for_programs(wanted: bool) -> Iterator[Callable[..., None]]:
             echo_json(document(*given))
 
 
-NARROWEST = 3
-"""Columns of a terminal that a column of a table has, for `_cut`."""
-
-
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
     """Print columns as wide as their content. On a terminal, long cells wrap; with columns `whole`, each row is one line, in which the
     other columns are cut first. Rich markup in cells is not interpreted."""
@@ -130,29 +87,15 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, whole: 
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=10_000)
-    texts = [[one_line(cell) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    widths = _cut([header, *texts], [name in whole for name in header], console.width) if whole else [None] * len(header)
-    for name, width in zip(header, widths, strict=True):
-        overflow = "ellipsis" if whole else "fold"
-        table.add_column(Text(name), overflow=overflow, width=width, no_wrap=bool(whole) or not console.is_terminal)
-    for row in texts:
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    one_row = bool(whole) or not console.is_terminal
+    overflow = "ellipsis" if whole else "fold"
+    for name in header:  # rich narrows columns with `no_wrap` last
+        table.add_column(Text(name, no_wrap=one_row), no_wrap=name in whole or not console.is_terminal, overflow=overflow)
+    for row in rows:
+        cells = [one_line(cell) for cell in row]
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, ""), no_wrap=one_row) for cell in cells))
     console.print(table)
-
-
-def _cut(lines: Sequence[Sequence[str]], whole: Sequence[bool], most: int) -> list[int]:
-    """Widths of columns that together fit into `most` columns of a terminal: the widest is cut first, one that is `whole` last."""
-    from rich.cells import cell_len
-
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    for kept in (False, True):
-        while sum(widths) + 2 * (len(widths) - 1) > most:
-            width, place = max((width, place) for place, width in enumerate(widths) if whole[place] == kept)
-            if width <= NARROWEST:
-                break
-            widths[place] -= 1
-    return widths
 
 
 def one_line(text: str) -> str:

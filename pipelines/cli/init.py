@@ -69,14 +69,9 @@ def init(
 
 
 def create(folder: Path, recipe: str | None = None) -> "tuple[Project, list[str]]":
-    """Create a project, or what it lacks.
+    """Create a project, or what it lacks; return it, and the files that were created or extended.
 
-    Args:
-        folder: created if missing.
-        recipe: packaged recipe to copy; by default `tiny` if the project has no recipe.
-
-    Returns:
-        The project, and the files that were created or extended.
+    `recipe` is a packaged recipe to copy; by default `tiny` if the project has no recipe.
 
     Raises:
         ConfigError: there is no such recipe.

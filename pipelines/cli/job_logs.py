@@ -16,11 +16,7 @@ FOLLOW_POLL_S = 0.5
 
 
 def find_log(project: Project, name: str) -> tuple[str, Path]:
-    """Return (address, log file) of a stage, by name or address: the log of its unfinished job, else of its last finished one.
-
-    Raises:
-        UsageProblem: no log or several logs match.
-    """
+    """Return (address, log file) of a stage, by name or address: the log of its unfinished job, else of its last finished one."""
     found: dict[str, Path] = {}
     finished = project.private / "logs"
     for path in sorted(finished.glob("*/*.log")):

@@ -6,36 +6,22 @@ from typing import Annotated
 import typer
 
 from pedigree.configs.base.project import Project
-from pedigree.pipelines.cli import completion
-from pedigree.pipelines.cli.console import (
-    AsJson,
-    Force,
-    From,
-    Only,
-    Overrides,
-    Profile,
-    Recipe,
-    Until,
-    echo,
-    echo_json,
-    for_programs,
-    print_table,
-    requested,
-)
+from pedigree.pipelines.cli import completion, options
+from pedigree.pipelines.cli.console import echo, echo_json, for_programs, print_table, requested
 
 commands = typer.Typer()
 
 
 @commands.command()
 def plan(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    only: Only = None,
-    start: From = None,
-    until: Until = None,
-    force: Force = None,
-    execution: Profile = None,
-    as_json: AsJson = False,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
+    only: options.Only = None,
+    start: options.From = None,
+    until: options.Until = None,
+    force: options.Force = None,
+    execution: options.Profile = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show what a run would do, why, and what it needs.
 
@@ -68,7 +54,7 @@ def plan(
 
 
 @commands.command()
-def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def status(recipe: options.Recipe, overrides: options.Overrides = None, as_json: options.AsJson = False) -> None:
     """Show which stages are done, stale or running.
 
     Also lists results not committed to git, and counts the stages whose code changed since; --json has the files of each.
@@ -85,7 +71,7 @@ def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False)
 
 
 @commands.command()
-def jobs(as_json: AsJson = False) -> None:
+def jobs(as_json: options.AsJson = False) -> None:
     """List running jobs, on this machine and others."""
     from pedigree.pipelines.cli.running_jobs import Jobs, print_jobs
     from pedigree.pipelines.jobs.live import jobs_now
@@ -118,7 +104,7 @@ def logs(
 
 
 @commands.command()
-def report(recipe: Recipe, overrides: Overrides = None) -> None:
+def report(recipe: options.Recipe, overrides: options.Overrides = None) -> None:
     """Write a recipe's report as one self-contained HTML page."""
     from pedigree.configs.language.recipe import load_recipe
     from pedigree.pipelines.publish.report import write_report

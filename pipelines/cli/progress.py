@@ -24,20 +24,8 @@ from pedigree.data.store.hashing import Beat
 from pedigree.pipelines.cli.console import echo, one_line
 from pedigree.pipelines.estimate.rates import Rates, known, measured
 from pedigree.pipelines.estimate.schedule import Forecast
+from pedigree.pipelines.jobs import events
 from pedigree.pipelines.jobs.context import RunContext
-from pedigree.pipelines.jobs.events import (
-    MOVING,
-    Notice,
-    RunEnded,
-    RunEvent,
-    StageBusy,
-    StageEnded,
-    StageEvent,
-    StageProgressed,
-    StageStarted,
-    StageView,
-    StageWaiting,
-)
 from pedigree.pipelines.quantities import counted, duration, number, rough, transferred
 
 PLAIN_INTERVAL_S = 15.0
@@ -83,7 +71,7 @@ RATES = {"tokens_per_second": "tok/s", "requests_per_second": "req/s", "rows_per
 
 
 @dataclass(frozen=True)
-class Row(StageView):
+class Row(events.StageView):
     """A stage on the board: its state, and when this process saw what."""
 
     name: str = ""
@@ -96,23 +84,23 @@ class Row(StageView):
     heard: float | None = None
     """When the last heartbeat arrived, or when observation of the job started."""
 
-    def at(self, event: StageEvent, now: float) -> "Row":
+    def at(self, event: events.StageEvent, now: float) -> "Row":
         """The row after an event. A decreasing step means a new attempt and resets the baseline of the ETA."""
         row, has_run = self.after(event), self.folder is not None
         row = replace(
             row, state="skipped" if row.cause in NOT_DONE else row.state, detail=one_line(row.detail.partition("\n")[0].removesuffix(":"))
         )
         match event:
-            case StageProgressed(step=step):
+            case events.StageProgressed(step=step):
                 base = self.first_step
                 if base is None or step < base[1]:
                     base = (now, step) if step > 0 else None
                 return replace(row, heard=now, first_step=base)
-            case StageStarted():
+            case events.StageStarted():
                 return replace(row, heard=now, started=self.started if has_run else now)
-            case StageWaiting() | StageBusy(activity="fetching" | "restoring" | "hashing" | "sending"):
+            case events.StageWaiting() | events.StageBusy(activity="fetching" | "restoring" | "hashing" | "sending"):
                 return replace(row, started=now if self.started is None else self.started)
-            case StageEnded() if self.started is not None and event.outcome != "skipped" and (event.seconds is None or has_run):
+            case events.StageEnded() if self.started is not None and event.outcome != "skipped" and (event.seconds is None or has_run):
                 return replace(row, seconds=now - self.started)
         return row
 
@@ -127,11 +115,11 @@ def eta_seconds(row: Row) -> float | None:
     return elapsed / done * (beat.total - beat.step) if done > 0 and elapsed > 0 else None
 
 
-def numbers_text(numbers: Mapping[str, float], most: int = 3) -> str:
+def numbers_text(numbers: Mapping[str, float]) -> str:
     """Format the key metrics of a heartbeat: loss or reward first, then throughput."""
     named = [key for key in SHOWN_FIRST if key in numbers]
     named += [key for key in numbers if key not in SHOWN_FIRST and key not in RATES]
-    parts = [f"{key.replace('_', ' ')} {number(numbers[key])}" for key in named[:most]]
+    parts = [f"{key.replace('_', ' ')} {number(numbers[key])}" for key in named[:3]]
     parts += [f"{number(numbers[key])} {unit}" for key, unit in RATES.items() if key in numbers]
     return "  ".join(parts)
 
@@ -173,7 +161,7 @@ def time_left(row: Row, whole: float | None, now: float) -> float | None:
 def took(row: Row, now: float) -> str:
     if row.seconds is not None:
         return duration(row.seconds) if row.seconds >= 0.5 else ""
-    return duration(now - row.started) if row.started is not None and row.state in ("running", "waiting", *MOVING) else ""
+    return duration(now - row.started) if row.started is not None and row.state in ("running", "waiting", *events.MOVING) else ""
 
 
 def render(title: str, rows: Sequence[Row], now: float, note: str = "", height: int = 50, left: str = "") -> RenderableType:
@@ -208,13 +196,7 @@ class Board:
     """State of all stages of a run; thread-safe."""
 
     def __init__(self, title: str, rows: Mapping[str, Row], forecast: Forecast | None = None, jobs: Collection[str] = ()) -> None:
-        """
-        Args:
-            title: name of the recipe.
-            rows: address → row, in graph order.
-            forecast: time forecast of the run.
-            jobs: addresses of the stages that run a job; others are up to date or restored.
-        """
+        """`rows`: address → row, in graph order; `jobs`: addresses of the stages that run a job, the others are up to date or restored."""
         self.title = title
         self._forecast, self._jobs, self._outlook = forecast, frozenset(jobs), (0.0, "")
         self._rows = dict(rows)
@@ -222,12 +204,12 @@ class Board:
         """Message about the run as a whole."""
         self._lock = threading.Lock()
 
-    def update(self, event: RunEvent) -> None:
+    def update(self, event: events.RunEvent) -> None:
         """Consume an event of the run."""
         with self._lock:
-            if isinstance(event, Notice):
+            if isinstance(event, events.Notice):
                 self.note = event.text if event.urgent else self.note
-            elif not isinstance(event, RunEnded) and event.address in self._rows:
+            elif not isinstance(event, events.RunEnded) and event.address in self._rows:
                 self._rows[event.address] = self._rows[event.address].at(event, time.monotonic())
 
     @property
@@ -257,12 +239,8 @@ class Board:
 
 
 def watching(context: RunContext, addresses: Collection[str], jobs: Collection[str] = ()) -> Board:
-    """Create a board for some stages of a run and subscribe it to the run's changes.
-
-    Args:
-        context: the run.
-        addresses: the stages to show.
-        jobs: stages that run a job; they determine the remaining time.
+    """Create a board for some stages of a run and subscribe it to the run's changes. `jobs` are the stages that run a job; they determine
+    the remaining time.
     """
     rows = {}
     for node in context.graph.nodes.values():
@@ -327,15 +305,15 @@ class Display:
             self._last_note = self.board.note
             due += [self._last_note] if self._last_note else []
         for address, row in self.board.rows.items():
-            state = (row.state, "" if row.state in MOVING else row.detail)
+            state = (row.state, "" if row.state in events.MOVING else row.detail)
             changed = self._last.get(address, ("pending", "")) != state
             silent = now - self._printed.get(address, 0.0)
-            if not changed and not (row.state in ("running", *MOVING) and silent >= self.interval_s):
+            if not changed and not (row.state in ("running", *events.MOVING) and silent >= self.interval_s):
                 continue
             self._last[address], self._printed[address] = state, now
             if row.state in ("pending", "checking"):
                 continue
-            change = row.state if row.state in ("running", "waiting", *MOVING, "failed") and changed else ""
+            change = row.state if row.state in ("running", "waiting", *events.MOVING, "failed") and changed else ""
             body = "  ".join(part for part in (change, doing(row, now)) if part)
             spent = took(row, now)
             due.append(f"{ICONS[row.state][0]} {row.name:<18} {body}{f'  ({spent})' if spent else ''}")
@@ -372,9 +350,9 @@ class StatusLine:
             if self._live is None and self._thread is None:
                 self._start()
 
-    def watch(self, event: RunEvent) -> None:
+    def watch(self, event: events.RunEvent) -> None:
         """Show file operations of a stage."""
-        if isinstance(event, StageBusy) and event.activity in MOVING:
+        if isinstance(event, events.StageBusy) and event.activity in events.MOVING:
             self(f"{event.address}: {event.activity} {event.detail}")
 
     def far(self, what: str) -> Beat:

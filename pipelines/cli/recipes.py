@@ -10,8 +10,8 @@ import typer
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.pipelines.cli import completion
-from pedigree.pipelines.cli.console import Overrides, Profile, Recipe, echo, print_table
+from pedigree.pipelines.cli import completion, options
+from pedigree.pipelines.cli.console import echo, print_table
 from pedigree.pipelines.quantities import counted, duration, size
 
 commands = typer.Typer()
@@ -99,13 +99,13 @@ def import_(
 
 @commands.command()
 def show(
-    recipe: Recipe,
+    recipe: options.Recipe,
     stage: Annotated[
         str | None,
         typer.Argument(help="One stage to show, with numerics and placement.", show_default=False, autocompletion=completion.stages),
     ] = None,
-    overrides: Overrides = None,
-    execution: Profile = None,
+    overrides: options.Overrides = None,
+    execution: options.Profile = None,
 ) -> None:
     """Print a fully resolved recipe as runnable YAML.
 
@@ -127,8 +127,8 @@ def validate(
         list[str] | None, typer.Argument(help="Recipe names or paths.", show_default=False, autocompletion=completion.recipes)
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Check all recipes and profiles of the project.")] = False,
-    overrides: Overrides = None,
-    execution: Profile = None,
+    overrides: options.Overrides = None,
+    execution: options.Profile = None,
 ) -> None:
     """Check recipes and their profiles for errors.
 
@@ -156,7 +156,7 @@ def validate(
 
 
 @commands.command()
-def pin(recipe: Recipe) -> None:
+def pin(recipe: options.Recipe) -> None:
     """Replace every `revision: pin me` with a commit of the hub.
 
     Writes the newest commit of each repository on the hub (HF_ENDPOINT, or the mirror in PEDIGREE_HUB) into the recipe and into the
@@ -184,7 +184,7 @@ def compile_(
     recipe: Annotated[
         list[str], typer.Argument(help="Recipe names or paths.", show_default=False, autocompletion=completion.recipes)
     ],
-    overrides: Overrides = None,
+    overrides: options.Overrides = None,
 ) -> None:  # fmt: skip
     """Write dvc.yaml and params.yaml for use with `dvc repro`."""
     from pedigree.configs.language.compile import write_compiled

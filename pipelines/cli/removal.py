@@ -35,17 +35,10 @@ def print_waiting() -> None:
 
 
 def remove(signs: Signs, folder: Path, leases: Iterable[str], command: str, check: Callable[[], None] = lambda: None) -> None:
-    """Remove a folder. It is renamed away first, so an interruption never leaves a partial folder in place.
+    """Remove a folder that no other process uses. It is renamed away first, so an interruption never leaves a partial folder in place.
 
-    Args:
-        signs: liveness of the project's processes, from `listened`.
-        folder: folder to remove.
-        leases: names of the leases that a run takes before it uses the folder.
-        command: name of this command, shown to processes that wait for a lease.
-        check: raises if the folder must not be removed; called with the leases held.
-
-    Raises:
-        UsageProblem: another process holds a lease.
+    `leases` are those that a run takes before it uses the folder; processes that wait for one see `command`. `check`, called with the
+    leases held, raises if the folder must not be removed.
     """
     aside = signs.project.private / "removed" / uuid.uuid4().hex
     aside.parent.mkdir(parents=True, exist_ok=True)
@@ -57,11 +50,7 @@ def remove(signs: Signs, folder: Path, leases: Iterable[str], command: str, chec
 
 @contextmanager
 def exclusive_leases(signs: Signs, leases: Iterable[str], command: str, what: str) -> Iterator[None]:
-    """Hold leases without waiting for them.
-
-    Raises:
-        UsageProblem: another process holds a lease.
-    """
+    """Hold leases without waiting for them; UsageProblem if another process holds one."""
 
     def refuse(holder: LeaseHolder) -> None:
         raise UsageProblem(f"{what} is in use, {holder}; wait until that process ends, or end it, and retry")

@@ -37,17 +37,15 @@ def resolved_recipe(project: Project, graph: Graph, profile: str | None = None) 
         }
     if graph.published:
         value["published"] = graph.published.model_dump(mode="json", exclude_unset=True)
-    stages = {node.name: _stage(node, names) for node in written.values()}
-    return value | {"stages": stages}
+    value["stages"] = {}
+    for node in written.values():
+        inputs = _inputs(node, names)
+        value["stages"][node.name] = {"kind": node.kind, **({"in": inputs} if inputs else {}), **node.config.model_dump(mode="json")}
+    return value
 
 
 def resolved_stage(project: Project, graph: Graph, name: str, profile: str | None = None) -> dict[str, Any]:
-    """Return one stage's config, and its numerics and placement under the profile.
-
-    Raises:
-        UsageProblem: no such stage.
-        ConfigError: the profile is invalid.
-    """
+    """Return one stage's config, and its numerics and placement under the profile."""
     node = graph.find(name)
     numerics, placement = profile_for(project, graph, profile).of(node.kind, node.name)
     if "deepspeed" not in node.declaration.engine:
@@ -82,7 +80,6 @@ def problems_of(
 
 
 def profile_problems(project: Project, name: str) -> list[Problem]:
-    """Return all problems of a profile."""
     try:
         load_execution(project, name)
     except ConfigError as error:
@@ -97,11 +94,6 @@ def _problems_of_named_profile(project: Project, recipe: str, profile: str | Non
     except ConfigError:  # already reported
         return []
     return profile_problems(project, named) if isinstance(named, str) else []
-
-
-def _stage(node: Node, names: dict[str, str]) -> dict[str, Any]:
-    inputs = _inputs(node, names)
-    return {"kind": node.kind, **({"in": inputs} if inputs else {}), **node.config.model_dump(mode="json")}
 
 
 def _inputs(node: Node, names: dict[str, str]) -> dict[str, dict[str, str]]:

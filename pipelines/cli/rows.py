@@ -10,7 +10,8 @@ from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion
-from pedigree.pipelines.cli.console import AsJson, echo, for_programs, print_table
+from pedigree.pipelines.cli.console import echo, for_programs, print_table
+from pedigree.pipelines.cli.options import AsJson
 from pedigree.pipelines.quantities import counted, duration
 
 if TYPE_CHECKING:

@@ -10,23 +10,9 @@ import typer
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.pipelines.cli import completion
+from pedigree.pipelines.cli import completion, options
 from pedigree.pipelines.cli.artifact_commands import bring
-from pedigree.pipelines.cli.console import (
-    AsJson,
-    Force,
-    From,
-    Only,
-    Overrides,
-    Profile,
-    Recipe,
-    Until,
-    echo,
-    for_programs,
-    interrupt_on_sigterm,
-    print_table,
-    requested,
-)
+from pedigree.pipelines.cli.console import echo, for_programs, interrupt_on_sigterm, print_table, requested
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 from pedigree.pipelines.quantities import counted
 
@@ -48,14 +34,14 @@ ShowInPrefect = Annotated[
 
 @commands.command()
 def run(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    only: Only = None,
-    start: From = None,
-    until: Until = None,
-    force: Force = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
+    only: options.Only = None,
+    start: options.From = None,
+    until: options.Until = None,
+    force: options.Force = None,
     prefect: ShowInPrefect = "auto",
-    execution: Profile = None,
+    execution: options.Profile = None,
     keep_jobs: Annotated[bool, typer.Option("--keep-jobs", help="On Ctrl-C, leave jobs running; the next run re-attaches.")] = False,
     require_checkpoint: Annotated[
         list[str] | None,
@@ -84,7 +70,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Kubernetes manifests of due stages; run nothing.")] = False,
     pull: Annotated[bool, typer.Option("--pull", help="Download finished artifacts from the DVC remote; run nothing.")] = False,
     commit: Annotated[bool, typer.Option("--commit", help="Commit dvc.lock and compiled files to git if the run succeeds.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
     """Run all stages of a recipe that are not up to date."""
     from pedigree.pipelines.cli.run_results import run_result
@@ -106,8 +92,8 @@ def run(
         context.require_checkpoint = named("--require-checkpoint", context.graph, require_checkpoint or (), chosen)
         if pull:
             if forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json:
-                options = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
-                raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {options}")
+                others = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
+                raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {others}")
             bring(context, chosen)
             return
         if dry_run:
@@ -115,20 +101,21 @@ def run(
             return
         ends = run_what_is_due(context, chosen, forced, prefect)
         made = _commit_results(context, chosen, ends) if commit else None
-        emit("run", run_result(context, ends, time.monotonic() - began, made), context.graph)
-        if ends is None:
-            raise typer.Exit(130)
-        if failed(ends):
-            raise typer.Exit(1)
+        result = run_result(context, ends, time.monotonic() - began, made)
+        emit("run", result, context.graph)
+        if result.outcome != "done":
+            raise typer.Exit(130 if result.outcome == "interrupted" else 1)
 
 
 def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str) -> "list[StageEnd] | None":
     """Run all stages that are not up to date and print the results; return each stage's outcome, or None if interrupted."""
     from pedigree.pipelines.cli.plan import time_text
     from pedigree.pipelines.cli.progress import Display, StatusLine, measured_by, watching
+    from pedigree.pipelines.jobs.context import StageFailed
     from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT, run_observed
     from pedigree.pipelines.publish.shown_stages import report_path
     from pedigree.pipelines.run.checks import all_done, checked_plan
+    from pedigree.pipelines.run.ensure import Result
     from pedigree.pipelines.run.planning import beforehand, rows_of, with_jobs
     from pedigree.pipelines.run.runs import run_graph, settled
 
@@ -170,18 +157,22 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
     echo(f"\nreport: {write_report(context.project, context.graph).relative_to(context.project.root)}")
     for notice in context.ledger.notices:
         echo(f"note: {notice}", file=sys.stderr)
-    for line in _failures(ends):
-        echo(line, file=sys.stderr)
+    for end in ends:
+        if isinstance(end, StageFailed):
+            echo(end, file=sys.stderr)
+    current = sum(isinstance(end, Result) for end in ends)
+    if current < len(ends):
+        echo(f"{current} of {len(ends)} stages are up to date; run the same command again to resume", file=sys.stderr)
     return ends
 
 
 @commands.command()
 def rehearse(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    profile: Profile = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
+    profile: options.Profile = None,
     prefect: ShowInPrefect = "auto",
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Test-run a recipe on the CPU with tiny models.
 
@@ -208,7 +199,7 @@ def rehearse(
         emit("rehearse", RehearsalResult(**vars(ended), project=root.as_posix(), profile=rehearsal.profile, proved=proof), rehearsal.real)
         if ends is None:
             raise typer.Exit(130)
-        if failed(ends):
+        if ended.outcome == "failed":
             echo(f"rehearsal of {rehearsal.real.recipe} failed after {seconds:.0f} s", file=sys.stderr)
             raise typer.Exit(1)
         echo(f"\nRehearsed {rehearsal.real.recipe} under {rehearsal.profile}: {len(ends)} stages in {seconds:.0f} s.")
@@ -260,10 +251,8 @@ def cancel(
         where = f" on {job.place}" if job.elsewhere else ""
         echo(f"ended {job.address}{where}; {command('run', job.address.partition('/')[0])} resumes from its last checkpoint", flush=True)
     if running_jobs.runs_elsewhere(project, name):
-        echo(
-            f"{command('run', name)} still runs on another machine and may start other stages: stop it there with Ctrl-C",
-            file=sys.stderr,
-        )
+        problem = "still runs on another machine and may start other stages: stop it there with Ctrl-C"
+        echo(f"{command('run', name)} {problem}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -280,10 +269,8 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
         echo(f"note: {error}; scheduled runs are not canceled in Prefect", file=sys.stderr)
         return 0
     if count:
-        echo(
-            f"canceled {counted(count, 'scheduled run')} of {name}; {command('schedules', 'pause', name)} stops the schedule itself",
-            flush=True,
-        )
+        remedy = f"{command('schedules', 'pause', name)} stops the schedule itself"
+        echo(f"canceled {counted(count, 'scheduled run')} of {name}; {remedy}", flush=True)
     return count
 
 
@@ -297,24 +284,6 @@ def stage(address: str) -> None:
     interrupt_on_sigterm()
     with Display(board):
         stage_under_dvc(Project.find(), address, watch=board.update)
-
-
-def failed(ends: "Sequence[StageEnd]") -> bool:
-    from pedigree.pipelines.run.ensure import Result
-
-    return not all(isinstance(end, Result) for end in ends)
-
-
-def _failures(ends: "Sequence[StageEnd]") -> list[str]:
-    """Return one line per failed stage, and a summary of the rest."""
-    from pedigree.pipelines.jobs.context import StageFailed
-    from pedigree.pipelines.run.ensure import Result
-
-    kept = sum(isinstance(end, Result) for end in ends)
-    lines = [str(end) for end in ends if isinstance(end, StageFailed)]
-    if len(ends) > kept:
-        lines.append(f"{kept} of {len(ends)} stages are up to date; run the same command again to resume")
-    return lines
 
 
 def _print_scores(context: "RunContext") -> None:
@@ -344,14 +313,12 @@ def _score(value: dict[str, float] | None, waived: bool) -> str:
 
 def _commit_results(context: "RunContext", chosen: frozenset[str], ends: "Sequence[StageEnd] | None") -> "Commit | None":
     from pedigree.pipelines.publish.commits import commit
+    from pedigree.pipelines.run.ensure import Result
 
-    if ends is None or failed(ends):
+    if ends is None or not all(isinstance(end, Result) for end in ends):
         echo("not committed: --commit requires every selected stage to be up to date", file=sys.stderr)
         return None
     made = commit(context.project, context.graph, chosen)
-    echo(
-        f"\ncommitted {made.id[:12]} {made.title}"
-        if made
-        else f"\nnothing to commit: git already has the results of {context.graph.recipe}"
-    )
+    nothing = f"nothing to commit: git already has the results of {context.graph.recipe}"
+    echo(f"\ncommitted {made.id[:12]} {made.title}" if made else f"\n{nothing}")
     return made

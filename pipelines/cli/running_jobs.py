@@ -52,7 +52,6 @@ class JobDocument:
 
 
 def job_document(job: LiveJob) -> JobDocument:
-    """A job as JSON."""
     return JobDocument(
         address=job.address,
         kind=job.kind,
@@ -88,7 +87,6 @@ def running_word(job: LiveJob) -> str:
 
 
 def print_jobs(jobs: Sequence[LiveJob]) -> None:
-    """Print running jobs."""
     if not jobs:
         echo("no job is running")
         return
@@ -114,12 +112,7 @@ def cancel(project: Project, name: str, waiting: Callable[[LiveJob], None] = lam
     """End the jobs of a stage or recipe, on any machine, and return them. Checkpoints are kept.
 
     A marker in each scratch folder keeps the waiting runner from restarting the job. For a whole recipe, its runner on this machine is
-    interrupted too. Jobs on other machines end themselves when they see a newer fencing token.
-
-    Args:
-        project: the project of the jobs.
-        name: stage name or address, or recipe name.
-        waiting: called with each remote job before waiting for its end.
+    interrupted too. Jobs on other machines end themselves when they see a newer fencing token; `waiting` is called with each of them first.
 
     Raises:
         UsageProblem: no running job matches.

@@ -15,19 +15,8 @@ import typer
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.pipelines.cli import completion
-from pedigree.pipelines.cli.console import (
-    Force,
-    From,
-    Overrides,
-    Profile,
-    Recipe,
-    Until,
-    echo,
-    interrupt_on_sigterm,
-    print_table,
-    requested,
-)
+from pedigree.pipelines.cli import completion, options
+from pedigree.pipelines.cli.console import echo, interrupt_on_sigterm, print_table, requested
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
 if TYPE_CHECKING:
@@ -71,8 +60,8 @@ runpy.run_module("prefect", run_name="__main__", alter_sys=True)
 
 @commands.command()
 def deploy(
-    recipe: Recipe,
-    overrides: Overrides = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
     cron: Cron = None,
     interval: Interval = None,
     rrule: Rrule = None,
@@ -80,10 +69,10 @@ def deploy(
     work_pool: Annotated[
         str | None, typer.Option("--work-pool", metavar="POOL", help="Work pool of type process; its workers run in this folder.")
     ] = None,
-    execution: Profile = None,
-    start: From = None,
-    until: Until = None,
-    force: Force = None,
+    execution: options.Profile = None,
+    start: options.From = None,
+    until: options.Until = None,
+    force: options.Force = None,
     rehearse: Rehearse = False,
     when_busy: WhenBusy = "skip",
     gpu_pool: GpuPool = None,
@@ -107,16 +96,16 @@ def deploy(
 
 @commands.command()
 def serve(
-    recipe: Recipe,
-    overrides: Overrides = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
     cron: Cron = None,
     interval: Interval = None,
     rrule: Rrule = None,
     timezone: Timezone = None,
-    execution: Profile = None,
-    start: From = None,
-    until: Until = None,
-    force: Force = None,
+    execution: options.Profile = None,
+    start: options.From = None,
+    until: options.Until = None,
+    force: options.Force = None,
     rehearse: Rehearse = False,
     when_busy: WhenBusy = "skip",
     gpu_pool: GpuPool = None,
@@ -200,11 +189,7 @@ commands.add_typer(deployed, name="schedules")
 
 
 def _with_server() -> "Project":
-    """Return the current project, after checking that a Prefect server is configured.
-
-    Raises:
-        UsageProblem: no server is configured.
-    """
+    """Return the current project, after checking that a Prefect server is configured."""
     from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT
 
     project = Project.find()

@@ -34,13 +34,7 @@ print(json.dumps({"host": socket.gethostname(), "time": time.time(), "python": s
 
 
 def examine_slurm(project: Project, execution: Execution, cache: Path) -> Iterator[Diagnosis]:
-    """Check programs, controller, and every allocation of a profile; run one small job for each set of options.
-
-    Args:
-        project: the project.
-        execution: the profile.
-        cache: folder of the DVC cache.
-    """
+    """Check programs, controller, and every allocation of a profile; run one small job for each set of options. `cache`: of DVC."""
     wanted: dict[tuple[str, ...], list[str]] = {}
     probes: dict[tuple[str, Slurm], tuple[list[str], int]] = {}
     for name, numerics, placement in settings(execution):
@@ -116,7 +110,8 @@ def _of_node(project: Project, cache: Path, numerics: Numerics, launcher: Slurm,
     try:
         found = json.loads(job.printed.strip().rpartition("\n")[2])
     except ValueError:
-        yield Diagnosis(name, False, f"{job.node}: job {job.number} ended as {job.state}: {_reason(job)}",
+        reason = job.printed.strip().rpartition("\n")[2] or "it printed nothing, so the project folder is probably not there"
+        yield Diagnosis(name, False, f"{job.node}: job {job.number} ended as {job.state}: {reason}",
                         "project folder and .venv must be on a disk that login node and nodes share, under the same paths")  # fmt: skip
         return
     problem, remedy = node_problem(found, job.between)
@@ -170,10 +165,6 @@ def _probed(project: Project, folder: Path, numerics: Numerics, launcher: Slurm,
         ask("scancel", number)
     printed = output.read_text(errors="replace") if output.exists() else ""
     return _Probed(number, state, limit, reason, node, printed, (began, time.time()))
-
-
-def _reason(job: _Probed) -> str:
-    return job.printed.strip().rpartition("\n")[2] or "it printed nothing, so the project folder is probably not there"
 
 
 def _seconds(limit: str) -> int | None:

@@ -46,11 +46,6 @@ def variants(project: Project) -> list[Variant]:
 
 
 def find_variant(project: Project, name: str) -> Variant:
-    """Return a variant by name.
-
-    Raises:
-        UsageProblem: no such variant.
-    """
     known = {variant.name: variant for variant in variants(project)}
     if name not in known:
         raise UsageProblem(f"no variant {name!r}; variants: {', '.join(known) or 'none'}. Artifacts of base recipes cannot be removed")
@@ -58,11 +53,7 @@ def find_variant(project: Project, name: str) -> Variant:
 
 
 def refuse_while_in_use(variant: Variant) -> Signs:
-    """Check that no process uses a variant, including on other machines; return the liveness data.
-
-    Raises:
-        UsageProblem: a job of it is running, or another command uses it.
-    """
+    """Refuse if a process uses a variant, including on other machines; return the liveness data."""
     signs = removal.listened(variant.project, _leases(variant))
     _refuse_live_jobs(variant, signs)
     with removal.exclusive_leases(signs, _leases(variant), COMMAND, variant.name):
@@ -70,11 +61,7 @@ def refuse_while_in_use(variant: Variant) -> Signs:
 
 
 def remove(variant: Variant, signs: Signs) -> None:
-    """Remove `artifacts/NAME`; `signs` comes from `refuse_while_in_use`.
-
-    Raises:
-        UsageProblem: a job of it is running, or another command uses it.
-    """
+    """Remove `artifacts/NAME`; `signs` comes from `refuse_while_in_use`, which is checked again."""
     removal.remove(signs, variant.folder, _leases(variant), COMMAND, check=lambda: _refuse_live_jobs(variant, signs))
 
 

@@ -342,13 +342,6 @@ def run_seconds(run: Run | None) -> float | None:
     return (datetime.fromisoformat(attempt.ended_at) - datetime.fromisoformat(attempt.started_at)).total_seconds()
 
 
-def refusals(project: Project, graph: Graph, execution: Execution, addresses: Collection[str]) -> list[tuple[Node, FitProblem]]:
-    """Those of these stages that do not fit."""
-    estimates = Estimates(project, graph, execution, due=addresses)
-    nodes = [node for address, node in graph.nodes.items() if address in addresses]
-    return [(node, found) for node in nodes if (found := estimates.of(node).misfit)]
-
-
 def document_of(estimate: Estimate) -> dict[str, Any]:
     """All terms of an estimate, for `--json`."""
     needs, amounts = estimate.needs, estimate.amounts

@@ -1,4 +1,4 @@
-"""Floating-point operations and seconds of training and generation: each function implements one formula, with its source.
+"""Floating-point operations and seconds of training and generation: each function implements one formula of `formulas.md`.
 
 Symbols: N parameters multiplied per token (without the input embedding), s tokens of a document, otherwise as in `shapes`.
 """
@@ -8,41 +8,9 @@ import platform
 
 from pedigree.configs.base.work import MAX_RUNNING
 from pedigree.data.host import machine
-from pedigree.pipelines.estimate.peak_memory import Formula, kv_bytes_per_token
+from pedigree.pipelines.estimate.peak_memory import kv_bytes_per_token
 from pedigree.pipelines.estimate.shapes import Shape
 
-FORMULAS = (
-    Formula(
-        "operations of a forward pass",
-        "2N + 2·L·AD·s per token",
-        "Kaplan et al. 2020, arXiv 2001.08361, §2.1; attention: Chowdhery et al. 2022, arXiv 2204.02311, app. "
-        "B, halved for causal attention",
-    ),
-    Formula(
-        "operations of training",
-        "three times a forward pass; twice with LoRA, whose base weights get no gradient; plus one with gradient checkpointing",
-        "Kaplan et al. 2020; Korthikanti et al. 2022, arXiv 2205.05198, §4",
-    ),
-    Formula(
-        "time of training",
-        "operations / (R · peak · utilization)",
-        "utilization is assumed, or measured in finished stages of the same kind on the same hardware",
-    ),
-    Formula(
-        "time of generation",
-        "longest answer · (chunks · eN + requests · (prompt + answer/2) · KV bytes) / (P · bandwidth · "
-        "bandwidth_utilization), or the answers' operations / (P · peak · utilization) if longer; + prompts' operations / "
-        "(P · peak · utilization); requests: per engine; chunks: requests submitted together, at most 256 each, including a "
-        "partial last chunk",
-        "Pope et al. 2022, arXiv 2211.05102, §2: a token of each request reads all weights and its own keys "
-        "and values; Williams et al. 2009, CACM 52(4): the slower of memory and arithmetic is the bottleneck",
-    ),
-    Formula(
-        "peak of a CPU",
-        "rate of one core · t / (1 + σ(t - 1)), t = `threads`, σ = 0.06",
-        "the rate is measured (`stages/training/product_rate.py`); Amdahl 1967, AFIPS 30; σ is measured, as described above",
-    ),
-)
 CPU_UTILIZATION = 0.6
 """Share of the matmul rate that a job reaches on a CPU. SFT of SmolLM2-135M: 0.53 in bf16 on two cores of an AMD EPYC with bf16 units
 (docs/benchmarks.md), 0.95 by the CPU time of a step in fp32 on a Xeon without them; vLLM sampling on the EPYC: 0.43."""
@@ -102,21 +70,12 @@ def generation(
     utilization: float,
     bandwidth: float,
 ) -> float:
-    """Seconds to answer requests in chunks.
+    """Seconds to answer `requests` in chunks of `together`, of which `MAX_RUNNING` run concurrently.
 
-    Args:
-        shape: of the model.
-        requests: total number.
-        together: requests submitted together, of which `MAX_RUNNING` run concurrently.
-        prompt: tokens per prompt.
-        computed: mean prompt tokens that are computed (`unshared`).
-        answer: tokens of the longest answer of a chunk, which determines its duration; each token reads the weights once per chunk.
-        size: bytes per weight.
-        ranks: of the engine.
-        peak: operations per second of one GPU.
-        utilization: share of the peak that is reached.
-        bandwidth: memory bandwidth of one GPU in bytes per second.
-    """  # fmt: skip
+    `prompt` is tokens per prompt, of which `computed` are computed on average (`unshared`); `answer` is tokens of the longest answer of a
+    chunk, which determines its duration, as each reads the weights once. `size` is bytes per weight; `peak` (operations) and `bandwidth`
+    (bytes) are those of one GPU per second, and `utilization` is the share of the peak that is reached.
+    """
     whole, rest = divmod(math.ceil(requests), max(1, together))
     chunks = whole * math.ceil(together / MAX_RUNNING) + math.ceil(rest / MAX_RUNNING)
     cache = requests * (prompt + answer / 2) * kv_bytes_per_token(shape, size)

@@ -38,8 +38,6 @@ class Hardware:
     """Its name in `GPUS`."""
     cpu: str | None = None
     cores: int | None = None
-    source: str = ""
-    """Where this information comes from."""
 
     @property
     def bytes_per_rank(self) -> int | None:
@@ -60,13 +58,10 @@ def hardware_of(device: str, machine: Machine) -> Hardware:
             "cpu", gpus_per_node=1, host_bytes=host or this_memory(), cpu=cpu, cores=cores,
             utilization=machine.utilization if "utilization" in machine.model_fields_set else CPU_UTILIZATION,
             bandwidth_utilization=machine.bandwidth_utilization if "bandwidth_utilization" in machine.model_fields_set else 1.0,
-            source="the profile" if host else "this machine",
         )  # fmt: skip
-    specified = bool(machine.gpu or machine.gpu_memory_gb or machine.peak_tflops)
-    name, table, source = machine.gpu, GPUS.get(machine.gpu or ""), "the profile"
-    if not specified:
-        found = this_gpu()
-        name, table, source = (found[0], found[1], "this machine's driver") if found else (None, None, "")
+    name, table = machine.gpu, GPUS.get(machine.gpu or "")
+    if not (machine.gpu or machine.gpu_memory_gb or machine.peak_tflops):
+        name, table = this_gpu() or (None, None)
     memory = machine.gpu_memory_gb or (table.memory_gb if table else None)
     peak = machine.peak_tflops or (table.peak_tflops if table else None)
     bandwidth = machine.bandwidth_gbs or (table.bandwidth_gbs if table else None)
@@ -80,7 +75,6 @@ def hardware_of(device: str, machine: Machine) -> Hardware:
         utilization=machine.utilization,
         bandwidth_utilization=machine.bandwidth_utilization,
         gpu=name,
-        source=source,
     )
 
 
@@ -114,5 +108,4 @@ def this_cpu() -> tuple[str | None, int]:
 
 @functools.cache
 def this_memory() -> int | None:
-    """Memory of the current machine in bytes."""
     return resources.memory()

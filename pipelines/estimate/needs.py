@@ -83,7 +83,7 @@ class Needs:
     """Memory needs of one stage, in bytes."""
 
     device: dict[str, int] = field(default_factory=dict)
-    """Per rank during computation: the terms of `memory.FORMULAS`. On a CPU, host memory of the rank."""
+    """Per rank during computation: the terms of `formulas.md`. On a CPU, host memory of the rank."""
     loading: dict[str, int] = field(default_factory=dict)
     """Per rank while loading models."""
     rollouts: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Peak memory of a rank in bytes, term by term: each function implements one formula, with its source.
+"""Peak memory of a rank in bytes, term by term: each function implements one formula of `formulas.md`, which names its source.
 
 Symbols: Ψ parameters, Ψ_t trained parameters, R ranks, e bytes of the compute dtype (2 or 4), T tokens of one pass; L, H, A, K, D, F, V
 as in `shapes`. DeepSpeed's behavior beyond the paper (fp32 gradients, buckets, a flat copy) follows the code of version 0.19.
@@ -23,104 +23,6 @@ BLOCK = 16
 """Tokens per block of vLLM's KV cache."""
 LOGIT_ROWS = {"cuda": 1024, "cpu": 128}
 """Rows of logits in fp32 at the same time (`stages.training.logprobs._blocks`)."""
-
-
-@dataclass(frozen=True)
-class Formula:
-    """A row of docs/plan.md."""
-
-    term: str
-    formula: str
-    source: str
-
-
-FORMULAS = (
-    Formula(
-        "weights",
-        "eΨ; ZeRO-3: eΨ/R + e·min(Ψ, 10⁹) gathered (none with a single rank)",
-        "Rajbhandari et al. 2019, arXiv 1910.02054, §5; `stage3_max_live_parameters`",
-    ),
-    Formula(
-        "gradients",
-        "4Ψ_t, plus a copy of 4Ψ_t/R with ZeRO-1 in fp32; 4Ψ_t/R from ZeRO-2; none with `offload_optimizer`; + eW, "
-        "the incoming gradient of the largest weight",
-        "arXiv 1910.02054, §5.2; in fp32, because micro-batches are accumulated in fp32",
-    ),
-    Formula(
-        "optimizer",
-        "12Ψ_t/R: fp32 weights, two moments; ZeRO-0 (fp32 only): 8Ψ_t; none with `offload_optimizer`",
-        "arXiv 1910.02054, §3.1 (K = 12), §5.1",
-    ),
-    Formula(
-        "buckets",
-        "ZeRO-2: 4·B + 4·min(Ψ_t, B), in fp32 8·B, and B at least W; ZeRO-1 with `offload_optimizer`: 2·B + 4·min(Ψ_t, B), in fp32 4·B; "
-        "ZeRO-1 in fp32: 4·B; ZeRO-3: 4·B + 4·min(Ψ_t, B); otherwise none; on a CPU min(Ψ_t, B) instead of B, and ZeRO-2 as ZeRO-1",
-        "DeepSpeed 0.19, `reduce_bucket_size` B = 5·10⁸ elements",
-    ),
-    Formula(
-        "activations",
-        "T · (L·a + head); a = 2·norm + e(2AD + 2KD) + 4A + 4eF, norm = 4 + (4 + 2e)H, head = (4 + 2e)H + 2eD + 24; "
-        "fused kernels: norm = 4 + 2eH, 3eF; on a CPU in bf16 a + 4AD; checkpointed: T · (L·eH + a + head); other "
-        "norms and experts: `layer_activations`",
-        "counted as in Korthikanti et al. 2022, arXiv 2205.05198, §4, for RMSNorm, grouped queries, SwiGLU, "
-        "no dropout, and attention that does not store scores",
-    ),
-    Formula("working", "T · e(3F + 2H): gradients of the current layer", "the backward pass of a gated MLP"),
-    Formula(
-        "logits",
-        "2hVc + 12Vb, h = e, or 4 with `head: fp32`: c = `logprob_chunk` tokens, b of them in fp32; trained: + (4 + h - e)VH, the "
-        "head's gradient of a chunk and its sum over chunks in fp32 (none with one chunk and h = e); frozen on a CPU with h > e: + 4VH, "
-        "its fp32 copy",
-        "`stages/training/logprobs.py`",
-    ),
-    Formula(
-        "reference",
-        "eΨ, eΨ/R with ZeRO-3; nothing with adapters if it is the policy before training",
-        "`stages/training/reference.py`, `fixed_policy`",
-    ),
-    Formula("teacher", "eΨ of the teacher, eΨ/R with ZeRO-3", "`stages/training/reference.py`, `fixed_policy`"),
-    Formula(
-        "value_model",
-        "PPO's value model in addition to the policy: weights, gradients, optimizer, and buckets, with a scalar head; its "
-        "activations do not overlap with the policy's",
-        "`stages/training/policy_update.py`",
-    ),
-    Formula(
-        "reward_models",
-        "of `rlvr`, on GPUs only in `rollouts`: eΨ and `working` of the largest one, since one scores after the other; their weights "
-        "stay in host memory; `runtime` of each copy with a process of its own; on a CPU eΨ of all in addition",
-        "`stages/rlvr/model_rewards.py`",
-    ),
-    Formula(
-        "sampler",
-        "vLLM takes `gpu_memory_utilization` of the GPU: eΨ/P, adapters, 2 GiB, and the rest as KV cache, P = `tensor_parallel`; in "
-        "`rlvr` on GPUs 2 GiB while it sleeps",
-        "vLLM 0.32, `gpu_worker.py`",
-    ),
-    Formula(
-        "rollouts",
-        "in `rlvr` on GPUs: `sampler` with what the trainer keeps between steps: weights without those gathered, optimizer, gradients "
-        "with ZeRO-1 and 3, buckets of 4·B with ZeRO-3, the same of a value model, the reference, and a reward model",
-        "`stages/rlvr/handover.py`",
-    ),
-    Formula(
-        "KV cache",
-        "2·L·K·D·e per token, for a whole chunk of requests, or for one request if `continuous`",
-        "Kwon et al. 2023, arXiv 2309.06180, §2; `stages/sampling/vllm_engine.py`, `_check_cache`",
-    ),
-    Formula(
-        "loading",
-        "eΨ on the device, 2eΨ with ZeRO-1 in bf16 without `offload_optimizer`; with ZeRO-3 eΨ/R and the largest parameter",
-        "DeepSpeed 0.19, `_configure_distributed_model`; `stages/training/trainer.py`, `_engine_of`",
-    ),
-    Formula(
-        "host",
-        "per rank while loading 4Ψ in fp32, 4Ψ + eΨ if the stored weights are finer than bf16, else nothing: bf16 weights are pages of "
-        "their file, which the ranks share; or 16Ψ_t/R with `offload_optimizer` if larger; the same again for an offloaded value model; "
-        "+ eΨ per node for the weights of a sleeping sampler",
-        "`stages/training/models.py`, `stages/training/trainer.py`, `stages/rlvr/handover.py`",
-    ),
-)
 
 
 @dataclass(frozen=True)

@@ -170,11 +170,7 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
 
 
 def _mixture(config: Mapping[str, Any], expert_width: str | None) -> dict[str, Any]:
-    """Fields of `Shape` specific to mixture models.
-
-    Raises:
-        ValueError: a field is invalid.
-    """
+    """Fields of `Shape` specific to mixture models."""
     named = next((name for name in ("num_experts", "num_local_experts") if config.get(name)), None)
     if named is None or expert_width is None:
         return {}
@@ -199,15 +195,15 @@ def _number(config: Mapping[str, Any], name: str, otherwise: int | None = None) 
 
 
 def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, **parts: Any) -> Shape:
-    return Shape(layers, hidden, heads, kv_heads, parts.pop("head_dim", hidden // heads), ffn, vocabulary, **parts)
+    return Shape(layers, hidden, heads, kv_heads, hidden // heads, ffn, vocabulary, **parts)
 
 
 def _qwen(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, tied: bool) -> Shape:
     return _llama(layers, hidden, heads, kv_heads, ffn, vocabulary, tied=tied, qkv_bias=True)
 
 
-def _olmo2(layers: int, hidden: int, heads: int, ffn: int, vocabulary: int = 100352, kv_heads: int | None = None) -> Shape:
-    return _llama(layers, hidden, heads, kv_heads or heads, ffn, vocabulary, qk_norm="all", wide_norms=True)
+def _olmo2(layers: int, hidden: int, heads: int, ffn: int) -> Shape:
+    return _llama(layers, hidden, heads, heads, ffn, 100352, qk_norm="all", wide_norms=True)
 
 
 KNOWN: dict[str, Shape] = {

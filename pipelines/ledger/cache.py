@@ -36,17 +36,12 @@ class Cache:
 
     @property
     def odb(self) -> "HashFileDB":
-        """DVC's object database."""
         return self.repository.repo.cache.local
 
     # --- objects --------------------------------------------------------------------------------------------------------
 
     def path(self, oid: str) -> Path:
-        """Path of an object, present or not.
-
-        Raises:
-            LedgerError: not a valid object name, which could point outside the cache.
-        """
+        """Path of an object, present or not. LedgerError: not a valid name, which could point outside the cache."""
         if not OBJECT.fullmatch(oid):
             raise LedgerError(f"{shown(oid[:80])!r} is not a DVC object name: do not trust its source")
         return Path(self.odb.oid_to_path(oid))

@@ -61,11 +61,7 @@ def git_environment() -> dict[str, str]:
 def git(
     project: Project, *arguments: str, given: str | None = None, timeout_s: float | None = TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
-    """Run git in the project's folder and return its result as text.
-
-    Raises:
-        PedigreeError: it takes longer than `timeout_s`.
-    """
+    """Run git in the project's folder, as `run_git`, and return its result as text."""
     sent = None if given is None else given.encode()
     answer = run_git(project.root, *arguments, given=sent, timeout_s=timeout_s)
     out, err = (data.decode(errors="surrogateescape") for data in (answer.stdout, answer.stderr))

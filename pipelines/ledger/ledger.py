@@ -251,10 +251,8 @@ class Ledger:
 
     @dvc_errors()
     def dependencies(self, node: Node, beat: Beat = silent) -> Dependencies:
-        """The current dependencies; for one without local files, the recorded one. `beat` reports the hashing of large ones.
-
-        Raises:
-            LedgerError: one of them does not exist.
+        """The current dependencies; for one without local files, the recorded one. LedgerError: one has neither. `beat` reports the hashing
+        of large ones.
         """
         found = {}
         for path in sorted(compiled_stage(node).get("deps", ())):
@@ -317,11 +315,7 @@ class Ledger:
         raise LedgerError(f"{holds} an intact object {md5}: add the DVC remote that has it, or rerun the stage at that commit")
 
     def push(self, node: Node, tell: ProgressCallback = silent) -> int:
-        """Send the recorded artifact of a stage to the remote; return how many objects were new there.
-
-        Raises:
-            RemoteError: the remote cannot be used, or not everything arrived.
-        """
+        """Send the recorded artifact of a stage to the remote; return how many objects were new there."""
         entry = self.locks.entry(node.address)
         outs = self._outs(node, entry)
         return self.remote.send(outs.values(), node.address, tell, entry.size) if entry and outs else 0
@@ -353,15 +347,11 @@ class Ledger:
         if source is not None:
             here = place_of(self.project.root, source)
             if not here.exists():
-                return self._recorded_source(node, path)
+                entry = self.locks.entry(node.address)
+                return next((_output(dep) for dep in entry.deps if dep.path == path and dep.md5), None) if entry else None
             source_files(here)  # DVC would wait for a pipe, and fail at a circle of links
             return self.cache.hashed(here, beat)
         return self.cache.hashed(place, beat) if os.path.lexists(place) else self._recorded_output(place)
-
-    def _recorded_source(self, node: Node, path: str) -> Output | None:
-        """A source that is not on this machine, as the entry of its stage records it."""
-        entry = self.locks.entry(node.address)
-        return next((_output(dep) for dep in entry.deps if dep.path == path and dep.md5), None) if entry else None
 
     def _recorded_output(self, place: Path) -> Output | None:
         """A part of an artifact as the `dvc.lock` of its stage records it; None for paths that are not artifacts."""

@@ -176,11 +176,7 @@ def lock_paths(project: Project) -> list[Path]:
 
 
 def recorded(project: Project) -> list[Recorded]:
-    """All parts of artifacts recorded in the working tree, sorted by address and part.
-
-    Raises:
-        LedgerError: a file is damaged.
-    """
+    """All parts of artifacts recorded in the working tree, sorted by address and part. LedgerError: a file is damaged."""
     try:
         return _sorted(project, {path: read_lock(path) for path in lock_paths(project)})
     except ArtifactError as error:

@@ -89,11 +89,7 @@ def merge_files(base: Path, ours: Path, theirs: Path) -> int:
 
 
 def refuse_conflicts(project: Project, graph: Graph) -> None:
-    """Refuse `dvc.lock` files needed by a recipe that contain conflict markers.
-
-    Raises:
-        ConfigError: with file and line of the first marker of each.
-    """
+    """Refuse `dvc.lock` files needed by a recipe that contain conflict markers: ConfigError with the line of the first in each."""
     problems = []
     for recipe in dict.fromkeys([graph.recipe, *(node.recipe for node in graph.nodes.values())]):
         name = Path(pipeline_file(recipe)).with_suffix(".lock")

@@ -52,11 +52,7 @@ def lacking(project: Project, node: Node, recorded: Mapping[str, str]) -> Iterat
 
 
 def send(project: Project, remote: Remote, place: Path, hashed: Mapping[str, Hashed], tell: ProgressCallback) -> int:
-    """Send a file or folder with these hashes; return how many files were new there.
-
-    Raises:
-        RemoteError: the remote cannot be used, or a file changed meanwhile.
-    """
+    """Send a file or folder with these hashes, unchanged since; return how many files were new there."""
     new, done, total = 0, 0, sum(found.size for found in hashed.values())
     for name, found in hashed.items():
         tell(done, total)

@@ -11,20 +11,11 @@ from pedigree.data.artifacts.artifacts import Record, Run, parse_record, parse_r
 from pedigree.data.store.durable import replace
 from pedigree.data.store.hashing import Hashed, silent
 from pedigree.data.store.untrusted import LOCK_BYTES, RECORD_BYTES, RUN_BYTES, LockEntry, parse_json
+from pedigree.pipelines.ledger import transfers
 from pedigree.pipelines.ledger.cache import OBJECT, Cache, hash_info
 from pedigree.pipelines.ledger.lock_files import RUN_ENTRY, Entry, LockFiles
 from pedigree.pipelines.ledger.repository import dvc_errors
-from pedigree.pipelines.ledger.transfers import (
-    LedgerError,
-    ProgressCallback,
-    RemoteError,
-    RemoteObjects,
-    Sum,
-    last_error,
-    one_line,
-    remedy,
-    without_passwords,
-)
+from pedigree.pipelines.ledger.transfers import ProgressCallback, RemoteError, Sum
 
 if TYPE_CHECKING:
     from dvc.data_cloud import Remote as DvcRemote
@@ -34,7 +25,10 @@ LARGEST_FILE = 4 << 30
 
 
 class Remote:
-    """The default remote, and the cache in front of it. Safe to share between threads and processes."""
+    """The default remote, and the cache in front of it. Safe to share between threads and processes.
+
+    Methods raise RemoteError if the remote cannot be used, or not everything arrived.
+    """
 
     def __init__(self, cache: Cache, locks: LockFiles) -> None:
         self.cache, self.locks, self.repository = cache, locks, cache.repository
@@ -60,11 +54,7 @@ class Remote:
             return self._refusals[name]
 
     def require(self, verb: str) -> "DvcRemote":
-        """The usable remote.
-
-        Raises:
-            RemoteError: with the reason, if there is none.
-        """
+        """The usable remote."""
         if self.name is None:
             raise RemoteError(f"there is no remote to {verb}: add one with `dvc remote add -d NAME URL`")
         if refusal := self.refusal():
@@ -89,8 +79,8 @@ class Remote:
         """One line with the storage error and its remedy."""
         name = self.name or "?"
         url = self.repository.repo.config["remote"].get(name, {}).get("url", "?")
-        refused = f"the remote {name!r} ({url}) cannot be used: {one_line(error)}"
-        return f"{without_passwords(refused)}. {remedy(error)}"
+        refused = f"the remote {name!r} ({url}) cannot be used: {transfers.one_line(error)}"
+        return f"{transfers.without_passwords(refused)}. {transfers.remedy(error)}"
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -99,7 +89,7 @@ class Remote:
 
         try:
             yield
-        except (DvcException, LedgerError):
+        except (DvcException, transfers.LedgerError):
             raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):  # of this machine's disk
@@ -111,9 +101,8 @@ class Remote:
     # --- single objects, from the cache or the remote -------------------------------------------------------------------
 
     @dvc_errors()
-    def objects(self) -> RemoteObjects:
-        """The objects of the remote."""
-        return RemoteObjects(self.name or "?", self._odb("verify"))
+    def objects(self) -> transfers.RemoteObjects:
+        return transfers.RemoteObjects(self.name or "?", self._odb("verify"))
 
     @dvc_errors()
     def provide(self, oids: Collection[str]) -> bool:
@@ -129,9 +118,7 @@ class Remote:
         """The verified bytes of an object of the cache or the remote; None if unavailable.
 
         Objects fetched from the remote are stored in the cache, in read-only mode in a temporary file of at most `limit` bytes.
-
-        Raises:
-            RemoteError: the remote cannot be reached, or its object is damaged or too large.
+        RemoteError: the object is damaged or too large.
         """
         path = self.cache.path(oid)
         if self.cache.lacks([oid]):
@@ -157,12 +144,7 @@ class Remote:
         return self._small[oid]
 
     def record(self, entry: LockEntry | None, name: str = "record.json") -> Record | None:
-        """The record among an entry's outputs, called `name` in messages; None if unavailable.
-
-        Raises:
-            ArtifactError: it is damaged.
-            RemoteError: it is not here, and the remote does not provide it.
-        """
+        """The record among an entry's outputs, called `name` in messages; None if unavailable. ArtifactError: it is damaged."""
         oid = entry and entry.objects.get("record.json")
         data = self.read(oid, RECORD_BYTES) if oid else None
         return None if data is None else parse_record(data, name)
@@ -176,24 +158,17 @@ class Remote:
     # --- the outputs of a stage -----------------------------------------------------------------------------------------
 
     def holds(self, oids: Collection[str]) -> bool:
-        """Whether the remote has these objects; a folder's list is uploaded after its files.
-
-        Raises:
-            RemoteError: the remote cannot be used.
-        """
+        """Whether the remote has these objects; a folder's list is uploaded after its files."""
         self.require("ask")
         with self._errors():
             return set(oids) <= set(self._odb("status").oids_exist(list(oids)))
 
     @dvc_errors()
     def fetch(self, oids: Collection[str], tell: ProgressCallback = silent, size: int = 0) -> bool:
-        """Fetch objects and those that they list into the cache, verifying each; False if some are missing or damaged.
+        """Fetch objects and those that they list into the cache, verifying each; False if some are missing or damaged. ArtifactError: a
+        list names a path outside.
 
         `tell` reports the bytes of `size` that have arrived.
-
-        Raises:
-            RemoteError: the remote cannot be used.
-            ArtifactError: a list of files names a path outside.
         """
         if self.name is None:
             return False
@@ -207,11 +182,7 @@ class Remote:
 
     @dvc_errors()
     def send(self, oids: Collection[str], owner: str, tell: ProgressCallback = silent, size: int = 0) -> int:
-        """Send objects of a stage and those that they list to the remote; return how many were new there.
-
-        Raises:
-            RemoteError: the remote cannot be used, or not everything arrived.
-        """
+        """Send objects of a stage and those that they list to the remote; return how many were new there."""
         remote = self.require("push")
 
         def lost(count: int, why: str) -> str:
@@ -231,16 +202,14 @@ class Remote:
     def _transfer(
         self, source: Any, target: Any, oids: Iterable[str], lost: Callable[[int, str], str], callback: Sum, *, verify: bool = False
     ) -> int:
-        """Copy objects between the cache and the remote; return how many were new there.
-
-        Raises:
-            RemoteError: some did not arrive; `lost` describes them, from their number and the cause.
+        """Copy objects between the cache and the remote; return how many were new there. `lost` describes those that did not arrive, from
+        their number and the cause.
         """
         wanted = set(map(hash_info, oids))
-        with self._errors(), last_error() as errors:
+        with self._errors(), transfers.last_error() as errors:
             result = self.repository.repo.cloud.transfer(source, target, wanted, cache_odb=self.cache.odb, verify=verify, callback=callback)
         if result.failed:
-            raise RemoteError(lost(len(result.failed), f" ({one_line(errors[-1])})" if errors else ""))
+            raise RemoteError(lost(len(result.failed), f" ({transfers.one_line(errors[-1])})" if errors else ""))
         return len(result.transferred)
 
     def _odb(self, command: str) -> Any:
@@ -249,11 +218,7 @@ class Remote:
     # --- the run cache --------------------------------------------------------------------------------------------------
 
     def fetch_past(self, entry: Entry | None = None) -> bool:
-        """Fetch the remote's run cache entries, those with the inputs of an entry or all. False if nothing new arrived.
-
-        Raises:
-            RemoteError: the remote cannot be used.
-        """
+        """Fetch the remote's run cache entries, those with the inputs of an entry or all. False if nothing new arrived."""
         if self.name is None:
             return False
         remote, here = self.require("fetch"), self.locks.runs.parent
@@ -270,11 +235,7 @@ class Remote:
         return bool(new)
 
     def send_past(self) -> int:
-        """Send entries that the remote's run cache lacks; return how many.
-
-        Raises:
-            RemoteError: the remote cannot be used.
-        """
+        """Send entries that the remote's run cache lacks; return how many."""
         remote, here = self.require("push"), self.locks.runs.parent
         with self._errors():
             there = {remote.fs.relpath(path, remote.path) for path in remote.fs.find(remote.fs.join(remote.path, "runs"))}
@@ -287,11 +248,7 @@ class Remote:
 
     @dvc_errors()
     def put(self, source: Path, name: str, seen: Hashed | None = None) -> bool:
-        """Store a file under a name in the remote, atomically; False if it exists already.
-
-        Raises:
-            RemoteError: the remote cannot be used, or the file is no longer the one that was `seen`.
-        """
+        """Store a file under a name in the remote, atomically, if it is still the one that was `seen`; False if it exists already."""
         remote = self.require("push")
         target = remote.fs.join(remote.path, *name.split("/"))
         with self._errors():
@@ -324,11 +281,7 @@ class Remote:
     # --- garbage --------------------------------------------------------------------------------------------------------
 
     def files(self) -> tuple[dict[str, int], dict[str, int]]:
-        """(objects by md5, run cache entries by path) of the remote, each with its size in bytes.
-
-        Raises:
-            RemoteError: the remote cannot be used.
-        """
+        """(objects by md5, run cache entries by path) of the remote, each with its size in bytes."""
         remote = self.require("gc")
         with self._errors():
             objects, entries = (_sizes(remote.fs, path) for path in (self._odb("gc").path, remote.fs.join(remote.path, "runs")))
@@ -337,11 +290,7 @@ class Remote:
         return {oid: size for oid, size in named.items() if OBJECT.fullmatch(oid)}, known
 
     def delete(self, objects: Collection[str], entries: Collection[str]) -> None:
-        """Delete from the remote: run cache entries before objects, lists of folders before their files.
-
-        Raises:
-            RemoteError: the remote cannot be used; another attempt deletes the rest.
-        """
+        """Delete from the remote: run cache entries before objects, lists of folders before files. Another attempt deletes the rest."""
         from dvc_data.hashfile.db import get_index
 
         remote, odb = self.require("gc"), self._odb("gc")

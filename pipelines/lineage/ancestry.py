@@ -82,11 +82,7 @@ class Pedigree:
         return row_files(entry.path for entry in self.record.files)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Iterate over the rows of the payload.
-
-        Raises:
-            ArtifactError: the rows are unavailable or damaged.
-        """
+        """Iterate over the rows of the payload; ArtifactError if they are unavailable or damaged."""
         for name in self.row_files():
             with self.open_file(name) as stream:
                 yield from rows_in(stream, name)
@@ -140,11 +136,7 @@ def is_exported(folder: Path) -> bool:
 
 
 def read_pedigree(folder: Path) -> Pedigree:
-    """Read the pedigree of an artifact folder or an exported folder.
-
-    Raises:
-        ArtifactError: the artifact or its lineage is missing or damaged.
-    """
+    """Read the pedigree of an artifact folder or an exported folder; ArtifactError if it or its lineage is missing or damaged."""
     exported = is_exported(folder)
     records, payload = (folder / "pedigree", folder) if exported else (folder, folder / "payload")
     record = load_record(inside(folder, "pedigree/record.json")) if exported else open_artifact(folder).record
@@ -160,14 +152,8 @@ def read_pedigree(folder: Path) -> Pedigree:
 
 
 def pedigree_of(record: Record, run: Any, lineage: Any, source: str, open_file: Callable[[str], BinaryIO]) -> Pedigree:
-    """Build a pedigree from the contents of its three files; every edge must reference a known record.
-
-    Args:
-        record: of the artifact itself.
-        run: contents of its `run.json`.
-        lineage: contents of its `lineage.json`.
-        source: name of the latter, for messages.
-        open_file: see `Pedigree`.
+    """Build a pedigree from the contents of its three files; every edge must reference a known record. `source` names `lineage.json` in
+    messages.
 
     Raises:
         ArtifactError: the lineage lacks an ancestor, has an id mismatch, or has a cycle.
@@ -194,7 +180,9 @@ def walk(pedigree: Pedigree) -> Iterator[Ancestor]:
         depth, edge, last = waiting.pop()
         identifier = edge.producer if edge else pedigree.id
         record, run = pedigree.entries[identifier]
-        role = _role(edge.port, edge.label, run) if edge else ""
+        role = edge.port if edge else ""
+        if edge and not (run.address or "").endswith(f"/{edge.label}"):
+            role += f" {edge.label}"
         yield Ancestor(depth, role, run.address or "", record, identifier in seen, last)
         if identifier not in seen:
             waiting += [(depth + 1, given, given is record.inputs[-1]) for given in reversed(record.inputs)]
@@ -253,7 +241,3 @@ def published(project: Project) -> Iterator[Artifact]:
 def addresses(project: Project) -> list[str]:
     """Sorted `RECIPE/STAGE`s of all folders with a record, including damaged ones."""
     return [path.parent.relative_to(project.artifacts).as_posix() for path in sorted(project.artifacts.glob("*/*/record.json"))]
-
-
-def _role(port: str, label: str, run: Run) -> str:
-    return port if (run.address or "").endswith(f"/{label}") else f"{port} {label}"

@@ -65,10 +65,8 @@ def known_records(here: Sequence[tuple[str, Artifact]]) -> Known:
 def descendants(known: Known, holds: Mapping[str, bool], blended: Mapping[str, bool]) -> list[Descendant]:
     """Artifacts derived from the row that do not contain it, parents first.
 
-    Args:
-        known: all records.
-        holds: content → whether it contains the row; artifacts that could not be searched are absent.
-        blended: content → whether it has rows written from several rows, one of them this; absent if it names no parents.
+    `holds`: content → whether it contains the row, without artifacts that could not be searched; `blended`: content → whether it has rows
+    written from several rows, one of them this, without artifacts that name no parents.
     """
     reached: dict[str, Descendant] = {}
     for identifier, (record, address) in known.items():
@@ -102,11 +100,8 @@ def _step(record: Record, port: str, parent: Descendant, holds: Mapping[str, boo
 
 
 def renamed(known: Known, linked: Collection[str]) -> set[str]:
-    """Ids of artifacts whose rows may have other ids than in their inputs, and of dataset artifacts derived from these.
-
-    Args:
-        known: all records.
-        linked: ids of the artifacts that name the parents of their rows.
+    """Ids of artifacts whose rows may have other ids than in their inputs, and of dataset artifacts derived from these. Those in `linked`
+    name the parents of their rows.
     """
     found: set[str] = set()
     for identifier, (record, _) in known.items():

@@ -1,6 +1,5 @@
 """Compare two artifacts by records, rows, and scores, and find where their ancestries diverge."""
 
-import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -107,18 +106,9 @@ class Comparison:
     origins: list[Divergence]
     scores: list[ScoreChange]
 
-    def as_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 def compare(first: Pedigree, second: Pedigree, project: Project | None = None) -> Comparison:
-    """Compare two artifacts.
-
-    Args:
-        first: the baseline.
-        second: the artifact compared with it.
-        project: searched for evaluations if both are policies.
-    """
+    """Compare an artifact with a baseline, `first`. If both are policies, the project is searched for their evaluations."""
     one, other = first.record, second.record
     same_content = one.content == other.content
     rows, problem = (None, "") if same_content else _rows(first, second)
@@ -284,12 +274,7 @@ KEYS = (("task", "policy", "id"), ("id",))
 
 
 def row_changes(first: Rows, second: Rows) -> RowChanges:
-    """Compare two sets of rows regardless of order, holding one hash per row in memory.
-
-    Args:
-        first: yields the rows of one side; called repeatedly.
-        second: yields the rows of the other side.
-    """
+    """Compare two sets of rows, which are read several times, regardless of order, holding one hash per row in memory."""
     for fields in KEYS:
         before, after = _by_key(first, fields), _by_key(second, fields)
         if before is not None and after is not None:

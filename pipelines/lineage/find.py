@@ -23,11 +23,7 @@ from pedigree.pipelines.lineage.named_models import find_named, named_models, re
 
 
 def find_pedigree(project: Project | None, name: str) -> Pedigree:
-    """Find a pedigree by name.
-
-    Args:
-        project: where to look; None outside a project, where only folders can be named.
-        name: see the module docstring.
+    """Find a pedigree by name (see the module docstring); outside a project, only folders can be named.
 
     Raises:
         ArtifactError: no match, several matches, or the match is damaged or unavailable.
@@ -72,11 +68,7 @@ def _ancestor(project: Project, name: str) -> Pedigree | None:
 
 @contextmanager
 def artifact_folder(project: Project | None, name: str) -> Iterator[tuple[Path, str]]:
-    """Folder and address of an artifact by name; for a git revision, a temporary copy from the cache or remote.
-
-    Raises:
-        ArtifactError: no match, several matches, or the match is unavailable.
-    """
+    """Folder and address of an artifact by name; for a git revision, a temporary copy from the cache or remote."""
     if "@" not in name or project is None or Path(name).exists():
         found = find_artifact(project, name).path
         yield found, "/".join(found.resolve().parts[-2:])
@@ -89,13 +81,7 @@ def artifact_folder(project: Project | None, name: str) -> Iterator[tuple[Path, 
 
 
 def bring_committed(ledger: Ledger, name: str, target: Path, parts: Collection[str] = PARTS) -> str:
-    """Copy parts of an artifact in `dvc.lock` at a revision to a new folder, verifying every hash; returns the address.
-
-    Args:
-        ledger: of the project whose git repository, cache, and remote are searched.
-        name: `NAME@REVISION`.
-        target: a folder that does not exist.
-        parts: names of files and folders of the artifact.
+    """Copy parts of the artifact `NAME@REVISION` to a new folder, verifying every hash; returns the address.
 
     Raises:
         ArtifactError: there is no such artifact, or it is incomplete in both the cache and the remote.

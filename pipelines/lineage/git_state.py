@@ -22,16 +22,11 @@ GENERATED = (":(exclude,top)dvc.yaml", ":(exclude,top)dvc.lock", ":(exclude,top)
 
 
 def code_state(root: Path = CODE_ROOT, *, new_files: bool = False) -> dict[str, Any]:
-    """Commit of the code and the working tree's changes; generated files are ignored.
+    """Commit of the code and the working tree's changes; generated files are ignored, and untracked ones only counted without `new_files`.
 
-    Args:
-        root: folder that holds the package; git is read only if it is the top of a work tree.
-        new_files: include untracked files in the patch; otherwise they are only counted.
-
-    Returns:
-        `commit` (None outside git), `dirty`, `patch_sha256`. For a dirty tree also `patch`, from which `git apply` rebuilds the tree, or
-        `patch_left_out`, the reason why it is not stored. `new_files` is the number of untracked files left out; `version`, instead of a
-        commit, that of an installed package.
+    Returns `commit` (None outside git), `dirty`, `patch_sha256`. For a dirty tree also `patch`, from which `git apply` rebuilds the tree,
+    or `patch_left_out`, the reason why it is not stored. `new_files` is the number of untracked files left out; `version`, instead of a
+    commit, that of an installed package.
     """
     commit = _top(root, "rev-parse", "HEAD").decode().strip() or None
     patch = _top(root, *DIFF, "HEAD", "--", ".", *GENERATED)
@@ -53,9 +48,7 @@ def code_state(root: Path = CODE_ROOT, *, new_files: bool = False) -> dict[str, 
 def _kept(patch: bytes, new: list[tuple[Path, str, str]]) -> dict[str, str]:
     """The patch as text with its sha256, when it is small, is text and holds nothing secret.
 
-    Args:
-        patch: of the files that git knows.
-        new: (folder, path in it, where that folder belongs in the repository) of the others.
+    `new` adds files that git does not know: (folder, path in it, where that folder belongs in the repository).
     """
     size = len(patch) + sum((folder / name).stat().st_size for folder, name, _ in new)
     if size > PATCH_LIMIT:

@@ -10,27 +10,14 @@ from pedigree.pipelines.lineage.ancestry import Entry, expanded, read_pedigree
 
 
 def write_origin(out: Path, run: Mapping[str, Any], inputs: Iterable[Path]) -> None:
-    """Write `run.json` and `lineage.json` of an artifact.
-
-    Args:
-        out: its folder.
-        run: its run, with the texts of patches in the attempts.
-        inputs: folders of its input artifacts.
-
-    Raises:
-        ArtifactError: an input or its lineage is damaged.
-    """
+    """Write `run.json` and `lineage.json` of an artifact made from those in the folders `inputs`; `run` has the texts of patches."""
     own, patches = split_run(run)
     write_json(out / "run.json", own)
     write_json(out / "lineage.json", lineage_of(inputs, patches))
 
 
 def adopted(out: Path) -> tuple[Input, ...]:
-    """The artifact of another project that an imported model was exported from, as an input; none for other artifacts.
-
-    Raises:
-        ArtifactError: its records are damaged.
-    """
+    """The artifact of another project that an imported model was exported from, as an input; none for other artifacts."""
     folder = out / "evidence" / ADOPTED
     if not folder.exists():
         return ()

@@ -41,11 +41,7 @@ class Named:
 
 
 def named_models(project: Project, revision: str | None = None) -> list[Named]:
-    """All named models of the working tree or a commit, sorted by recipe, then in recipe order.
-
-    Raises:
-        ArtifactError: a compiled file cannot be read.
-    """
+    """All named models of the working tree or a commit, sorted by recipe, then in recipe order."""
     found = []
     for name, read in _compiled(project, revision):
         try:

@@ -49,16 +49,8 @@ def events(pedigree: Pedigree) -> list[dict[str, Any]]:
     return found
 
 
-def as_lines(found: Sequence[Mapping[str, Any]]) -> str:
-    """Serialize events as JSONL."""
-    return "".join(json.dumps(event, sort_keys=True, ensure_ascii=False) + "\n" for event in found)
-
-
 def send(found: Sequence[Mapping[str, Any]], environment: Mapping[str, str] = os.environ) -> str:
-    """Post the events in order to OPENLINEAGE_URL with the key OPENLINEAGE_API_KEY.
-
-    Returns:
-        The address of the endpoint.
+    """Post the events in order to OPENLINEAGE_URL with the key OPENLINEAGE_API_KEY; return the address of the endpoint.
 
     Raises:
         PedigreeError: with the server's response and the number of accepted events.

@@ -88,9 +88,7 @@ class RowParents:
 def spelled_artifacts(known: Mapping[str, tuple[Record, str]], artifacts: Sequence[tuple[str, Artifact]]) -> set[str]:
     """Ids of the artifacts in which ids name parents: those of `SPELLED` kinds that name none or are gone, and those with rows from them.
 
-    Args:
-        known: id → record and address, parents first.
-        artifacts: (address, artifact) of the available ones.
+    `known` is id → record and address, parents first; `artifacts` are the available ones, with their addresses.
     """
     naming = {artifact.record.id for _, artifact in artifacts if parents.named(artifact.evidence)}
     found: set[str] = set()

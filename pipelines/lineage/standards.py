@@ -48,9 +48,11 @@ def slsa(pedigree: Pedigree) -> dict[str, Any]:
     too.
     """
     record, run, attempts = pedigree.record, pedigree.run.as_json(), pedigree.run.attempts
+    environment = run.get("environment", {})
+    versions = {"python": environment.get("python", "unknown"), **environment.get("libraries", {})}
     metadata = {"invocationId": pedigree.id}
     for name, time in (("startedOn", attempts[0].started_at), ("finishedOn", attempts[-1].ended_at)) if attempts else ():
-        metadata |= {name: _zulu(time)} if time else {}
+        metadata |= {name: time.replace("+00:00", "Z")} if time else {}
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": entry.path, "digest": {"sha256": entry.sha256}} for entry in record.files],
@@ -63,7 +65,7 @@ def slsa(pedigree: Pedigree) -> dict[str, Any]:
                 "resolvedDependencies": [*_inputs(pedigree), *_sources(pedigree), *_code(pedigree)],
             },
             "runDetails": {
-                "builder": {"id": "urn:pedigree:runner:v1", "version": _versions(run)},
+                "builder": {"id": "urn:pedigree:runner:v1", "version": versions},
                 "metadata": metadata,
                 "byproducts": [{"name": "record.json", "annotations": {"id": pedigree.id, "key": record.key, "content": record.content}}],
             },
@@ -100,25 +102,12 @@ def _code(pedigree: Pedigree) -> list[dict[str, Any]]:
     return found
 
 
-def _versions(run: Mapping[str, Any]) -> dict[str, str]:
-    environment = run.get("environment", {})
-    return {"python": environment.get("python", "unknown"), **environment.get("libraries", {})}
-
-
-def _zulu(time: str) -> str:
-    return time.replace("+00:00", "Z")
-
-
 # --- Croissant ---------------------------------------------------------------------------------------------------------
 
 
 def croissant(pedigree: Pedigree, rows: Iterable[Mapping[str, Any]], licences: Iterable[str] = ()) -> dict[str, Any]:
-    """JSON-LD for a dataset artifact. The publisher must add `creator` and `url`, which records do not contain.
-
-    Args:
-        pedigree: of the dataset.
-        rows: all rows, from which the fields are inferred.
-        licences: of its sources, where known.
+    """JSON-LD for a dataset artifact; its fields are inferred from all rows. The publisher must add `creator` and `url`, which records do
+    not contain.
     """
     record = pedigree.record
     ends = [attempt.ended_at for attempt in pedigree.run.attempts if attempt.ended_at]

@@ -212,13 +212,7 @@ Entry = tuple[str, Artifact]
 
 
 def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), report: Callable[[str], None] = lambda words: None) -> Trace:
-    """Trace a row through all recipes and variants of a project.
-
-    Args:
-        project: the project to search.
-        wanted: the row.
-        within: names of the artifacts to search; all if empty.
-        report: receives progress messages.
+    """Trace a row through all recipes and variants of a project, or only the artifacts named in `within`.
 
     Raises:
         UsageProblem: the row is ambiguous.
@@ -260,10 +254,6 @@ def _available(project: Project) -> tuple[list[Entry], dict[str, str]]:
 
 
 def _refuse_many(wanted: RowQuery, roots: Collection[str]) -> None:
-    """
-    Raises:
-        UsageProblem: an id prefix matches several rows, or a text matches more than `MOST`.
-    """
     some = f"{', '.join(sorted(roots)[:SHOWN])}{' ...' if len(roots) > SHOWN else ''}"
     if len(roots) > MOST:
         raise UsageProblem(f"more than {MOST} rows match, e.g. {some}: use a longer id or text")
@@ -424,11 +414,7 @@ def shortest(names: Collection[str]) -> list[str]:
 
 
 def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Lines of an evidence file that contain one of these words; all lines if there are no words.
-
-    Raises:
-        ArtifactError: a line cannot be read.
-    """
+    """Lines of an evidence file that contain one of these words; all lines if there are no words."""
     if path.is_file():
         with open_plain(path) as stream:
             written = [json.dumps(word, ensure_ascii=False)[1:-1].encode(errors="replace") for word in words]

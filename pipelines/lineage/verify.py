@@ -60,10 +60,6 @@ class Discrepancy:
         return f"{self.file} {self.what}: {self.remedy}"
 
 
-def silent(count: int) -> None:
-    """Ignore progress."""
-
-
 @dataclass
 class Verification:
     """Problems found by a verification, and the amount of data read."""
@@ -78,7 +74,7 @@ class Verification:
     unpushed: int = 0
     """Objects recorded in a lock but missing from the remote, which is not a problem."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    report: Callable[[int], None] = field(default=silent, repr=False)
+    report: Callable[[int], None] = field(default=lambda count: None, repr=False)
     """Receives the number of bytes read so far."""
 
     def summary(self) -> str:
@@ -94,7 +90,7 @@ Check = Callable[[Verification], Iterable[Discrepancy]]
 """Checks one file or object; runs in any thread."""
 
 
-def verify_folders(folders: Iterable[Path], report: Callable[[int], None] = silent) -> Verification:
+def verify_folders(folders: Iterable[Path], report: Callable[[int], None] = lambda count: None) -> Verification:
     """Verify artifact folders and exported folders, without a project. `report` receives the number of bytes read so far.
 
     Raises:
@@ -113,16 +109,12 @@ def verify_project(
     *,
     folders: Iterable[Path] = (),
     remote: bool = True,
-    report: Callable[[int], None] = silent,
+    report: Callable[[int], None] = lambda count: None,
 ) -> Verification:
-    """Verify artifacts and their objects in the cache and the remote.
+    """Verify artifacts (default: all that exist or are recorded in a `dvc.lock`), their objects in the cache and, if configured, in the
+    remote.
 
-    Args:
-        project: whose artifacts are verified.
-        addresses: `RECIPE/STAGE`s; None: all that exist or are recorded in a `dvc.lock`.
-        folders: additional artifact or export folders.
-        remote: also verify the remote, if one is configured.
-        report: receives the number of bytes read so far.
+    `folders` are additional artifact or export folders; `report` receives the number of bytes read so far.
 
     Raises:
         ArtifactError: one of `folders` has no record.
@@ -143,7 +135,9 @@ def verify_project(
                 owners.setdefault(entry.md5, entry.address)
                 if entry.part != "payload" and project.artifact(entry.address).is_dir():  # the payload is checked by sha256
                     checks.append(_lock_check(entry, ledger.cache.path(entry.md5)))
-        checks += _cache_checks(ledger.cache.path, owners)
+        for md5, owner in _objects(owners, lambda md5: _read_bytes(ledger.cache.path(md5))):
+            path, remedy = ledger.cache.path(md5), "`pedigree run` deletes it and rebuilds the stage when needed"
+            checks.append(_object_check(partial(path.open, "rb"), path.exists, md5, f"cache object {md5} of {owner}", remedy))
         if remote:
             checks += _remote_checks(ledger.remote, owners, verdict)
         return _run(checks, verdict)
@@ -348,14 +342,6 @@ def _difference(name: str, promised: dict[str, str], found: dict[str, str]) -> s
     if name not in found:
         return "is missing"
     return "has a different md5 than in dvc.lock" if name in promised else "is not in dvc.lock"
-
-
-def _cache_checks(place: Callable[[str], Path], owners: dict[str, str]) -> Iterator[Check]:
-    """Check every cache object recorded in the locks, including members of folders."""
-    for md5, owner in _objects(owners, lambda md5: _read_bytes(place(md5))):
-        path, shown = place(md5), f"cache object {md5} of {owner}"
-        remedy = "`pedigree run` deletes it and rebuilds the stage when needed"
-        yield _object_check(partial(path.open, "rb"), path.exists, md5, shown, remedy)
 
 
 def _remote_checks(remote: Remote, owners: dict[str, str], verdict: Verification) -> list[Check]:

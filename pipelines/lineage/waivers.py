@@ -52,11 +52,7 @@ def waived_of(policy: Pedigree) -> list[Waived]:
 
 
 def splits_of(evaluation: Pedigree) -> list[Split]:
-    """Split scores of each policy and task affected by a waiver.
-
-    Raises:
-        ArtifactError: the evaluation's rows are unavailable.
-    """
+    """Split scores of each policy and task affected by a waiver; ArtifactError if the evaluation's rows are unavailable."""
     touching, found = touched(evaluation), []
     for one in labels_of(evaluation):
         tasks = {task: waivers for (label, task), waivers in touching.items() if label == one.label}

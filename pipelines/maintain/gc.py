@@ -21,18 +21,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import shown
 from pedigree.data.artifacts.artifacts import ArtifactError, Record, Run, open_artifact, parse_lineage, parse_record, read_lineage
 from pedigree.data.host.faults import fault_point
-from pedigree.data.store.untrusted import (
-    LIST_BYTES,
-    Address,
-    LockEntry,
-    described,
-    parse_entry,
-    parse_json,
-    parse_listing,
-    parse_lock,
-    parse_yaml,
-    read_plain,
-)
+from pedigree.data.store import untrusted
 from pedigree.pipelines.jobs.code import unused
 from pedigree.pipelines.jobs.live import Signs, live_jobs
 from pedigree.pipelines.jobs.scratch_state import read_mapping
@@ -45,7 +34,7 @@ from pedigree.stages.job.job import TOKENS
 
 KEEP_PLACE = "add --workspace, which keeps only what the working tree references"
 LIST_AGAIN = "`pedigree verify` names the stage; rebuild it with `pedigree run`, or delete the branch or tag that references it"
-_ADDRESS = TypeAdapter(Address)
+_ADDRESS = TypeAdapter(untrusted.Address)
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class PastOutput:
     """For messages: the file, and the commit that contains it."""
     owner: str
     """`RECIPE/STAGE`, or the file that references it."""
-    entry: LockEntry
+    entry: untrusted.LockEntry
 
     @property
     def objects(self) -> set[str]:
@@ -96,12 +85,9 @@ def collect(
 ) -> Sweep:
     """Find what can be deleted, and optionally delete it. DVC's lock is held throughout, so no object is added in the meantime.
 
-    Args:
-        project: whose cache.
-        workspace: keep only what the working tree needs; branches, tags and stashes do not count.
-        remote: include the remote. Artifacts made by others are kept only if this clone's branches or tags reference them.
-        delete: delete; an interrupted run has deleted nothing that is needed, and the next run continues.
-        listening: called if heartbeats of other machines must be waited for, which takes a while.
+    `workspace`: keep only what the working tree needs; branches, tags and stashes do not count. `remote`: include the remote, where
+    artifacts made by others are kept only if this clone's branches or tags reference them. An interrupted deletion has deleted nothing that
+    is needed, and the next one continues. `listening` is called if heartbeats of other machines must be waited for, which takes a while.
 
     Raises:
         UsageProblem: something is running, the cache is shared with other projects, or a lineage cannot be read.
@@ -203,11 +189,7 @@ class _Survey:
                     yield from _entries(git(self.project, "cat-file", "blob", blob).stdout, name, f" at {commit[:12]}")
 
     def _in_git(self) -> bool:
-        """Whether the project has branches in git.
-
-        Raises:
-            UsageProblem: there is a repository, but git fails (it is not installed, or the folder belongs to another user).
-        """
+        """Whether the project has branches in git. Fails if git does (it is not installed, or the folder belongs to another user)."""
         answer = git(self.project, "rev-parse", "--git-dir")
         if answer.returncode and any((folder / ".git").exists() for folder in (self.project.root, *self.project.root.parents)):
             problem = " ".join(shown(answer.stderr).split())
@@ -229,7 +211,7 @@ class _Survey:
         place = self.project.artifact(entry.owner)
         try:
             record = parse_record(self._bytes(parts["record.json"], place / "record.json"), "record.json")
-            raw = parse_json(self._bytes(parts["lineage.json"], place / "lineage.json"), "lineage.json")
+            raw = untrusted.parse_json(self._bytes(parts["lineage.json"], place / "lineage.json"), "lineage.json")
             lineage = parse_lineage(raw, "lineage.json")
         except (ArtifactError, RemoteError, ValueError, OSError) as error:
             remedy = f"Run `pedigree pull`, delete the branch or tag that references it, or {KEEP_PLACE}"
@@ -278,7 +260,7 @@ class _Survey:
         damaged = False
         for path in filter(None, (self.cache.path(oid), place)):
             if path.is_file():
-                data = read_plain(path, LIST_BYTES)
+                data = untrusted.read_plain(path, untrusted.LIST_BYTES)
                 if md5_of_bytes(data) == oid.removesuffix(".dir"):
                     return data
                 damaged = damaged or path != place  # the file in place may be another object
@@ -287,18 +269,14 @@ class _Survey:
             there = self.remote.objects()
             if there.exists(oid):
                 with there.open(oid) as stream:
-                    data = stream.read(LIST_BYTES + 1)
+                    data = stream.read(untrusted.LIST_BYTES + 1)
                 if md5_of_bytes(data) == oid.removesuffix(".dir"):
                     return data
                 damaged = True
         raise ArtifactError(f"its object {oid} is {'damaged' if damaged else 'nowhere'}")
 
     def _members(self, oid: str) -> set[str]:
-        """The files of a folder; none if its list is lost, because then the folder cannot be restored.
-
-        Raises:
-            UsageProblem: the list is damaged, or the remote that may have it cannot be reached.
-        """
+        """The files of a folder; none if its list is lost, because then the folder cannot be restored."""
         try:
             data = self._bytes(oid)
         except ArtifactError as error:
@@ -306,7 +284,7 @@ class _Survey:
                 return set()
             raise UsageProblem(f"nothing is deleted: the file list of a needed folder cannot be read: {error}; {LIST_AGAIN}") from error
         try:
-            return set(parse_listing(data, f"object {oid}").values())
+            return set(untrusted.parse_listing(data, f"object {oid}").values())
         except ArtifactError as error:
             raise UsageProblem(f"nothing is deleted: {error}; {LIST_AGAIN}") from error
 
@@ -333,20 +311,16 @@ def _delete(ledger: Ledger, sweep: Sweep, remote: bool) -> None:
 
 
 def _entries(text: str, name: str, where: str) -> Iterator[PastOutput]:
-    """Entries of a `dvc.lock` or `.dvc` file.
-
-    Raises:
-        UsageProblem: it cannot be read.
-    """
+    """Entries of a `dvc.lock` or `.dvc` file."""
     try:
         if PurePosixPath(name).name == "dvc.lock":
-            found = parse_lock(text, "it").values()
+            found = untrusted.parse_lock(text, "it").values()
         else:  # its dependencies may be URLs
-            value = parse_yaml(text, "it") or {}
-            found = [parse_entry({"outs": value.get("outs") or []}, "it")]
+            value = untrusted.parse_yaml(text, "it") or {}
+            found = [untrusted.parse_entry({"outs": value.get("outs") or []}, "it")]
         yield from [_past(entry, name, f"{name}{where}") for entry in found]
     except (ArtifactError, ValidationError, AttributeError) as error:
-        raise _unread(name, where, described(error)) from error
+        raise _unread(name, where, untrusted.described(error)) from error
 
 
 def _unread(name: str, where: str, problem: str) -> UsageProblem:
@@ -357,7 +331,7 @@ def _unread(name: str, where: str, problem: str) -> UsageProblem:
     )
 
 
-def _past(entry: LockEntry, name: str, where: str) -> PastOutput:
+def _past(entry: untrusted.LockEntry, name: str, where: str) -> PastOutput:
     command = str(entry.cmd)
     owner = _ADDRESS.validate_python(command.removeprefix("pedigree stage ")) if command.startswith("pedigree stage ") else name
     return PastOutput(where, owner, entry)

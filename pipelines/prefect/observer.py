@@ -17,17 +17,8 @@ from uuid import UUID
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.host.process import uncollected
+from pedigree.pipelines.jobs import events
 from pedigree.pipelines.jobs.context import RunContext
-from pedigree.pipelines.jobs.events import (
-    Notice,
-    RunEnded,
-    RunEvent,
-    StageBusy,
-    StageEvent,
-    StageStarted,
-    StageView,
-    StageWaiting,
-)
 from pedigree.pipelines.prefect.record import FlowRunLost
 from pedigree.pipelines.run.plans import Plan
 from pedigree.pipelines.run.runs import StageEnd, run_graph
@@ -60,19 +51,12 @@ def run_observed(
     server: str = "",
     required: bool = False,
 ) -> list[StageEnd]:
-    """`run_graph`, with progress reported to Prefect.
+    """`run_graph`, with progress reported to Prefect at `server`, which may go away and come back.
 
-    Args:
-        run: the run. It notes when the server goes away or comes back.
-        selection: addresses of the stages; all when None.
-        forced: addresses of stages that run even if current.
-        planned: as for `run_graph`.
-        flow_run_id: a flow run that Prefect started and will end itself; None creates one.
-        server: the server's address, for these notes.
-        required: refuse to start before the server answers.
+    `flow_run_id` is a flow run that Prefect started and will end itself; None creates one.
 
     Raises:
-        PedigreeError: a server is required and does not answer.
+        PedigreeError: a server is `required` before the start, and does not answer.
     """
     chosen = [address for address in run.graph.nodes if selection is None or address in selection]
     with Observer(run, chosen, flow_run_id, server) as observer:
@@ -91,10 +75,10 @@ class Observer:
         """Whether the run was canceled in Prefect."""
         self._shown: PrefectRun | None = None
         self._away, self._failures, self._polled = "", 0, time.monotonic()
-        self._views = {address: StageView() for address in addresses}
+        self._views = {address: events.StageView() for address in addresses}
         self._notes: deque[tuple[datetime, str, str]] = deque(maxlen=NOTES)
         """Time, address and text of lines for the log of a stage: why it waits, or is retried."""
-        self._end: RunEnded | None = None
+        self._end: events.RunEnded | None = None
         self._changing, self._due, self._answered = threading.Lock(), threading.Event(), threading.Event()
         self._ending, self._over = threading.Event(), threading.Event()
         self._end_reported = False
@@ -106,15 +90,11 @@ class Observer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None and self._end is None and not self._over.is_set():  # it ended before the graph began
-            self._close(RunEnded.by(error, self.run.keep_jobs))
+            self._close(events.RunEnded.by(error, self.run.keep_jobs))
         self.run.watch = self._watch
 
     def wait_for_answer(self) -> None:
-        """Wait until the run is registered with Prefect.
-
-        Raises:
-            PedigreeError: registration failed.
-        """
+        """Wait until the run is registered with Prefect; PedigreeError if that failed."""
         self._answered.wait()
         if self._away:
             self._over.set()
@@ -122,24 +102,24 @@ class Observer:
 
     # --- the run's side: never waits -----------------------------------------------------------------------------------
 
-    def _on_event(self, event: RunEvent) -> None:
+    def _on_event(self, event: events.RunEvent) -> None:
         match event:
-            case Notice() | StageBusy(activity="checking" | "hashing"):
+            case events.Notice() | events.StageBusy(activity="checking" | "hashing"):
                 pass
-            case RunEnded():
-                from_prefect = RunEnded("cancelled", "canceled from Prefect; finished stages and checkpoints are kept")
+            case events.RunEnded():
+                from_prefect = events.RunEnded("cancelled", "canceled from Prefect; finished stages and checkpoints are kept")
                 self._close(from_prefect if self.cancelled and event.outcome in ("completed", "failed") else event)
-            case StageBusy():
+            case events.StageBusy():
                 self._change(replace(event, detail=""))  # it changes constantly
             case _:
                 self._change(event)
         self._watch(event)
 
-    def _change(self, event: StageEvent) -> None:
+    def _change(self, event: events.StageEvent) -> None:
         if event.address not in self._views:
             return
-        if isinstance(event, StageStarted | StageWaiting) and event.detail:
-            state = "running" if isinstance(event, StageStarted) else "waiting"
+        if isinstance(event, events.StageStarted | events.StageWaiting) and event.detail:
+            state = "running" if isinstance(event, events.StageStarted) else "waiting"
             self._notes.append((datetime.now(UTC), event.address, f"{state}: {event.detail}"))
         with self._changing:
             before = self._views[event.address]
@@ -154,7 +134,7 @@ class Observer:
             with suppress(OSError):  # the job itself reports a full disk
                 self._shown.keep(self._views, self._end)
 
-    def _close(self, end: RunEnded) -> None:
+    def _close(self, end: events.RunEnded) -> None:
         with self._changing:
             self._end = end
             self._keep()

@@ -50,18 +50,15 @@ def schedule_of(
             assert rrule is not None
             schedule = RRuleSchedule(rrule=rrule, timezone=timezone or "UTC")
     except ValidationError as error:
-        raise UsageProblem(_schedule_problem(error, given, option, timezone)) from error
+        if "timezone" in str(error).lower() and timezone is not None:
+            remedy = "use an IANA name such as Europe/Berlin, America/New_York or UTC"
+            raise UsageProblem(f"--timezone {timezone}: unknown time zone; {remedy}") from error
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UsageProblem(f"{option} {given[option]!r} is invalid ({why}). Expected {FORMS[option]}") from error
     why = _why_never(schedule)
     if why:
         raise UsageProblem(f"{option} {given[option]!r} never fires ({why}). Expected {FORMS[option]}")
     return schedule
-
-
-def _schedule_problem(error: ValidationError, given: dict[str, str | None], option: str, timezone: str | None) -> str:
-    if "timezone" in str(error).lower() and timezone is not None:
-        return f"--timezone {timezone}: unknown time zone; use an IANA name such as Europe/Berlin, America/New_York or UTC"
-    why = error.errors()[0]["msg"].removeprefix("Value error, ")
-    return f"{option} {given[option]!r} is invalid ({why}). Expected {FORMS[option]}"
 
 
 def _why_never(schedule: Schedule) -> str:
@@ -95,7 +92,6 @@ def _span(text: str) -> timedelta:
 
 
 def describe(schedule: Any) -> str:
-    """Describe a schedule."""
     zone = getattr(schedule, "timezone", None) or "UTC"
     if isinstance(schedule, CronSchedule):
         return f"cron {schedule.cron} ({zone})"

@@ -96,10 +96,7 @@ class _Reported:
 def connected(run: RunContext, addresses: Collection[str], flow_run_id: UUID | None = None) -> Iterator["PrefectRun"]:
     """Connect a run to Prefect. Use it only in the thread that opened it.
 
-    Args:
-        run: the run.
-        addresses: its stages, in graph order.
-        flow_run_id: a flow run that Prefect started and will end itself; None creates one.
+    `flow_run_id` is a flow run that Prefect started and will end itself; None creates one.
     """
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # the observer retries with newer state
         with get_client({"timeout": CALL_S}, sync_client=True) as client:
@@ -149,7 +146,6 @@ class PrefectRun:
         self.record.write()
 
     def update(self, address: str, view: StageView) -> None:
-        """Report a stage's new state."""
         stage = self._stages[address]
         if view == stage.view:
             return
@@ -202,20 +198,17 @@ class PrefectRun:
     def sweep(self) -> None:
         """End flow runs of this project that Prefect shows as running although their process is dead."""
         with suppress(Exception):  # boundary: what other runs left behind must not disturb the reports of this one
-            self._sweep()
-
-    def _sweep(self) -> None:
-        for record in FlowRecord.all(self.run.project):
-            if record.lives(self._heard.setdefault(record.name, Listener())):
-                continue
-            made = FlowRunFilterIdempotencyKey(any_=[record.name]) if record.flow_run_id is None else None
-            known = FlowRunFilterId(any_=[record.flow_run_id]) if record.flow_run_id is not None else None
-            # none is found if another server had it
-            for found in self._client.read_flow_runs(flow_run_filter=FlowRunFilter(id=known, idempotency_key=made)):
-                state = found.state
-                if state is None or not (state.is_final() or state.is_scheduled() or state.is_pending()):  # else about to be retried
-                    self._end_for(found.id, record)
-            record.remove()
+            for record in FlowRecord.all(self.run.project):
+                if record.lives(self._heard.setdefault(record.name, Listener())):
+                    continue
+                made = FlowRunFilterIdempotencyKey(any_=[record.name]) if record.flow_run_id is None else None
+                known = FlowRunFilterId(any_=[record.flow_run_id]) if record.flow_run_id is not None else None
+                # none is found if another server had it
+                for found in self._client.read_flow_runs(flow_run_filter=FlowRunFilter(id=known, idempotency_key=made)):
+                    state = found.state
+                    if state is None or not (state.is_final() or state.is_scheduled() or state.is_pending()):  # else about to be retried
+                        self._end_for(found.id, record)
+                record.remove()
 
     def _end_for(self, flow_run_id: UUID, record: FlowRecord) -> None:
         """End a flow run and its tasks on behalf of its dead process."""

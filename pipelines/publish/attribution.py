@@ -77,12 +77,8 @@ class TraceResult:
 def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
     """External sources of an artifact, deduplicated and sorted.
 
-    A license may be added or corrected after the artifact was made, so licenses in the project's current recipes are added to the
-    recorded ones.
-
-    Args:
-        pedigree: of the artifact.
-        project: whose recipes are read; None: use only the records.
+    A license may be added or corrected after the artifact was made, so licenses in the project's current recipes are added to the recorded
+    ones.
     """
     made, own = pedigree.material(), {found.id for found in pedigree.own()}
     planted = {given.producer for found in made if makes_rows(found.record) for given in found.record.inputs}
@@ -128,10 +124,6 @@ def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str
 
     The source with that name if there is one. Otherwise all external sources, since rows may carry their own source name, but none if the
     rows may be generated here or come from another stage.
-
-    Args:
-        sources: from the stage's config.
-        name: the rows' `source`.
     """
     others = [source for source in sources if title(source)]
     own = {source.get("type") for source in sources} - {source.get("type") for source in others}
@@ -189,16 +181,9 @@ def handed_on(found: Collection[Origin]) -> list[Origin]:
     return [origin for origin in found if origin.part != "benchmark"]
 
 
-def agreed(found: Collection[Origin]) -> str | None:
-    """The license shared by all origins the artifact was made from, or None."""
-    licences = {licence for origin in handed_on(found) for licence in origin.licences}
-    return licences.pop() if len(licences) == 1 else None
-
-
-def combined(found: Collection[Origin]) -> str:
-    """All licenses combined into an SPDX-style expression, which may include non-SPDX names and `unknown`."""
-    licences = {licence for origin in handed_on(found) for licence in origin.licences}
-    return " AND ".join(f"({licence})" if " " in licence else licence for licence in sorted(licences, key=str.lower))
+def all_licences(found: Collection[Origin]) -> list[str]:
+    """The licenses of all origins that the artifact was made from, sorted; may include `unknown`."""
+    return sorted({licence for origin in handed_on(found) for licence in origin.licences}, key=str.lower)
 
 
 def section(found: Collection[Origin]) -> str:

@@ -11,7 +11,7 @@ from pedigree.data.artifacts.artifacts import Record
 from pedigree.pipelines.lineage.ancestry import Pedigree
 from pedigree.pipelines.lineage.evaluations import Evaluation
 from pedigree.pipelines.lineage.waivers import waived_of
-from pedigree.pipelines.publish.attribution import Origin, agreed, cell, combined, handed_on, makes_rows, section
+from pedigree.pipelines.publish.attribution import Origin, all_licences, cell, makes_rows, section
 
 CARD = "README.md"
 PIPELINE_TAGS = {"policy": "text-generation", "reward_model": "text-classification"}
@@ -27,13 +27,8 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 
 
 def card(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation] = (), licences: Sequence[Origin] = ()) -> str:
-    """Render `README.md`.
-
-    Args:
-        pedigree: of the artifact.
-        name: its address, used as the title.
-        evaluations: that scored it.
-        licences: its external sources (`pipelines.publish.attribution.origins`).
+    """Render `README.md` of an artifact, with its address as the title, the evaluations that scored it, and its external sources
+    (`pipelines.publish.attribution.origins`).
     """
     record = pedigree.record
     ancestors = [found.record for found in pedigree.parents_first()[:-1]]
@@ -101,10 +96,11 @@ def _hub_ids(records: Iterable[Record]) -> list[str]:
 
 def _licence(licences: Sequence[Origin]) -> dict[str, str]:
     """The shared license if there is one, else `other` named by the combined expression; empty without external sources."""
-    if not handed_on(licences):
-        return {}
-    one = agreed(licences)
-    return {"license": one} if one else {"license": "other", "license_name": combined(licences), "license_link": "README.md#licenses"}
+    names = all_licences(licences)
+    if len(names) < 2:
+        return {"license": names[0]} if names else {}
+    combined = " AND ".join(f"({name})" if " " in name else name for name in names)  # as in SPDX
+    return {"license": "other", "license_name": combined, "license_link": "README.md#licenses"}
 
 
 def _results(evaluation: Evaluation) -> list[Any]:

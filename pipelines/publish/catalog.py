@@ -55,12 +55,7 @@ class NamedModel:
 
 
 def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:
-    """All named models of the working tree; `watch` receives progress of slow steps.
-
-    Raises:
-        ArtifactError: a compiled file cannot be read.
-        LedgerError: a `dvc.lock` cannot be read.
-    """
+    """All named models of the working tree; `watch` receives progress of slow steps."""
 
     @cache
     def standing(recipe: str) -> dict[str, State]:

@@ -35,11 +35,7 @@ class Commit:
 
 
 def check_commit(project: Project) -> None:
-    """Check before a run that git could commit now.
-
-    Raises:
-        UsageProblem: it cannot.
-    """
+    """Refuse before a run if git could not commit now."""
     if git(project, "rev-parse", "--git-dir").returncode:
         raise UsageProblem("--commit needs a git repository: run `git init`, or omit --commit")
     for name, what in UNDER_WAY.items():
@@ -78,10 +74,7 @@ def uncommitted(project: Project, graph: Graph) -> list[str]:
 
 
 def commit(project: Project, graph: Graph, selection: Collection[str]) -> Commit | None:
-    """Commit a recipe's `ledger_files` and no other changed or staged file; all selected stages must be current.
-
-    Returns:
-        None if nothing has changed.
+    """Commit a recipe's `ledger_files` and no other changed or staged file, if any has changed; all selected stages must be current.
 
     Raises:
         UsageProblem: git or a hook refuses; the index is restored.

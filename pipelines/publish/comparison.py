@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pedigree.configs.base.published import Expected, Published
+from pedigree.configs.base.published import Expected
 from pedigree.configs.language.graph import Graph, Node
 
 
@@ -39,9 +39,7 @@ def node_of(graph: Graph, stage: str) -> Node | None:
 def hardware_cells(graph: Graph, estimated: Mapping[str, float | None]) -> list[tuple[str, str, str, str]]:
     """(stage, published hardware and hours, published GPU-hours, estimated GPU-hours) of each stage with published hardware.
 
-    Args:
-        graph: of the recipe.
-        estimated: address → GPU-hours of a stage under the profile; None or missing if unknown.
+    `estimated`: address → GPU-hours of a stage under the profile; None or missing if unknown.
     """
     cells = []
     for stage, hardware in (graph.published.hardware if graph.published else {}).items():
@@ -58,15 +56,13 @@ def score_cells(graph: Graph) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     published = graph.published
     if published is None or not published.scores:
         return (), []
-    stages = [stage for stage in stages_of(published) if node_of(graph, stage)]
-    rows = [(task, expected.metric, sample_counts(expected), *(_score(expected, stage) for stage in stages), f"±{expected.tolerance:g}")
-            for task, expected in published.scores.items()]  # fmt: skip
+    named = dict.fromkeys(stage for expected in published.scores.values() for stage in expected.of)
+    stages = [stage for stage in named if node_of(graph, stage)]
+    rows = []
+    for task, expected in published.scores.items():
+        scores = (f"{expected.of[stage]:g}" if stage in expected.of else "" for stage in stages)
+        rows.append((task, expected.metric, sample_counts(expected), *scores, f"±{expected.tolerance:g}"))
     return ("task", "metric", "items", *stages, "tolerance"), rows
-
-
-def stages_of(published: Published) -> list[str]:
-    """Stages with published scores, in order of first appearance."""
-    return list(dict.fromkeys(stage for expected in published.scores.values() for stage in expected.of))
 
 
 def sample_counts(expected: Expected) -> str:
@@ -75,12 +71,7 @@ def sample_counts(expected: Expected) -> str:
 
 
 def comparisons(graph: Graph, scores: Mapping[str, Mapping[str, Any]]) -> Iterator[Comparison]:
-    """Pair every published score with the measured one.
-
-    Args:
-        graph: of the recipe.
-        scores: evaluation → its scores, in the format of `payload/scores.json`.
-    """
+    """Pair every published score with the measured one. `scores`: evaluation → its `payload/scores.json`."""
     for task, expected in (graph.published.scores if graph.published else {}).items():
         for stage, score in expected.of.items():
             node = node_of(graph, stage)
@@ -96,7 +87,3 @@ def _measured(scores: Mapping[str, Mapping[str, Any]], task: str, metric: str, l
             if found is not None:
                 return 100 * found["mean"]
     return None
-
-
-def _score(expected: Expected, stage: str) -> str:
-    return f"{expected.of[stage]:g}" if stage in expected.of else ""

@@ -25,7 +25,7 @@ from pedigree.pipelines.lineage import openlineage
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pedigree.pipelines.lineage.evaluations import Evaluation, evaluations_of
 from pedigree.pipelines.lineage.standards import croissant, slsa
-from pedigree.pipelines.publish.attribution import handed_on, origins
+from pedigree.pipelines.publish.attribution import all_licences, origins
 from pedigree.pipelines.publish.card import CARD, card
 from pedigree.pipelines.publish.signing import Signer
 
@@ -44,7 +44,7 @@ def in_standard(pedigree: Pedigree, form: str, project: Project | None) -> str:
         events = openlineage.events(pedigree)
         if os.environ.get("OPENLINEAGE_URL"):
             return f"sent {len(events)} events to {openlineage.send(events)}\n"
-        return openlineage.as_lines(events)
+        return "".join(json.dumps(event, sort_keys=True, ensure_ascii=False) + "\n" for event in events)
     if form == "slsa":
         return json.dumps(slsa(pedigree), indent=1, ensure_ascii=False) + "\n"
     if form == "croissant":
@@ -66,14 +66,8 @@ def export(
 ) -> Path:
     """Atomically copy an artifact into a new or empty folder and verify the copy.
 
-    Args:
-        artifact_path: folder of a published artifact.
-        name: its address, for the title of the card.
-        target: a folder that does not exist or is empty.
-        evaluations: that scored it, for the card.
-        project: whose recipes may state more licenses than the records.
-        signer: signs the finished folder.
-        progress: maps the name of a step to its progress callback.
+    `name` is its address, for the title of the card, as are `evaluations`; the recipes of `project` may state more licenses than the
+    records. `progress` maps the name of a step to its progress callback.
 
     Raises:
         UsageProblem: the target is not empty, a payload file has the name of an export file, or other libraries would read other scores.
@@ -102,7 +96,7 @@ def export(
         (building / CARD).write_text(card(pedigree, name, evaluations, origins(pedigree, project)))
         if artifact.type in MODELS:
             write_json(building / "pedigree" / "provenance.slsa.json", slsa(pedigree))
-        if is_data(pedigree):
+        if pedigree.row_files():
             write_json(building / CROISSANT, data_card(pedigree, project))
         (building / SUMS).write_text(_sums(building, artifact))
         for path in building.rglob("*"):  # files from a DVC cache may be read-only
@@ -120,21 +114,10 @@ def export(
     return target
 
 
-def is_data(pedigree: Pedigree) -> bool:
-    """Whether the payload consists of rows."""
-    return bool(pedigree.row_files())
-
-
 def data_card(pedigree: Pedigree, project: Project | None = None) -> dict[str, Any]:
-    """Croissant metadata of a dataset artifact.
-
-    Raises:
-        ArtifactError: it holds no rows, or they are unavailable.
-    """
-    if not is_data(pedigree):
+    if not pedigree.row_files():
         raise ArtifactError(f"{pedigree.address} has type {pedigree.record.type}: Croissant describes only datasets")
-    licences = {licence for origin in handed_on(origins(pedigree, project)) for licence in origin.licences}
-    return croissant(pedigree, pedigree.rows(), licences)
+    return croissant(pedigree, pedigree.rows(), all_licences(origins(pedigree, project)))
 
 
 def _copy(artifact: Artifact, target: Path, beat: Beat) -> None:

@@ -32,11 +32,8 @@ class Fall:
 
 
 def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[Fall]:
-    """Scores whose mean is below the previous mean's 95% interval on the same task hash.
-
-    Args:
-        before: `measured` of the previous run; evaluations, policies, and tasks missing from it are skipped.
-        now: `measured` of this run.
+    """Scores whose mean is below the previous mean's 95% interval on the same task hash; both sides are from `measured`. What the previous
+    run did not measure is skipped.
     """
     found = []
     for name, evaluation in now.items():
@@ -71,7 +68,6 @@ def remembered(project: Project, recipe: str) -> dict[str, Any] | None:
 
 
 def remember(project: Project, recipe: str, evaluations: dict[str, Any]) -> None:
-    """Store `measured` for the next run."""
     write_json(_note(project, recipe), {"schema_version": SCHEMA, "evaluations": finite(evaluations)})
 
 

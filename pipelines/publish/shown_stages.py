@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.project import Project
-from pedigree.configs.language.graph import Graph, Node
+from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, Run, open_artifact, read_json, read_run
 from pedigree.data.artifacts.run_record import CodeState
 from pedigree.data.store.untrusted import open_plain, read_lines
@@ -75,11 +75,7 @@ class Stage:
         return found
 
     def splits(self) -> list[Split]:
-        """Scores of an evaluation that waivers affect.
-
-        Raises:
-            ArtifactError: its rows are damaged.
-        """
+        """Scores of an evaluation that waivers affect; ArtifactError if its rows are damaged."""
         return splits_of(read_pedigree(self.artifact.path)) if self.artifact else []
 
     def evidence(self, name: str) -> Any:
@@ -94,7 +90,7 @@ class Stage:
 
 
 def stage_of(project: Project, graph: Graph, node: Node) -> Stage:
-    shown = node.name if node.recipe == graph.recipe else node.address
+    shown = shown_name(graph, node)
     try:
         return Stage(node, shown, open_artifact(project.artifact(node.address)), "")
     except ArtifactError as error:

@@ -28,11 +28,7 @@ class Signer:
     """A private key, validated before anything is written."""
 
     def __init__(self, key: Path) -> None:
-        """Args: key: PEM file with a private key on P-256, P-384, or P-521.
-
-        Raises:
-            UsageProblem: the key is missing, of another kind, or encrypted with another password.
-        """
+        """`key` is a PEM file with a private key on P-256, P-384, or P-521; UsageProblem if it cannot be read."""
         from model_signing import signing
 
         password = os.environ.get(PASSWORD)
@@ -44,7 +40,6 @@ class Signer:
             raise UsageProblem(f"{key} cannot be read as a private key on P-256, P-384, or P-521 ({_text(error)}): {remedy}") from error
 
     def sign(self, folder: Path) -> None:
-        """Sign all files in a folder."""
         self.config.set_hashing_config(_everything()).sign(folder, folder / SIGNATURE)
 
 
@@ -53,11 +48,7 @@ def is_signed(folder: Path) -> bool:
 
 
 def check(folder: Path, public_key: Path) -> int:
-    """Verify the signature of an exported folder; returns the number of signed files.
-
-    Args:
-        folder: the exported folder.
-        public_key: PEM file with the signer's public key.
+    """Verify the signature of an exported folder with the signer's public key in PEM format; returns the number of signed files.
 
     Raises:
         UsageProblem: the key is missing or unreadable.
@@ -95,11 +86,7 @@ def _everything() -> Any:
 
 
 def _digests(bundle: bytes) -> dict[str, str]:
-    """File → SHA-256 in a signature. Any ignore list of the signer is disregarded.
-
-    Raises:
-        ArtifactError: the signature has another format.
-    """
+    """File → SHA-256 in a signature. Any ignore list of the signer is disregarded."""
     try:
         payload = base64.b64decode(parse_json(bundle, SIGNATURE, LARGEST)["dsseEnvelope"]["payload"])
         resources = parse_json(payload, f"the statement in {SIGNATURE}", LARGEST)["predicate"]["resources"]

@@ -116,11 +116,7 @@ def data_only(members: Mapping[str, RebuiltStage]) -> set[str]:
 
 
 def find_member(members: Mapping[str, RebuiltStage], name: str) -> RebuiltStage:
-    """Find a stage of the ancestry by address, stage name, or id prefix.
-
-    Raises:
-        UsageProblem: no match or several; the message lists all stages.
-    """
+    """Find a stage of the ancestry by address, stage name, or id prefix."""
     for matches in (
         [member for member in members.values() if name in (member.address, member.id)],
         [member for member in members.values() if name in (member.name, member.address.partition("/")[2])],
@@ -250,11 +246,7 @@ def _names(addresses: Mapping[str, str]) -> dict[str, str]:
 
 
 def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], member: RebuiltStage, bring: Bring) -> None:
-    """Copy a source file with the recorded hash into the project, without following links or writing outside it.
-
-    Raises:
-        UsageProblem: the name is not allowed for a source file, or no file with this hash exists.
-    """
+    """Copy a source file with the recorded hash into the project, without following links or writing outside it."""
     first = name.split("/")[0]
     if first in OURS or first.startswith("."):
         problem = f"{member.address} lists {name} in source_files, a name reserved by the project, so it is forged"

@@ -55,17 +55,8 @@ from pedigree.pipelines.lineage.find import bring_committed
 from pedigree.pipelines.lineage.git_state import code_state
 from pedigree.pipelines.lineage.named_models import find_named, named_models
 from pedigree.pipelines.quantities import counted
-from pedigree.pipelines.reproduce import work_tree
-from pedigree.pipelines.reproduce.rebuild import (
-    PROFILE,
-    RECIPE,
-    RebuiltStage,
-    data_only,
-    find_member,
-    identity_differences,
-    members_of,
-    write_project,
-)
+from pedigree.pipelines.reproduce import rebuild, work_tree
+from pedigree.pipelines.reproduce.rebuild import RECIPE, RebuiltStage
 from pedigree.pipelines.reproduce.trust import REFUSED, is_own, review
 from pedigree.pipelines.reproduce.verdicts import Finding, Original, environment_differences, judge, passes
 from pedigree.pipelines.reproduce.work_tree import RecordedCode
@@ -186,8 +177,8 @@ def intents(subject: Subject, request: ReproductionRequest) -> list[Intent]:
         UsageProblem: `--stage` is ambiguous or unknown, options conflict, or nothing is left to run.
     """
     members = subject.members
-    target = find_member(members, request.stage) if request.stage else None
-    data = data_only(members)
+    target = rebuild.find_member(members, request.stage) if request.stage else None
+    data = rebuild.data_only(members)
 
     def action(member: RebuiltStage) -> Action:
         if target:
@@ -279,11 +270,7 @@ class _Attempt:
         self.home = Project(self.work / "project")
 
     def findings(self, wanted: Sequence[Intent]) -> list[Finding]:
-        """Check out, compile, restore, run, and compare.
-
-        Raises:
-            UsageProblem: a source file, an input or the recorded code is unavailable.
-        """
+        """Check out, compile, restore, run, and compare."""
         self.home.root.mkdir(parents=True, exist_ok=True)
         restored = {intent.member.id for intent in wanted if intent.action.startswith("restore") and self._restore(intent)}
         run = [intent.member for intent in wanted if intent.action != "leave out" and intent.member.id not in restored]
@@ -291,7 +278,7 @@ class _Attempt:
             self.trees[code] = self._tree(code)
         places = [*self.trees.values(), self.project.root]
         needed = {member.id for member in run}
-        write_project(self.home.root, self.subject.members, places, needed, here=self.request.here, bring=self._bring_source)
+        rebuild.write_project(self.home.root, self.subject.members, places, needed, here=self.request.here, bring=self._bring_source)
         changed = self._changed(run)
         ended = {} if changed else self._run_all(run, restored)
         found = []
@@ -315,11 +302,7 @@ class _Attempt:
         return work_tree.check_out(code, self.work / "code" / code.folder, self.ledger.remote.get)
 
     def _restore(self, intent: Intent) -> bool:
-        """Copy the recorded artifact from the project, the cache, or the remote into the new project.
-
-        Raises:
-            UsageProblem: it is unavailable, and the stage must not be run instead.
-        """
+        """Copy the recorded artifact from the project, the cache, or the remote into the new project."""
         member, target = intent.member, self.home.artifact(f"{RECIPE}/{intent.member.name}")
         self.tell(f"restoring {member.address}, verifying all hashes")
         found = _is_recorded(target, member) or self._bring(member, target)
@@ -370,7 +353,7 @@ class _Attempt:
             done = self._pedigree(tree, "compile", RECIPE, quiet=True)
             if done.returncode:
                 raise UsageProblem(f"the code cannot compile the rebuilt recipe: {(done.stderr or done.stdout).strip()}")
-            found |= {member.id: differences for member in own if (differences := identity_differences(self.home, member))}
+            found |= {member.id: differences for member in own if (differences := rebuild.identity_differences(self.home, member))}
         return found
 
     def _run_all(self, run: Sequence[RebuiltStage], restored: set[str]) -> dict[str, str]:
@@ -400,7 +383,7 @@ class _Attempt:
 
     def _profile(self) -> str:
         folder = self.project.executions if self.request.execution else self.home.executions
-        return str(profile_path(folder, self.request.execution or PROFILE).resolve())
+        return str(profile_path(folder, self.request.execution or rebuild.PROFILE).resolve())
 
     def _pedigree(self, tree: Path, *arguments: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
         """Run a `pedigree` command with the code in `tree` in the new project; `quiet` captures its output."""
@@ -491,8 +474,7 @@ class _Attempt:
 def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Store a git bundle in the DVC remote for every commit in the records of these artifact folders and their ancestors.
 
-    Yields:
-        (commit, `sent`, `there already`, or the reason why not)
+    Yields (commit, `sent`, `there already`, or the reason why not).
     """
     ledger, seen = Ledger(project), set[str]()
     for folder in records:
@@ -519,7 +501,7 @@ def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subj
     except ArtifactError as error:
         raise UsageProblem(f"the records in {records} cannot be read: {error}; or export it again") from error
     md5 = {name: hashlib.md5(text, usedforsecurity=False).hexdigest() for name, text in data.items()}
-    members = members_of(record, run, lineage, patches)
+    members = rebuild.members_of(record, run, lineage, patches)
     inherited = tuple(run.address or identifier[:12] for identifier, (_, run) in lineage.items() if identifier not in members)
     return Subject(records, payload, evidence, members, inherited, md5)
 

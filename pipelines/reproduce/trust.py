@@ -33,8 +33,13 @@ REFUSED = (
 
 def is_own(ledger: Ledger, records: Mapping[str, str]) -> bool:
     """Whether this project made an artifact; `records`: record.json, run.json, and lineage.json → md5 of the bytes read."""
-    found = chain([recorded(ledger.project)], _history(ledger.project, records["run.json"]))
-    return any(_lists_together(entries, records) for entries in found)
+    for entries in chain([recorded(ledger.project)], _history(ledger.project, records["run.json"])):
+        parts: dict[str, dict[str, str]] = {}
+        for entry in entries:
+            parts.setdefault(entry.address, {})[entry.part] = entry.md5
+        if any(records.items() <= known.items() for known in parts.values()):
+            return True
+    return False
 
 
 def review(members: Sequence[RebuiltStage], *, here: bool, show_patch: bool) -> str:
@@ -66,14 +71,6 @@ def _history(project: Project, md5: str) -> Iterator[list[Recorded]]:
         for revision in (commit, f"{commit}^"):
             with suppress(LedgerError):  # no parent commit, or a damaged file
                 yield recorded_at(project, revision)
-
-
-def _lists_together(entries: Sequence[Recorded], records: Mapping[str, str]) -> bool:
-    """Whether one artifact in a `dvc.lock` has all these record files."""
-    parts: dict[str, dict[str, str]] = {}
-    for entry in entries:
-        parts.setdefault(entry.address, {})[entry.part] = entry.md5
-    return any(records.items() <= known.items() for known in parts.values())
 
 
 def _whose(code: RecordedCode) -> str:

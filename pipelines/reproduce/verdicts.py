@@ -55,14 +55,11 @@ class Original:
 def judge(
     record: Record, run: Run, made: Artifact, original: Original | None, tolerance: float | None
 ) -> tuple[Verdict, str, dict[str, Any], tuple[str, ...]]:
-    """Compare a new artifact with the record of the old one.
+    """Compare a new artifact with the record of the old one; return verdict, one line of detail, measures, changed conditions.
 
-    Equal content is `identical`. Otherwise a stage has `drifted` if its inputs, numerics, hardware, or libraries differ, and an
-    evaluation is `within tolerance` if no mean score differs by more than that. A difference without such a cause is `different`.
-    Stages without an engine must give the same bytes from the same inputs on any machine, so only changed inputs excuse them.
-
-    Returns:
-        verdict, one line of detail, measures, changed conditions.
+    Equal content is `identical`. Otherwise a stage has `drifted` if its inputs, numerics, hardware, or libraries differ, and an evaluation
+    is `within tolerance` if no mean score differs by more than that. A difference without such a cause is `different`. Stages without an
+    engine must give the same bytes from the same inputs on any machine, so only changed inputs excuse them.
     """
     now = read_run(made.path / "run.json")
     other = tuple(conditions(run, now))

@@ -97,13 +97,11 @@ def _other_code(code: RecordedCode) -> str:
 
 
 def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_ROOT) -> Path:
-    """Check out the recorded code at `target`, reusing an existing work tree with exactly this code; returns its folder.
+    """Check out the recorded code at `target`, reusing an existing work tree with exactly this code; returns its folder. UsageProblem:
+    commit or patch are unavailable.
 
     `root` is the clone, or the folder of the installed package. Without git and patch, it is returned: its code is then the recorded one.
     `fetch` brings a bundle if neither the clone nor its git remotes have the commit.
-
-    Raises:
-        UsageProblem: the commit or its patch is unavailable, or the patch does not match its hash.
     """
     problem = obstacle(code, root)
     if problem:
@@ -125,11 +123,7 @@ def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_
 
 
 def _patched(code: RecordedCode, target: Path, root: Path) -> Path:
-    """Copy the running package to `target` and add the recorded patch, which then holds kinds of stages.
-
-    Raises:
-        UsageProblem: the result is not the recorded code.
-    """
+    """Copy the running package to `target` and add the recorded patch, which then holds kinds of stages; it must be the recorded code."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(root / "pedigree", target / "pedigree", ignore=shutil.ignore_patterns("__pycache__"))
     _must(target, "init", "--quiet")  # inside another repository, git would apply nothing

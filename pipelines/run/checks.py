@@ -1,4 +1,7 @@
-"""Checks before the first job of a run, shared by commands and schedules."""
+"""Checks before the first job of a run, shared by commands and schedules.
+
+Each `refuse_*` raises ConfigError with every problem: the stages, and the remedy.
+"""
 
 import json
 import os
@@ -27,7 +30,7 @@ from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.configs.methods.external import External, missing_program
 from pedigree.configs.methods.language_model import endpoints, key_variable
 from pedigree.data.host.machine import has_gpu
-from pedigree.pipelines.estimate.estimates import Estimates, refusals
+from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.jobs import checkpoint_store, kubernetes_client, ray_launcher, slurm_client
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.kubernetes_manifest import preview
@@ -54,12 +57,7 @@ KERNELS = {"liger": "liger_kernel"}
 
 
 def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> list[Plan]:
-    """Plan a run, and check that the jobs it requires can run.
-
-    Raises:
-        ConfigError: a revision is not pinned; a package, GPU, repository, asset, server or store is unavailable; a stage cannot
-            succeed; memory or disk do not suffice. The message names the stages.
-    """
+    """Plan a run, and check that the jobs it requires can run; ConfigError as from the checks below."""
     refuse_unpinned(run.graph, chosen)
     planned = plan(run, chosen, forced, lenient=True)
     due = {entry.node.address for entry in planned if entry.reasons}
@@ -76,21 +74,13 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
 
 
 def refuse_what_must_fail(run: RunContext, addresses: Collection[str], cached: Cached = frozenset) -> None:
-    """Refuse to start if a stage that is due, and not restored from the cache, cannot succeed.
-
-    Raises:
-        ConfigError: every such stage, with the remedy.
-    """
+    """Refuse to start if a stage that is due, and not restored from the cache, cannot succeed."""
     estimates = Estimates(run.project, run.graph, run.execution, due=addresses)
     _refuse(run.graph, ((node, text) for node in _of(run.graph, addresses) for text in must_fail(run, node, estimates)), cached)
 
 
 def refuse_contradictions(project: Project, graph: Graph, execution: Execution, addresses: Collection[str]) -> None:
-    """Refuse a recipe whose stages cannot succeed on any machine. Files that are missing here, such as rows, are no reason.
-
-    Raises:
-        ConfigError: every such stage, with the remedy.
-    """
+    """Refuse a recipe whose stages cannot succeed on any machine. Files that are missing here, such as rows, are no reason."""
     estimates = Estimates(project, graph, execution, due=graph.nodes)
     _refuse(graph, ((node, text) for node in _of(graph, addresses) for text in contradictions(node, estimates)))
 
@@ -100,11 +90,7 @@ def _of(graph: Graph, addresses: Collection[str]) -> list[Node]:
 
 
 def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cached = frozenset) -> None:
-    """Refuse to start if this machine lacks the GPU or the disk for a stage, or its scheduler, server or checkpoint store cannot be used.
-
-    Raises:
-        ConfigError: every such stage, with the remedy.
-    """
+    """Refuse to start if this machine lacks the GPU or disk for a stage, or its scheduler, server or checkpoint store cannot be used."""
     found, problems = list[tuple[Node, str]](), dict[str, str | None]()
     nodes, ask_slurm, ask_ray = _of(run.graph, due), cache(slurm_client.problem_of), cache(ray_launcher.problem_of)
     ask_kubernetes = cache(kubernetes_client.problem_of)
@@ -134,7 +120,8 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
             if node.address not in cached():
                 problems[url] = problems[url] if url in problems else problem_of_url(url)
                 found += [(node, problem)] if (problem := problems[url]) else []
-    sizes, free = Sizes(run.project, run.graph, Estimates(run.project, run.graph, run.execution, due=due)), _free(run)
+    sizes = Sizes(run.project, run.graph, Estimates(run.project, run.graph, run.execution, due=due))
+    free = shutil.disk_usage(run.project.root).free
     needs = {node.address: sizes.of(node) or 0 for node in nodes if node.output in MODELS}
     if sum(needs.values()) > free:
         needs = {address: need for address, need in needs.items() if address not in cached()}
@@ -158,10 +145,6 @@ def manifests(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -
     if not found:
         raise UsageProblem("--dry-run prints manifests, but no stage that is due has placement.launcher {type: kubernetes}")
     return yaml.safe_dump_all(json.loads(json.dumps(found)), sort_keys=False, width=1000)  # without aliases of equal parts
-
-
-def _free(run: RunContext) -> int:
-    return shutil.disk_usage(run.project.root).free
 
 
 def _unanswering(base_url: str) -> str | None:
@@ -201,11 +184,7 @@ def _packages(node: Node, kernels: str) -> Iterable[str]:
 
 
 def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: Execution) -> None:
-    """Refuse to start if packages that the jobs of these stages need are missing.
-
-    Raises:
-        ConfigError: a package is not installed; the stages that need it are named.
-    """
+    """Refuse to start if packages that the jobs of these stages need are missing."""
     needing: dict[str, list[str]] = {}
     for address in addresses:
         node = graph.nodes[address]
@@ -220,11 +199,7 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
 
 
 def refuse_missing_trackers(execution: Execution) -> None:
-    """Refuse to start if the library of a tracker is not installed.
-
-    Raises:
-        ConfigError: each such tracker, with the command that installs its library.
-    """
+    """Refuse to start if the library of a tracker is not installed."""
     kinds = sorted({tracker.type for tracker in execution.trackers} - {"prometheus"})
     lacking = [kind for kind in kinds if find_spec(kind) is None]
     if lacking:
@@ -237,11 +212,10 @@ def refuse_what_cannot_fit(run: RunContext, planned: Collection[Plan], cached: C
     """Refuse to start if a stage that is due needs more memory than the profile's machine has.
 
     A stage restored from the cache runs no job. If it must be made after all, `ensure` refuses it through `run.too_large`.
-
-    Raises:
-        ConfigError: each such stage, what it lacks, by how much, and the settings that would make it fit.
     """
-    found = refusals(run.project, run.graph, run.execution, {entry.node.address for entry in planned if entry.reasons})
+    due = {entry.node.address for entry in planned if entry.reasons}
+    estimates = Estimates(run.project, run.graph, run.execution, due=due)
+    found = [(node, misfit) for node in _of(run.graph, due) if (misfit := estimates.of(node).misfit)]
     if found:
         run.too_large = {node.address: str(misfit) for node, misfit in found if node.address in cached()}
     _refuse(run.graph, ((node, str(misfit)) for node, misfit in found), cached)

@@ -27,31 +27,12 @@ from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, open_arti
 from pedigree.data.store import heartbeat
 from pedigree.data.store.hashing import Beat
 from pedigree.data.store.heartbeat import Listener
-from pedigree.pipelines.jobs import checkpoint_store
-from pedigree.pipelines.jobs.attempts import (
-    REMEDIES,
-    await_elsewhere,
-    begin_again,
-    is_forced,
-    is_unrecorded,
-    resumable,
-    run_job,
-    seen_files,
-    unproven,
-    working,
-)
+from pedigree.pipelines.jobs import attempts, checkpoint_store, scratch_state
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.events import Outcome, StageBusy, StageEnded, StageWaiting
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseHolder, LeaseLost, lease, listen
 from pedigree.pipelines.jobs.preparation import InputsGone, began_with_other_code, prepare, take_over
-from pedigree.pipelines.jobs.scratch_state import (
-    ATTEMPTS,
-    Damaged,
-    attempts_here,
-    known_spec,
-    read_dependencies,
-    read_spec,
-)
+from pedigree.pipelines.jobs.scratch_state import Damaged
 from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.ledger import raw_inputs
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs
@@ -95,12 +76,8 @@ class StageLeases:
 def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = False, stale: bool = False) -> Result:
     """Make a stage current in the cheapest way possible. Its parents must already be current.
 
-    Args:
-        run: the run that the stage belongs to.
-        node: the stage.
-        force: run it even if it is current.
-        needed: its files must be local, even if they could stay in the remote.
-        stale: this run has already decided that it is not current.
+    `force`: run it even if it is current. `needed`: its files must be local, even if they could stay in the remote. `stale`: this run has
+    already decided that it is not current.
 
     Raises:
         StageFailed: with a one-line reason.
@@ -127,7 +104,7 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
                     outcome, before = _produce(run, node, need, force, alone)
                     _publish(run, node, need, alone)
                     done = result_of(run.project.scratch(need.key))
-                    run.ledger.commit(node, before, seen_files(done), progress.hashed, check=alone.check)
+                    run.ledger.commit(node, before, attempts.seen_files(done), progress.hashed, check=alone.check)
                 clear(run.project, node, need.key)
             now = run.identities()
         if outcome != "remote":
@@ -228,9 +205,9 @@ def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferPr
         alone.check()
         _confirm(run, node, need)
 
-    if is_unrecorded(scratch, run.project.artifact(node.address)) and adopted():
+    if attempts.is_unrecorded(scratch, run.project.artifact(node.address)) and adopted():
         return True
-    if is_forced(scratch):
+    if attempts.is_forced(scratch):
         return False
     if run.ledger.restore(node, need.key, progress, alone.check) or adopted():
         return True
@@ -238,11 +215,7 @@ def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferPr
 
 
 def _bring_inputs(run: RunContext, node: Node, need: StageInputs) -> None:
-    """Fetch the files of parents left in the remote, rebuild what the remote has lost, and fetch raw inputs that are not on this machine.
-
-    Raises:
-        StageFailed: this run makes nothing, or a raw input is nowhere.
-    """
+    """Fetch the files of parents left in the remote, rebuild what the remote has lost, and fetch raw inputs that are not here."""
     if not run.make:
         what = "neither the cache nor the remote has it as recipe, inputs and stage version now describe it; `pedigree run` makes it"
         raise StageFailed(node.address, "not_finished", what)
@@ -257,31 +230,31 @@ def _bring_inputs(run: RunContext, node: Node, need: StageInputs) -> None:
 def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone: StageLeases) -> tuple[Outcome, dict[str, Any]]:
     """Produce a finished, verified job in the scratch folder; return how, and the dependencies at its start."""
     scratch = run.project.scratch(need.key)
-    handle = working(run.jobs(), scratch)
-    if handle and force and known_spec(scratch) is None:  # without its spec the result is unusable
+    handle = attempts.working(run.jobs(), scratch)
+    if handle and force and scratch_state.known_spec(scratch) is None:  # without its spec the result is unusable
         run.jobs().cancel(handle)
         handle = None
     if handle:
         _take_over(run, node, need, scratch)
     if handle and run.jobs().poll(handle).state == "unknown":  # on another machine
-        placement = read_spec(scratch).placement
-        if await_elsewhere(run, node, handle, placement, alone.scratch, alone.heard):
-            return "attached", read_dependencies(scratch)
+        placement = scratch_state.read_spec(scratch).placement
+        if attempts.await_elsewhere(run, node, handle, placement, alone.scratch, alone.heard):
+            return "attached", scratch_state.read_dependencies(scratch)
         handle = None
     alive = handle is not None
     outdated = run.on_code_change == "rerun" and began_with_other_code(run, node, scratch)
-    if not alive and not outdated and (not force or is_forced(scratch)) and _finished_unwatched(run, node, scratch, force):
+    if not alive and not outdated and (not force or attempts.is_forced(scratch)) and _finished_unwatched(run, node, scratch, force):
         _take_over(run, node, need, scratch)
-        return "attached", read_dependencies(scratch)
+        return "attached", scratch_state.read_dependencies(scratch)
     numerics, placement = run.settings(node)
     if alive:
-        placement = read_spec(scratch).placement.model_copy(update={"launcher": placement.launcher})
+        placement = scratch_state.read_spec(scratch).placement.model_copy(update={"launcher": placement.launcher})
         if outdated:
             first = command("cancel", node.name)
             run.ledger.notice(f"{node.address}: its job continues with its original code; to start over, end it with {first}")
     elif force:
         checkpoint_store.clear(placement.checkpoint_url, scratch)
-        begin_again(scratch)
+        attempts.begin_again(scratch)
     if not alive and node.address in run.too_large:
         unfit = f"its cached result is unusable, and its job needs more memory than is available: {run.too_large[node.address]}"
         raise StageFailed(node.address, "refused", unfit)
@@ -292,8 +265,8 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
                 _confirm(run, node, need)
             prepare(run, node, need, numerics, placement)
             _confirm(run, node, need)
-        run_job(run, node, scratch, handle, placement, place, alone.scratch)
-    return ("attached" if alive else "ran"), read_dependencies(scratch)
+        attempts.run_job(run, node, scratch, handle, placement, place, alone.scratch)
+    return ("attached" if alive else "ran"), scratch_state.read_dependencies(scratch)
 
 
 def _take_over(run: RunContext, node: Node, need: StageInputs, scratch: Path) -> None:
@@ -303,16 +276,12 @@ def _take_over(run: RunContext, node: Node, need: StageInputs, scratch: Path) ->
 
 
 def _refuse_to_begin(run: RunContext, node: Node, now: Identities, stale: bool) -> None:
-    """`--require-checkpoint STAGE`: refuse to start a stage from the beginning.
-
-    Raises:
-        StageFailed: there is no checkpoint to resume from, or nothing to run.
-    """
+    """`--require-checkpoint STAGE`: refuse to start a stage from the beginning."""
     if not stale:
         raise StageFailed(node.address, "refused", "--require-checkpoint: it is up to date, so there is nothing to resume; omit the option")
     scratch = run.project.scratch(identify(run, node, now).key)
     mirrored = checkpoint_store.has_work(run.execution.of(node.kind, node.name)[1], scratch.name)
-    if not (resumable(scratch) or mirrored or working(run.jobs(), scratch)):
+    if not (attempts.resumable(scratch) or mirrored or attempts.working(run.jobs(), scratch)):
         remedy = "omit the option to start from the beginning"
         raise StageFailed(node.address, "refused", f"--require-checkpoint: there is no checkpoint to resume from; {remedy}")
 
@@ -320,9 +289,9 @@ def _refuse_to_begin(run: RunContext, node: Node, now: Identities, stale: bool) 
 def _finished_unwatched(run: RunContext, node: Node, scratch: Path, force: bool) -> bool:
     """Whether the last job succeeded while unwatched, with verified output. With `force`, an unreadable report counts as no success."""
     try:
-        read_spec(scratch)
-        read_dependencies(scratch)
-        if unproven(scratch, thorough=True, beat=run.transfer_progress(node.address).hashed) is not None:
+        scratch_state.read_spec(scratch)
+        scratch_state.read_dependencies(scratch)
+        if attempts.unproven(scratch, thorough=True, beat=run.transfer_progress(node.address).hashed) is not None:
             return False
     except Damaged:
         return False
@@ -330,11 +299,11 @@ def _finished_unwatched(run: RunContext, node: Node, scratch: Path, force: bool)
         if force:
             return False
         raise
-    attempts = attempts_here(scratch)
-    if attempts and "ended_at" not in attempts[-1]:
+    made = scratch_state.attempts_here(scratch)
+    if made and "ended_at" not in made[-1]:
         ended = datetime.fromtimestamp((scratch / "done.json").stat().st_mtime, UTC).isoformat(timespec="seconds")
-        attempts[-1] |= {"ended_at": ended, "cause": "succeeded"}
-        write_json(scratch / ATTEMPTS, attempts)
+        made[-1] |= {"ended_at": ended, "cause": "succeeded"}
+        write_json(scratch / scratch_state.ATTEMPTS, made)
     return True
 
 
@@ -360,7 +329,6 @@ def _failures(run: RunContext, node: Node) -> Iterator[None]:
 
 
 def _cause(run: RunContext, node: Node, error: Exception) -> tuple[str, str]:
-    """Cause and message of a failure."""
     message = _inside(run.project, str(error))
     match error:
         case Cancelled():
@@ -369,7 +337,7 @@ def _cause(run: RunContext, node: Node, error: Exception) -> tuple[str, str]:
             return "overtaken", str(error)
         case OSError() | LedgerError():
             cause = storage_cause(error) if isinstance(error, OSError) else "storage"
-            return cause, message + (f": {REMEDIES[cause]}" if cause in REMEDIES else "")
+            return cause, message + (f": {attempts.REMEDIES[cause]}" if cause in attempts.REMEDIES else "")
         case Damaged():
             return "refused", f"{message}: {_fresh_start(node, error)}"
     return "refused", message

@@ -18,11 +18,7 @@ from pedigree.pipelines.run.runs import StageEnd, run_graph
 
 
 def pull(run: RunContext, selection: Collection[str] | None = None) -> list[StageEnd]:
-    """Fetch the files of all finished stages from the cache and the remote without running any; unfinished stages fail.
-
-    Raises:
-        RemoteError: there is no remote, or it cannot be used.
-    """
+    """Fetch the files of all finished stages from the cache and the remote without running any; unfinished stages fail."""
     run.ledger.remote.require("pull from")
     run.fetch, run.make = True, False
     run.ledger.any_code = True
@@ -30,11 +26,7 @@ def pull(run: RunContext, selection: Collection[str] | None = None) -> list[Stag
 
 
 def push(run: RunContext) -> tuple[int, int]:
-    """Send a recipe's recorded artifacts and the run cache to the remote; return how many objects and entries were new there.
-
-    Raises:
-        RemoteError: there is no remote, it cannot be used, or not everything arrived.
-    """
+    """Send a recipe's recorded artifacts and the run cache to the remote; return how many objects and entries were new there."""
     with closing(run.ledger):
         run.ledger.remote.require("push to")
         objects = 0
@@ -59,11 +51,7 @@ class RawInputs:
 
 
 def push_inputs(run: RunContext) -> RawInputs:
-    """Send the raw inputs of a recipe's finished stages to the remote.
-
-    Raises:
-        RemoteError: the remote cannot be used.
-    """
+    """Send the raw inputs of a recipe's finished stages to the remote."""
     sent, left = 0, dict[str, None]()
     with closing(run.ledger):
         run.ledger.remote.require("push to")
@@ -85,11 +73,7 @@ def push_inputs(run: RunContext) -> RawInputs:
 
 
 def pull_inputs(run: RunContext, selection: Collection[str], *, fetch: bool) -> RawInputs:
-    """Fetch, or only list, the raw inputs of finished stages that are not on this machine.
-
-    Raises:
-        RemoteError: the remote cannot be used, or what it has is damaged.
-    """
+    """Fetch, or only list, the raw inputs of finished stages that are not on this machine."""
     found, left = 0, dict[str, None]()
     with closing(run.ledger):
         for node, recorded in _finished(run, selection):

@@ -50,13 +50,9 @@ class Request:
 
 
 def open_run(project: Project, request: Request, *, looking: bool = False, watch: Watch = unwatched) -> RunContext:
-    """Load a recipe and its profile, and compile it for plain DVC. Later edits do not affect the run.
+    """Load a recipe and its profile, and compile it for plain DVC. Later edits do not affect the run, which has all stages of the recipe.
 
-    Args:
-        project: the project of the recipe; for a rehearsal, `Rehearsal.project`.
-        request: the recipe, its overrides and its profile; a run has all stages, and `selection` chooses among them.
-        looking: write nothing, now or later, for commands that only read.
-        watch: called on every change.
+    `looking`: write nothing, now or later, for commands that only read. `watch` is called on every change.
 
     Raises:
         ConfigError: problems of the recipe or of the profile.
@@ -132,11 +128,7 @@ def _profile_problem(execution: Execution, node: Node) -> str | None:
 
 
 def load_execution(project: Project, name: str) -> Execution:
-    """Load an execution profile by name or path; `auto` is resolved to this machine's numbers.
-
-    Raises:
-        ConfigError: every problem of the file.
-    """
+    """Load an execution profile by name or path, or report every problem of it; `auto` is resolved to this machine's numbers."""
     path = profile_path(project.executions, name)
     if not os.path.exists(path):  # `exists` also handles invalid file names
         names = profile_names(project.executions)
@@ -148,11 +140,7 @@ def load_execution(project: Project, name: str) -> Execution:
 
 
 def refuse_read_only(project: Project) -> None:
-    """Check early that the project is writable, because later failures to write would be silent or look like bugs.
-
-    Raises:
-        UsageProblem: a folder is not writable.
-    """
+    """Check early that the project is writable, because later failures to write would be silent or look like bugs."""
     for folder in (project.root, project.root / ".dvc", project.private, project.artifacts):
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             remedy = "remount it or fix its permissions. `pedigree plan`, `status` and `verify` work without write access"

@@ -1,4 +1,7 @@
-"""Hugging Face Hub references of a recipe: unpinned revisions, availability checks, and `pedigree pin`."""
+"""Hugging Face Hub references of a recipe: unpinned revisions, availability checks, and `pedigree pin`.
+
+Each `refuse_*` raises ConfigError with every problem: the stages, and the remedy.
+"""
 
 import os
 import shutil
@@ -64,11 +67,6 @@ def unpinned(graph: Graph, addresses: Collection[str]) -> dict[Repository, list[
 
 
 def refuse_unpinned(graph: Graph, addresses: Collection[str]) -> None:
-    """Refuse to start while revisions are open.
-
-    Raises:
-        ConfigError: all open revisions, with the stages that need them and the command that pins them.
-    """
     remedy = f"{command('pin', graph.source or graph.recipe)} writes the newest commit into the recipe"
     problems = [
         Problem(graph.recipe, None, f"{', '.join(stages)}: {repo} has no revision yet (`{PIN_ME}`); {remedy}")
@@ -82,9 +80,6 @@ def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
     """Refuse to start if a repository is unavailable: gated, missing, moved, without the commit, or not in the mirror.
 
     Fetches the small files of models, which are checked before the first stage runs.
-
-    Raises:
-        ConfigError: all such repositories, with the stages that need them.
     """
     problems = []
     for repo, stages in repositories(graph, addresses).items():
@@ -98,11 +93,7 @@ def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
 
 
 def refuse_missing_assets(graph: Graph, addresses: Collection[str]) -> None:
-    """Refuse to start if a stage needs the embedding model and it is not on this machine.
-
-    Raises:
-        ConfigError: its files are missing or damaged; the stages are named.
-    """
+    """Refuse to start if a stage needs the embedding model and it is not on this machine, or damaged."""
     due = sorted(address for address in addresses if _embeds(graph.nodes[address].config))
     if not due:
         return
@@ -136,11 +127,7 @@ def pin(project: Project, recipe: str) -> list[Pinned]:
 
 
 def _refuse_inherited(files: Mapping[Path, bytes], repos: Collection[str]) -> None:
-    """Refuse where one of these repositories replaces its parent's and inherits that one's `pin me`.
-
-    Raises:
-        ConfigError: every such place.
-    """
+    """Refuse where one of these repositories replaces its parent's and inherits that one's `pin me`."""
     problems = [
         Problem(file.name, line, f"{repo} has no revision of its own here and would get another repository's commit: {BESIDE}")
         for file, text in files.items()
@@ -158,20 +145,15 @@ def _pin_file(
     for revision in revisions:
         repo = Repository("dataset" if revision.is_dataset else "model", revision.repo, PIN_ME)
         if repo not in known:
-            known[repo] = _newest(repo)
+            try:
+                known[repo] = hub.newest(repo), ""
+            except StoreError as error:
+                known[repo] = None, str(error)
         found[revision] = Pinned(file, revision.line, repo.name, *known[repo])
     commits = {revision: one.commit for revision, one in found.items() if one.commit}
     if commits:
         _write(file, before, pinned(before.decode(), commits).encode())
     return list(found.values())
-
-
-def _newest(repo: Repository) -> tuple[str | None, str]:
-    """(its newest commit, why that is unknown)."""
-    try:
-        return hub.newest(repo), ""
-    except StoreError as error:
-        return None, str(error)
 
 
 def _write(file: Path, before: bytes, after: bytes) -> None:

@@ -84,12 +84,9 @@ def _shortened(reason: str) -> str:
 
 
 def selection(run: RunContext, request: Request) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the addresses of the selected stages and of the stages to rerun.
+    """Return the addresses of the selected stages and of the stages to rerun; UsageProblem if one does not exist or is not selected.
 
     `on_code_change="rerun"` also reruns finished stages whose code has changed.
-
-    Raises:
-        UsageProblem: a stage does not exist, or a stage to rerun is not selected.
     """
     graph, chosen = run.graph, set(run.graph.nodes)
     if request.only:
@@ -105,11 +102,7 @@ def selection(run: RunContext, request: Request) -> tuple[frozenset[str], frozen
 
 
 def named(option: str, graph: Graph, names: Sequence[str], chosen: Collection[str]) -> frozenset[str]:
-    """Return the addresses of the stages named by an option.
-
-    Raises:
-        UsageProblem: a stage does not exist or is not selected.
-    """
+    """Return the addresses of the stages named by an option; UsageProblem if one does not exist or is not selected."""
     found = frozenset(graph.find(name).address for name in names)
     left = sorted(found - set(chosen))
     if left:
@@ -121,11 +114,8 @@ def named(option: str, graph: Graph, names: Sequence[str], chosen: Collection[st
 def plan(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = (), *, lenient: bool = False) -> list[Plan]:
     """What a run will do, in order. Runs and changes nothing; each stage is checked, and its key computed, once.
 
-    Args:
-        run: the run; its watcher learns which stages are pending.
-        selection: addresses of the stages; all when None.
-        forced: addresses of stages that run even if current.
-        lenient: leave a stage that cannot be checked undecided, because the run that follows reports it with its stage.
+    `selection` are addresses, all when None; those in `forced` run even if current. `lenient`: leave a stage that cannot be checked
+    undecided, because the run that follows reports it with its stage.
     """
     found: list[Plan] = []
     stale: set[str] = set()

@@ -59,13 +59,7 @@ class Progress:
                 found.append(entry)
         return found
 
-    def settle(self, result: Result) -> None:
-        """Report a stage that needs no work."""
-        self.ends[result.address] = result
-        _report(self.watch, StageEnded(result.address, result.outcome, seconds=result.seconds))
-
     def leave_out(self, address: str, because: str) -> None:
-        """Skip a stage and report it immediately."""
         self.ends[address] = NotRun(address, because)
         _report(self.watch, StageEnded(address, "skipped", because))
 
@@ -76,12 +70,7 @@ def _report(watch: Watch, event: RunEvent) -> None:
 
 
 def stage_under_dvc(project: Project, address: str, watch: Watch = unwatched) -> Result:
-    """Implement `pedigree stage RECIPE/STAGE`, the command in `dvc.yaml`.
-
-    Raises:
-        StageFailed: with a one-line reason.
-        ConfigError: the recipe cannot be loaded.
-    """
+    """Implement `pedigree stage RECIPE/STAGE`, the command in `dvc.yaml`."""
     recipe, _, name = address.partition("/")
     run = open_run(project, compiled_request(project, recipe), watch=watch)
     node = run.graph.nodes.get(address)
@@ -117,7 +106,8 @@ def run_graph(
         planned = plan(run, selection, forced, lenient=True) if planned is None else planned
         progress = Progress({entry.node.address: entry for entry in planned}, run.watch)
         for result in settled(planned):
-            progress.settle(result)
+            progress.ends[result.address] = result
+            _report(run.watch, StageEnded(result.address, result.outcome, seconds=result.seconds))
         running: dict[Future[Result], Node] = {}
         try:
             while True:

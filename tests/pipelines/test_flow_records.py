@@ -158,10 +158,10 @@ def test_a_run_that_an_error_ends_is_told_to_have_ended(tmp_path: Path, server: 
 
 
 def test_a_run_is_reported_though_dead_ones_cannot_be_ended(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: object) -> None:
+    def fails(project: Project) -> None:
         raise OSError("a record that cannot be removed")
 
-    monkeypatch.setattr(shown.PrefectRun, "_sweep", fails)
+    monkeypatch.setattr(shown.FlowRecord, "all", fails)
     with observed(Project(tmp_path)):
         pass
     assert [state for _, state, _ in server.told] == ["COMPLETED"]

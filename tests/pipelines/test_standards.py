@@ -67,7 +67,7 @@ def small(folder: Path) -> Pedigree:
 def made(folder: Path) -> dict[str, str]:
     pedigree = small(folder)
     return {
-        "openlineage.jsonl": openlineage.as_lines(openlineage.events(pedigree)),
+        "openlineage.jsonl": in_standard(pedigree, "openlineage", None),
         "slsa.json": json.dumps(slsa(pedigree), indent=1) + "\n",
         "croissant.json": json.dumps(croissant(pedigree, ROWS, ["Apache-2.0"]), indent=1) + "\n",
     }
