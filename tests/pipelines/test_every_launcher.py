@@ -5,17 +5,15 @@ from pathlib import Path
 import pytest
 from commands import Command
 from running_lab import Lab, read, running_scratch
-from sites import Here, InRay, InSlurm, Site, at_work, waits
+from sites import Here, InSlurm, Site, at_work, waits
 from waiting import until
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["slurm", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("local", "ray"))])
+@pytest.fixture(params=["slurm", pytest.param("local", marks=pytest.mark.nightly)])
 def site(request: pytest.FixtureRequest) -> Site:
-    if request.param == "local":
-        return Here()
-    return InRay(request.getfixturevalue("ray")) if request.param == "ray" else InSlurm(request.getfixturevalue("cluster"))
+    return Here() if request.param == "local" else InSlurm(request.getfixturevalue("cluster"))
 
 
 @pytest.fixture
