@@ -7,7 +7,6 @@ from pathlib import Path
 
 import kubernetes_cluster
 import pytest
-import ray_cluster
 import typer.main
 from in_process import in_process
 from running_lab import Lab, outcomes
@@ -61,23 +60,6 @@ def cluster(_slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluste
     yield _slurm
     _slurm.ask("scancel", "--me")
     until(lambda: not _slurm.ask("squeue", "--noheader", "--me"))
-
-
-@pytest.fixture(scope="session")
-def _ray() -> Iterator[ray_cluster.Cluster]:
-    cluster = ray_cluster.Cluster()
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-
-
-@pytest.fixture
-def ray(_ray: ray_cluster.Cluster) -> Iterator[ray_cluster.Cluster]:
-    """A Ray of two nodes, without jobs."""
-    yield _ray
-    _ray.clear()
 
 
 @pytest.fixture

@@ -69,10 +69,6 @@ class Cluster:
             f"--ray-client-server-port={clients}", f"--temp-dir={self.folder}", "--disable-usage-stats",
         )  # fmt: skip
         until(lambda: self.nodes() == 1, 120, alive=lambda: self._nodes["head"].poll() is None)
-        self.join()
-
-    def join(self) -> None:
-        """Start the second node."""
 
         def joined() -> bool:
             if SECOND not in self._nodes or self._nodes[SECOND].poll() is not None:  # on a busy machine Ray gives up after 30 s
@@ -95,32 +91,19 @@ class Cluster:
         """Name of each job → its status."""
         return {(job["metadata"] or {}).get("job_name", job["submission_id"]): job["status"] for job in self.ask("/api/jobs/")}
 
-    def occupy(self, *where: dict[str, float], cpus: int = CPUS) -> list[str]:
-        """Foreign jobs that take cores of a node each, by default all, `where` it has these resources; return their IDs."""
-        jobs = [{"entrypoint": "sleep 600", "entrypoint_num_cpus": cpus, "entrypoint_resources": one} for one in where]
+    def occupy(self, *where: dict[str, float]) -> list[str]:
+        """Foreign jobs that take all cores of a node each, `where` it has these resources; return their IDs."""
+        jobs = [{"entrypoint": "sleep 600", "entrypoint_num_cpus": CPUS, "entrypoint_resources": one} for one in where]
         names = [self.ask("/api/jobs/", job)["submission_id"] for job in jobs]
         until(lambda: all(self.jobs()[name] == "RUNNING" for name in names))
         return names
 
-    def running(self) -> int:
-        """Number of jobs that run."""
-        return sum(job["status"] == "RUNNING" for job in self.ask("/api/jobs/"))
-
     def stop_job(self, name: str) -> None:
         self.ask(f"/api/jobs/{name}/stop", {})
 
-    def clear(self) -> None:
-        """End all jobs, and forget them."""
-        names = [job["submission_id"] for job in self.ask("/api/jobs/")]
-        for name in names:
-            self.stop_job(name)
-        until(lambda: not {"PENDING", "RUNNING"} & {job["status"] for job in self.ask("/api/jobs/")})
-        for name in names:
-            self.ask(f"/api/jobs/{name}", method="DELETE")
-
-    def ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-import ray_cluster
 from commands import Command
 from kubernetes_cluster import Cluster as Kubernetes
-from ray_cluster import CPUS, HEAD, SECOND
 from running_lab import Lab
 from slurm_cluster import Cluster
 from waiting import deadline
 
-from pedigree.pipelines.jobs import ray_launcher
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.run.ensure import Result, ensure
 
@@ -69,41 +66,6 @@ class InSlurm:
 
     def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
         return self.cluster.without_controller()
-
-
-class InRay:
-    """Jobs run on the second node: a foreign one takes all cores of the head."""
-
-    def __init__(self, cluster: ray_cluster.Cluster) -> None:
-        self.cluster = cluster
-        self.launcher = f"{{type: ray, address: '{cluster.address}'}}"
-        (self._foreign,) = cluster.occupy(HEAD)
-
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        free = 1 + CPUS - self.cluster.running()
-        names = self.cluster.occupy(*[{}] * free, cpus=1)
-        yield
-        for name in names:
-            self.cluster.stop_job(name)
-
-    @contextmanager
-    def lost_node(self, lab: Lab) -> Iterator[None]:
-        self.cluster.kill(SECOND)
-        self.cluster.stop_job(self._foreign)
-        yield
-        self.cluster.join()
-
-    @contextmanager
-    def without_scheduler(self, lab: Lab) -> Iterator[None]:
-        dashboard = self.cluster.dashboard()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ray_launcher, "ANSWER_S", 1.0)
-            os.kill(dashboard, signal.SIGSTOP)
-            try:
-                yield
-            finally:
-                os.kill(dashboard, signal.SIGCONT)
 
 
 class InKubernetes:

@@ -5,22 +5,17 @@ from pathlib import Path
 import pytest
 from commands import Command
 from running_lab import Lab, read, running_scratch
-from sites import Here, InKubernetes, InRay, InSlurm, Site, at_work, waits
+from sites import Here, InKubernetes, InSlurm, Site, at_work, waits
 from waiting import until
 
 pytestmark = pytest.mark.slow
 
 
-SITES = {"ray": ("ray", InRay), "slurm": ("cluster", InSlurm), "kubernetes": ("kubernetes", InKubernetes)}
-"""Name of a launcher → the fixture of its cluster, and the site that it makes."""
-
-
-@pytest.fixture(params=["slurm", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("local", "ray", "kubernetes"))])
+@pytest.fixture(params=["slurm", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("local", "kubernetes"))])
 def site(request: pytest.FixtureRequest) -> Site:
-    if request.param == "local":
-        return Here()
-    cluster, made = SITES[request.param]
-    return made(request.getfixturevalue(cluster))
+    if request.param == "kubernetes":
+        return InKubernetes(request.getfixturevalue("kubernetes"))
+    return Here() if request.param == "local" else InSlurm(request.getfixturevalue("cluster"))
 
 
 @pytest.fixture
