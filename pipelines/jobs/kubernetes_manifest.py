@@ -75,7 +75,7 @@ def manifest(
     job |= {"completionMode": "Indexed", "completions": numerics.nodes, "parallelism": numerics.nodes}
     spec = {
         "network": {"enableDNSHostnames": True, "subdomain": name},
-        "replicatedJobs": [{"name": NODES, "replicas": 1, "template": {"metadata": {"labels": labels}, "spec": job}}],
+        "replicatedJobs": [{"name": NODES, "replicas": 1, "template": {"metadata": {"labels": {**labels}}, "spec": job}}],
         "ttlSecondsAfterFinished": KEPT_S,
     }
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}

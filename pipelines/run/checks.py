@@ -144,7 +144,7 @@ def manifests(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -
     found = [preview(run.project, *stage) for stage in due if stage[2].launcher.type == "kubernetes"]
     if not found:
         raise UsageProblem("--dry-run prints manifests, but no stage that is due has placement.launcher {type: kubernetes}")
-    return yaml.safe_dump_all(json.loads(json.dumps(found)), sort_keys=False, width=1000)  # without aliases of equal parts
+    return yaml.safe_dump_all(found, sort_keys=False, width=1000)
 
 
 def _unanswering(base_url: str) -> str | None:

@@ -373,7 +373,7 @@ def test_doctor_finds_what_is_wrong_with_a_cluster(lab: Lab, cluster: Cluster, m
     cluster.full = False
     for image, finding in (("missing", "cannot start: ImagePullBackOff"), ("bare", "could not start the job: sh: ")):
         lab.edit("configs/execution/lab.yaml", "image: pedigree", f"image: {image}")
-        assert finding in "\n".join(examined(1)) and not cluster.jobs
+        assert finding in "\n".join(examined(1))
         lab.edit("configs/execution/lab.yaml", f"image: {image}", "image: pedigree")
     with cluster.away():
         assert "The connection to the server" in "\n".join(examined(1))
