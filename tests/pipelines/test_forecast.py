@@ -217,10 +217,10 @@ def test_how_long_a_download_takes_nobody_knows(tmp_path):
 
 def test_rows_of_a_packaged_file_are_counted_as_far_as_filters_let_them_pass(tmp_path):
     estimates = demo(tmp_path)
-    short = sum(len(text) <= 600 for text in packaged_rows("dpo-en-demo"))
-    assert 0 < short < 50
+    short = sum(len(text) <= 400 for text in packaged_rows("dpo-en-demo"))
+    assert 0 < short < 20
     amounts = estimates.of(estimates.graph.find("preferences")).amounts
-    assert amounts.rows is not None and amounts.rows.value == 100 + short
+    assert amounts.rows is not None and amounts.rows.value == 160 + short
 
 
 def test_what_has_ended_tells_how_long_the_rest_takes(tmp_path, monkeypatch, place):
