@@ -11,11 +11,11 @@ from pathlib import Path
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Execution, Kubernetes, Numerics, Placement
-from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.pipelines.cli.diagnosis import Diagnosis
 from pedigree.pipelines.cli.slurm_doctor import PROBE, PROBE_S, node_problem, probe_folder, settings
+from pedigree.pipelines.jobs.code import snapshot
 from pedigree.pipelines.jobs.kubernetes_client import ask, create, place_of, problem_of
-from pedigree.pipelines.jobs.kubernetes_launcher import ASK_S, KubernetesLauncher
+from pedigree.pipelines.jobs.kubernetes_launcher import ASK_S, UNANSWERED, KubernetesLauncher
 from pedigree.pipelines.jobs.kubernetes_manifest import manifest, preview
 from pedigree.pipelines.jobs.scratch_state import Handle
 
@@ -52,11 +52,13 @@ def _of_pod(project: Project, cache: Path, numerics: Numerics, placement: Placem
     """What a job with these settings finds in its pod."""
     jobs, place, token = KubernetesLauncher(project), place_of(launcher.context, launcher.namespace), uuid.uuid4().hex
     numerics, placement = numerics.model_copy(update={"nodes": 1}), placement.model_copy(update={"slots": 1})
+    amounts = {name: amount for name, amount in launcher.resources.items() if name not in ("cpu", "memory")}
+    small, code = launcher.model_copy(update={"resources": amounts}), snapshot(project).folder
     with probe_folder(project, cache) as (folder, paths):
         output, ended = folder / "probe.txt", folder / "ended"
         look = shlex.join([launcher.python or sys.executable, "-c", PROBE, *paths])
         script = f"{look} > {shlex.quote(str(output))} 2>&1; touch {shlex.quote(str(ended))}"
-        job = manifest(project, folder, token, "pedigree/doctor", numerics, placement, launcher, CODE_ROOT, script=script)
+        job = manifest(project, folder, token, "pedigree/doctor", numerics, placement, small, code, script=script)
         began, answer = time.time(), create(place, job)
         if not answer.ok:
             return Diagnosis(name, False, answer.message, REMEDY)
@@ -67,6 +69,8 @@ def _of_pod(project: Project, cache: Path, numerics: Numerics, placement: Placem
                 time.sleep(ASK_S)
         finally:
             jobs.cancel(handle, grace_s=0.0)
+        if not ended.exists() and status.waiting.startswith(UNANSWERED):
+            return Diagnosis(name, False, status.waiting, "allow list of jobs, jobsets and pods: `kubectl auth can-i list pods`")
         if not ended.exists() and status.state == "queued":
             return Diagnosis(name, True, f"none within {PROBE_S:.0f} s: {status.waiting}", "repeat this when nodes are free")
         printed = output.read_text(errors="replace").strip().rpartition("\n")[2] if output.exists() else ""

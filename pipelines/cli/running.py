@@ -91,12 +91,14 @@ def run(
         chosen, forced = selection(context, request)
         context.require_checkpoint = named("--require-checkpoint", context.graph, require_checkpoint or (), chosen)
         if pull:
-            if forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json:
-                others = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
+            if dry_run or forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json:
+                others = "--dry-run, --force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
                 raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {others}")
             bring(context, chosen)
             return
         if dry_run:
+            if commit or as_json:
+                raise UsageProblem("--dry-run prints manifests, so it cannot be combined with --commit or --json")
             sys.stdout.write(manifests(context, chosen, forced))
             return
         ends = run_what_is_due(context, chosen, forced, prefect)

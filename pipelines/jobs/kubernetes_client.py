@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 from pedigree.configs.base.problems import PedigreeError
 
 ANSWER_S = 30
-REFUSALS = ("AlreadyExists", "BadRequest", "Conflict", "Forbidden", "Invalid", "NotFound", "RequestEntityTooLarge")
+REFUSALS = ("AlreadyExists", "BadRequest", "Forbidden", "Invalid", "NotFound", "RequestEntityTooLarge")
 """Reasons of the API for which the same request fails again. With any other one, or none, it says nothing about a job."""
 GROUPS = {"Job": "/apis/batch/v1", "JobSet": "/apis/jobset.x-k8s.io/v1alpha2", "Pod": "/api/v1", "Event": "/api/v1"}
 _REASON = re.compile(r"Error from server \((\w+)\): (.*)", re.DOTALL)
@@ -58,7 +58,10 @@ def place_of(context: str | None, namespace: str | None) -> Place:
     if code and namespace and not context:
         return Place("", namespace)
     if code:
-        raise PedigreeError(f"kubectl has no context ({error}): set placement.launcher.context to one of `kubectl config get-contexts`")
+        raise PedigreeError(
+            f"kubectl has no context ({error}): set placement.launcher.context to one of `kubectl config get-contexts` or, in a pod of the "
+            "cluster, placement.launcher.namespace"
+        )
     chosen = json.loads(found)["contexts"][0]
     return Place(chosen["name"], namespace or chosen["context"].get("namespace", "default"))
 

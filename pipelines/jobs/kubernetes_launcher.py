@@ -5,10 +5,11 @@ A job is found by its name, which its submission alone has. A cluster that does 
 
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ KILL_S = 60.0
 """Longest wait for the end of a job that Kubernetes kills."""
 FINISHED = ("Complete", "Completed", "Failed")
 """Conditions of a Job or JobSet."""
+UNANSWERED = "for Kubernetes to answer"
 NEVER = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 """Reasons of a waiting container that waiting does not remove."""
 LOST = ("DeletionByTaintManager", "DeletionByPodGC")
-"""Reasons of a disruption: the pod's node is gone or does not answer. With any other one, the pod gets its grace period."""
+"""Reasons of a disruption: the pod's node is gone, does not answer, or must not run the pod."""
 INDEX = "batch.kubernetes.io/job-completion-index"
 REPORTED = (0, 1, RESUME_ME, None)
 """Exit codes of a job that has written a report; None: unknown."""
@@ -75,6 +77,10 @@ class KubernetesLauncher:
         """Tokens of jobs that were seen running, and so go on while the API does not answer."""
         self._ends: dict[str, float] = {}
         """Token → when a job without a result was first seen to have ended."""
+        self._disruptions: dict[str, tuple[str, str]] = {}
+        """Token → why its pod ends: Kubernetes soon removes a pod that it has ended."""
+        self._problem = ""
+        """Why the last query failed."""
 
     def submit(self, scratch: Path, numerics: Numerics, attempt: int, launcher: Kubernetes, fence: Fence | None = None) -> Handle:
         """Submit the job described by `scratch/spec.json`.
@@ -84,7 +90,7 @@ class KubernetesLauncher:
             PedigreeError: it rejects the job, or kubectl is not installed or has no such context.
         """
         spec, place = read_spec(scratch), self._places(launcher.context, launcher.namespace)
-        token = sha256(f"{scratch} {attempt} {fence.path if fence else ''}".encode()).hexdigest()[:32]
+        token = uuid.uuid4().hex
         code = self.project.code(spec.code)
         job = manifest(self.project, scratch, token, spec.address, numerics, spec.placement, launcher, code, fence)
         told = {"token": token, "name": job["metadata"]["name"], "kind": job["kind"], **place._asdict(), "ranks": numerics.world_size}
@@ -96,7 +102,8 @@ class KubernetesLauncher:
         if not answer.ok and not answer.is_refusal:  # the job may have been created although the answer got lost
             answer = create(place, job)
         if not answer.ok and answer.reason != "AlreadyExists":
-            (scratch / JOB).unlink()
+            if answer.reason is not None:  # without an answer the job may exist, and the next submission deletes it
+                (scratch / JOB).unlink()
             if answer.is_refusal:
                 raise PedigreeError(f"Kubernetes rejects the job of {spec.address}: {answer.message}")
             raise Deferred(f"for Kubernetes to accept its job: {answer.message}")
@@ -111,10 +118,12 @@ class KubernetesLauncher:
                 return Status("succeeded" if result else "failed")
             if not is_installed():
                 return Status("unknown")
-            return Status("running") if token in self._running else Status("queued", waiting="for Kubernetes to answer")
+            return Status("running") if token in self._running else Status("queued", waiting=f"{UNANSWERED}: {self._problem}")
         job, pods = look.jobs.get(_name(handle)), look.pods.get(token, [])
         if job is not None:
             self._known.add(token)
+        if any(_condition(pod, "DisruptionTarget") for pod in pods) and (why := _end(pods)):
+            self._disruptions[token] = why
         if not result and (end := _hopeless(pods)):
             return Status("failed", end=end)
         suspended = job is not None and job["spec"].get("suspend", False)
@@ -158,7 +167,7 @@ class KubernetesLauncher:
         return []
 
     def _left(self, handle: Handle) -> tuple[Object | None, list[Object]]:
-        """The job unless it has finished, and those of its pods that have not; none if it has reported its end to nobody but the disk.
+        """The job unless it has finished, and those of its pods that have not; none if Kubernetes does not answer but a report is on disk.
 
         Raises:
             Away: Kubernetes does not answer.
@@ -168,7 +177,9 @@ class KubernetesLauncher:
             if reported_success(Path(handle.scratch)) is not None:
                 return None, []
             if not is_installed() or time.monotonic() > deadline:
-                raise Away(f"Kubernetes does not answer, so its job in {handle.scratch} may go on: try again when it does")
+                raise Away(
+                    f"Kubernetes does not answer, so its job in {handle.scratch} may go on: try again when it does ({self._problem})"
+                )
             time.sleep(ASK_S)
         job = look.jobs.get(_name(handle))
         return None if job is None or _is_finished(job) else job, list(filter(_is_unfinished, look.pods.get(handle.token, [])))
@@ -189,6 +200,7 @@ class KubernetesLauncher:
         for each in (kind, "Pod"):  # pods last: an ended job's pods have ended
             answer = ask(place.context, "get", path(place, each, labelSelector=f"{PROJECT}={project_label(self.project)}"))
             if not answer.ok:
+                self._problem = answer.message
                 return None
             lists.append(answer.body["items"])
         pods: dict[str, list[Object]] = {}
@@ -213,7 +225,8 @@ class KubernetesLauncher:
             if token in self._known:
                 return Status("failed", end=("cancelled", f"job {_name(handle)} was deleted in Kubernetes; its checkpoints are kept"))
             return Status("unknown" if result is None else "failed")
-        if result is None and (end := _end(pods)):
+        end = _end(pods) or self._disruptions.get(token)
+        if end and (result is None or end[0] in ("out_of_memory", "timeout")):  # such a job reports at most that it was asked to stop
             return Status("failed", end=end)
         if result is None and not _is_finished(job):
             return Status("failed", end=("preempted", f"job {_name(handle)} was suspended in Kubernetes"))
@@ -241,7 +254,10 @@ def _is_finished(job: Object) -> bool:
 
 
 def _is_lost(pod: Object) -> bool:
-    return (_condition(pod, "DisruptionTarget") or {}).get("reason") in LOST
+    """Whether its node does not answer: on a node that does, it has ended by its deletion timestamp, the end of its grace period."""
+    due = pod["metadata"].get("deletionTimestamp")
+    over = due is None or datetime.fromisoformat(due) < datetime.now(UTC)
+    return over and (_condition(pod, "DisruptionTarget") or {}).get("reason") in LOST
 
 
 def _is_unfinished(pod: Object) -> bool:
@@ -297,6 +313,8 @@ def _end(pods: list[Object]) -> tuple[str, str] | None:
         if disruption := _condition(pod, "DisruptionTarget"):
             cause = "lost" if disruption["reason"] in LOST else "preempted"
             return cause, f"Kubernetes ended {_where(pod)}: {disruption['reason']}: {disruption.get('message', '')}"
+        if ended.get("reason") == "ContainerStatusUnknown":
+            return "lost", f"{_where(pod)} is gone: {ended.get('message', '')}"
         if ended.get("message"):  # the job's own output is in its log
             return "refused", f"{_where(pod)} could not start the job: {ended['message'].strip()}"
     return None

@@ -32,7 +32,7 @@ PID, PRINT_STACKS = "kubernetes.pid", "kubernetes-stacks"
 
 
 def job_name(address: str, token: str) -> str:
-    """Name of a job: deterministic, and unique for each submission."""
+    """Name of a job, unique for each submission."""
     stage = re.sub("[^a-z0-9]+", "-", address.lower())[: LONGEST_NAME - len("p--") - 12].strip("-")
     return f"p-{stage}-{token[:12]}"
 
@@ -61,7 +61,8 @@ def manifest(
     settings = job_settings(scratch, numerics, code, [], fence)
     for variable in ("PATH", *(["CUDA_HOME"] if launcher.python else [])):  # those of this machine
         settings.pop(variable, None)
-    variables = {"HOME": "/tmp", "USER": "pedigree", **settings, **launcher.env}  # this user has no home and perhaps no name in the image
+    settings["PYTHONPATH"] = str(code)  # without that of this machine
+    variables = {"HOME": "/tmp", "USER": "pedigree", **launcher.env, **settings}  # this user has no home and perhaps no name in the image
     script = f"PATH={quote(str(Path(python).parent))}:$PATH; {script}"
     container = _container(scratch, numerics, placement, launcher) | {
         "command": ["sh", "-c", script.replace("$", "$$")],  # Kubernetes makes one of two, and reads `$(NAME)` itself
@@ -115,7 +116,7 @@ def _pod(placement: Placement, launcher: Kubernetes) -> dict[str, Any]:
         "terminationGracePeriodSeconds": placement.grace_s,
         "activeDeadlineSeconds": math.ceil(placement.timeout_s) if placement.timeout_s else None,
         "shareProcessNamespace": True,  # a process of Kubernetes is the first, and reaps what the job leaves behind
-        "securityContext": {"runAsUser": os.getuid(), "runAsGroup": os.getgid()},
+        "securityContext": {"runAsUser": os.getuid(), "runAsGroup": os.getgid(), "supplementalGroups": os.getgroups()},
         "nodeSelector": launcher.node_selector,
         "tolerations": [*launcher.tolerations],
         "priorityClassName": launcher.priority_class,

@@ -188,7 +188,10 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
     needing: dict[str, list[str]] = {}
     for address in addresses:
         node = graph.nodes[address]
-        for package in _packages(node, execution.of(node.kind, node.name)[0].kernels):
+        numerics, placement = execution.of(node.kind, node.name)
+        if placement.launcher.type == "kubernetes" and placement.launcher.python:
+            continue  # the image has packages of its own
+        for package in _packages(node, numerics.kernels):
             if find_spec(package) is None:
                 needing.setdefault(package, []).append(node.name)
     if needing:

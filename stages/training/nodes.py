@@ -25,6 +25,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from pedigree.data.artifacts.artifacts import write_json
 from pedigree.data.host.process import leave
+from pedigree.data.store.fence import FENCE
 from pedigree.data.store.heartbeat import BEAT_S, Listener
 from pedigree.stages.job.job import Job
 from pedigree.stages.job.meeting import MEETING, Meeting
@@ -44,7 +45,7 @@ def main(scratch: Path, role: str, host: str = "") -> int:
     if role == "lead":
         store = TCPStore(host or socket.gethostname(), 0, is_master=True, wait_for_workers=False, multi_tenant=True)
     else:
-        while (meeting := Meeting.read(scratch)) is None:
+        while (meeting := Meeting.read(scratch)) is None or meeting.fence != os.environ.get(FENCE):  # of another submission
             time.sleep(1)
         store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=timedelta(seconds=SILENCE_S))
     node, nodes = store.add(_ARRIVED, 1) - 1, spec.numerics.nodes

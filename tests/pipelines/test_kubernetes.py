@@ -17,7 +17,6 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Kubernetes, Numerics, Placement
 from pedigree.data.artifacts.artifacts import write_json
-from pedigree.data.store.fence import Fence
 from pedigree.pipelines.jobs import job_environment, kubernetes_launcher
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.kubernetes_launcher import KubernetesLauncher
@@ -25,7 +24,7 @@ from pedigree.pipelines.jobs.kubernetes_manifest import job_name, preview
 from pedigree.pipelines.jobs.launcher import Deferred, Status
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.processes import processes_of
-from pedigree.pipelines.jobs.scratch_state import Handle, write_spec
+from pedigree.pipelines.jobs.scratch_state import Handle, read_job, write_spec
 from pedigree.pipelines.run.ensure import ensure
 from pedigree.stages.job.spec import JobSpec
 
@@ -49,9 +48,9 @@ class Jobs:
                        numerics=Numerics(), placement=Placement())  # fmt: skip
         write_spec(self.scratch, spec)
 
-    def submit(self, attempt: int = 1, fence: Fence | None = None, **settings: Any) -> Handle:
+    def submit(self, attempt: int = 1, **settings: Any) -> Handle:
         place = Kubernetes.model_validate({"type": "kubernetes", "image": "pedigree"} | settings)
-        return self.launcher.submit(self.scratch, Numerics(), attempt, place, fence)
+        return self.launcher.submit(self.scratch, Numerics(), attempt, place)
 
     def becomes(self, handle: Handle, **status: Any) -> None:
         """The status of its pod and, if that has ended, of the job."""
@@ -130,13 +129,21 @@ def test_names_are_dns_labels_that_leave_room_for_a_pods_suffix() -> None:
     assert job_name("lab/raw", "0a" * 16) == job_name("lab/raw", "0a" * 16) != job_name("lab/raw", "0b" * 16)
 
 
-def test_a_job_whose_answer_was_lost_is_found_again_and_another_submission_is_another_job(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_job_whose_answer_was_lost_is_found_again_and_another_submission_is_another_job(jobs: Jobs) -> None:
     jobs.cluster.loses_answers = 1
-    fence = Fence.raised(tmp_path / "lease", 1)
-    first = jobs.submit(fence=fence)
+    first = jobs.submit()
     assert [*jobs.cluster.jobs] == [first.told["name"]] and jobs.cluster.asked.count("POST /apis/batch/v1/namespaces/team/jobs") == 2
-    assert jobs.submit(fence=fence).token == first.token and len(jobs.cluster.jobs) == 1
-    assert jobs.submit(fence=Fence.raised(tmp_path / "lease", 1)).token != first.token and len(jobs.cluster.jobs) == 2
+    assert jobs.submit().token != first.token and len(jobs.cluster.jobs) == 2
+
+
+def test_a_job_whose_answers_were_all_lost_is_deleted_before_another_is_submitted(jobs: Jobs) -> None:
+    jobs.cluster.loses_answers = 2
+    with pytest.raises(Deferred):
+        jobs.submit()
+    handle = read_job(jobs.scratch)
+    assert handle and [*jobs.cluster.jobs] == [handle.told["name"]]
+    jobs.launcher.cancel(handle, grace_s=0.0)
+    assert not jobs.cluster.jobs
 
 
 ENDS: list[tuple[dict[str, Any], str, str]] = [
@@ -149,6 +156,8 @@ ENDS: list[tuple[dict[str, Any], str, str]] = [
     ({"phase": "Failed", "containerStatuses": container("terminated", reason="OOMKilled", exitCode=137)}, "out_of_memory", "OOMKilled"),
     ({"phase": "Failed", "reason": "DeadlineExceeded"}, "timeout", "deadline"),
     ({"phase": "Failed", "conditions": disrupted("PreemptionByScheduler")}, "preempted", "PreemptionByScheduler: why"),
+    ({"phase": "Failed", "containerStatuses": container("terminated", exitCode=137, reason="ContainerStatusUnknown", message="not found")},
+     "lost", "is gone: not found"),
     ({"phase": "Failed", "reason": "Evicted", "conditions": disrupted("TerminationByKubelet")}, "preempted", "TerminationByKubelet"),
 ]  # fmt: skip
 
@@ -164,8 +173,8 @@ def test_one_query_shows_the_states_of_all_jobs_and_the_causes_of_their_ends(job
     for handle, (_, cause, text) in zip(handles[1:], ENDS, strict=True):
         found = jobs.launcher.poll(handle)
         assert found.state == "failed" and found.end and found.end[0] == cause and text in found.end[1] and "pod p-lab-raw-" in found.end[1]
-    jobs.reports()  # what a job itself says counts more
-    assert {jobs.launcher.poll(handle).end for handle in handles[-4:]} == {None}
+    jobs.reports()  # what a job itself reports counts more, unless it was asked to stop because of the cause
+    assert [(end := jobs.launcher.poll(handle).end) and end[0] for handle in handles[-5:]] == ["out_of_memory", "timeout", None, None, None]
     assert [line.rpartition("/")[2] for line in jobs.cluster.asked[before:]] == ["jobs", "pods"]
 
 
@@ -177,6 +186,26 @@ def test_a_pod_that_is_disrupted_has_its_grace_period(jobs: Jobs) -> None:
     jobs.reports()
     jobs.becomes(handle, phase="Failed", containerStatuses=container("terminated", exitCode=75))
     assert jobs.launcher.poll(handle) == Status("failed", 75)
+
+
+def test_a_taint_of_a_node_that_works_leaves_its_pod_the_grace_period(jobs: Jobs) -> None:
+    handle = jobs.submit()
+    jobs.becomes(handle, phase="Running", conditions=disrupted("DeletionByTaintManager"))
+    (pod,) = jobs.cluster.pods
+    pod["metadata"]["deletionTimestamp"] = "2100-01-01T00:00:00Z"
+    assert jobs.launcher.poll(handle).state == "running"
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert jobs.launcher.poll(handle).end == ("lost", f"Kubernetes ended pod {pod['metadata']['name']}: DeletionByTaintManager: why")
+
+
+def test_a_pod_that_is_gone_after_its_preemption_was_preempted(jobs: Jobs) -> None:
+    handle = jobs.submit()
+    jobs.becomes(handle, phase="Running", conditions=disrupted("PreemptionByScheduler"))
+    assert jobs.launcher.poll(handle).state == "running"
+    jobs.cluster.things["pod"].clear()
+    jobs.cluster.jobs[handle.told["name"]]["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    end = jobs.launcher.poll(handle).end
+    assert end and end[0] == "preempted"
 
 
 @pytest.mark.nightly
@@ -251,7 +280,8 @@ def test_an_api_that_does_not_answer_says_nothing_about_a_job(jobs: Jobs, monkey
     handle = jobs.submit()
     monkeypatch.setattr(kubernetes_launcher, "AWAY_S", 0)
     with jobs.cluster.away():
-        assert jobs.launcher.poll(handle) == Status("queued", waiting="for Kubernetes to answer")
+        assert jobs.launcher.poll(handle) == Status("queued", waiting=f"for Kubernetes to answer: {jobs.launcher._problem}")
+        assert "connection" in jobs.launcher._problem
         with pytest.raises(PedigreeError, match=r"Kubernetes does not answer, so its job in .* may go on"):
             jobs.launcher.cancel(handle)
     jobs.becomes(handle, phase="Running")
