@@ -16,7 +16,11 @@ FOLLOW_POLL_S = 0.5
 
 
 def find_log(project: Project, name: str) -> tuple[str, Path]:
-    """Return (address, log file) of a stage, by name or address: the log of its unfinished job, else of its last finished one."""
+    """Return (address, log file) of a stage, by name or address: the log of its unfinished job, else of its last finished one.
+
+    Raises:
+        UsageProblem: none or several match.
+    """
     found: dict[str, Path] = {}
     finished = project.private / "logs"
     for path in sorted(finished.glob("*/*.log")):

@@ -45,7 +45,12 @@ def resolved_recipe(project: Project, graph: Graph, profile: str | None = None) 
 
 
 def resolved_stage(project: Project, graph: Graph, name: str, profile: str | None = None) -> dict[str, Any]:
-    """Return one stage's config, and its numerics and placement under the profile."""
+    """Return one stage's config, and its numerics and placement under the profile.
+
+    Raises:
+        UsageProblem: no such stage.
+        ConfigError: the profile is invalid.
+    """
     node = graph.find(name)
     numerics, placement = profile_for(project, graph, profile).of(node.kind, node.name)
     if "deepspeed" not in node.declaration.engine:

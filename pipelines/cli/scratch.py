@@ -120,7 +120,11 @@ def survey(project: Project, signs: Signs | None = None) -> tuple[list[Scratch],
 
 
 def clean_folder(signs: Signs, one: Scratch) -> None:
-    """Delete a scratch folder that nothing uses. A suspended or disconnected job ends itself when it resumes."""
+    """Delete a scratch folder that nothing uses. A suspended or disconnected job ends itself when it resumes.
+
+    Raises:
+        UsageProblem: something uses it.
+    """
 
     def refuse_live_job() -> None:
         if any(job.scratch == one.folder for job in live_jobs(signs.project, signs)):

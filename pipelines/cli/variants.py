@@ -53,7 +53,7 @@ def find_variant(project: Project, name: str) -> Variant:
 
 
 def refuse_while_in_use(variant: Variant) -> Signs:
-    """Refuse if a process uses a variant, including on other machines; return the liveness data."""
+    """Raise UsageProblem if a process uses a variant, including on other machines; return the liveness data."""
     signs = removal.listened(variant.project, _leases(variant))
     _refuse_live_jobs(variant, signs)
     with removal.exclusive_leases(signs, _leases(variant), COMMAND, variant.name):

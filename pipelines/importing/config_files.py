@@ -61,6 +61,9 @@ def read_config(path: Path, method: str | None = None, devices: int | None = Non
         raise UsageProblem(f"{path} {what}; methods of {trainer}: {', '.join(DEFAULTS[trainer])}")
     description = Description(trainer, method, devices, {**EVERY[trainer], **DEFAULTS[trainer][method]})
     model = keys.get("model_name_or_path")
+    for key, (name, _) in names_of(trainer, description.method).items():
+        if key in keys and keys[key] is None and name in ("max_length", "optimizer.max_grad_norm") and trainer != "axolotl":
+            description.check(name, f"{key}: null means no limit there: write the value that you need")
     keys = {key: value for key, value in keys.items() if value is not None and not (key.startswith("tokenizer_name") and value == model)}
     try:
         READERS[trainer](description, keys)

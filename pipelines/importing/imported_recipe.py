@@ -21,6 +21,9 @@ MEASURED = 0.01
 """Share of pairs that measures a reward model if the config holds out none."""
 THINKS = "^<think>(?!.*<think>)(.*?)</think>.*$"
 """TRL's `think_format_reward`."""
+AGGREGATIONS = {"dapo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
+"""How the losses of TRL sum over tokens, where `gspo` does it differently."""
+CHANGED = "these are the defaults of open-instruct before March 2026; later versions have others"
 NODE = 8
 """GPUs of the profile `gpu8`."""
 WIDTH = 130
@@ -125,6 +128,15 @@ def _lora(description: Description) -> None:
 
 def _warmup(description: Description) -> None:
     steps, ratio = description.take("optimizer.warmup_steps"), description.take("optimizer.warmup_ratio")
+    if description.values.get("optimizer.schedule") == "constant":
+        return  # transformers' `constant` has no warm-up
+    if description.values.get("optimizer.schedule") == "constant_with_warmup":
+        description.values["optimizer.schedule"] = "constant"
+    if "optimizer.warmup_ratio" in description.assumed:
+        if steps is not None:
+            ratio = None
+        elif description.trainer == "axolotl":
+            description.check("optimizer", "axolotl's default warm-up has at most 100 steps")
     if steps and steps >= 1:
         description.values["optimizer.warmup_steps"] = int(steps)
     elif steps or ratio:  # in transformers 5, steps below 1 are a ratio
@@ -144,9 +156,19 @@ def _sequences(description: Description, field: str) -> int:
 def _training(description: Description) -> None:
     values, method, take = description.values, description.method, description.take
     values["global_batch"] = _sequences(description, "global_batch")
+    if take("packed") and method == "sft" and description.trainer != "open-instruct":
+        what = "there, a batch counts packed rows of max_length tokens; here, conversations: multiply it by how many fit into a row"
+        description.check("global_batch", f"packing: {what}")
+    if "max_steps" in values:
+        description.check(
+            "max_steps", "an upper bound here: raise `epochs` if they have fewer steps; there, rows repeat until it is reached"
+        )
+    if method == "kto":
+        description.check("global_batch", "there, answers are counted; a pair has two")
     masks = {"assistant": take("assistant_only"), "last_turn": take("last_turn_only"), "all": take("every_token")}
     if mask := next((name for name, wanted in masks.items() if wanted), None):
         values["train_on"] = mask
+        description.assumed.discard("train_on")
     elif values.get("train_on") == "all":
         description.check("train_on", "TRL trains on all tokens of `messages`, but only on the completion of rows that have a prompt")
     if method in ("kto", "reward") or not values.get("holdout"):
@@ -176,6 +198,12 @@ def _preference_loss(description: Description) -> None:
     loss |= {"gamma": float(gamma if ratio is None else ratio * beta)} if name == "simpo" else {}
     loss |= {weight: value for weight in ("desirable_weight", "undesirable_weight") if (value := take(weight))}
     description.values["loss"] = loss
+    if likelihood and name != "rpo":
+        description.check("loss", f"pref_ftx: {likelihood}: {name} has no likelihood term here")
+    if smoothing and name not in ("cdpo", "robust"):
+        description.check("loss", f"label_smoothing: {smoothing}: {name} has none here")
+    if description.trainer == "open-instruct" and description.assumed & {"loss", "beta"}:
+        description.check("loss", CHANGED)
     if name == "cdpo" and description.trainer == "TRL":
         description.check("loss", "label_smoothing: TRL 1 ignores it for this loss, older versions do not")
     if name == "simpo" and description.trainer in ("TRL", "axolotl"):
@@ -189,7 +217,7 @@ def _rollouts(description: Description) -> None:
         values["prompts_per_step"] = max(1, sequences // samples)
         if sequences % samples:
             description.check("prompts_per_step", f"{sequences} sequences are no multiple of {samples} answers to a prompt")
-    for quantity in ("batch.device", "batch.accumulation"):
+    for quantity in ("batch.device", "batch.accumulation", "packed"):
         take(quantity)
     steps, episodes, passes = take("max_steps"), take("episodes"), take("epochs", 1)
     updates = values.get("algorithm.inner_epochs", 1) * values.get("algorithm.updates_per_rollout", 1)
@@ -211,6 +239,7 @@ def _rollouts(description: Description) -> None:
 def _algorithm(description: Description) -> None:
     values, take = description.values, description.take
     name, kl, unbiased, estimator = take("algorithm.type"), take("kl"), take("unbiased"), take("kl_estimator")
+    inner, scale = name, take("scale", "group")
     name = take("ratio") or name
     algorithm: dict[str, Any] = {"type": name, "kl": {"coefficient": kl} if kl else None}
     if kl:
@@ -221,6 +250,12 @@ def _algorithm(description: Description) -> None:
     elif low:
         algorithm |= {"clip_low": low, "clip_high": high or low}
     algorithm |= {"resampling": None} if name == "dapo" else {"updates_per_rollout": 1} if name == "gspo" else {}
+    if name == "gspo" and inner in AGGREGATIONS:
+        algorithm["aggregation"] = AGGREGATIONS[inner]
+    undivided = scale in ("none", "false")
+    if description.trainer != "open-instruct" and (scale == "batch" or undivided != (name == "dr_grpo")):
+        what = "never divides advantages by the standard deviation" if name == "dr_grpo" else "divides advantages by the group's deviation"
+        description.check("algorithm", f"scale_rewards: {scale}: here, {name} {what}")
     if take("corrected") and take("correction", True):  # TRL's defaults with vLLM
         algorithm["correction"] = {"level": "sequence", "mode": "mask", "high": 3.0}
     for field in [field for field in values if field.startswith("algorithm.")]:
@@ -228,6 +263,8 @@ def _algorithm(description: Description) -> None:
     take("correction")
     values["algorithm"] = algorithm
     if description.trainer == "open-instruct":
+        if description.assumed & {"algorithm.type", "algorithm.clip_high", "sampling.temperature"}:
+            description.check("algorithm", CHANGED)
         description.check("algorithm", "there, losses are averaged per micro-batch, and rollouts are of the weights some steps before")
 
 

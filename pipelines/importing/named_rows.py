@@ -108,7 +108,8 @@ def of_open_instruct(description: Description, keys: dict[str, Any]) -> None:
     pairs += listed(keys.pop("dataset_mixer_list", []))
     splits = listed(keys.pop("dataset_mixer_list_splits", None) or keys.pop("dataset_train_splits", "train"))
     for place, name in enumerate(pairs[::2]):
-        amount = number(pairs[2 * place + 1]) if 2 * place + 1 < len(pairs) else 1.0
+        amount = pairs[2 * place + 1] if 2 * place + 1 < len(pairs) else 1.0
+        amount = int(amount) if isinstance(amount, str) and amount.isdecimal() else number(amount)
         how = {"count": amount} if isinstance(amount, int) else _amount(amount)
         description.sources.append(_source(description, name, splits[place % len(splits)]) | how)
 

@@ -17,9 +17,9 @@ LEFT_OUT = re.compile("|".join((
     "dataset_test_split", "ddp_", "debug", "deepspeed", "disable_dropout", "do_eval", "do_train", "ds3_", "dtype", "eval", "exp_name",
     "flash_attn", "flash_attention", "fsdp", "fused_optimizer", "gather_whole", "gradient_checkpointing", "hf_", "hub_", "keep_last_n",
     "liger_", "local_", "log_", "logging_", "lora_mlp_kernel", "lora_o_kernel", "lora_qkv_kernel", "low_cpu_mem", "mlflow_", "model_type",
-    "neat_packing", "num_evals", "num_learners", "oe_eval", "output_dir", "overwrite_", "pack_length", "packing", "pad_to",
+    "num_evals", "num_learners", "oe_eval", "output_dir", "overwrite_", "pack_length", "pad_to",
     "padding_free", "per_device_eval", "plot_loss", "precompute_ref", "preprocessing_", "push_to_hub", "ray_", "remove_unused",
-    "report_to", "resume_from", "run_name", "sample_packing", "save_", "saves_per", "sdp_attention", "single_gpu_mode", "strict",
+    "report_to", "resume_from", "run_name", "save_", "saves_per", "sdp_attention", "single_gpu_mode", "strict",
     "swanlab_", "tensor_parallel", "test_datasets", "tf32", "timeout", "tokenizer_type", "torch_", "trackio", "trust_remote", "try_",
     "use_fast_tokenizer", "use_flash", "use_liger", "use_reentrant", "use_slow_tokenizer", "vllm$",
     "vllm_(?!importance|top_p|structured)", "wandb_", "with_tracking", "xformers",
@@ -43,10 +43,8 @@ def wanted(value: Any) -> bool | None:
 
 
 def schedule(name: Any) -> str:
-    if name in ("linear", "cosine", "constant"):
+    if name in ("linear", "cosine", "constant", "constant_with_warmup"):
         return name
-    if name == "constant_with_warmup":
-        return "constant"
     near = "cosine" if str(name).startswith("cosine") else "linear"
     raise Unfit(f"not available here; {near} decays to zero", near)
 
@@ -75,7 +73,7 @@ def limit(steps: Any) -> int | None:
 
 def template(name: Any) -> str | None:
     """The template of ours that has this name; None for the model's own."""
-    if name in ("default", "tokenizer_default"):
+    if name == "tokenizer_default":
         return None
     if name in shipped_templates():
         return name
@@ -124,7 +122,7 @@ FIELDS: Names = {
     "optimizer.warmup_ratio": ("warmup_ratio", number),
     "optimizer.warmup_steps": ("warmup_steps warm_up_steps", number),
     "optimizer.weight_decay": ("weight_decay", number),
-    "optimizer.decayed": ("set_weight_decay_on_bias_and_norm", choice(true="all", false="matrices")),
+    "optimizer.decayed": ("set_weight_decay_on_bias_and_norm", choice(true="matrices", false="all")),
     "optimizer.beta1": ("adam_beta1", number),
     "optimizer.beta2": ("adam_beta2", number),
     "optimizer.epsilon": ("adam_epsilon eps", number),
@@ -142,6 +140,7 @@ FIELDS: Names = {
     "assistant_only": ("assistant_only_loss", wanted),
     "last_turn_only": ("completion_only_loss mask_history", wanted),
     "every_token": ("train_on_inputs train_on_prompt", wanted),
+    "packed": ("packing sample_packing neat_packing", wanted),
     "loss_reduction": ("reduce_loss", choice(mean="mean", sum="sum")),
     "loss": ("loss_type pref_loss dpo_loss_type", loss),
     "beta": ("beta pref_beta rl_beta dpo_beta orpo_alpha", number),
@@ -174,6 +173,7 @@ OF_GRPO: Names = {
     "algorithm.dual_clip": ("delta", number),
     "algorithm.updates_per_rollout": ("num_mini_batches", count),
     "algorithm.mask_truncated": ("mask_truncated_completions", wanted),
+    "scale": ("scale_rewards", lambda value: str(value).lower()),
     "corrected": ("use_vllm", on),
     "correction": ("vllm_importance_sampling_correction", on),
     "rewards": ("reward_funcs", listed),
@@ -197,7 +197,7 @@ EVERY: Mapping[str, Mapping[str, Any]] = {
     "TRL": {"batch.device": 8, "epochs": 3, "lora.rank": 16, "lora.alpha": 32, "lora.targets": ["q_proj", "v_proj"]},
     "LLaMA-Factory": {"batch.device": 8, "epochs": 3, "optimizer.learning_rate": 5e-5, "lora": True, "lora.rank": 8, "max_length": 2048,
                       "too_long": "truncate"},
-    "axolotl": {"batch.device": 1, "max_length": 512, "optimizer.schedule": "cosine"},
+    "axolotl": {"batch.device": 1, "max_length": 512, "optimizer.schedule": "cosine", "optimizer.warmup_ratio": 0.03},
     "open-instruct": {"batch.device": 8, "epochs": 2, "optimizer.learning_rate": 2e-5, "lora.rank": 64, "lora.alpha": 16,
                       "model.template": "tulu"},
 }  # fmt: skip
@@ -221,7 +221,7 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
                    "optimizer.weight_decay": 0.01, "optimizer.decayed": "all"},
         "grpo": {"max_prompt_length": 256, "sampling.max_tokens": 256, "sampling.temperature": 0.7, "prompts_per_step": 16,
                  "samples_per_prompt": 4, "episodes": 100_000, "algorithm.type": "grpo", "algorithm.aggregation": "token-mean", "kl": 0.05,
-                 "reward.right": 10.0, "reward.truncated": 0.0, "optimizer.decayed": "all"},
+                 "reward.right": 10.0, "reward.truncated": 0.0},
     },
 }  # fmt: skip
 """Trainer → method that it has → our name → default where ours differs; `EVERY` has those of all methods of a trainer."""

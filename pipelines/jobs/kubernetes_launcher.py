@@ -102,7 +102,7 @@ class KubernetesLauncher:
         if not answer.ok and not answer.is_refusal:  # the job may have been created although the answer got lost
             answer = create(place, job)
         if not answer.ok and answer.reason != "AlreadyExists":
-            if answer.reason is not None:  # without an answer the job may exist, and the next submission deletes it
+            if answer.is_refusal or answer.reason is not None:  # without an answer the job may exist, and the next submission deletes it
                 (scratch / JOB).unlink()
             if answer.is_refusal:
                 raise PedigreeError(f"Kubernetes rejects the job of {spec.address}: {answer.message}")

@@ -116,7 +116,7 @@ def data_only(members: Mapping[str, RebuiltStage]) -> set[str]:
 
 
 def find_member(members: Mapping[str, RebuiltStage], name: str) -> RebuiltStage:
-    """Find a stage of the ancestry by address, stage name, or id prefix."""
+    """Find a stage of the ancestry by address, stage name, or id prefix; UsageProblem lists all if none or several match."""
     for matches in (
         [member for member in members.values() if name in (member.address, member.id)],
         [member for member in members.values() if name in (member.name, member.address.partition("/")[2])],

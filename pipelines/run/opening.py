@@ -128,7 +128,7 @@ def _profile_problem(execution: Execution, node: Node) -> str | None:
 
 
 def load_execution(project: Project, name: str) -> Execution:
-    """Load an execution profile by name or path, or report every problem of it; `auto` is resolved to this machine's numbers."""
+    """Load an execution profile by name or path, or raise ConfigError with all of its problems; `auto` becomes this machine's numbers."""
     path = profile_path(project.executions, name)
     if not os.path.exists(path):  # `exists` also handles invalid file names
         names = profile_names(project.executions)
@@ -140,7 +140,7 @@ def load_execution(project: Project, name: str) -> Execution:
 
 
 def refuse_read_only(project: Project) -> None:
-    """Check early that the project is writable, because later failures to write would be silent or look like bugs."""
+    """Raise UsageProblem early if the project is not writable, because later failures to write would be silent or look like bugs."""
     for folder in (project.root, project.root / ".dvc", project.private, project.artifacts):
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             remedy = "remount it or fix its permissions. `pedigree plan`, `status` and `verify` work without write access"

@@ -70,7 +70,7 @@ def _report(watch: Watch, event: RunEvent) -> None:
 
 
 def stage_under_dvc(project: Project, address: str, watch: Watch = unwatched) -> Result:
-    """Implement `pedigree stage RECIPE/STAGE`, the command in `dvc.yaml`."""
+    """Implement `pedigree stage RECIPE/STAGE`, the command in `dvc.yaml`; raises StageFailed with a one-line reason."""
     recipe, _, name = address.partition("/")
     run = open_run(project, compiled_request(project, recipe), watch=watch)
     node = run.graph.nodes.get(address)

@@ -184,6 +184,10 @@ SETTINGS = {
     "max_grad_norm: 0": "max_grad_norm: 0: no clipping would be `max_grad_norm: null`; DeepSpeed's own config may clip",
     "learning_rate: .inf": "learning_rate: .inf: not a finite number",
     "max_prompt_length: 512": "max_prompt_length 512: sft has no such setting",
+    "packing: true":
+        "packing: there, a batch counts packed rows of max_length tokens; here, conversations: multiply it by how many fit into a row",
+    "max_length: null": "max_length: null means no limit there: write the value that you need",
+    "max_steps: 10": "an upper bound here: raise `epochs` if they have fewer steps; there, rows repeat until it is reached",
     "frobnicate: {a: [1]}": "frobnicate: {a: [1]}: unknown",
     "model_revision: step-100": "revision: step-100: write its commit; `pedigree pin` takes the newest one of main",
     "chat_template: '{{ messages }}'":
@@ -207,10 +211,10 @@ def test_what_is_switched_off_or_equal_here_is_not_mentioned(setting):
 
 
 def test_keys_of_where_it_runs_are_listed_once():
-    text, _ = imported(TRL + "logging_steps: 5\nreport_to: [wandb]\ndeepspeed: z3.json\nbf16: true\npacking: true\n", method="sft")
+    text, _ = imported(TRL + "logging_steps: 5\nreport_to: [wandb]\ndeepspeed: z3.json\nbf16: true\n", method="sft")
     head, _, stages = text.partition("\nstages:\n")
     head = head.replace("\n# ", " ")
-    assert "logging_steps, report_to, deepspeed, bf16, packing." in head and "packing" not in stages
+    assert "logging_steps, report_to, deepspeed, bf16." in head and "bf16" not in stages.replace("dtype: bf16", "")
     assert checks(text) == checks(imported(TRL, method="sft")[0])
 
 
@@ -301,6 +305,35 @@ def test_no_text_of_a_config_becomes_a_line_of_the_recipe_or_controls_a_terminal
     text, _ = imported(TRL + lines, method="sft")
     assert not [line for line in text.splitlines() if line.strip().startswith("evil")]
     assert "\\u001b[2J" in text and "\x1b" not in text
+
+
+AXOLOTL = "base_model: org/base\nlearning_rate: 1.0e-5\ndatasets: [{path: org/rows, type: chat_template}]\n"
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    f"{TRL}lr_scheduler_type: constant\nwarmup_ratio: 0.03\n": {"schedule": "constant", "warmup_ratio": 0.0},
+    f"{TRL}lr_scheduler_type: constant_with_warmup\nwarmup_ratio: 0.03\n": {"schedule": "constant", "warmup_ratio": 0.03},
+    AXOLOTL: {"schedule": "cosine", "warmup_ratio": 0.03},
+    f"{AXOLOTL}warmup_steps: 0\n": {"warmup_ratio": 0.0, "warmup_steps": None},
+}
+
+
+@pytest.mark.parametrize("text", OPTIMIZERS)
+def test_the_warm_up_is_that_of_the_trainer(text):
+    optimizer = imported(text, method="sft")[1].find("sft").config.optimizer
+    assert {name: getattr(optimizer, name) for name in OPTIMIZERS[text]} == OPTIMIZERS[text]
+
+
+def test_sequence_ratios_keep_the_sum_over_tokens_of_their_loss():
+    ratios = "importance_sampling_level: sequence\nmax_steps: 1\n"
+    found = {name: imported(f"{TRL}{ratios}loss_type: {name}\n", method="grpo")[1].find("grpo").config for name in ("grpo", "dapo")}
+    assert {name: (value_at(one, "algorithm.type"), value_at(one, "algorithm.aggregation")) for name, one in found.items()} == {
+        "grpo": ("gspo", "seq-mean-token-mean"), "dapo": ("gspo", "token-mean"),
+    }  # fmt: skip
+
+
+def test_quoted_amounts_without_a_point_are_counts():
+    text = "model_name_or_path: org/base\nuse_flash_attn: true\ndataset_mixer_list: ['org/a', '2000', 'org/b', '0.5']\n"
+    sources = imported(text, method="sft")[1].find("rows").config.sources
+    assert [(one.count, one.epochs) for one in sources] == [(2000, None), (None, 0.5)]
 
 
 def test_an_existing_recipe_is_kept(project):

@@ -19,6 +19,7 @@ from pedigree.configs.language.execution import Kubernetes, Numerics, Placement
 from pedigree.data.artifacts.artifacts import write_json
 from pedigree.pipelines.jobs import job_environment, kubernetes_launcher
 from pedigree.pipelines.jobs.context import StageFailed
+from pedigree.pipelines.jobs.kubernetes_client import Answer, create
 from pedigree.pipelines.jobs.kubernetes_launcher import KubernetesLauncher
 from pedigree.pipelines.jobs.kubernetes_manifest import job_name, preview
 from pedigree.pipelines.jobs.launcher import Deferred, Status
@@ -136,8 +137,12 @@ def test_a_job_whose_answer_was_lost_is_found_again_and_another_submission_is_an
     assert jobs.submit().token != first.token and len(jobs.cluster.jobs) == 2
 
 
-def test_a_job_whose_answers_were_all_lost_is_deleted_before_another_is_submitted(jobs: Jobs) -> None:
-    jobs.cluster.loses_answers = 2
+def test_a_job_whose_answers_were_all_lost_is_deleted_before_another_is_submitted(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unanswered(*given: Any) -> Answer:
+        create(*given)
+        return Answer(reason=None, message="timed out")
+
+    monkeypatch.setattr(kubernetes_launcher, "create", unanswered)
     with pytest.raises(Deferred):
         jobs.submit()
     handle = read_job(jobs.scratch)
