@@ -215,7 +215,7 @@ def test_a_ray_that_does_not_answer_is_refused_before_a_run_and_says_nothing_abo
     assert said and said.startswith(f"no Ray answers at {nowhere} (") and "correct placement.launcher.address" in said
     told = {"token": "0" * 32, "address": nowhere}
     handle = Handle(launcher="ray", scratch=str(tmp_path), attempt=1, told=told)
-    assert lab.launcher.poll(handle) == Status("queued", waiting=f"for Ray to answer at {nowhere}")
+    assert lab.launcher.poll(handle) == Status("unknown", waiting=f"for Ray to answer at {nowhere}")
     monkeypatch.setattr(ray_launcher, "AWAY_S", 0)
     with pytest.raises(PedigreeError, match=rf"Ray does not answer at {nowhere}, so its job in .* may go on"):
         lab.launcher.cancel(handle)
