@@ -34,19 +34,19 @@ help: ## Shows this list
 
 setup: ## Makes .venv with everything in it; instant when nothing has changed
 
+WORKERS ?= 2
 # A change is what differs from BASE.
 BASE ?= $(shell git merge-base HEAD main 2>/dev/null || echo HEAD)
 quick: style ## Checks style and spelling, the types of what a change affects, and runs the unit tests: a minute
 	affected=$$(python -m tests.affected '$(BASE)')
 	if [ -n "$$affected" ]; then pyright $$affected & types=$$!; fi
-	pytest -m unit -q -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder || failed=1
+	pytest -m unit -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1
 	wait $${types:-} || failed=1
 	exit $${failed:-0}
 
-# Tests spend a quarter of their time waiting, so three at a time keep two cores busy.
-test: style ## Checks style, spelling and types and runs the tests, WORKERS=3 files of them at a time
+test: style ## Checks style, spelling and types and runs the tests, WORKERS=2 files of them at a time
 	pyright & types=$$!
-	pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder || failed=1
+	pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1
 	wait $$types || failed=1
 	exit $${failed:-0}
 
