@@ -78,7 +78,7 @@ def test_a_stage_whose_job_is_not_accepted_yet_is_listed_submitted_again_and_can
     ray.full, type_ = True, InProcessCommand(lab)
     with at_work(lab) as work:
         until(lambda: work.shows("to accept its job: No available agent to submit job"))
-        assert re.search(r"lab/raw +prepare_data +not submitted +queued +for Ray at ", type_("jobs"))
+        until(lambda: re.search(r"lab/raw +prepare_data +not submitted +queued +for Ray at ", type_("jobs")))  # between two tries
         ray.full = False
         until(lambda: work.shows("in Ray's queue as job "))
         work.leave()
