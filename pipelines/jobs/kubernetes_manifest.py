@@ -13,9 +13,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import GPU_RESOURCE, Kubernetes, Numerics, Placement
-from pedigree.data.store.fence import Fence
+from pedigree.data.store.fence import FENCE, Fence
 from pedigree.pipelines.jobs.job_environment import job_settings
 from pedigree.pipelines.jobs.launcher import STACKS, STACKS_S, job_command
 
@@ -52,7 +53,11 @@ def manifest(
     project: Project, scratch: Path, token: str, address: str, numerics: Numerics, placement: Placement, launcher: Kubernetes, code: Path,
     fence: Fence | None = None, script: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """The Job of a stage or, on several nodes, its JobSet. `placement` may lack the launcher; `script`: what runs instead of the stage."""
+    """The Job of a stage or, on several nodes, its JobSet. `placement` may lack the launcher; `script`: what runs instead of the stage.
+
+    Raises:
+        PedigreeError: `env` of the launcher sets a variable that Pedigree sets.
+    """
     name = job_name(address, token)
     labels = {**launcher.labels, TOKEN: token, PROJECT: project_label(project)}
     metadata = {"name": name, "labels": labels | ({QUEUE: launcher.queue} if launcher.queue else {})}
@@ -62,6 +67,8 @@ def manifest(
     for variable in ("PATH", *(["CUDA_HOME"] if launcher.python else [])):  # those of this machine
         settings.pop(variable, None)
     settings["PYTHONPATH"] = str(code)  # without that of this machine
+    if own := sorted(launcher.env.keys() & {*settings, FENCE}):
+        raise PedigreeError(f"placement.launcher.env sets {', '.join(own)}, which Pedigree sets itself: remove it")
     variables = {"HOME": "/tmp", "USER": "pedigree", **launcher.env, **settings}  # this user has no home and perhaps no name in the image
     script = f"PATH={quote(str(Path(python).parent))}:$PATH; {script}"
     container = _container(scratch, numerics, placement, launcher) | {

@@ -113,6 +113,13 @@ def test_environment_variables_of_this_machine_stay_here(tmp_path: Path, monkeyp
     assert "hf_key" not in text and "OMP_NUM_THREADS" in text
 
 
+@pytest.mark.parametrize("name", ["PYTHONPATH", "PEDIGREE_FENCE"])
+def test_a_variable_that_pedigree_sets_is_refused(tmp_path: Path, name: str) -> None:
+    placement = Placement.model_validate({"launcher": {"type": "kubernetes", "image": "x", "env": {name: "/elsewhere"}}})
+    with pytest.raises(PedigreeError, match=rf"placement\.launcher\.env sets {name}, which Pedigree sets itself: remove it"):
+        preview(Project(tmp_path), "lab/raw", Numerics(), placement)
+
+
 def test_several_nodes_are_a_jobset_that_meets_at_the_host_name_of_its_first_pod(tmp_path: Path) -> None:
     placement = Placement.model_validate({"slots": 4, "launcher": {"type": "kubernetes", "image": "x", "queue": "gpus"}})
     found = preview(Project(tmp_path), "lab/sft", Numerics(world_size=8, nodes=2), placement)
