@@ -8,7 +8,8 @@ import resource
 import signal
 import sys
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import NoReturn
 
 SET_PARENT_DEATH_SIGNAL = 1
@@ -54,6 +55,18 @@ def uncollected() -> AbstractContextManager[None]:
     may switch threads, and two threads that parse at the same time raise SystemError, because they share a recursion counter (gh-106905).
     """
     return _UNCOLLECTED
+
+
+@contextmanager
+def without(*modules: str) -> Iterator[None]:
+    """Let imports in this block find these modules missing; those that are loaded already stay. For a process of one thread."""
+    missing = [name for name in modules if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(missing))  # type: ignore[arg-type]  # None is what the import system takes for missing
+    try:
+        yield
+    finally:
+        for name in missing:
+            del sys.modules[name]
 
 
 def peak_memory() -> dict[str, int]:

@@ -26,7 +26,7 @@ from pedigree.configs.base.work import MAX_RUNNING, unservable
 from pedigree.configs.language.execution import ENGINE_OVERHEAD, Numerics, Placement, kv_cache_bytes
 from pedigree.configs.methods.training import Sampling, served_rank
 from pedigree.data.host.machine import settled
-from pedigree.data.host.process import die_with, uncollected
+from pedigree.data.host.process import die_with, uncollected, without
 from pedigree.data.store.untrusted import described
 from pedigree.stages.job.failures import BUGS, WEIGHTS, EngineLost, StageError, lasting
 from pedigree.stages.sampling.sampler import (
@@ -65,6 +65,8 @@ REMEDIES = {
     r"weight|header|size of tensor|named|vocab|unpack": WEIGHTS,
 }
 """Patterns of refusals of vLLM → what to do."""
+UNUSED = ("scipy.signal", "redis", "boto3")
+"""Libraries that vLLM's imports load where they are installed, for audio, remote caches and SageMaker: an eighth of the import time."""
 WEIGHTS_TAG = "weights"
 """vLLM's name for the memory of weights, which wakes before that of the KV cache."""
 
@@ -409,7 +411,8 @@ def _serve(parent: int, numerics: Numerics) -> None:
         pipe.flush()
 
     try:
-        _import_vllm()
+        with without(*UNUSED):
+            _import_vllm()
         messages = _Messages()
         settings = messages.next()
         with uncollected():  # imports the other half of vLLM

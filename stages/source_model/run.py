@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -66,7 +67,19 @@ def gguf_parsed_once() -> Iterator[None]:
     import gguf
 
     reader = gguf.GGUFReader
-    gguf.GGUFReader = cache(reader)  # pyright: ignore[reportAttributeAccessIssue]
+
+    class Reader(reader):
+        """Takes a million slices of the file, which a plain array gives three times as fast as a memmap."""
+
+        @property
+        def data(self) -> Any:
+            return self._plain
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._plain = np.asarray(mapped)
+
+    gguf.GGUFReader = cache(Reader)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:

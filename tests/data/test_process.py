@@ -1,4 +1,5 @@
 import gc
+import importlib
 import subprocess
 import sys
 import threading
@@ -6,7 +7,7 @@ import threading
 import pytest
 from waiting import deadline
 
-from pedigree.data.host.process import uncollected
+from pedigree.data.host.process import uncollected, without
 
 
 def test_what_was_collected_before_is_collected_after():
@@ -46,7 +47,7 @@ PARSERS = """
 import ast, sys, threading
 from pathlib import Path
 from pedigree.data.artifacts import provenance
-from pedigree.data.host.process import uncollected
+from pedigree.data.host.process import uncollected, without
 
 class Finalized:
     def __init__(self):
@@ -102,11 +103,28 @@ def test_a_job_begins_without_collections(root, module, call):
 
 @pytest.mark.nightly
 @pytest.mark.integration
-def test_collections_of_an_engine_skip_what_it_imported(root):
+def test_collections_of_an_engine_skip_what_it_imported_and_it_imports_no_audio(root):
     """vLLM collects explicitly while it starts: over a million imported objects, that took half of the time."""
-    code = "import gc; from pedigree.stages.sampling.vllm_engine import _import_vllm; _import_vllm(); print(gc.get_freeze_count())"
+    code = """
+import gc, sys
+from pedigree.data.host.process import without
+from pedigree.stages.sampling.vllm_engine import UNUSED, _import_vllm
+with without(*UNUSED):
+    _import_vllm()
+print(gc.get_freeze_count(), sys.modules.keys().isdisjoint(UNUSED))
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[-1]) > 100_000
+    frozen, unused = done.stdout.split()[-2:]
+    assert int(frozen) > 100_000 and unused == "True"
+
+
+def test_what_an_import_is_to_do_without_is_missing_for_its_block_alone():
+    sys.modules.pop("colorsys", None)
+    with without("colorsys", "json"):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("colorsys")
+        importlib.import_module("json")
+    importlib.import_module("colorsys")
 
 
 @pytest.mark.integration

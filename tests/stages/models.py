@@ -19,7 +19,7 @@ from waiting import deadline
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, sha256_file, write_json
-from pedigree.data.artifacts.provenance import code_files, code_sha256
+from pedigree.data.artifacts.provenance import code_files, code_sha256, fingerprint
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.documents import Documents, schema, tokenized
 from pedigree.data.chat.token_files import TokenFile, written
@@ -144,7 +144,7 @@ def write_spec(
         code=code_sha256(code_files()),
         numerics=numerics,
         placement=Placement(**placement),
-        **(asked or {}),
+        **{"fingerprint": fingerprint(kind), **(asked or {})},  # as the launcher does, which parses the code once for all jobs
     )
     (folder / "spec.json").write_text(spec.model_dump_json())  # inputs in the order given
 

@@ -94,7 +94,7 @@ def test_a_job_that_was_told_what_code_is_behind_it_does_not_read_all_of_it_agai
     monkeypatch.setattr(job_process, "fingerprint", lambda kind: looks.append(kind) or {"sha256": "3" * 64, "files": {}})
     told = [
         models.run(tmp_path / name, "prepare_data", ROWS, {}, Numerics(threads=1), asked)["made_by"]["fingerprint"]
-        for name, asked in {"a": {"fingerprint": code}, "b": {}}.items()
+        for name, asked in {"a": {"fingerprint": code}, "b": {"fingerprint": None}}.items()
     ]
     assert told == [code, {"sha256": "3" * 64, "files": {}}] and looks == ["prepare_data"]
 

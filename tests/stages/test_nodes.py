@@ -86,6 +86,7 @@ def losses(folder):
     return [json.loads(line)["loss"] for line in (folder / "curve.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.nightly  # by day, `test_every_launcher.py` loses a node, and `test_launcher.py` trains on two
 def test_a_job_that_lost_a_node_goes_on_with_two_which_train_as_one_and_a_third_finds_no_place(tmp_path, args):
     lose_a_node(tmp_path / "job", args, freeze)
     assert "node 1 has been silent for" in (tmp_path / "job/log.txt").read_text()
