@@ -28,8 +28,9 @@ HEAD = """# The command line
 DOCUMENTS = """## Output for programs
 
 `run`, `rehearse`, `plan`, `status`, `jobs`, `trace` and `forget` accept `--json`: one JSON document is printed to stdout at the end, and
-everything else goes to stderr. Exit codes do not change. If a command exits with 2 or 70, stdout is empty. `schema_version` is raised when
-a field changes its name or meaning; new fields may appear without a new version.
+everything else goes to stderr. Exit codes do not change. If a command exits with 2 or 70, or with 1 or 130 before it has a result (for
+example because a remote does not answer), stdout is empty. `schema_version` is raised when a field changes its name or meaning; new fields
+may appear without a new version.
 
 All documents begin with `schema_version` (1) and `command`; all but `jobs`, `trace` and `forget` continue with `recipe` (for a variant,
 `RECIPE+HASH`), `source` (as typed) and `overrides` (a list of `STAGE.FIELD=JSON`). Sizes are in bytes, times in seconds, and `address` is

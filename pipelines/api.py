@@ -13,7 +13,7 @@ from pedigree.configs.base.document import read_document
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
-from pedigree.configs.language.compile import yaml_text
+from pedigree.configs.language.compile import overrides_of, yaml_text
 from pedigree.configs.language.kinds import kind_of
 from pedigree.configs.language.recipe import load_recipe, recipe_file
 from pedigree.data.artifacts import artifacts
@@ -45,8 +45,8 @@ class Recipe:
     name: str
     """Name in `configs/recipes`, or path of a file."""
     description: str = ""
-    execution: str = "cpu"
-    """Default execution profile."""
+    execution: str | None = None
+    """Default execution profile; None: that of the recipe it extends, else `cpu`."""
     extends: str | None = None
     models: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Any] | None = None
@@ -63,12 +63,14 @@ class Recipe:
 
     @classmethod
     def load(cls, project: Project, name: str, overrides: Sequence[str] = ()) -> "Recipe":
-        """Load and check a recipe, by its name or the path of its file.
+        """Load and check a recipe, by name or by the path of its file; the name of a variant gives its recipe with its overrides.
 
         Raises:
             ConfigError: lists every problem with its line.
         """
-        load_recipe(project.recipes, name, overrides)
+        graph = load_recipe(project.recipes, name, overrides)
+        if "+" in name and not name.endswith((".yaml", ".yml")):
+            name, overrides = graph.source, overrides_of(graph)
         return cls(name, **read_document(recipe_file(project.recipes, name)).value, overrides=tuple(overrides))
 
     @staticmethod

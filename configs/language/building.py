@@ -71,7 +71,7 @@ class Building:
         """The named models, each with the address of its stage."""
         found: dict[str, Model] = {}
         for name, (document, model) in self.file.models.items():
-            stage = self.file.groups.get(model.stage, model.stage)
+            stage = self.file.stage_of(model.stage)
             node, problem = self.built.get(stage), None
             if stage not in self.file.stages:
                 problem = f"there is no stage {model.stage!r}; available: {', '.join(self.file.stages)}"
@@ -130,7 +130,7 @@ class Building:
         given = self.file.stages[name].body.get("in")
         ports = given.values() if isinstance(given, dict) else ()
         named = [str(reference) for value in ports if value is not None for _, reference in _labeled(value)]
-        return [self.file.groups.get(reference, reference) for reference in named]
+        return list(map(self.file.stage_of, named))
 
     def _build(self, name: str) -> Node | None:
         """The node of a stage whose parents are built; None if it has problems, which are collected."""
@@ -209,7 +209,8 @@ class Building:
         for port_name in unknown:
             takes = (", ".join(ports) or "none") + nearest(port_name, [*ports])
             self._complain(name, ("in", port_name), f"no input {port_name!r}; inputs of {declaration.name}: {takes}")
-        missing = {name: _any_of(port.types) for name, port in ports.items() if not port.optional and given.get(name) in (None, [], {})}
+        empty = [name for name in ports if given.get(name) is None or not _labeled(given[name])]
+        missing = {name: _any_of(ports[name].types) for name in empty if not ports[name].optional}
         if missing and not unknown:
             inputs = f"input {' and '.join(map(repr, missing))} {'is' if len(missing) == 1 else 'are'} missing"
             self._complain(name, ("in",), f"{inputs}: name a stage with output {', and one with '.join(missing.values())}")
@@ -242,7 +243,7 @@ class Building:
 
     def _source(self, name: str, port_name: str, reference: Any) -> Node | None:
         """The node that a reference names: a stage, a group of rounds, or RECIPE/STAGE."""
-        reference = self.file.groups.get(str(reference), str(reference))
+        reference = self.file.stage_of(str(reference))
         if reference in self.file.stages:
             return self.built.get(reference)  # not built if part of a cycle
         if "/" in reference:
@@ -306,8 +307,9 @@ def _any_of(types: frozenset[str]) -> str:
 
 
 def _labeled(value: Any) -> list[tuple[str | None, Any]]:
+    """(label or None, reference) of each input at a port; a label of null removes the one that a parent recipe gives."""
     if isinstance(value, dict):
-        return [(str(label), reference) for label, reference in value.items()]
+        return [(str(label), reference) for label, reference in value.items() if reference is not None]
     if isinstance(value, list):
         return [(None, reference) for reference in value]
     return [(None, value)]

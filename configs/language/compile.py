@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from pedigree.configs.base.document import ConfigError, Problem
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.naming import Model
 from pedigree.configs.language.graph import Graph, Node
@@ -61,8 +62,20 @@ def compile_recipe(graph: Graph) -> dict[str, str]:
 
 
 def write_compiled(root: Path, graphs: Iterable[Graph]) -> list[str]:
-    """Write each file whose text changed, atomically; return their paths."""
-    texts = {name: text for graph in graphs for name, text in compile_recipe(graph).items()}
+    """Write each file whose text changed, atomically; return their paths.
+
+    Raises:
+        ConfigError: a recipe outside of `configs/recipes` has the name of one there.
+    """
+    texts: dict[str, str] = {}
+    for graph in graphs:
+        name = f"configs/recipes/{Path(graph.source).stem}.yaml"
+        if _is_path(graph.source) and (root / name).exists():
+            raise ConfigError([Problem(graph.source, None, f"has the name of {name}, whose artifacts it would replace: rename it")])
+        compiled = compile_recipe(graph)
+        texts |= compiled
+        if compiled and source_file(graph.recipe) not in compiled:
+            (root / source_file(graph.recipe)).unlink(missing_ok=True)  # of a file that has been moved into `configs/recipes` since
     changed = [name for name, text in texts.items() if not _holds(root / name, text.encode())]
     for name in changed:
         _replace(root / name, texts[name])

@@ -42,6 +42,16 @@ class RawStage:
 
 
 @dataclass(frozen=True)
+class RoundGroup:
+    """A group of rounds."""
+
+    body: dict[str, Any]
+    """Its `rounds`, `first` and `stages`."""
+    unrolled: tuple[str, ...]
+    """The stages of all rounds, in order."""
+
+
+@dataclass(frozen=True)
 class RecipeFile:
     """A recipe's raw stages, with its parents' merged in and its rounds unrolled."""
 
@@ -50,14 +60,17 @@ class RecipeFile:
     execution: str
     """The name of its profile, or of that of the recipe that it extends."""
     stages: dict[str, RawStage]
-    groups: dict[str, str]
-    """Group of rounds → the last stage of its last round."""
+    groups: dict[str, RoundGroup]
     models: dict[str, tuple[YamlDocument, Model]]
     """Name → file that defines it, and model."""
     published: Published | None
     """Its own block, or that of the recipe that it extends."""
     problems: tuple[Problem, ...]
     """Problems outside the stages."""
+
+    def stage_of(self, name: str) -> str:
+        """The last stage of the last round for the name of a group; any other name as it is."""
+        return self.groups[name].unrolled[-1] if name in self.groups else name
 
 
 def recipe_names(folder: Path) -> list[str]:
@@ -78,13 +91,13 @@ def read_recipe_file(folder: Path, path: Path, changes: Mapping[str, Any], below
             raise ConfigError(problems)
         raise ConfigError([*problems, document.problem(("stages",), "`stages` must be a mapping with at least one stage")])
     own = copy.deepcopy(own)
-    of_groups, of_stages = _split(changes, own)
-    for place, value in of_groups.items():
-        _set(own, place.split("."), value)
-
     models, published = _models(document, problems), _validated(Published, document, ("published",), problems)
     parent = _parent(folder, path, document, below, problems)
-    stages = dict(parent.stages) if parent else {}
+    stages, inherited = (dict(parent.stages), dict(parent.groups)) if parent else ({}, {})
+    of_groups, of_stages = _split(changes, own, inherited)
+    for place, value in of_groups.items():
+        _set(own, place.split("."), value)
+    _replace_groups(stages, inherited, own)
     missing = _remove(stages, own, document, parent)
     unrolled, groups = _unroll(document, own, missing)
     if missing:
@@ -95,7 +108,7 @@ def read_recipe_file(folder: Path, path: Path, changes: Mapping[str, Any], below
         _override(stages, path.stem, place, value, problems)
 
     if parent:
-        groups, models = parent.groups | groups, parent.models | models
+        groups, models = inherited | groups, parent.models | models
         published = published.over(parent.published) if published else parent.published
     extends = document.value["extends"] if parent else None
     execution = str(document.value.get("execution", parent.execution if parent else "cpu"))
@@ -126,9 +139,11 @@ def _faults_of_keys(path: Path, document: YamlDocument) -> list[Problem]:
     return problems
 
 
-def _split(changes: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(
+    changes: Mapping[str, Any], own: Mapping[str, Any], inherited: Mapping[str, RoundGroup]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Overrides of groups of rounds, and those of stages."""
-    groups = {name for name, body in own.items() if isinstance(body, dict) and "rounds" in body}
+    groups = {name for name, body in own.items() if isinstance(body, dict) and "rounds" in body} | inherited.keys()
     of_groups = {place: value for place, value in changes.items() if place.split(".")[0] in groups}
     return of_groups, {place: value for place, value in changes.items() if place not in of_groups}
 
@@ -144,6 +159,16 @@ def _parent(folder: Path, path: Path, document: YamlDocument, below: tuple[str, 
     parent = read_recipe_file(folder, folder / f"{name}.yaml", {}, (*below, path.stem))
     problems += parent.problems
     return parent
+
+
+def _replace_groups(stages: dict[str, RawStage], inherited: dict[str, RoundGroup], own: dict[str, Any]) -> None:
+    """Replace the inherited groups that a file names: their unrolled stages go, and what the file states is merged into their bodies."""
+    for name in inherited.keys() & own.keys():
+        group, body = inherited.pop(name), own.pop(name)
+        for stage in group.unrolled:
+            stages.pop(stage, None)
+        if body is not None:
+            own[name] = _merged(group.body, body) if isinstance(body, dict) and "kind" not in body else body
 
 
 def _remove(stages: dict[str, RawStage], own: dict[str, Any], document: YamlDocument, parent: RecipeFile | None) -> list[Problem]:
@@ -169,23 +194,24 @@ def _override(stages: dict[str, RawStage], recipe: str, place: str, value: Any, 
 
 
 def score_tolerance(folder: Path, recipe: str) -> float | None:
-    """The score tolerance of a recipe (or of the recipe of a variant `RECIPE+HASH`), its own or inherited.
+    """The score tolerance of a recipe (by name, by the name of a variant, `RECIPE+HASH`, or by path), its own or inherited.
 
     Raises:
         ConfigError: the file cannot be read, or the value is invalid.
     """
-    name: Any = recipe.partition("+")[0]
-    seen: set[str] = set()
-    while isinstance(name, str) and RECIPE_NAME.fullmatch(name) and name not in seen and (folder / f"{name}.yaml").exists():
-        seen.add(name)
-        document = read_document(folder / f"{name}.yaml")
+    named = recipe.partition("+")[0]
+    path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else folder / f"{named}.yaml"
+    seen: set[Path] = set()
+    while path not in seen and RECIPE_NAME.fullmatch(path.stem) and path.exists():
+        seen.add(path)
+        document = read_document(path)
         problems: list[Problem] = []
         found = _validated(Reproduce, document, ("reproduce",), problems)
         if problems:
             raise ConfigError(problems)
         if found:
             return found.score_tolerance
-        name = document.value.get("extends")
+        path = folder / f"{document.value.get('extends')}.yaml"
     return None
 
 
@@ -240,10 +266,10 @@ def _merged(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _unroll(document: YamlDocument, stages: dict[str, Any], problems: list[Problem]) -> tuple[dict[str, RawStage], dict[str, str]]:
-    """Stages with all groups of rounds unrolled, and the stage that each group refers to."""
+def _unroll(document: YamlDocument, stages: dict[str, Any], problems: list[Problem]) -> tuple[dict[str, RawStage], dict[str, RoundGroup]]:
+    """Stages with all groups of rounds unrolled, and the groups."""
     found: dict[str, RawStage] = {}
-    groups: dict[str, str] = {}
+    groups: dict[str, RoundGroup] = {}
     for name, body in stages.items():
         place: Place = ("stages", name)
         if not is_stage(document, place, body, problems):
@@ -251,7 +277,7 @@ def _unroll(document: YamlDocument, stages: dict[str, Any], problems: list[Probl
         if "rounds" in body:
             bodies = unroll(document, name, body, problems)
             unrolled = {stage: RawStage(inner, document, (*place, "stages", template)) for stage, (template, inner) in bodies.items()}
-            groups |= {name: list(unrolled)[-1]} if unrolled else {}
+            groups |= {name: RoundGroup(body, tuple(unrolled))} if unrolled else {}
         else:
             unrolled = {name: RawStage(body, document, place)}
         for twice in sorted(unrolled.keys() & found.keys()):

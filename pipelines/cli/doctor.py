@@ -14,6 +14,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.installation import is_clone, missing, set_up
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.base.problems import PedigreeError
@@ -193,8 +194,11 @@ def _demo(project: Project) -> list[Diagnosis]:
         return []
     if known() is None:
         return [Diagnosis("demo", True, f"no time estimate yet: {command('plan', DEMO)} measures this machine")]
-    graph = load_recipe(project.recipes, DEMO)
-    execution = load_execution(project, graph.execution)
+    try:
+        graph = load_recipe(project.recipes, DEMO)
+        execution = load_execution(project, graph.execution)
+    except ConfigError as error:
+        return [Diagnosis("demo", False, str(error), f"correct it: {command('validate', DEMO)} lists all problems")]
     estimates = Estimates(project, graph, execution, known)
     found = outlook(graph, execution, {address: estimates.from_scratch(node).time for address, node in graph.nodes.items()})
     return [Diagnosis("demo", True, time_text(found, execution.numerics.device), slow_text(found, execution.numerics.device))]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pedigree.configs.base.document import ConfigError, Problem, read_document
+from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.paths import written_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import ONE_PROCESS
@@ -27,7 +28,7 @@ def resolved_recipe(project: Project, graph: Graph, profile: str | None = None) 
     }
     written = {address: node for address, node in graph.nodes.items() if names[address] == node.name}
     value: dict[str, Any] = {"description": graph.description, "execution": profile or graph.execution}
-    tolerance = score_tolerance(project.recipes, graph.recipe)
+    tolerance = score_tolerance(project.recipes, graph.source)
     if tolerance is not None:
         value["reproduce"] = {"score_tolerance": tolerance}
     if graph.models:
@@ -40,7 +41,7 @@ def resolved_recipe(project: Project, graph: Graph, profile: str | None = None) 
     value["stages"] = {}
     for node in written.values():
         inputs = _inputs(node, names)
-        value["stages"][node.name] = {"kind": node.kind, **({"in": inputs} if inputs else {}), **node.config.model_dump(mode="json")}
+        value["stages"][node.name] = {"kind": node.kind, **({"in": inputs} if inputs else {}), **_as_written(node.config)}
     return value
 
 
@@ -99,6 +100,19 @@ def _problems_of_named_profile(project: Project, recipe: str, profile: str | Non
     except ConfigError:  # already reported
         return []
     return profile_problems(project, named) if isinstance(named, str) else []
+
+
+def _as_written(config: Frozen) -> dict[str, Any]:
+    """A config as in a recipe: sources outside the project with their paths, instead of the names that identify them."""
+
+    def written(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: written(inner) for name, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [written(inner) for inner in value]
+        return written_of(value) if isinstance(value, str) else value
+
+    return written(config.model_dump())
 
 
 def _inputs(node: Node, names: dict[str, str]) -> dict[str, dict[str, str]]:

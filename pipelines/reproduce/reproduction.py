@@ -441,7 +441,8 @@ class _Attempt:
         tree = self.trees.get(self._code(member), self.project.root)
         for root in (tree, self.project.root):
             try:
-                stated = score_tolerance(Project(root).recipes, member.address.partition("/")[0])
+                project = Project(root)
+                stated = score_tolerance(project.recipes, compiled_request(project, member.address.partition("/")[0]).recipe)
             except ConfigError:
                 stated = None
             if stated is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pedigree.configs.language.execution import FORMERLY
 from pedigree.configs.language.kinds import KINDS
@@ -176,7 +176,8 @@ def weights_distance(before: Path, after: Path) -> float | None:
 def score_differences(record: Record, made: Artifact, original: Original | None) -> list[dict[str, Any]]:
     """New minus old mean score per policy and task, paired by item with a 95% interval if the old scores are available.
 
-    The interval is the normal approximation for a mean of paired differences, mean ± 1.96 s/√n.
+    The interval is the normal approximation for a mean of paired differences, mean ± 1.96 s/√n. A task's mean over its C categories gets
+    the mean of their differences, ± 1.96 √(Σ_c s_c²/n_c) / C. Items whose score is unknown on either side are left out.
     """
     rows = original.payload / "rows.jsonl" if original else None
     if rows is None or not rows.exists():
@@ -186,12 +187,18 @@ def score_differences(record: Record, made: Artifact, original: Original | None)
     found = []
     for name in sorted(before.keys() & after.keys()):
         shared = sorted(before[name].keys() & after[name].keys())
+        categories: dict[str, list[float]] = {}
+        for item in shared:
+            categories.setdefault(before[name][item].category, []).append(after[name][item].score - before[name][item].score)
         if shared:
-            differences = [after[name][item] - before[name][item] for item in shared]
-            mean, n = fmean(differences), len(differences)
-            half = 1.96 * stdev(differences) / math.sqrt(n) if n > 1 else 0.0
-            found.append({"of": name, "difference": mean, "low": mean - half, "high": mean + half, "n": n})
+            mean = fmean(map(fmean, categories.values()))
+            half = 1.96 * math.hypot(*map(_standard_error, categories.values())) / len(categories)
+            found.append({"of": name, "difference": mean, "low": mean - half, "high": mean + half, "n": len(shared)})
     return found
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def score_text(row: Mapping[str, Any]) -> str:
@@ -199,13 +206,24 @@ def score_text(row: Mapping[str, Any]) -> str:
     return f"{row['difference']:+.3f}{interval} ({row['of']})"
 
 
-def _scores(rows: Path) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+class _Scored(NamedTuple):
+    score: float
+    category: str
+    """Empty, unless the task's score is an average over categories."""
+
+
+def _scores(rows: Path) -> dict[str, dict[str, _Scored]]:
+    """Policy/task → item → its score, of the items whose score is known."""
+    found: dict[str, dict[str, _Scored]] = {}
     with open_plain(rows) as stream:
         for row in read_lines(stream, rows.name):
-            if not isinstance(row.get("score"), int | float):
+            score = row.get("score", "")
+            if score is None:
+                continue
+            if not isinstance(score, int | float):
                 raise ArtifactError(f"{rows.name} has a row with a non-numeric score")
-            found.setdefault(f"{row.get('policy')}/{row.get('task')}", {})[str(row.get("id"))] = row["score"]
+            scored = _Scored(score, str(row.get("category", "")))
+            found.setdefault(f"{row.get('policy')}/{row.get('task')}", {})[str(row.get("id"))] = scored
     return found
 
 

@@ -90,6 +90,22 @@ def test_a_recipe_of_the_folder_is_the_same_by_path_and_a_path_of_this_machine_s
     assert "by `pedigree compile third.yaml` from third.yaml" in other
 
 
+def test_a_recipe_that_has_moved_into_the_folder_is_compiled_as_one_of_it(recipes: Path, tmp_path: Path) -> None:
+    root, draft = recipes.parents[1], tmp_path / "third.yaml"
+    shutil.copy(recipes / "first.yaml", draft)
+    write_compiled(root, load_recipes(recipes, str(draft)))
+    assert (root / "artifacts/third/source.json").exists()
+    shutil.move(draft, recipes / "third.yaml")
+    write_compiled(root, load_recipes(recipes, "third"))
+    assert not (root / "artifacts/third/source.json").exists()
+
+
+def test_two_recipes_of_one_name_do_not_write_the_same_artifacts(recipes: Path, tmp_path: Path) -> None:
+    (tmp_path / "second.yaml").write_text(SECOND.replace("1e-5", "1e-3"))
+    with pytest.raises(ConfigError, match=r"has the name of configs/recipes/second.yaml, whose artifacts it would replace: rename it"):
+        write_compiled(recipes.parents[1], load_recipes(recipes, str(tmp_path / "second.yaml")))
+
+
 def test_committed_compiled_files_are_current() -> None:
     root = Path(__file__).parents[2]
     for recipe in recipe_names(root / "configs" / "recipes"):

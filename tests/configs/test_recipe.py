@@ -143,6 +143,35 @@ def test_rounds_are_unrolled_each_with_its_own_stages(recipes):
     assert sources_of(graph, "best")["candidates"] == ["chain/sft", "chain/dpo_2"]
 
 
+def dpo_stages(graph: Graph) -> list[str]:
+    return [node.name for node in graph.nodes.values() if node.name.startswith("dpo_")]
+
+
+def test_who_extends_a_recipe_changes_its_rounds_in_their_group(recipes):
+    recipes.write("chain", CHAIN + ROUNDS)
+    child = "extends: chain\nstages:\n  online: {%s}\n"
+    recipes.write("fewer", child % "rounds: 1")
+    fewer = recipes.load("fewer")
+    assert dpo_stages(fewer) == ["dpo_1"] and sources_of(fewer, "best")["candidates"] == ["chain/sft", "chain/dpo_1"]
+    recipes.write("more", child % "rounds: 3, stages: {dpo: {max_length: 77}}")
+    more = recipes.load("more")
+    assert dpo_stages(more) == ["dpo_1", "dpo_2", "dpo_3"]
+    assert {more.find(name).config.model_dump()["max_length"] for name in dpo_stages(more)} == {77}
+    assert dpo_stages(recipes.load("fewer", "online.rounds=2")) == ["dpo_1", "dpo_2"]
+    recipes.write("as_it_was", "extends: chain\nstages: {}\n")
+    assert dpo_stages(recipes.load("as_it_was", "online.rounds=3")) == ["dpo_1", "dpo_2", "dpo_3"]
+    recipes.write("without", "extends: chain\nstages:\n  online: null\n  best: {in: {candidates: [sft]}}\n")
+    assert not dpo_stages(recipes.load("without"))
+
+
+def test_a_label_of_null_removes_an_inherited_input(recipes):
+    recipes.write("chain", CHAIN + ROUNDS.replace("candidates: [sft, online]", "candidates: {first: sft, last: online}"))
+    recipes.write("child", "extends: chain\nstages:\n  best: {in: {candidates: {last: null}}}\n")
+    assert sources_of(recipes.load("child"), "best")["candidates"] == ["chain/sft"]
+    recipes.write("none", "extends: chain\nstages:\n  best: {in: {candidates: {first: null, last: null}}}\n")
+    assert "input 'candidates' is missing" in recipes.problem("none")
+
+
 def test_data_and_reference_of_other_rounds_are_named_explicitly(recipes):
     text = ROUNDS.replace("rounds: 2", "rounds: 3")
     recipes.write("chain", CHAIN + text.replace("[pair], reference: sft", "[pair@all], reference: dpo@$round-2"))
@@ -477,6 +506,8 @@ def test_the_tolerance_of_a_recipe_is_no_part_of_any_stage(recipes, tmp_path):
     assert [node.spec for node in recipes.load("chain").nodes.values()] == specs
     recipes.write("longer", "extends: chain\nstages: {}\n")
     assert [score_tolerance(recipes.folder, name) for name in ("chain", "chain+1a2b3c4d", "longer", "none")] == [0.02, 0.02, 0.02, None]
+    (tmp_path / "elsewhere.yaml").write_text("extends: longer\nreproduce: {score_tolerance: 0.5}\nstages: {}\n")
+    assert score_tolerance(recipes.folder, str(tmp_path / "elsewhere.yaml")) == 0.5
 
 
 @pytest.mark.parametrize("value", ["{score_tolerance: 2}", "{score_tolerance: -0.1}", "{tolerance: 0.1}", "0.02"])

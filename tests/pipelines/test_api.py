@@ -14,7 +14,8 @@ import pedigree
 from pedigree import Project, Recipe, RunFailed, StageEnded
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.compile import write_compiled
+from pedigree.configs.language.recipe import load_recipe, load_recipes
 from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.configs.methods.training import Sft
 from pedigree.pipelines.jobs import launchers
@@ -39,6 +40,23 @@ def test_a_recipe_is_the_same_after_it_was_printed_and_loaded(project: Project, 
     (project.recipes / f"{name}.yaml").write_text(recipe.yaml())
     assert Recipe.load(project, name) == recipe
     assert load_recipe(project.recipes, name) == graph
+
+
+@pytest.mark.unit
+def test_a_recipe_keeps_the_profile_that_it_names_though_it_is_the_usual_one(project: Project) -> None:
+    Recipe("parent", execution="gpu8", stages={"rows": ROWS}).save(project)
+    for name, execution, expected in (("mine", "cpu", "cpu"), ("other", None, "gpu8")):
+        Recipe(name, extends="parent", execution=execution).save(project)
+        Recipe.load(project, name).save(project, replace=True)
+        assert load_recipe(project.recipes, name).execution == expected
+
+
+@pytest.mark.unit
+def test_a_variant_is_loaded_by_its_name(project: Project) -> None:
+    graphs = load_recipes(project.recipes, "tiny", ["sft.epochs=3"])
+    write_compiled(project.root, graphs)
+    found = Recipe.load(project, graphs[-1].recipe)
+    assert found == Recipe.load(project, "tiny", ["sft.epochs=3"]) and found.overrides == ("sft.epochs=3",)
 
 
 @pytest.mark.unit

@@ -115,6 +115,14 @@ def test_a_machine_on_which_the_demo_takes_long_is_told_what_helps(project, root
         assert bool(found.remedy) == slow == ("hours" in found.value) and (not slow or "bf16 units" in found.remedy)
 
 
+def test_a_mistake_in_the_demo_is_told_as_one(project, root, monkeypatch):
+    shutil.copytree(root / "configs" / "recipes", project.root / "configs" / "recipes")
+    (project.recipes / "demo.yaml").write_text("stages: {base: {kind: sourcemodel}}\n")
+    monkeypatch.setattr(doctor, "known", lambda: Rates(fp32=1e9, bf16=1e9, bandwidth=1e9))
+    found = finding(project, "demo")
+    assert not found.ok and "kind 'sourcemodel'" in found.value and "`pedigree validate demo`" in found.remedy
+
+
 def test_the_examination_loads_no_engine(root):
     script = (
         "import json, sys; from pedigree.pipelines.cli.doctor import examine; from pedigree.configs.base.project import Project;"

@@ -71,6 +71,15 @@ def test_what_is_shown_loads_again_as_the_same_stages(tmp_path, recipe, changes)
     }
 
 
+def test_a_source_outside_the_project_is_shown_with_its_path(tmp_path):
+    source = "{type: files, path: /data/house/rows.jsonl}"
+    text = f"reproduce: {{score_tolerance: 0.05}}\nstages:\n  rows: {{kind: prepare_data, record: prompt, sources: [{source}]}}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    shown = resolved_recipe(Project(ROOT), load_recipe(ROOT / "configs/recipes", str(tmp_path / "mine.yaml")))
+    assert shown["stages"]["rows"]["sources"][0]["path"] == "/data/house/rows.jsonl"
+    assert shown["reproduce"] == {"score_tolerance": 0.05}
+
+
 def test_a_recipe_that_extends_another_is_shown_whole(root, type_):
     (root / "configs" / "recipes" / "more.yaml").write_text("extends: tiny\nstages:\n  rlvr: {steps: 3}\n")
     before = files(root)

@@ -142,8 +142,11 @@ def test_a_curve_that_cannot_be_read_is_said_and_ends_nothing(tmp_path, bad, why
     assert said is not None and said.startswith("curves cannot be compared: ") and why in said
 
 
-def scored(folder: Path, scores: list[float]) -> Path:
-    write_rows(folder / "payload" / "rows.jsonl", [{"policy": "p", "task": "t", "id": f"i{i}", "score": s} for i, s in enumerate(scores)])
+def scored(folder: Path, scores: list[float | None], categories: str = "") -> Path:
+    """Scores of items; each in the category of its letter."""
+    rows: list[dict] = [{"policy": "p", "task": "t", "id": f"i{i}", "score": s} for i, s in enumerate(scores)]
+    rows = [row | {"category": name} for row, name in zip(rows, categories, strict=True)] if categories else rows
+    write_rows(folder / "payload" / "rows.jsonl", rows)
     return folder / "payload"
 
 
@@ -158,6 +161,24 @@ def test_scores_are_compared_item_by_item_against_the_tolerance(tmp_path):
     within = judge(record("evaluate", "x"), TOLD, new, original, 0.25)
     assert within[0] == "within tolerance" and "-0.250 [-0.740, +0.240] n=4 (p/t), tolerance 0.25" in within[1]
     assert judge(record("evaluate", "x"), TOLD, new, original, 0.24)[0] == "different"
+
+
+def test_items_without_a_score_on_either_side_are_left_out(tmp_path):
+    original = Original(scored(tmp_path / "old", [1, None, 0, 1]), None)
+    scored(tmp_path / "new", [1, 1, 1, None])
+    (row,) = score_differences(record("evaluate", "x"), made(tmp_path / "new", record("evaluate", "y")), original)
+    assert (row["difference"], row["n"]) == (0.5, 2)
+
+
+def test_a_mean_over_categories_is_compared_as_one(tmp_path):
+    """a: -1, 0; s = √½, s²/n = ¼. b: 0, 0, 0, 0. Mean of the categories' differences -¼, half-width 1.96 √¼ / 2."""
+    original = Original(scored(tmp_path / "old", [1, 1, 1, 1, 0, 0], "aabbbb"), None)
+    scored(tmp_path / "new", [0, 1, 1, 1, 0, 0], "aabbbb")
+    new = made(tmp_path / "new", record("evaluate", "y"))
+    (row,) = score_differences(record("evaluate", "x"), new, original)
+    assert (row["difference"], row["n"]) == (-0.25, 6)
+    assert (row["low"], row["high"]) == pytest.approx((-0.74, 0.24))
+    assert judge(record("evaluate", "x"), TOLD, new, original, 0.2)[0] == "different"  # over all items it would be 0.167
 
 
 def test_without_the_old_answers_the_recorded_means_are_compared(tmp_path):
