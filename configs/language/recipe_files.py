@@ -163,12 +163,14 @@ def _parent(folder: Path, path: Path, document: YamlDocument, below: tuple[str, 
 
 def _replace_groups(stages: dict[str, RawStage], inherited: dict[str, RoundGroup], own: dict[str, Any]) -> None:
     """Replace the inherited groups that a file names: their unrolled stages go, and what the file states is merged into their bodies."""
-    for name in inherited.keys() & own.keys():
-        group, body = inherited.pop(name), own.pop(name)
+    for name in [name for name in own if name in inherited]:
+        group, body = inherited.pop(name), own[name]
         for stage in group.unrolled:
             stages.pop(stage, None)
-        if body is not None:
-            own[name] = _merged(group.body, body) if isinstance(body, dict) and "kind" not in body else body
+        if body is None:
+            del own[name]
+        elif isinstance(body, dict) and "kind" not in body:
+            own[name] = _merged(group.body, body)
 
 
 def _remove(stages: dict[str, RawStage], own: dict[str, Any], document: YamlDocument, parent: RecipeFile | None) -> list[Problem]:
