@@ -17,6 +17,7 @@ ALPHABETS = {
     "latin": "abcXYZ",
     "digits and operators": "0123 +-*/^%=<>(",
     "punctuation": " .,;:!?'\"()[]$\\{}_",
+    "Markdown": "*_`>-+\\) \n12(a×",
     "accents": "éÉüñøßﬁİı",
     "cyrillic": "абвАВСеорху",
     "greek": "αβγΑΒΝονρ",
