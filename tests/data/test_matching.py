@@ -151,6 +151,14 @@ def test_characters_that_are_read_as_many_fit():
     assert ours == exact and [one.score for one in ours] == [1.0]
 
 
+@pytest.mark.parametrize("marks", ["*", "*_", ">", "> ", "- ", "-\n> ", ">\n", "* 5 "])
+def test_endless_marks_are_read_in_linear_time(marks):
+    """If each were compared with all others, this would take minutes."""
+    text = marks * 100_000 + "\none two 3"
+    (ours,), (exact,) = both([{"id": "q", "question": "one two 3"}], [{"messages": [{"role": "user", "content": text}]}], 8, 0.5)
+    assert ours == exact and [one.score for one in ours] == [1.0]
+
+
 def test_an_item_without_any_word_is_refused_by_the_compiled_index_too():
     with pytest.raises(PedigreeError, match="item q of suite has no word"):
         candidates.Candidates({"suite": [{"id": "q", "question": "?!"}]}, 8)
