@@ -151,6 +151,11 @@ def quoted(text: str, draw: random.Random) -> str:
     return "\n".join(lines)
 
 
+def italic(text: str, draw: random.Random) -> str:
+    """One word in five between underscores."""
+    return re.sub(r"\b[A-Za-z]+\b", lambda one: f"_{one[0]}_" if draw.random() < 0.2 else one[0], text)
+
+
 def backwards(text: str) -> str:
     return " ".join(reversed(re.split(r"(?<=[.?!]) ", text)))
 
@@ -193,6 +198,8 @@ DISGUISES: dict[str, Disguise] = {
     "said in other words": _asked(paraphrased),
     "whole numbers in words": _asked(in_words),
     "the first 70 % of the words": _asked(lambda text, draw: " ".join(text.split(" ")[: -(-7 * len(text.split(" ")) // 10)])),
+    "numbers in bold": _asked(lambda text, draw: re.sub(r"\b\d+\b", r"**\g<0>**", text)),
+    "words in italics": _asked(italic),
 }
 
 

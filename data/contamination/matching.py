@@ -16,7 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pedigree.data.contamination.compiled import compiled
-from pedigree.data.contamination.reading import ASCII_OPERATORS, CAPITAL, FOLDED, NAME, NUMBER, NUMBER_WORDS, composes, invisible, unescaped
+from pedigree.data.contamination.reading import (
+    ASCII_OPERATORS,
+    CAPITAL,
+    ENDS,
+    FOLDED,
+    NAME,
+    NUMBER,
+    NUMBER_WORDS,
+    composes,
+    invisible,
+    unescaped,
+)
 
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint64]
@@ -29,11 +40,14 @@ CODES = 0x110000
 """Number of Unicode code points."""
 KNOWN, INVISIBLE, DIFFERS, COMPOSES = 1, 2, 4, 8
 """Flags of a code point: looked up; invisible; looks like another letter; texts with it are composed first (NFKC)."""
-SEPARATOR, BLANK, OPEN, NOTHING, FOREIGN = range(5)
-"""Classes of bytes outside of tokens: word separator; blank, which may follow an operator; opening bracket; ignored (control characters);
-start of a non-ASCII character."""
-OPERATOR, WORD = 8, 32
+SEPARATOR, BLANK, LINE, MARK, OPEN, CLOSE, ESCAPE, NOTHING, FOREIGN = range(9)
+"""Classes of bytes outside of tokens: word separator; blank, and line feed, which may follow an operator; mark of emphasis, which may too;
+opening bracket; closing bracket; backslash; ignored (control characters); start of a non-ASCII character."""
+OPERATOR, WORD = 16, 32
 """First classes of operators, and of lowercase word bytes."""
+MINUS, PLUS, STAR, GREATER = OPERATOR, OPERATOR + 1, OPERATOR + 2, OPERATOR + 8
+"""Classes of the operators that Markdown uses, in the order of `ASCII_OPERATORS`."""
+MARKED = {"_": MARK, "`": MARK, "(": OPEN, "\\": ESCAPE} | dict.fromkeys(ENDS.decode(), CLOSE)
 ZERO, NINE = b"09"
 FIRST, LAST = b"AZ"
 ROOM = 4096
@@ -92,14 +106,14 @@ def _classes() -> Bytes:
     found = np.full(256, SEPARATOR, np.uint8)
     for byte in range(128):
         char = chr(byte)
-        if char.isalnum() or char == "_":
+        if char.isalnum():
             found[byte] = ord(char.lower())
         elif byte in ASCII_OPERATORS:
             found[byte] = OPERATOR + ASCII_OPERATORS.index(byte)
         elif bytes([byte]).isspace():
-            found[byte] = BLANK
-        elif char == "(":
-            found[byte] = OPEN
+            found[byte] = LINE if char == "\n" else BLANK
+        elif char in MARKED:
+            found[byte] = MARKED[char]
         elif byte < 28 or byte == 127:
             found[byte] = NOTHING
     found[128:] = FOREIGN
@@ -276,11 +290,50 @@ def _word(eights, start, cased):
 
 @compiled
 def _operates(stream, at):
-    """Whether a number or a bracket follows the operator at this byte."""
-    at += 1
-    while stream[at] == BLANK:
+    """Whether the character at this byte is an operator (`reading.OPERATOR`)."""
+    if stream[at] == STAR:
+        before = stream[at - 1]
+        if before == STAR or before == MARK or stream[at + 1] == STAR or (before == ESCAPE and stream[at - 2] == STAR):
+            return False
+    ahead = _past_marks(stream, at + 1)
+    while stream[ahead] == BLANK:
+        ahead += 1
+    if stream[ahead] == LINE:
+        ahead += 1
+        while stream[ahead] == BLANK or stream[ahead] == GREATER:
+            ahead += 1
+    while stream[ahead] == BLANK or stream[ahead] == LINE:
+        ahead += 1
+    ahead = _past_marks(stream, ahead)
+    return (stream[ahead] == OPEN or ZERO <= stream[ahead] <= NINE) and not _marks_up(stream, at)
+
+
+@compiled
+def _past_marks(stream, at):
+    while stream[at] == MARK or stream[at] == STAR:
         at += 1
-    return stream[at] == OPEN or ZERO <= stream[at] <= NINE
+    return at
+
+
+@compiled
+def _marks_up(stream, at):
+    """As `reading._marks_up`."""
+    char, before, spaced = stream[at], stream[at - 1], BLANK <= stream[at + 1] <= LINE
+    if (char != STAR and char != MINUS and char != PLUS and char != GREATER) or before == ESCAPE:
+        return False
+    if char == STAR and spaced != (at == 1 or BLANK <= before <= LINE):
+        return True
+    if char != GREATER and not spaced:
+        return char == STAR and before < WORD and before != CLOSE
+    at -= 1
+    while stream[at] == BLANK or stream[at] == GREATER or stream[at] == STAR or stream[at] == PLUS or stream[at] == MINUS:
+        at -= 1
+    if at == 0 or stream[at] != LINE or char == GREATER:
+        return at == 0 or stream[at] == LINE
+    at -= 1
+    while stream[at] == BLANK or stream[at] == STAR or stream[at] == MARK:
+        at -= 1
+    return not ZERO <= stream[at] <= NINE
 
 
 @compiled
@@ -397,8 +450,8 @@ def _folded(data, reader, folds, places, spaced, stream, strange, unknown):
 
 @compiled
 def token_hashes(lines, bounds, reader, folds, counts):
-    """The hashes of all tokens of lines from `readings` (with an opening bracket after each operator, to mark it as one); line i is
-    `lines[bounds[i]:bounds[i + 1]]`; fills `counts` with the number of tokens of each."""
+    """The hashes of all tokens of lines from `readings` (with each operator between a backslash and a bracket, to mark it as one);
+    line i is `lines[bounds[i]:bounds[i + 1]]`; fills `counts` with the number of tokens of each."""
     stream, strange = np.empty(8, np.uint8), np.empty(0, np.int32)
     starts, tokens = np.empty(len(lines) + 1, np.int64), np.empty(len(lines), np.uint64)
     count, none, first = np.int64(0), np.int64(0), np.int64(1)  # variables, because literals would be compiled separately
@@ -522,7 +575,7 @@ def _search(data, bounds, together, reader, folds, table, hits, strange, composi
 
 def line_hashes(lines: Sequence[bytes], abstracted: bool = False) -> tuple[Hashes, Places]:
     """(token hashes of lines from `readings`, number of tokens of each line)."""
-    marked = [OPERATORS.sub(rb"\g<0>(", line) for line in lines]
+    marked = [OPERATORS.sub(rb"\\\g<0>(", line) for line in lines]
     counts = np.empty(len(lines), np.int64)
     return token_hashes(*_joined(marked), _reader(abstracted, of_lines=True), CHARACTERS.folds, counts), counts
 

@@ -1,7 +1,7 @@
 """Normalize texts to sequences of words, numbers and operators, undoing disguises.
 
-A reading is a line of UTF-8 tokens separated by spaces: lowercase, without punctuation and marks. Ambiguous texts have several readings,
-and two texts are equal if any of their readings are:
+A reading is a line of UTF-8 tokens separated by spaces: lowercase, without punctuation, Markdown and marks. Ambiguous texts have several
+readings, and two texts are equal if any of their readings are:
 
 - as written, and as it looks: with letters of other scripts replaced by their lookalikes (`data/contamination/lookalikes.py`);
 - with invisible characters removed, and with spaces in their place.
@@ -17,13 +17,18 @@ from collections.abc import Sequence
 
 from pedigree.data.contamination.lookalikes import LOOKALIKES
 
-OPERATORS = dict.fromkeys("˗‐‒–⁃−➖", "-") | dict.fromkeys("×·⁎∗∙⋅✕✖", "*") | dict.fromkeys("÷⁄∕➗", "/") | {"➕": "+"}
-"""Other characters for operators; most are in TR39."""
+OPERATORS = (
+    dict.fromkeys("˗‐‒–⁃−➖", "-") | dict.fromkeys("·∙", "*") | dict.fromkeys("×⁎∗⋅✕✖", "\\*") | dict.fromkeys("÷⁄∕➗", "/") | {"➕": "+"}
+)
+"""Other characters for operators; most are in TR39. Those that Markdown has no other use for are escaped."""
 ASCII_OPERATORS = b"-+*/^%=<>"
 CODES = bytes(range(1, 1 + len(ASCII_OPERATORS)))
 """Placeholders for operators during removal of punctuation; control characters are removed from texts before."""
-OPERATOR = re.compile(rb"[-+*/^%=<>](?=\s*[0-9(])")
-"""An operator is followed by a number or a bracket; otherwise the character is punctuation."""
+OPERATOR = re.compile(rb"(?:[-+/^%=<>]|(?<![*_`])(?<!\*\\)\*(?!\*))(?=[*_`]*+ *+(?:\n[ >]*+)?+\s*+[*_`]*+[0-9(])")
+"""An operator is followed by a number or a bracket, perhaps emphasized, or on the next line of a quotation; otherwise, and for `**`, the
+character is punctuation. So is Markdown: see `_marks_up`."""
+ENDS = b")]}"
+"""Brackets that end an operand."""
 
 INVISIBLE = (
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
@@ -55,25 +60,27 @@ _CONTROLS = bytes([*range(9), *range(14, 28), 127])
 
 
 def _table(words: bytes, codes: bool, cased: bool = False) -> bytes:
-    """A table for `bytes.translate`: lowercases words and maps whitespace to spaces; other bytes stay or, with `codes`, become a space or
-    an operator. `cased`: leave capital letters and `CAPITAL` unchanged."""
+    """A table for `bytes.translate`: lowercases words and maps whitespace but line feeds to spaces; other bytes stay or, with `codes`,
+    become a space or an operator. `cased`: leave capital letters and `CAPITAL` unchanged."""
     found = bytearray(range(256))
     for byte in range(128):
         char = bytes([byte])
         if char in words:
             found[byte] = (char if cased else char.lower())[0]
-        elif codes or char.isspace():
+        elif codes or (char.isspace() and char != b"\n"):
             found[byte] = ASCII_OPERATORS[byte - 1] if codes and char in CODES else ord(" ")
     return bytes(found)
 
 
-_WORDS = bytes(byte for byte in range(128) if chr(byte).isalnum() or chr(byte) == "_")
+_WORDS = bytes(byte for byte in range(128) if chr(byte).isalnum())
 _SMALL, _PLAIN = _table(_WORDS, codes=False), _table(_WORDS, codes=True)
 _NAMED = _WORDS + CAPITAL.encode()
 _CASED, _CASED_PLAIN = _table(_NAMED, codes=False, cased=True), _table(_NAMED, codes=True, cased=True)
 _CASED_CONTROLS = _CONTROLS.replace(CAPITAL.encode(), b"")
 _CAPITALS = bytes(range(ord("A"), ord("Z") + 1)) + CAPITAL.encode()
 _DIGITS = b"0123456789"
+_OPERANDS = frozenset(_NAMED + ENDS + bytes(range(128, 256)))
+"""Bytes that may end an operand."""
 _BEFORE_NO_NUMBER = bytes(set(range(256)) - set(b"0123456789("))
 _TO_CODES = bytes.maketrans(ASCII_OPERATORS, CODES)
 
@@ -172,5 +179,26 @@ def _abstracted(folded: str) -> bytes:
 def _parted(text: bytes, plain: bytes) -> bytes:
     """The text with spaces around operators, and only spaces between words."""
     if text.translate(None, _BEFORE_NO_NUMBER):
-        text = OPERATOR.sub(lambda one: b" %b " % one[0].translate(_TO_CODES), text)
+        text = OPERATOR.sub(lambda one: b" " if _marks_up(text, one.start()) else b" %b " % one[0].translate(_TO_CODES), text)
     return text.translate(plain)
+
+
+def _marks_up(text: bytes, at: int) -> bool:
+    """Whether a character is Markdown rather than the operator before a number: it is not escaped, and a star touches a word or number on
+    one side only (emphasis), or a line begins with it (a quotation, or an item of a list: with a space after it, and no number before the
+    line, since a line may also break before an operator)."""
+    char, before, spaced = text[at], text[at - 1 : at] or b"\n", text[at + 1 : at + 2] in b" \n"
+    if char not in b"*-+>" or before == b"\\":
+        return False
+    if char == ord("*") and spaced != (before in b" \n"):
+        return True
+    if char != ord(">") and not spaced:
+        return char == ord("*") and before[0] not in _OPERANDS
+    while at and text[at - 1] in b" >*+-":
+        at -= 1
+    if not at or text[at - 1] != ord("\n") or char == ord(">"):
+        return not at or text[at - 1] == ord("\n")
+    at -= 1
+    while at and text[at - 1] in b" *_`":
+        at -= 1
+    return not at or text[at - 1] not in _DIGITS

@@ -6,7 +6,7 @@ from pedigree.configs.rows.overlap_criteria import Decontaminate, shrink_compari
 
 KIND = Kind(
     name="decontaminate",
-    version=6,
+    version=7,
     config=Decontaminate,
     inputs={"data": port("conversation", "prompt", "preference"), "benchmarks": port("item", many=True)},
     output=lambda config, inputs: inputs["data"][0],

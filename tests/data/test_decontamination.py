@@ -34,8 +34,34 @@ SAME = [
     ("Straße ﬁn", "STRASSE fin"),
     ("a well-known fact", "a well known fact"),
     ("don’t", "don't"),
+    ("48 apples and 1/2 pear", "**48** apples and **1**/**2** pear"),
+    ("What is 17 * 25?", "What is *17* * *25*?"),
+    ("17 - 25", "_17_ - `25`"),
+    ("total: 48", "**Total:** 48"),
+    ("17 * 25", "17 \\* 25"),
+    ("17 × 25", "17 *\n25"),
+    ("17 × 25", "17 ×25"),
+    ("2 cups, 3 eggs or 4", "- 2 cups\n- 3 eggs\n  or\n+ 4"),
+    ("2 cups, 3 eggs", "* 2 cups\r\n* 3 eggs"),
+    ("2 cups, 3 eggs", "> > 2 cups\n>3 eggs"),
+    ("What is 17 - 25?", "> What is 17\n> - 25?"),
+    ("What is 17 - 25?", "> What is 17 -\n> 25?"),
+    ("The ____ is 5", "The ________ is 5"),
+    ("The ____ is 5", "The ... is 5"),
+    ("What is the capital of France?", "_What is the capital of France?_"),
+    ("def is_even(n)", "def is\\_even(n)"),
 ]
-OTHER = [("17 + 25", "17 - 25"), ("17 + 25", "1 7 + 25"), ("-4 + 3", "4 + 3"), ("2 * (3 + 4)", "2 + (3 + 4)"), ("我喜欢", "我欢喜")]
+OTHER = [
+    ("2 * 3", "2 3"),
+    ("2*3", "2**3"),
+    ("x > 5", "x < 5"),
+    ("17 + 25", "17 - 25"),
+    ("17 + 25", "1 7 + 25"),
+    ("-4 + 3", "4 + 3"),
+    ("2 * (3 + 4)", "2 + (3 + 4)"),
+    ("我喜欢", "我欢喜"),
+    ("it is\n-4", "it is\n4"),
+]
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)

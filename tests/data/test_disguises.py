@@ -1,6 +1,7 @@
 """Copies of benchmark items that nobody is meant to see are found: real items, disguised by tables that the product does not have."""
 
 import random
+import re
 from collections.abc import Callable
 from functools import cache
 from itertools import cycle
@@ -69,6 +70,12 @@ DISGUISES: dict[str, Callable[[str], str]] = {
     "small capitals": lambda text: text.translate(SMALL_CAPITALS),
     "Arabic digits": lambda text: text.translate(DIGITS),
     "other spaces": lambda text: text.replace(" ", "\u00a0\u2003"),
+    "numbers in bold": lambda text: re.sub(r"\d+", r"**\g<0>**", text),
+    "numbers in italics": lambda text: re.sub(r"\d+", r"*\g<0>*", text),
+    "numbers in code": lambda text: re.sub(r"\d+", r"`\g<0>`", text),
+    "words and numbers in italics": lambda text: re.sub(r"[A-Za-z0-9]+", r"_\g<0>_", text),
+    "Markdown escaped": lambda text: re.sub(r"[*_`+>-]", r"\\\g<0>", text),
+    "a quotation of short lines": lambda text: "> " + re.sub(r"((?:\S+\s+){2}\S+)\s+", r"\1\n> ", text),
     "all at once": lambda text: zalgo(sown("\u200b")(text.upper().translate(CYRILLIC))),
 }
 ITEMS = 30

@@ -17,6 +17,7 @@ ALPHABETS = {
     "latin": "abcXYZ",
     "digits and operators": "0123 +-*/^%=<>(",
     "punctuation": " .,;:!?'\"()[]$\\{}_",
+    "Markdown": "*_`>-+\\) \n12(a×",
     "accents": "éÉüñøßﬁİı",
     "cyrillic": "абвАВСеорху",
     "greek": "αβγΑΒΝονρ",
@@ -147,6 +148,14 @@ def test_more_is_found_than_there_was_room_for(monkeypatch):
 def test_characters_that_are_read_as_many_fit():
     item = {"id": "q", "question": "ﷺ " * 40}
     (ours,), (exact,) = both([item], [{"messages": [{"role": "user", "content": "ﷺ " * 3000}]}], 8, 0.5)
+    assert ours == exact and [one.score for one in ours] == [1.0]
+
+
+@pytest.mark.parametrize("marks", ["*", "*_", ">", "> ", "- ", "-\n> ", ">\n", "* 5 "])
+def test_endless_marks_are_read_in_linear_time(marks):
+    """If each were compared with all others, this would take minutes."""
+    text = marks * 100_000 + "\none two 3"
+    (ours,), (exact,) = both([{"id": "q", "question": "one two 3"}], [{"messages": [{"role": "user", "content": text}]}], 8, 0.5)
     assert ours == exact and [one.score for one in ours] == [1.0]
 
 

@@ -50,8 +50,10 @@ def verdicts(project: Path) -> dict[str, str]:
 def test_only_what_another_version_decided_is_due_and_every_hash_and_record_holds(project):
     shown = in_project(project)("plan", "small")
     due = {line.split()[0]: line for line in shown.splitlines() if line.split()[2:4] == ["will", "run"] or line.split()[2:3] == ["depends"]}
-    assert due.keys() == {"sft", "answers", "judged", "dpo", "scores", "best"} and f"6 of {STAGES} stages to run" in shown
+    again = {"chat", "prompts", "pairs", "base", "sft", "answers", "judged", "dpo", "scores", "best"}
+    assert due.keys() == again and f"{len(again)} of {STAGES} stages to run" in shown
     assert all(f"version 3 -> {KINDS[kind].version}" in due[name] for name, kind in (("sft", "sft"), ("dpo", "preference_train")))
+    assert all(f"version 6 -> {KINDS['decontaminate'].version}" in due[name] for name in ("chat", "prompts", "pairs"))
     assert status(SimpleNamespace(root=project)) == CLEAN  # pyright: ignore[reportArgumentType]
     assert f"all as recorded: {STAGES} artifacts" in in_project(project)("verify")
 
@@ -59,8 +61,8 @@ def test_only_what_another_version_decided_is_due_and_every_hash_and_record_hold
 def test_a_pull_brings_what_this_version_would_make(project):
     """`dvc pull` brings the rest, as the fixture does."""
     shown = in_project(project)("pull", "small")
-    assert "sft                neither the cache nor the remote has it as recipe, inputs and stage version now describe it" in shown
-    assert f"8 of {STAGES} stages are available locally" in shown
+    assert "chat               neither the cache nor the remote has it as recipe, inputs and stage version now describe it" in shown
+    assert f"4 of {STAGES} stages are available locally" in shown
 
 
 def test_todays_code_makes_the_same_rows(project, tmp_path):
