@@ -36,7 +36,7 @@ from pedigree.pipelines.rehearsal.proof import proof_of, sentences
 from pedigree.pipelines.run.checks import all_done, checked_plan
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.plans import selection
-from pedigree.pipelines.run.runs import StageEnd, settled
+from pedigree.pipelines.run.runs import StageEnd, clear_settled, settled
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -114,6 +114,7 @@ def post_train(
     planned = checked_plan(run, chosen, forced)
     done = settled(planned)
     if len(done) == len(planned):
+        clear_settled(run, planned)
         return Completed(message=all_done(len(done), sum(end.outcome == "remote" for end in done), recipe))
     if remembered(run.project, run.graph.recipe) is None:
         remember(run.project, run.graph.recipe, measured(run.project, run.graph))

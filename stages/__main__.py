@@ -46,6 +46,8 @@ from pedigree.stages.job.outcome import LONGEST_MESSAGE, RESUME_ME
 from pedigree.stages.job.postconditions import not_trained, other_template, templates_of, unmet
 from pedigree.stages.job.spec import JobSpec
 
+STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+
 
 def main(folder: Path) -> int:
     listen()
@@ -118,9 +120,11 @@ def listen() -> None:
     its torchrun, which on other nodes nobody else would notice."""
 
     def stop(number: int, _: Any) -> None:
+        for stopping in STOPPING:  # a second one would end the report of the first
+            signal.signal(stopping, signal.SIG_IGN)
         raise Preempted(f"asked to stop by {signal.Signals(number).name}")
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in STOPPING:
         signal.signal(number, stop)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with(os.getppid())

@@ -9,6 +9,7 @@ URL/KEY/lease/000001.json        writer's claim (`data/store/claims.py`); `beat-
 """
 
 import json
+import os
 import re
 import time
 import uuid
@@ -61,6 +62,8 @@ class MirrorState(Frozen):
     """Content of `mirror.json` in a scratch folder."""
 
     token: Token
+    folder: Line | None = None
+    """File system and inode of that folder, which a copy of it does not share. None: stored before 0.2, and valid in any folder."""
 
 
 class Claim(Frozen):
@@ -71,16 +74,29 @@ class Claim(Frozen):
     silence_s: float = Field(ge=0, le=86_400)
 
 
+def save_token(scratch: Path, token: str) -> None:
+    """Store the token with which the next attempt of a scratch folder keeps the lease."""
+    write_json(scratch / TOKEN, MirrorState(token=token, folder=_identity(scratch)).model_dump())
+
+
 def saved_token(scratch: Path) -> str | None:
-    """The token with which the next attempt of a scratch folder keeps the lease; None if there is none. Raises ArtifactError."""
+    """The token with which the next attempt of a scratch folder keeps the lease; None if there is none, or if the folder is a copy, whose
+    original may be in use. Raises ArtifactError.
+    """
     path = scratch / TOKEN
     if not path.exists():
         return None
     try:
-        return MirrorState.model_validate(read_json(path, CLAIM_BYTES)).token
+        state = MirrorState.model_validate(read_json(path, CLAIM_BYTES))
+        return state.token if state.folder in (None, _identity(scratch)) else None
     except (ArtifactError, ValidationError) as error:
         remedy = "delete it; the next attempt takes over once the lease has timed out"
         raise ArtifactError(f"{path} is invalid ({described(error)}): {remedy}") from error
+
+
+def _identity(folder: Path) -> str:
+    """Distinguishes a folder from its copies. It survives a move, a reboot and another mount point; a device number would not."""
+    return f"{os.statvfs(folder).f_fsid:x}:{folder.stat().st_ino:x}"
 
 
 class Producer(Frozen):

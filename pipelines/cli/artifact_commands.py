@@ -11,7 +11,7 @@ from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion, options
-from pedigree.pipelines.cli.console import echo, echo_json, interrupt_on_sigterm, one_line, print_table, requested
+from pedigree.pipelines.cli.console import echo, echo_json, one_line, print_table, requested
 from pedigree.pipelines.quantities import counted, size
 
 if TYPE_CHECKING:
@@ -192,7 +192,6 @@ def reproduce(
     if dry_run:
         _print_intents(project, request, show_patch)
         return
-    interrupt_on_sigterm()
     try:
         outcome = again.reproduce(project, request, echo, _ask if sys.stdin.isatty() and sys.stdout.isatty() else None)
     except KeyboardInterrupt:
@@ -280,7 +279,6 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
     from pedigree.pipelines.run.exchange import pull as fetch
 
     board = watching(context, selection)
-    interrupt_on_sigterm()
     try:
         with Display(board):
             ends = fetch(context, selection)

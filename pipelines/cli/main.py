@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from pedigree.pipelines.cli import artifact_commands, init, looking, recipes, rows, running, schedules
-from pedigree.pipelines.cli.console import echo
+from pedigree.pipelines.cli.console import echo, interrupt_on_sigterm
 from pedigree.pipelines.telemetry import no_telemetry
 
 HELP = """Run LLM post-training recipes as graphs of versioned stages, with the full lineage of every model.
@@ -108,9 +108,12 @@ def main() -> None:
 
     Exit codes: 0 success, 1 failure, 2 usage error (in the command or in a file), 70 bug in Pedigree, 130 interrupted.
     """
-    no_telemetry()
     try:
+        interrupt_on_sigterm()
+        no_telemetry()
         app(prog_name="pedigree")
+    except KeyboardInterrupt:  # before the command has begun, while typer builds it
+        sys.exit(130)
     except BrokenPipeError:  # the reader of the output is gone, e.g. `| head`
         sys.exit(1)
     except Exception as error:  # PedigreeError becomes one message; anything else is a bug

@@ -12,7 +12,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion, options
 from pedigree.pipelines.cli.artifact_commands import bring
-from pedigree.pipelines.cli.console import echo, for_programs, interrupt_on_sigterm, print_table, requested
+from pedigree.pipelines.cli.console import echo, for_programs, print_table, requested
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 from pedigree.pipelines.quantities import counted
 
@@ -119,7 +119,7 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
     from pedigree.pipelines.run.checks import all_done, checked_plan
     from pedigree.pipelines.run.ensure import Result
     from pedigree.pipelines.run.planning import beforehand, rows_of, with_jobs
-    from pedigree.pipelines.run.runs import run_graph, settled
+    from pedigree.pipelines.run.runs import clear_settled, run_graph, settled, still_ending
 
     with StatusLine() as telling:
         context.watch = telling.watch
@@ -127,6 +127,7 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
         done = settled(planned)
         rows = rows_of(context, planned, forced, measured_by(telling)) if len(done) < len(planned) else []
     if len(done) == len(planned):
+        clear_settled(context, planned)
         echo(all_done(len(done), sum(end.outcome == "remote" for end in done), context.graph.source))
         _print_scores(context)
         path, remedy = report_path(context.project, context.graph.recipe), command("report", context.graph.source)
@@ -135,7 +136,6 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
     if (found := beforehand(context, rows)).how:
         echo(f"{context.graph.source}: {time_text(found, context.execution.numerics.device)}")
     board = watching(context, chosen, with_jobs(rows))
-    interrupt_on_sigterm()
     try:
         with Display(board):
             server, required = None if prefect == "never" else prefect_server(), prefect == "always"
@@ -150,6 +150,8 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
         if context.keep_jobs:
             remedy = "`pedigree jobs` lists them, `pedigree cancel` ends them, and the same command re-attaches."
             echo(f"interrupted; jobs keep running. {remedy}")
+        elif still_ending():
+            echo("interrupted twice; jobs are still being ended, for which this command waits. Checkpoints are kept.")
         else:
             echo("interrupted; all jobs ended. Finished stages and checkpoints are kept. Run the same command again to resume.")
         return None
@@ -220,7 +222,6 @@ def join() -> None:
     """
     from pedigree.pipelines.jobs.joining import join as join_jobs
 
-    interrupt_on_sigterm()
     join_jobs(Project.find(), lambda text: echo(text, flush=True))
 
 
@@ -283,7 +284,6 @@ def stage(address: str) -> None:
     from pedigree.pipelines.run.runs import stage_under_dvc
 
     board = Board(address.partition("/")[0], {address: Row(name=address)})
-    interrupt_on_sigterm()
     with Display(board):
         stage_under_dvc(Project.find(), address, watch=board.update)
 

@@ -1,6 +1,5 @@
 """Running jobs, on all machines: how they are listed, and how they are canceled."""
 
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from pedigree.pipelines.cli.progress import numbers_text
 from pedigree.pipelines.jobs.attempts import CANCELLED
 from pedigree.pipelines.jobs.launchers import Launchers
 from pedigree.pipelines.jobs.live import BEATS_LISTENED, LiveJob, Signs, live_jobs
+from pedigree.pipelines.jobs.processes import catches, send
 from pedigree.pipelines.json_documents import Opaque
 from pedigree.pipelines.quantities import duration
 from pedigree.stages.job.job import PULSES
@@ -128,7 +128,7 @@ def cancel(project: Project, name: str, waiting: Callable[[LiveJob], None] = lam
         write_json(job.scratch / CANCELLED, {"by": "pedigree cancel"})
     recipe = [job for job in chosen if job.address.partition("/")[0] == name]
     for runner in {job.holder.process.pid for job in recipe if job.holder and job.holder.process.alive}:
-        os.kill(runner, signal.SIGINT)
+        send(runner, signal.SIGINT if catches(runner, signal.SIGINT) else signal.SIGTERM)  # the background jobs of a script ignore SIGINT
     for job in chosen:
         if job.handle and not job.elsewhere:
             launcher.cancel(job.handle)

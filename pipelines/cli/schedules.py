@@ -16,7 +16,7 @@ from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion, options
-from pedigree.pipelines.cli.console import echo, interrupt_on_sigterm, print_table, requested
+from pedigree.pipelines.cli.console import echo, print_table, requested
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ WORKER = """
 import ctypes, os, runpy, signal, sys
 set_parent_death_signal = 1  # PR_SET_PDEATHSIG: sent when the thread that started this process ends
 ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job hands on that it ignores it
 if os.getppid() != int(sys.argv.pop(1)):
     sys.exit("the command that started this worker has exited")
 runpy.run_module("prefect", run_name="__main__", alter_sys=True)
@@ -251,7 +252,6 @@ def _work_off(project: "Project", pool: str, rest: Callable[[], object]) -> int:
 
     Call it in the main thread: the worker ends along with the thread that started it.
     """
-    interrupt_on_sigterm()
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # `nohup` ignores it
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     arguments = [sys.executable, "-c", WORKER, str(os.getpid()), "worker", "start", "--pool", pool, "--type", "process"]

@@ -14,6 +14,7 @@ from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.data.store.fence import Fence
 from pedigree.pipelines.cli.console import echo, print_table
 from pedigree.pipelines.cli.removal import disk_time, listened, remove
+from pedigree.pipelines.jobs.attempts import will_replace
 from pedigree.pipelines.jobs.live import Signs, live_jobs
 from pedigree.pipelines.jobs.scratch_state import (
     SPEC,
@@ -26,19 +27,22 @@ from pedigree.pipelines.jobs.scratch_state import (
 )
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced
 from pedigree.pipelines.ledger.ledger import Ledger
+from pedigree.pipelines.ledger.transfers import RemoteError
 from pedigree.pipelines.maintain.every_graph import every_graph
 from pedigree.pipelines.quantities import counted, duration, size
 
-State = Literal["running", "elsewhere", "in use", "would be resumed", "inputs not made", "abandoned"]
+State = Literal["running", "elsewhere", "in use", "would be resumed", "inputs not made", "up to date", "abandoned"]
 STATE_TEXTS = {
     "running": "its job is running; `pedigree cancel` ends it",
     "elsewhere": "its job may be running on another machine; `pedigree cancel` ends it",
     "in use": "in use by another command",
     "would be resumed": "`pedigree run` resumes from it",
     "inputs not made": "`pedigree run` may resume from it once its inputs are built",
+    "up to date": "left by a killed run; its stage needs nothing from it",
     "abandoned": "no recipe uses it anymore",
 }
 HELD: tuple[State, ...] = ("running", "elsewhere", "in use")
+UNNEEDED: tuple[State, ...] = ("up to date", "abandoned")
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Scratch:
 
 
 def list_or_clean(project: Project, names: Sequence[str], clean: bool) -> None:
-    """Print the scratch folders, or those with these names, and delete the abandoned or named ones on request."""
+    """Print the scratch folders, or those with these names, and delete the unneeded or named ones on request."""
     signs = listened(project, [name for folder in scratch_folders(project) for name in _leases(folder)]) if clean else Signs(project)
     found, unreadable = survey(project, signs)
     chosen = _named(found, names) if names else found
@@ -85,7 +89,7 @@ def list_or_clean(project: Project, names: Sequence[str], clean: bool) -> None:
     print_table(("scratch", "stage", "contents", "size", "last change", "state", ""), cells)
     for problem in unreadable:
         echo(f"note: {problem}; it might resume a folder, so `--clean` requires a name")
-    going = chosen if names else [one for one in chosen if one.state == "abandoned"]
+    going = chosen if names else [one for one in chosen if one.state in UNNEEDED]
     echo()
     if clean:
         _clean(signs, going, unreadable, bool(names))
@@ -95,7 +99,7 @@ def list_or_clean(project: Project, names: Sequence[str], clean: bool) -> None:
         what = f"{counted(len(going), 'folder')}, {size(sum(one.size for one in going))}"
         echo(f"{command('scratch', *names, '--clean')} would delete {what}.")
     else:
-        echo("No folder is abandoned. `pedigree scratch STAGE/KEY --clean` deletes a folder anyway and loses its work.")
+        echo("No folder is abandoned or left over. `pedigree scratch STAGE/KEY --clean` deletes a folder anyway and loses its work.")
 
 
 def survey(project: Project, signs: Signs | None = None) -> tuple[list[Scratch], list[str]]:
@@ -111,7 +115,7 @@ def survey(project: Project, signs: Signs | None = None) -> tuple[list[Scratch],
     found = []
     for folder in folders:
         spec = read_mapping(folder / SPEC)
-        state, recipe = wanted.state(folder.name, spec)
+        state, recipe = wanted.state(folder, spec)
         if folder in running or any(signs.holder(name) for name in _leases(folder)):
             state = running.get(folder, "in use")
         found.append(_scratch(folder, state, recipe, spec))
@@ -144,7 +148,7 @@ class _Resumable:
 
     def __init__(self, project: Project, graphs: Iterable[Graph]) -> None:
         ledger = Ledger(project, looking=True)
-        self.keys: dict[str, str] = {}
+        self.keys: dict[str, tuple[Node, Identities]] = {}
         self.open: list[tuple[Node, str]] = []
         known: dict[str, str | None] = {}
         for graph in graphs:
@@ -153,21 +157,31 @@ class _Resumable:
                 if node.address not in known:
                     try:
                         known[node.address] = identities.need(node).key
-                    except (ArtifactError, InputReplaced):  # an input is not built or is out of date
+                    except (ArtifactError, InputReplaced, RemoteError):  # an input is not built, out of date, or out of reach
                         known[node.address] = None
                 key = known[node.address]
                 if key is None:
                     self.open.append((node, graph.recipe))
                 else:
-                    self.keys.setdefault(key, graph.recipe)
+                    self.keys.setdefault(key, (node, identities))
 
-    def state(self, key: str, spec: dict[str, Any]) -> tuple[State, str | None]:
-        if key in self.keys:
-            return "would be resumed", self.keys[key]
+    def state(self, folder: Path, spec: dict[str, Any]) -> tuple[State, str | None]:
+        if folder.name in self.keys:
+            node, identities = self.keys[folder.name]
+            return "up to date" if _is_left(folder, node, identities) else "would be resumed", identities.graph.recipe
         for node, recipe in self.open:
             if node.kind == spec.get("kind") and node.config.model_dump(mode="json") == spec.get("config"):
                 return "inputs not made", recipe
         return "abandoned", None
+
+
+def _is_left(folder: Path, node: Node, identities: Identities) -> bool:
+    """Whether the stage of a scratch folder is up to date without it."""
+    try:
+        current = not identities.standing(node)[0]
+        return current and not will_replace(folder, identities.project.artifact(node.address))
+    except (ArtifactError, RemoteError):
+        return False
 
 
 def _unread_text(project: Project, name: str, reason: str) -> str:

@@ -49,6 +49,8 @@ RETRIED = frozenset({"crashed", "out_of_memory", "storage", "lost", "lost_engine
 """Transient causes: the job resumes from its last checkpoint, after `out_of_memory` with smaller micro-batches. `refused`, `bug`,
 `not_finite`, `disk_full`, `not_writable` and `timeout` would fail the same way again.
 """
+RESUMED = RETRIED | {"preempted"}
+"""Causes after which the job is started again."""
 BUG = "a bug in Pedigree; please report it with the traceback at the end of the log"
 REMEDIES = {
     "bug": BUG,
@@ -93,6 +95,11 @@ def is_forced(scratch: Path) -> bool:
     return (scratch / FORCED).exists()
 
 
+def will_replace(scratch: Path, artifact: Path) -> bool:
+    """Whether `--force` started this work to replace the artifact in place, and has not done so yet."""
+    return is_forced(scratch) and not is_unrecorded(scratch, artifact)
+
+
 def begin_again(scratch: Path) -> None:
     """Remove everything a job has left, for `--force`."""
     shutil.rmtree(scratch, ignore_errors=True)
@@ -105,7 +112,7 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     `heard` has followed the job's heartbeat since the leases were requested.
 
     Raises:
-        StageFailed: it was canceled in the meantime.
+        StageFailed: it was canceled in the meantime, or failed in a way that another attempt would repeat.
         LeaseLost: another runner has taken over.
     """
     scratch = Path(handle.scratch)
@@ -113,8 +120,9 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     run.watch(StageStarted(node.address, scratch, "its job runs on another machine, or ran before a reboot"))
     failure = _outcome(run, node, handle, _Watch(handle, placement, heard), hold)
     _record_end(scratch, attempts_here(scratch), failure)
-    if failure is not None and failure[0] == "cancelled" and not was_cancelled:
-        raise StageFailed(node.address, *failure, _shown_log(run, scratch))
+    if failure is not None and failure[0] not in RESUMED and not (failure[0] == "cancelled" and was_cancelled):
+        _fence(hold)  # ends the job if it still runs
+        raise StageFailed(node.address, failure[0], _with_remedy(*failure), _shown_log(run, scratch))
     return failure is None
 
 
@@ -154,10 +162,9 @@ def run_job(
         preemptions, failures = (preemptions + 1, failures) if cause == "preempted" else (0, failures + 1)
         if preemptions > PREEMPTIONS:
             raise StageFailed(node.address, cause, _preempted(preemptions, node), _shown_log(run, scratch))
-        if cause not in RETRIED | {"preempted"} or failures > placement.retries:
+        if cause not in RESUMED or failures > placement.retries:
             tried = f" (attempt {failures} of {placement.retries + 1})" if cause in RETRIED else ""
-            remedy = f": {REMEDIES[cause]}" if cause in REMEDIES else ""
-            raise StageFailed(node.address, cause, f"{message}{tried}{remedy}", _shown_log(run, scratch))
+            raise StageFailed(node.address, cause, _with_remedy(cause, f"{message}{tried}"), _shown_log(run, scratch))
         if cause == "out_of_memory":
             message += f"; {_shrink(node, scratch, message)}"
         detail = f"attempt {len(attempts) + 1} after: {message}"
@@ -241,7 +248,7 @@ class _Watch:
         placement = self.placement
         done = read_done(self.scratch)
         if self._done.silent_s(done is None) > LINGER_S and done is not None:
-            return ("crashed", _first_line(done.message)) if isinstance(done, Failure) else ("lingers", "")
+            return _failure(Status("succeeded" if done.ok else "failed"), self.handle) or ("lingers", "")
         alive = "although its process is alive" if not self.gone() else "and its process is silent"
         if self._silent > placement.heartbeat_timeout_s:
             allowed = f"placement.heartbeat_timeout_s allows {placement.heartbeat_timeout_s:g}"
@@ -311,6 +318,10 @@ def _wait(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: Held
         if not run.keep_jobs:
             jobs.cancel(handle)
         raise
+
+
+def _with_remedy(cause: str, message: str) -> str:
+    return f"{message}: {REMEDIES[cause]}" if cause in REMEDIES else message
 
 
 def _survivors(left: list[int]) -> str:

@@ -252,7 +252,7 @@ def _give_inputs(
                 if sha256_path(copy) != need.source_files[name]:
                     raise InputsGone(f"{name} was written to")
         except FileNotFoundError as error:
-            raise InputsGone(str(error)) from error
+            raise InputsGone(f"{error.filename} does not exist") from error
         building.mkdir(exist_ok=True)
         os.rename(building, folder)
     inputs: dict[str, dict[str, GivenInput]] = {}

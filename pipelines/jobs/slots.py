@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,12 @@ from pedigree.data.store.heartbeat import SILENCE_S
 from pedigree.pipelines.jobs.lease import pause
 from pedigree.pipelines.jobs.processes import Process, processes_of
 from pedigree.pipelines.jobs.scratch_state import read_mapping
+from pedigree.pipelines.quantities import counted
 
 FOLDER = "PEDIGREE_SLOTS"
 """Environment variable: folder that holds the machine's slots. Containers that share GPUs must share this folder, too."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Environment variable: the GPUs that this process may use."""
 REMEDY = f"set {FOLDER} to a folder of your own on this machine's disk"
 MACHINE = Path("/tmp")
 """Fixed, so that shells with different TMPDIR share it. Not /dev/shm: systemd empties it at logout, even while jobs run."""
@@ -47,8 +50,23 @@ class Pool:
         """The pool for a job's device; `capacity`: slots of the machine, from the profile."""
         if numerics.device == "cpu":
             return cls(machine_folder() / "cores", tuple(map(str, range(capacity))))
-        visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]  # e.g. a scheduler's
-        return cls(machine_folder() / "gpus", tuple(visible or map(str, range(capacity)))[:capacity])
+        return cls(machine_folder() / "gpus", tuple(visible_gpus() or map(str, range(capacity)))[:capacity])
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs in CUDA_VISIBLE_DEVICES, e.g. those that a scheduler has allocated; empty if it is not set."""
+    return [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+
+
+def too_few_gpus(numerics: Numerics, count: int) -> str | None:
+    """Why a job can never get this many slots, with the remedy; None if it can."""
+    visible = visible_gpus() if numerics.device == "cuda" else []
+    return _too_few(count, visible) if visible and count > len(visible) else None
+
+
+def _too_few(count: int, visible: Sequence[str]) -> str:
+    listed = f"{VISIBLE} lists {counted(len(visible), 'GPU')} ({','.join(visible)})"
+    return f"placement.slots is {count}, but {listed}: make more GPUs visible, or lower placement.slots"
 
 
 def machine_folder() -> Path:
@@ -108,7 +126,7 @@ def slots(
 
     Raises:
         Cancelled: the event was set while waiting.
-        PedigreeError: the pool's folder cannot be used.
+        PedigreeError: the pool is too small, or its folder cannot be used.
     """
     with _with_remedy(pool.folder):
         pool.folder.mkdir(parents=True, exist_ok=True)
@@ -121,6 +139,8 @@ def slots(
             taken = taken_slots(pool.folder)
             free = [slot for slot in pool.names if not any(slot in held for held in taken.values())]
             held = taken.get(name)
+            if not held and count > len(pool.names):
+                raise PedigreeError(_too_few(count, pool.names))
             if held or len(free) >= count:
                 names = held or free[:count]
                 lock = _lock_shared(path, None if held else {"job": str(job), "slots": names})

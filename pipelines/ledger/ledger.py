@@ -16,7 +16,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.language.compile import compiled_stage, pipeline_file
 from pedigree.configs.language.graph import Node
 from pedigree.data.artifacts.artifacts import (
-    Artifact,
+    PARTS,
     ArtifactError,
     Record,
     Run,
@@ -201,7 +201,7 @@ class Ledger:
         `beat` reports its hashing; `check` is called as in `commit`.
         """
         artifact = intact(self.project.artifact(node.address))
-        if artifact is None or artifact.record.key != key or not is_complete(artifact) or self.changed_code(node):
+        if artifact is None or artifact.record.key != key or not has_all_parts(artifact.path) or self.changed_code(node):
             return False
         seen = survey(artifact.payload, md5=True, beat=beat)
         if content_hash(entries_of(seen)) != artifact.record.content:
@@ -450,9 +450,9 @@ class Ledger:
         return relative.as_posix()
 
 
-def is_complete(artifact: Artifact) -> bool:
-    """Whether all five parts exist, which a commit requires."""
-    return all((artifact.path / part).exists() for part in ("payload", "evidence", "run.json", "lineage.json"))
+def has_all_parts(artifact: Path) -> bool:
+    """Whether all five parts of an artifact exist, which a commit requires and a kill during a restore may prevent."""
+    return all((artifact / part).exists() for part in PARTS)
 
 
 def _output(recorded: LockOut) -> Output:

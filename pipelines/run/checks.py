@@ -34,6 +34,7 @@ from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.jobs import checkpoint_store, kubernetes_client, ray_launcher, slurm_client
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.kubernetes_manifest import preview
+from pedigree.pipelines.jobs.slots import too_few_gpus
 from pedigree.pipelines.quantities import counted, size
 from pedigree.pipelines.run.foreseen import contradictions, must_fail, of_stages
 from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
@@ -114,6 +115,8 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
             found += [(node, problem)] if (problem := missing_program(node.config, environment)) else []
         elif computes and numerics.device == "cuda" and not has_gpu():
             found.append((node, "the profile's device is cuda, but this machine has no GPU: use another profile, e.g. `--execution cpu`"))
+        if placement.launcher.type == "local" and (problem := too_few_gpus(numerics, placement.slots)) and node.address not in cached():
+            found.append((node, problem))
         servers = {by.base_url: _unanswering for by in endpoints(node.config)}
         stores = {placement.checkpoint_url: checkpoint_store.problem_of} if placement.checkpoint_url else {}
         for url, problem_of_url in (servers | stores).items():

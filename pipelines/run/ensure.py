@@ -9,9 +9,10 @@
 6. Verify, publish by rename, and commit under the state that the job started from, even if the recipe has changed since.
 """
 
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.configs.language.execution import Local, Numerics, Placement
 from pedigree.configs.language.graph import Node
-from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, open_artifact, write_json
+from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, open_artifact, read_json, write_json
 from pedigree.data.store import heartbeat
 from pedigree.data.store.hashing import Beat
 from pedigree.data.store.heartbeat import Listener
@@ -36,7 +37,7 @@ from pedigree.pipelines.jobs.scratch_state import Damaged
 from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.ledger import raw_inputs
 from pedigree.pipelines.ledger.identity import Identities, InputReplaced, StageInputs
-from pedigree.pipelines.ledger.ledger import is_complete
+from pedigree.pipelines.ledger.ledger import has_all_parts
 from pedigree.pipelines.ledger.transfers import LedgerError, RemoteError, TransferProgress
 from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.run.publication import clear, publish, recover, result_of
@@ -89,24 +90,34 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
         outcome = None if force or stale else at_rest(run, node, now, needed)
         if node.address in run.require_checkpoint:
             _refuse_to_begin(run, node, now, outcome is None)
+        lacked: tuple[str, str] | None = None
         while outcome is None:
+            if run.cancelled.is_set():
+                raise Cancelled("canceled before its job started")
             need = identify(run, node, now)
-            with _alone(run, node, need) as alone, suppress(InputsGone, InputsGone):
-                if alone.waited:
-                    now = _confirm(run, node, need)
-                if not force and (stale or alone.waited) and _made_since(run, node, need, now):
-                    outcome = "unchanged"
-                    continue
-                if not force and _reused(run, node, need, progress, alone):
-                    outcome = "restored"
-                else:
-                    _bring_inputs(run, node, need)
-                    outcome, before = _produce(run, node, need, force, alone)
-                    _publish(run, node, need, alone)
-                    done = result_of(run.project.scratch(need.key))
-                    run.ledger.commit(node, before, attempts.seen_files(done), progress.hashed, check=alone.check)
-                clear(run.project, node, need.key)
-            now = run.identities()
+            try:
+                with _alone(run, node, need) as alone:
+                    if alone.waited:
+                        now = _confirm(run, node, need)
+                    if not force and (stale or alone.waited) and _made_since(run, node, need, now):
+                        outcome = "unchanged"
+                    elif not force and _reused(run, node, need, progress, alone):
+                        outcome = "restored"
+                    else:
+                        _bring_inputs(run, node, need)
+                        outcome, before = _produce(run, node, need, force, alone)
+                        _publish(run, node, need, alone)
+                        done = result_of(run.project.scratch(need.key))
+                        run.ledger.commit(node, before, attempts.seen_files(done), progress.hashed, check=alone.check)
+                    if outcome != "unchanged":
+                        clear(run.project, node, need.key)
+            except InputsGone as error:
+                if lacked == (need.key, str(error)):  # another round would end the same way
+                    message = f"{_inside(run.project, str(error))}: restore it, or rerun the stage that makes it"
+                    raise StageFailed(node.address, "inputs_moved", message) from error
+                lacked, now = (need.key, str(error)), run.identities()
+        if outcome == "unchanged":
+            clear_leftovers(run, [node])
         if outcome != "remote":
             open_artifact(run.project.artifact(node.address))
         result = Result(node.address, outcome, time.monotonic() - started)
@@ -131,6 +142,27 @@ def at_rest(run: RunContext, node: Node, now: Identities, needed: bool = False) 
     if remote:
         return None if needed or run.fetch else "remote"
     return "unchanged"
+
+
+def clear_leftovers(run: RunContext, current: Iterable[Node]) -> None:
+    """Clear the scratch folders of stages that are up to date, which a kill right after the commit leaves with all checkpoints.
+
+    Without waiting for anything: a folder that is in use stays, as does one in which `--force` has begun to replace the artifact.
+    """
+    left = {folder.name for folder in scratch_state.scratch_folders(run.project)}
+    if not left:
+        return
+    never = threading.Event()
+    never.set()
+    for node in current:
+        artifact = run.project.artifact(node.address)
+        with suppress(ArtifactError, Cancelled):
+            key = read_json(artifact / "record.json").get("key")
+            if key not in left or attempts.will_replace(run.project.scratch(key), artifact):
+                continue
+            with lease(run.project.lease(key), run.title, cancelled=never):
+                if attempts.working(run.jobs(), run.project.scratch(key)) is None:
+                    clear(run.project, node, key)
 
 
 def run_under_dvc(run: RunContext, node: Node) -> Result:
@@ -179,7 +211,7 @@ def _confirm(run: RunContext, node: Node, need: StageInputs) -> Identities:
     """Return the keys at this moment; raise InputsGone if the stage's has changed."""
     now = run.identities()
     if identify(run, node, now).key != need.key:
-        raise InputsGone
+        raise InputsGone("its inputs changed while it waited")
     return now
 
 
@@ -207,20 +239,26 @@ def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferPr
 
     if attempts.is_unrecorded(scratch, run.project.artifact(node.address)) and adopted():
         return True
-    if attempts.is_forced(scratch):
+    if attempts.is_forced(scratch) and _has_work(run, scratch):
         return False
     if run.ledger.restore(node, need.key, progress, alone.check) or adopted():
         return True
     return run.ledger.take(node, run.ledger.equals_of(node, lambda: need), progress, still)
 
 
+def _has_work(run: RunContext, scratch: Path) -> bool:
+    """Whether a scratch folder holds a result, something to resume from, or a job."""
+    return bool(scratch_state.reported_success(scratch) or attempts.resumable(scratch) or attempts.working(run.jobs(), scratch))
+
+
 def _bring_inputs(run: RunContext, node: Node, need: StageInputs) -> None:
-    """Fetch the files of parents left in the remote, rebuild what the remote has lost, and fetch raw inputs that are not here."""
+    """Fetch the files of parents left in the remote or partly restored, rebuild what the remote has lost, and fetch raw inputs that are
+    not here."""
     if not run.make:
         what = "neither the cache nor the remote has it as recipe, inputs and stage version now describe it; `pedigree run` makes it"
         raise StageFailed(node.address, "not_finished", what)
     for edge in node.edges:
-        if not (run.project.artifact(edge.source) / "record.json").exists():
+        if not has_all_parts(run.project.artifact(edge.source)):
             ensure(run, run.graph.nodes[edge.source], needed=True)
     for raw in raw_inputs.lacking(run.project, node, need.source_files):
         if not raw_inputs.fetch(run.project, run.ledger.remote, raw.sha256, raw.target):
@@ -397,7 +435,7 @@ def _is_in_place(folder: Path, key: str, beat: Beat) -> bool:
         artifact: Artifact = open_artifact(folder, verify=True, beat=beat)
     except ArtifactError:
         return False
-    return artifact.record.key == key and is_complete(artifact)
+    return artifact.record.key == key and has_all_parts(folder)
 
 
 def _inside(project: Project, text: str) -> str:

@@ -1,6 +1,7 @@
 """Run a recipe: make every stage current, independent stages in parallel."""
 
 import sys
+import threading
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -17,7 +18,7 @@ from pedigree.pipelines.jobs.attempts import BUG
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
 from pedigree.pipelines.jobs.events import RunEnded, RunEvent, StageEnded, Watch, unwatched
 from pedigree.pipelines.jobs.scratch_state import address_of
-from pedigree.pipelines.run.ensure import Result, ensure, run_under_dvc
+from pedigree.pipelines.run.ensure import Result, clear_leftovers, ensure, run_under_dvc
 from pedigree.pipelines.run.opening import compiled_request, open_run
 from pedigree.pipelines.run.pins import refuse_unpinned
 from pedigree.pipelines.run.plans import Plan, plan
@@ -34,6 +35,8 @@ class NotRun:
 
 
 StageEnd = Result | StageFailed | NotRun
+THREADS = "stage"
+"""Prefix of the names of a run's threads."""
 
 
 @dataclass
@@ -90,6 +93,11 @@ def settled(planned: Iterable[Plan]) -> list[Result]:
     return [Result(entry.node.address, "remote" if entry.remote else "unchanged", 0.0) for entry in done]
 
 
+def clear_settled(run: RunContext, planned: Iterable[Plan]) -> None:
+    """Clear what killed runs have left of the stages that are up to date."""
+    clear_leftovers(run, [entry.node for entry in planned if entry.decided and not entry.reasons and not entry.remote])
+
+
 def run_graph(
     run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = (), planned: Collection[Plan] | None = None
 ) -> list[StageEnd]:
@@ -101,13 +109,14 @@ def run_graph(
     with (
         _reported(run) as ends,
         tracked(run, selection),
-        ThreadPoolExecutor(max(2, run.execution.slots), thread_name_prefix="stage") as pool,
+        ThreadPoolExecutor(max(2, run.execution.slots), thread_name_prefix=THREADS) as pool,
     ):
         planned = plan(run, selection, forced, lenient=True) if planned is None else planned
         progress = Progress({entry.node.address: entry for entry in planned}, run.watch)
         for result in settled(planned):
             progress.ends[result.address] = result
             _report(run.watch, StageEnded(result.address, result.outcome, seconds=result.seconds))
+        clear_settled(run, planned)
         running: dict[Future[Result], Node] = {}
         try:
             while True:
@@ -129,6 +138,11 @@ def run_graph(
             raise
         ends += [progress.ends[address] for address in progress.planned]
     return ends
+
+
+def still_ending() -> bool:
+    """Whether threads of an interrupted run are still ending its jobs, because a second Ctrl-C ended the wait for them."""
+    return any(thread.name.startswith(THREADS) for thread in threading.enumerate())
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pedigree.data.artifacts.artifacts import read_json, write_json, write_text
-from pedigree.data.artifacts.mirror import ELSEWHERE, TOKEN, Lease, LeaseTaken, Mirror, MirrorState, Producer, saved_token
+from pedigree.data.artifacts.mirror import ELSEWHERE, Lease, LeaseTaken, Mirror, Producer, save_token, saved_token
 from pedigree.data.artifacts.provenance import code_files
 from pedigree.data.artifacts.run_record import PortableCode, read_attempts
 from pedigree.data.host.faults import fault_point
@@ -95,14 +95,15 @@ class Mirroring:
             except (LeaseTaken, ContentChanged) as error:
                 raise StageError(str(error)) from error
             self._exchange_attempts()
-        write_json(self.job.folder / TOKEN, MirrorState(token=token).model_dump())
+        save_token(self.job.folder, token)
         return lease
 
     def _exchange_attempts(self) -> None:
-        elsewhere, here = self.job.folder / ELSEWHERE, self.job.folder / "attempts.json"
+        elsewhere, here = self.job.folder / ELSEWHERE, read_attempts(self.job.folder / "attempts.json")
         if not self._known and (found := self.mirror.attempts()):
-            write_json(elsewhere, found)
-        self.mirror.note_attempts(read_attempts(elsewhere) + read_attempts(here))
+            own = {attempt.get("started_at") for attempt in here}  # a copied folder holds those before the copy
+            write_json(elsewhere, [attempt for attempt in found if attempt.get("started_at") not in own])
+        self.mirror.note_attempts(read_attempts(elsewhere) + here)
 
     @contextmanager
     def _or_local(self, continuing: str, has_local: bool) -> Iterator[None]:

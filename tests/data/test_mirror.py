@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from waiting import deadline
 
 from pedigree.data.artifacts import mirror as mirrors
 from pedigree.data.artifacts.artifacts import scan, write_json
-from pedigree.data.artifacts.mirror import Lease, LeaseTaken, Mirror
+from pedigree.data.artifacts.mirror import Lease, LeaseTaken, Mirror, save_token, saved_token
 from pedigree.data.store import storage
 from pedigree.data.store.storage import ContentChanged, Missing, StoreError
 
@@ -182,6 +183,28 @@ def alive(holder: Lease) -> Iterator[None]:
     yield
     ended.set()
     heart.join()
+
+
+def test_a_copied_folder_is_not_the_holder_and_a_moved_one_is(folder_mirror, tmp_path):
+    """The copy's job would write beside that of the original, and the one that ends first would delete what both have sent."""
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    original.mkdir()
+    save_token(original, "mine")
+    holder = lease(folder_mirror, "mine", silence_s=30)
+    holder.acquire(quiet)
+    send(folder_mirror, tmp_path, 5)
+    subprocess.run(["cp", "-a", original, copy], check=True)
+    with alive(holder):
+        assert saved_token(copy) is None and not folder_mirror.clear(saved_token(copy))
+    assert holder.still_ours() and folder_mirror.checkpoints() == ["step-000005"]
+    original.rename(tmp_path / "moved")
+    assert saved_token(tmp_path / "moved") == "mine"
+    assert folder_mirror.clear(saved_token(tmp_path / "moved")) and storage.entries(folder_mirror.url) == []
+
+
+def test_a_token_that_an_earlier_version_has_stored_keeps_the_lease(tmp_path):
+    write_json(tmp_path / "mirror.json", {"token": "mine"})
+    assert saved_token(tmp_path) == "mine"
 
 
 def test_a_living_holder_is_named_and_neither_taken_from_nor_cleared(mirror, tmp_path):

@@ -300,7 +300,7 @@ class Lab:
             "DVC_NO_ANALYTICS": "1",
         }
 
-    def configure_dvc(self, remote: Path | None = None) -> None:
+    def configure_dvc(self, remote: Path | str | None = None) -> None:
         """With a cache of its own and, optionally, a remote."""
         store = f"    remote = store\n['remote \"store\"']\n    url = {remote}\n" if remote else ""
         self.write(".dvc/config.local", f"[core]\n    site_cache_dir = {self.root.parent / 'site'}\n{store}")

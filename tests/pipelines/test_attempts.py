@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,16 @@ from running_lab import Died, Lab
 from sweeps import nightly_after
 from waiting import deadline, until
 
+from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.data.artifacts.artifacts import ArtifactError, write_json
 from pedigree.data.store import durable
+from pedigree.data.store.fence import Fence, Superseded
+from pedigree.data.store.heartbeat import Listener
 from pedigree.pipelines.jobs import attempts, launcher, memory_kills, processes
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.launcher import Status
+from pedigree.pipelines.jobs.lease import lease
+from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.jobs.scratch_state import Handle
 from pedigree.pipelines.ledger import ledger
 from pedigree.pipelines.publish.export import export
@@ -29,7 +35,8 @@ from pedigree.pipelines.run import ensure as ensure_module
 from pedigree.pipelines.run import publication
 from pedigree.pipelines.run.ensure import ensure
 from pedigree.stages import __main__ as entry
-from pedigree.stages.job.outcome import read_done
+from pedigree.stages.job.job import PULSES, Job
+from pedigree.stages.job.outcome import RESUME_ME, read_done
 
 
 def scratch_of(lab: Lab) -> Path | None:
@@ -294,6 +301,68 @@ def test_a_runner_that_was_overtaken_at_the_last_moment_records_nothing(lab: Lab
 
 
 # --- what a job reports ------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_job_that_does_not_exit_keeps_its_cause_and_its_whole_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "LINGER_S", -1.0)
+    watch = attempts._Watch(Handle(launcher="local", scratch=str(tmp_path), attempt=1), Placement(), Listener())
+    assert watch.overdue() is None
+    for cause, told in (("refused", "rows: 1 malformed:\n  rows.jsonl:8: is not JSON"), ("out_of_memory", "rows: 1 malformed:")):
+        write_json(tmp_path / "done.json", {"ok": False, "cause": cause, "message": "rows: 1 malformed:\n  rows.jsonl:8: is not JSON"})
+        assert watch.overdue() == (cause, told)
+
+
+@pytest.mark.parametrize(
+    ("cause", "again"), [("refused", False), ("not_finite", False), ("timeout", False), ("crashed", True), ("preempted", True)]
+)
+def test_a_job_elsewhere_that_fails_for_good_is_not_tried_again_here(lab: Lab, cause: str, again: bool) -> None:
+    run = lab.run()
+    node, scratch = run.graph.find("raw"), lab.project.scratch("0" * 64)
+    (scratch / PULSES).mkdir(parents=True)
+    if cause != "timeout":
+        write_json(scratch / "done.json", {"ok": False, "cause": cause, "message": "it ended"})
+    process = Process(pid=1, started=1, machine="elsewhere")
+    handle = Handle(launcher="local", scratch=str(scratch), attempt=1, told={"process": process.model_dump()})
+    with lease(lab.project.lease(scratch.name), "a test") as hold:
+        token = Fence.raised(hold.folder, hold.number)
+
+        def wait() -> bool:
+            return attempts.await_elsewhere(run, node, handle, Placement(timeout_s=1e-6), hold, Listener())
+
+        if again:
+            assert wait() is False
+            return
+        with pytest.raises(StageFailed) as failed:
+            wait()
+        assert failed.value.cause == cause
+        with pytest.raises(Superseded):  # it computes no longer for a stage that has failed
+            token.check()
+
+
+def test_a_second_signal_does_not_end_the_report_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    def ends(*given: Any, end: Any = entry.end, **outcome: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGUSR1)
+        end(*given, **outcome)
+
+    for name in ("check_code", "open_inputs", "read_config"):
+        monkeypatch.setattr(entry, name, lambda *_: None)
+    monkeypatch.setattr(entry, "load_stage", lambda kind: SimpleNamespace(run=stopped))
+    monkeypatch.setattr(entry, "end", ends)
+    spec: Any = SimpleNamespace(kind="sft")
+    job = Job(folder=tmp_path, address="lab/sft", key="0" * 64, numerics=Numerics(), placement=Placement(), source_files={}, fence=None)
+    before = {number: signal.getsignal(number) for number in entry.STOPPING}
+    try:
+        entry.listen()
+        assert entry.work(spec, job) == RESUME_ME
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    done = read_done(tmp_path)
+    assert done is not None and (done.ok, getattr(done, "cause", None)) == (False, "preempted")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import pytest
 from commands import InProcessCommand, step_of
 from running_lab import Lab
 from typer.main import get_command
-from waiting import deadline
+from waiting import deadline, until
 
 from pedigree.pipelines.cli.main import GROUPS, app
+from pedigree.pipelines.jobs.processes import catches
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +152,32 @@ def test_cancel_ends_a_job_for_good_and_that_of_a_recipe_the_run_too(due):
     due("cancel", "lab")
     process.communicate(timeout=deadline(30))
     assert process.returncode in (1, 130) and not due.jobs() and due.lab.runs() == ["clean"] * 2
+
+
+def test_cancel_interrupts_a_run_that_a_script_has_put_into_the_background(fresh):
+    """Its shell starts it with SIGINT ignored. Two stages wait for one slot: the second would start when the first is canceled."""
+    fresh.lab.edit("configs/execution/lab.yaml", "slots: 2", "slots: 1")
+    fresh.lab.knobs(raw={"seconds": 60}, suite={"seconds": 60})
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = fresh.until("run", "lab", ready=lambda: step_of(fresh.lab, "raw") + step_of(fresh.lab, "suite") > 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    fresh("cancel", "lab")
+    process.communicate(timeout=deadline(30))
+    assert process.returncode in (1, 130) and len(fresh.lab.runs()) == 1 and not fresh.jobs()
+
+
+def test_sigterm_interrupts_every_command_as_ctrl_c_does(fresh):
+    """One that has barely begun, and one at work."""
+    fresh.lab.knobs(raw={"seconds": 60})
+    run = fresh.until("run", "lab", "--only", "raw", ready=lambda: step_of(fresh.lab, "raw") > 1)
+    logs = fresh.start("logs", "-f", "raw")
+    until(lambda: catches(logs.pid, signal.SIGTERM), alive=lambda: logs.poll() is None)
+    for process in (logs, run):
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=deadline(30))
+        assert process.returncode == 130 and "Traceback" not in err
 
 
 def test_logs_follow_a_job_to_its_end(fresh):

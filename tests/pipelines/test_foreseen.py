@@ -426,6 +426,19 @@ def test_a_profile_for_gpus_is_refused_without_one_and_data_stages_need_none(tmp
     assert has_gpu(tmp_path)
 
 
+def test_more_slots_than_visible_gpus_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5")
+    run = opened(tmp_path, {}, profile={"device": "cuda"})
+    (tmp_path / "it.yaml").write_text(
+        "slots: 8\nnumerics: {device: cuda}\nstages: {sft: {placement: {slots: 3}}, rlvr: {placement: {slots: 2}}}\n"
+    )
+    run = open_run(run.project, Request("wrong", profile=str(tmp_path / "it.yaml")), looking=True)
+    said = "placement.slots is 3, but CUDA_VISIBLE_DEVICES lists 2 GPUs (4,5): make more GPUs visible, or lower placement.slots"
+    assert (["sft"], said) in missing(run)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert not [text for _, text in missing(run) if "placement.slots" in text]
+
+
 def test_models_that_exceed_the_disk_are_refused(tmp_path, monkeypatch):
     """Of 1,279,296 parameters in fp32 for the base, and in bf16 for `sft` and `reward`: 10,234,368 bytes."""
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda place: SimpleNamespace(free=10_000_000))

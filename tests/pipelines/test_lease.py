@@ -570,6 +570,18 @@ def test_gpus_are_held_by_name_and_apart_from_cores(tmp_path: Path, monkeypatch:
             assert others.names == ["0", "1", "3"]
 
 
+def test_a_job_that_needs_more_slots_than_the_pool_has_waits_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But one that holds its slots already is joined, whichever GPUs its new runner sees."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    cuda, job = Numerics(device="cuda"), tmp_path / "a" / "job.json"
+    with slots(Pool.of(cuda, 8), 3, job=job):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+        with slots(Pool.of(cuda, 8), 3, job=job) as joined:
+            assert joined.names == ["0", "1", "2"]
+    with pytest.raises(PedigreeError, match=r"slots is 3, but CUDA_VISIBLE_DEVICES lists 2 GPUs \(2,3\)"):
+        slots(Pool.of(cuda, 8), 3, job=job).__enter__()
+
+
 def test_the_machines_folder_is_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEDIGREE_SLOTS", str(tmp_path / "x"))
     assert machine_folder().stat().st_mode & 0o777 == 0o700

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -19,9 +20,21 @@ from waiting import deadline
 from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.pipelines import deployments
 from pedigree.pipelines.cli.main import app
+from pedigree.pipelines.cli.schedules import WORKER
 from pedigree.pipelines.flow import _undisturbed
 from pedigree.pipelines.prefect import recurrence
 from pedigree.pipelines.prefect.recurrence import describe, schedule_of
+
+
+def test_a_worker_can_be_interrupted_though_a_script_has_put_its_command_into_the_background() -> None:
+    """Its shell lets such a command ignore SIGINT, and so its processes: `serve` would wait for its worker forever."""
+    code = WORKER.partition("runpy.run_module")[0] + "os.kill(os.getpid(), signal.SIGINT)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        worker = subprocess.run([sys.executable, "-c", code, str(os.getpid())], capture_output=True, timeout=deadline(30))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert b"KeyboardInterrupt" in worker.stderr
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,17 @@ def test_work_whose_inputs_are_not_made_now_is_kept(lab: Lab):
     assert states(lab) == [("lab/clean", "inputs not made", "lab")]
 
 
+def test_work_is_listed_while_the_remote_that_has_its_inputs_cannot_be_reached(lab: Lab, monkeypatch: pytest.MonkeyPatch, type_):
+    for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(name, value)
+    lab.configure_dvc("s3://bucket/remote")
+    for folder in ("artifacts/lab/raw", ".dvc/cache"):
+        shutil.rmtree(lab.root / folder)
+    assert states(lab) == [("lab/clean", "inputs not made", "lab")]
+    code, out, _ = type_("scratch")
+    assert code == 0 and "lab/clean" in out
+
+
 def test_nothing_is_cleaned_while_a_recipe_cannot_be_read(lab: Lab, type_):
     lab.edit("configs/recipes/lab.yaml", "in: {data: raw, benchmarks: [suite]}\n", "in: {data: raw, benchmarks: [suite]}\n    ngram: 9\n")
     lab.write("configs/recipes/bad.yaml", "stages: 3\n")

@@ -1,6 +1,7 @@
 """What goes on beside a job with a mirror: newest first, failures said once and tried again, one writer."""
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,6 +235,20 @@ def test_attempts_travel_with_the_work(plain_store, tmp_path):
     assert not (tmp_path / "a" / ELSEWHERE).exists()
     assert known(json.loads((tmp_path / "c" / ELSEWHERE).read_text())) == [one, two]
     assert known(Mirror(f"{URL}/k").attempts()) == [one, two, three, four]
+
+
+def test_attempts_that_a_copied_folder_has_already_are_not_counted_twice(plain_store, tmp_path):
+    one, two = ({"started_at": f"2026-01-01T00:00:0{second}+00:00"} for second in range(1, 3))
+    (tmp_path / "a").mkdir()
+    write_json(tmp_path / "a" / "attempts.json", [one])
+    with job_in(tmp_path / "a") as job:
+        mirror_of(job)
+    subprocess.run(["cp", "-a", tmp_path / "a", tmp_path / "b"], check=True)
+    write_json(tmp_path / "b" / "attempts.json", [one, two])
+    with job_in(tmp_path / "b") as job:
+        mirror_of(job)
+    assert json.loads((tmp_path / "b" / ELSEWHERE).read_text()) == []
+    assert [attempt["started_at"] for attempt in Mirror(f"{URL}/k").attempts()] == [one["started_at"], two["started_at"]]
 
 
 @pytest.mark.parametrize("torn", ["[{", '[{"cause": 1}]', "{}", "7"])
