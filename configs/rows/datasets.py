@@ -100,6 +100,8 @@ class PrepareData(Frozen):
         refuse_unfit(self.expectations, self.record)
         if (self.record == "item") != (self.task is not None):
             raise ValueError(f"`task` is required for `record: item` and not allowed otherwise; the record is {self.record}")
+        if self.task == "mean":
+            raise ValueError("task 'mean' would have the name of the mean over tasks in the metrics of an evaluation: give it another")
         if self.split == "unseen" and self.record != "item":
             raise ValueError(f"split: unseen is only for suites (`record: item`), but the record is {self.record}: remove it")
         return self

@@ -204,6 +204,8 @@ def _item(form: Form, question: Question, shots: Sequence[Question], task: str, 
             _rendered(form.choose.continuation, {**question.facts, "label": label, "text": text})
             for label, text in zip(question.facts["labels"], question.facts["choices"], strict=True)
         ]
+        if "" in item["choices"]:
+            raise RowProblem(f"choice {question.facts['labels'][item['choices'].index('')]} is empty, and has no likelihood")
     verifiers = {name: _verifier(metric, question.facts) for name, metric in form.metrics.items()}
     primary = next(iter(verifiers))
     item["verifier"] = verifiers[primary]

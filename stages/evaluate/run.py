@@ -23,6 +23,7 @@ from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any
 
+from pedigree.configs.base.frozen import digest
 from pedigree.configs.judging.measuring import Evaluate
 from pedigree.configs.language.kinds import is_frozen
 from pedigree.configs.methods.environment_programs import EnvironmentProgram, EvaluatedEnvironment
@@ -338,20 +339,28 @@ def is_cut_off(answer: Generation | Transcript, suite: Suite, chat: Chat) -> boo
 
 
 def tasks_of(suites: list[Suite]) -> dict[str, Task]:
-    """Tasks by name, in order of first appearance.
+    """Tasks by name, in order of first appearance. The hash of a task of several suites is that of their hashes.
 
     Raises:
         StageError: a task's items are in two suites, which may be prompted or scored differently.
     """
     items: dict[str, dict[str, Any]] = {}
-    found: dict[str, Suite] = {}
+    found: dict[str, list[Suite]] = {}
     for suite in suites:
         for item in suite.items:
-            first = found.setdefault(item["task"], suite)
+            own = found.setdefault(item["task"], [suite])
+            first = own[0]
             if first is not suite and (first.form or suite.form or first.metrics != suite.metrics):
                 raise StageError(f"task {item['task']} is in the suites {first.label} and {suite.label}: give each suite its own task name")
+            if suite is not own[-1]:
+                own.append(suite)
             items.setdefault(item["task"], {})[item["id"]] = item
-    return {name: Task(suite.label, suite.hash, suite.form, items[name], suite.metrics, suite.samples) for name, suite in found.items()}
+    tasks = {}
+    for name, own in found.items():
+        hashes = sorted(suite.hash for suite in own)
+        hashed = hashes[0] if len(hashes) == 1 else digest(hashes)
+        tasks[name] = Task(own[0].label, hashed, own[0].form, items[name], own[0].metrics, own[0].samples)
+    return tasks
 
 
 def is_unknown(answer: AnswerScore | ItemScore) -> bool:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from pedigree.configs.base.frozen import digest
@@ -220,7 +221,7 @@ def tabulate(
         best = {name: {key: metrics[name][tasks[name].primary][key] for key in ("n", "mean", "low", "high")} for name in by_task}
         policies[label] = {
             "tasks": best,
-            "mean": sum(entry["mean"] for entry in best.values()) / len(best),
+            "mean": fmean(entry["mean"] for entry in best.values()),  # equal in any order of the tasks, so that ties are ties
             "metrics": metrics,
             "categories": {name: _categories(tasks[name], primary[label][name]) for name in by_task},
         }

@@ -7,6 +7,7 @@ evidence/choice.json    all candidates' scores, best first
 import json
 import shutil
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from pedigree.configs.judging.measuring import Select
@@ -53,10 +54,9 @@ def score_of(label: str, candidate: Artifact, scores: Artifact, table: dict[str,
             f"candidate {label} ({content[:12]}) was not evaluated in its current version: the scores are of {known}; add it to the "
             "policies of the `evaluate` stage"
         )
-    if task is None:
-        return table[name]["mean"]
-    wanted, tasks = [task] if isinstance(task, str) else task, table[name]["tasks"]
+    tasks = table[name]["tasks"]
+    wanted = tasks if task is None else [task] if isinstance(task, str) else task
     for one in wanted:
         if one not in tasks:
             raise StageError(f"{label} has no score for task {one!r}; scored tasks: {', '.join(sorted(tasks))}")
-    return sum(tasks[one]["mean"] for one in wanted) / len(wanted)
+    return fmean(tasks[one]["mean"] for one in wanted)  # rounded once, so that ties are ties

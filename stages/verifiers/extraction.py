@@ -4,10 +4,12 @@
                                              the answer. A single pattern is the exact form; several are a cascade of looser ones.
 
 Comparison as `text` ignores case, outer white space, brackets, quotes and a final period, so that `(A)` equals `a`; as `expression` it is
-mathematical with `**` for powers, see `maths`, and may be a comma-separated list in order; as `number` it is by value.
+mathematical with `**` for powers, see `maths`: lists are equal in order, and may contain texts; as `number` it is by value.
 """
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import regex
@@ -19,6 +21,8 @@ from pedigree.stages.verifiers.timed_patterns import matches
 from pedigree.stages.verifiers.verdict import Verdict, VerifierError, exactly
 
 COMPARISONS = ("text", "expression", "number")
+COMMA = re.compile(r"(?<!\d),|,(?!\d{3}(?!\d))")
+"""A comma that separates no thousands."""
 WRAPPINGS = (("(", ")"), ("[", "]"), ("{", "}"), ('"', '"'), ("'", "'"), ("*", "*"), ("$", "$"))
 
 
@@ -80,8 +84,19 @@ def _same(found: str, answer: str, compare: str) -> bool:
     if compare == "number":
         value = number(found)
         return value is not None and value == number(answer)
-    ours, theirs = found.replace("**", "^").split(","), answer.replace("**", "^").split(",")
+    ours, theirs = (re.sub(r"(?<=\*)\.\Z", "", one.strip()).strip("* ").replace("**", "^") for one in (found, answer))
     try:
-        return len(ours) == len(theirs) and all(equal(one.strip(), other.strip()) for one, other in zip(ours, theirs, strict=True))
+        return _same_expression(ours, theirs)
     except PedigreeError as error:
         raise VerifierError(f"{found[:80]!r} could not be compared with {answer!r}: {error}") from error
+
+
+def _same_expression(found: str, answer: str) -> bool:
+    """Whether the whole texts are equal, or all parts of two lists without brackets are, in order."""
+    lists = [COMMA.split(one) for one in (found, answer)]
+    if any(re.search(r"[()\[\]{}]", one) for one in (found, answer)) or {*map(len, lists)} == {1}:
+        return equal(found, answer)
+    with suppress(PedigreeError):  # whether order matters, which it does here
+        if equal(found, answer):
+            return True
+    return len(lists[0]) == len(lists[1]) and all(equal(one.strip(), other.strip()) for one, other in zip(*lists, strict=True))

@@ -5,9 +5,11 @@ r"""Answers that are mathematical expressions, as in MATH (Hendrycks et al. 2021
 `math` {answer}          "flex": the last `\boxed{}` or Minerva's sentence (one that equals the answer is enough); without both, what the
                          last "answer is" or "Answer:" states, or the last formula if it comes later; without these, the whole reply.
 
-The places are those of the Tülu 3 evaluation, and the stated answer. Two answers are equal if both are read to their end and are equal as
-what they are (`expressions`, `algebra`), or if they are the same text. A separate process decides this, because a computer algebra system
-may run forever or use all memory on a model's output.
+The places are those of the Tülu 3 evaluation, and the stated answer. `math` also takes what is found there without words that only lead to
+it ("therefore $7$", "simply 7"), without its number in words ("$7$ (seven)"), and the letter of a choice ("(A) Paris").
+
+Two answers are equal if both are read to their end and are equal as what they are (`expressions`, `algebra`), or if they are the same text.
+A separate process decides this, because a computer algebra system may run forever or use all memory on a model's output.
 """
 
 import re
@@ -30,6 +32,23 @@ DELIMITER = re.compile(r"(?<!\\)(?:\$\$|\\[()\[\]])")
 STATED = re.compile(r"\banswer\**+[ \t]*+(?:is|would be|[:=\n])\s*+:?+\s*+(?=\S)", re.IGNORECASE)
 ASIDE = re.compile(r"(?<!\s)[,;]?\s++(?:because|since|so|which|that|in total|altogether)\b|\.\s++(?=[A-Z])")
 """What follows a stated answer in its line."""
+LEADING = re.compile(
+    r"(?:[\s,:]*\b(?:therefore|thus|then|hence|so|just|indeed|again|now|still|always|also|only|of course|in fact|in this case|as follows"
+    r"|(?!(?:approximate|near|rough|hard|unlike|doub|trip|on)ly\b)[a-z]+ly|equal to|equals|given by|found to be|going to be|that"
+    r"|(?:the )?(?:number|value|integer|fraction|expression|option|choice|letter|set|interval|pair|point|vector|matrix|function))\b)+"
+    r"[\s,:]+(?=\S)",
+    re.IGNORECASE,
+)
+"""Words before an answer that do not change it."""
+IN_WORDS = re.compile(
+    r"(?<!\s)\s*+\((?:(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|million|and|minus|point)[\s-]*)+\)(?=[.\s]*\Z)",
+    re.IGNORECASE,
+)
+CHOSEN = re.compile(
+    r"\(?([A-J])\)\s+(?!(?:and|or|nor|not|if|but|plus|minus|times|is|are)\b|.*\([A-J]\)|.*\b(?:and|or|nor|not) [A-J]\b)[A-Za-z].*"
+)
+"""The letter of a choice before its text."""
 
 
 def check(verifier: Mapping[str, Any]) -> None:
@@ -45,7 +64,8 @@ def strict(verifier: Mapping[str, Any], text: str) -> Verdict:
 
 
 def flexible(verifier: Mapping[str, Any], text: str) -> Verdict:
-    return verdict(candidates(text), gold(verifier), equal)
+    found = candidates(text)
+    return verdict(list(dict.fromkeys([*found, *map(bare, found)])), gold(verifier), equal)
 
 
 def gold(verifier: Mapping[str, Any]) -> str:
@@ -86,6 +106,14 @@ def stated(text: str) -> str:
     if not line or re.search(DOLLAR, later):
         return last_formula(text, DOLLAR)
     return re.sub(r"\*+(?=\.?\Z)", "", ASIDE.split(line)[0].strip("* "))
+
+
+def bare(found: str) -> str:
+    """An answer without words around it that do not change it; of a choice its letter."""
+    leading = LEADING.match(found)
+    text = IN_WORDS.sub("", found[leading.end() :].strip("* ") if leading else found)
+    chosen = CHOSEN.fullmatch(text)
+    return chosen[1] if chosen else text
 
 
 def last_formula(text: str, dollar: str) -> str:

@@ -10,8 +10,11 @@ make a test pass. No process can inspect the first one.
 """
 
 import builtins
+import collections
+import collections.abc
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import resource
@@ -28,6 +31,8 @@ SET_DEATH_SIGNAL, SET_DUMPABLE = 1, 4
 """`prctl(2)`; 0 keeps processes of the same user out of `/proc/PID/mem` and `/proc/PID/fd`."""
 LONGEST_VALUE = 16 * 2**20
 """Maximum bytes of a call's result."""
+MOST_ITERATED = 10_000
+"""Values that are taken of an iterator, which may never end."""
 LONGEST_EXCERPT, LAST_LINES = 200, 12
 """Characters of an invalid row in a report; lines of a traceback."""
 LOOK_SECONDS = 0.2
@@ -38,7 +43,8 @@ LOOK_SECONDS = 0.2
 
 
 def encode(value):
-    """Convert a value of a supported type to JSON. Subclasses are converted to their base class, numpy numbers to Python's.
+    """Convert a value of a supported type to JSON. Subclasses are converted to their base class, numpy numbers to Python's, iterators to
+    their next values.
 
     Raises:
         TypeError: its type is not supported.
@@ -57,13 +63,20 @@ def encode(value):
             return {kind: [encode(inner) for inner in value]}
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(inner)] for key, inner in value.items()]}
+    if isinstance(value, range):
+        return {"range": [hex(part) for part in (value.start, value.stop, value.step)]}
+    for kind, (one, _) in VIEWS.items():
+        if isinstance(value, one):
+            return {kind: [encode(inner) for inner in value]}
+    if isinstance(value, collections.abc.Iterator):
+        return {"iterator": [encode(inner) for inner in itertools.islice(value, MOST_ITERATED)]}
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return encode(value.tolist())
     raise TypeError(f"a {type(value).__name__} is no value of the usual types")
 
 
 def decode(given) -> "Any":
-    """Inverse of `encode`."""
+    """Inverse of `encode`. What is no list does not become one, so that it equals none."""
     if not isinstance(given, dict):
         return given
     ((kind, inner),) = given.items()
@@ -75,11 +88,23 @@ def decode(given) -> "Any":
         return bytes.fromhex(inner)
     if kind in COLLECTIONS:
         return COLLECTIONS[kind](decode(one) for one in inner)
+    if kind == "range":
+        return range(*(int(part, 16) for part in inner))
+    if kind in VIEWS:
+        return VIEWS[kind][1]([decode(one) for one in inner])
+    if kind == "iterator":
+        return (decode(one) for one in inner)
     return {decode(key): decode(one) for key, one in inner}
 
 
 NUMBERS = ("float", "complex", "decimal", "fraction")
-COLLECTIONS: "dict[str, Any]" = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+COLLECTIONS: "dict[str, Any]" = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
+VIEWS: "dict[str, tuple[Any, Any]]" = {
+    "keys": (collections.abc.KeysView, lambda keys: dict.fromkeys(keys).keys()),
+    "values": (collections.abc.ValuesView, lambda values: dict(enumerate(values)).values()),
+    "items": (collections.abc.ItemsView, lambda items: dict(items).items()),
+}
+"""Kind → type, and how it is made of its values."""
 
 
 def numbers() -> "dict[str, Any]":
@@ -156,12 +181,12 @@ def serve(limits, questions, answers):
     """Run the program and answer calls, one line each, until the input ends."""
     limit(limits)
     order = json.loads(questions.readline())
-    namespace: dict[str, Any] = {"__name__": "program"}
+    namespace = module("program").__dict__
     try:
         exec(compile(order["program"], "program", "exec"), namespace)
         reply = {"value": None}
     except BaseException as error:
-        reply = {"raised": type(error).__name__, "said": message_of(error)}
+        reply = raised(error)
     while True:
         answers.write(json.dumps(reply).encode() + b"\n")
         answers.flush()
@@ -173,7 +198,19 @@ def serve(limits, questions, answers):
             value = namespace[order["entry"]](*given[0], **given[1])
             reply = {"value": encode([value, given if value is None else None])}
         except BaseException as error:  # also SystemExit: it ends the call, not the program
-            reply = {"raised": type(error).__name__, "said": message_of(error)}
+            reply = raised(error)
+
+
+def module(name) -> "Any":
+    """A new module that is imported, as dataclasses and type hints look for it."""
+    made = type(sys)(name)
+    sys.modules[name] = made
+    return made
+
+
+def raised(error):
+    """An exception by its builtin classes, the nearest one first."""
+    return {"raised": [one.__name__ for one in type(error).__mro__ if one.__module__ == "builtins"], "said": message_of(error)}
 
 
 def message_of(error):
@@ -196,7 +233,7 @@ class Program:
     def __init__(self, order, fork):
         self.fork, self.pending = fork, b""
         self.fork.tell(b"f")
-        self._tell({"program": order["before"] + order["program"], "entry": order["entry"]})
+        self._tell({"program": after(order["before"], order["program"]), "entry": order["entry"]})
         self._answer()
 
     def __call__(self, *arguments, **named):
@@ -221,14 +258,27 @@ class Program:
             answer = json.loads(line)
             if set(answer) == {"value"}:
                 return answer["value"]
-            kind, text = str(answer["raised"]), str(answer["said"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            kinds, text = [str(kind) for kind in answer["raised"]], str(answer["said"])
+            unknown = RuntimeError(f"{kinds[0]}: {text}")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise Ended("the program's answer is none") from None
-        known, error = getattr(builtins, kind, None), None
-        if isinstance(known, type) and issubclass(known, Exception):
-            with contextlib.suppress(TypeError):  # exceptions that take other arguments than a text
-                error = known(text)
-        raise error or RuntimeError(f"{kind}: {text}")
+        raise next(filter(None, (error_of(kind, text) for kind in kinds)), unknown)
+
+
+def error_of(kind, text):
+    """A builtin exception, or None if there is none of this name, or it takes other arguments than a text."""
+    known = getattr(builtins, kind, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        with contextlib.suppress(TypeError):
+            return known(text)
+    return None
+
+
+def after(before, program):
+    """A program after the beginning of the prompt; imports from `__future__` must precede both."""
+    lines = program.splitlines(keepends=True)
+    future = [line for line in lines if line.startswith("from __future__ ")]
+    return "".join([*future, before, *(line for line in lines if line not in future)])
 
 
 def test(order, fork, tell):
@@ -243,7 +293,7 @@ def test(order, fork, tell):
 
 
 def run_tests(order, fork):
-    namespace: dict[str, Any] = {"__name__": "tests"}
+    namespace = module("tests").__dict__
     with contextlib.suppress(Exception):  # helpers that the prompt defines; it may be incomplete as a program
         exec(compile(order["before"], "before", "exec"), namespace)
     program = Program(order, fork)
@@ -288,7 +338,7 @@ def run_script(requests, output):
     most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))  # which counts the process that forked this one
     builtins.exit = builtins.quit = sys.exit  # as in an interpreter with `site`
-    exec(compile(source, "program", "exec"), {"__name__": "__main__"})
+    exec(compile(source, "program", "exec"), module("__main__").__dict__)
 
 
 # --- rows --------------------------------------------------------------------------------------------------------------
@@ -296,8 +346,6 @@ def run_script(requests, output):
 
 def make_rows(order, write):
     """Call a program's function and write its rows, at most `count`."""
-    import itertools
-
     try:
         made = function_of(order)(count=order["count"], seed=order["seed"], **order["arguments"])
         for row in itertools.islice(made, order["count"]):
@@ -316,14 +364,12 @@ def function_of(order) -> "Any":
         NameError: it has no such function.
     """
     import linecache
-    import types
 
     name, source = order["name"], order["program"]
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)  # for tracebacks
-    module: Any = types.ModuleType(name.partition(".")[0])
-    sys.modules[module.__name__] = module  # dataclasses look for it there
-    exec(compile(source, name, "exec"), module.__dict__)
-    function = getattr(module, order["function"], None)
+    made = module(name.partition(".")[0])
+    exec(compile(source, name, "exec"), made.__dict__)
+    function = getattr(made, order["function"], None)
     if not callable(function):
         raise NameError(f"{name} has no function {order['function']!r}")
     return function

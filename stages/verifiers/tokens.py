@@ -213,7 +213,9 @@ class _Scanner:
             return
         if at and self.text[at - 1] == "," and re.match(r"0\d", self.text[at:]):
             raise UnreadableError("a list or thousands")
-        found = next(match for form in (_REPEATING, _SCIENTIFIC, _NUMBER) if (match := form.match(self.text, at)))
+        found = _REPEATING.match(self.text, at) or _SCIENTIFIC.match(self.text, at) or _NUMBER.match(self.text, at)
+        if found is None:
+            raise UnreadableError("a repeating decimal without digits")
         self.add("number", re.sub(r"\s", "", found.group()), found.end())
 
     def indian(self, at: int) -> re.Match[str] | None:

@@ -420,6 +420,16 @@ def test_the_best_on_some_tasks_has_the_highest_mean_over_them(tmp_path, policie
         run_stage(tmp_path / "y", "select", {"task": ["sums", "poems"]}, candidates=policies, scores=table)
 
 
+@pytest.mark.parametrize("config", [{}, {"task": ["sums", "words", "codes"]}])
+def test_equal_means_are_equal_in_whatever_order_they_are_added(tmp_path, policies, config):
+    """0.3 + 0.2 + 0.1 is 0.6 in floats, and 0.1 + 0.2 + 0.3 is more."""
+    given = {"a": (0.3, 0.2, 0.1), "b": (0.1, 0.2, 0.3), "c": (0.1, 0.2, 0.2)}
+    means = {label: dict(zip(("sums", "words", "codes"), own, strict=True)) for label, own in given.items()}
+    table = scores(tmp_path / "scores", policies, means)
+    chosen = run_stage(tmp_path / "x", "select", config, candidates=policies, scores=table)
+    assert chosen.record.content == policies["a"].record.content
+
+
 def test_scores_of_other_bytes_or_an_unseen_suite_choose_nothing(tmp_path, policies):
     table = scores(tmp_path / "scores", policies, MEANS)
     retrained = policies | {"b": policy(tmp_path / "b2", "other weights")}

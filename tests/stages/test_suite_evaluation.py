@@ -1,5 +1,6 @@
 """`evaluate` on suites with forms, with the real engine; and the arithmetic of their scores without one."""
 
+import dataclasses
 import json
 import threading
 from typing import Any
@@ -24,7 +25,7 @@ from pedigree.stages import verifiers
 from pedigree.stages.evaluate import run as evaluate
 from pedigree.stages.evaluate import suite_scores
 from pedigree.stages.evaluate.pass_at_k import pass_at_k
-from pedigree.stages.evaluate.run import Suite, is_cut_off, refuse_unknown, sampling_of, seed_parts
+from pedigree.stages.evaluate.run import Suite, is_cut_off, refuse_unknown, sampling_of, seed_parts, tasks_of
 from pedigree.stages.evaluate.suite_scores import Draws, Task, cut, metrics_of, score_answer, score_choices, score_item, tabulate, task_hash
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.sampling.sampler import Generation, seed_of
@@ -258,6 +259,34 @@ def test_the_hash_of_a_task_is_that_of_form_rows_verifiers_and_settings(monkeypa
     monkeypatch.setattr(suite_scores, "version", lambda name: 99)
     others.append(task_hash(form, "r" * 64, ["gsm8k"], sampling={"max_tokens": 5}))
     assert len({first, *others}) == 7
+
+
+def test_a_task_of_several_suites_has_another_hash_if_one_of_them_has_other_items():
+    def hash_of(*hashes: str) -> str:
+        suites = [
+            dataclasses.replace(suite(None, {"id": f"i{number}", "task": "t", "verifier": {"name": "gsm"}}), label=f"s{number}", hash=one)
+            for number, one in enumerate(hashes)
+        ]
+        return tasks_of(suites)["t"].hash
+
+    assert hash_of("a" * 64) == "a" * 64
+    found = {hash_of("a" * 64), hash_of("a" * 64, "b" * 64), hash_of("a" * 64, "c" * 64), hash_of("a" * 64, "b" * 64, "c" * 64)}
+    assert len(found) == 4
+    assert hash_of("a" * 64, "b" * 64) == hash_of("b" * 64, "a" * 64)  # the order of the suites changes no score
+
+
+def test_means_over_tasks_are_equal_in_whatever_order_they_are_added():
+    means = {"one": (3, 2, 1), "other": (1, 2, 3)}  # of ten items of three tasks
+    names = ("x", "y", "z")
+    items = {f"{name}{number}": {"id": f"{name}{number}"} for name in names for number in range(10)}
+    rows = [
+        scored(policy, f"{name}{number}", float(number < right)) | {"task": name}
+        for policy, own in means.items()
+        for name, right in zip(names, own, strict=True)
+        for number in range(10)
+    ]
+    table = tabulate(rows, [*means], {name: task(**items) for name in names}, [], Draws(100, 0))["policies"]
+    assert table["one"]["mean"] == table["other"]["mean"] == pytest.approx(0.2)
 
 
 def test_the_first_of_several_answers_has_the_seed_of_a_single_one():

@@ -158,6 +158,65 @@ def test_worked_examples_in_one_turn_stand_before_the_question():
     assert turn["content"].endswith("\n\nQ: Are cats birds?\nA:") and turn["content"].count("\nA:") == 7
 
 
+LETTERED = (
+    "date_understanding disambiguation_qa geometric_shapes hyperbaton logical_deduction_three_objects logical_deduction_five_objects"
+    " logical_deduction_seven_objects movie_recommendation penguins_in_a_table reasoning_about_colored_objects ruin_names"
+    " salient_translation_error_detection snarks temporal_sequences tracking_shuffled_objects_three_objects"
+    " tracking_shuffled_objects_five_objects tracking_shuffled_objects_seven_objects"
+)
+BBH = {  # task → (answer, wrong one)
+    **dict.fromkeys(LETTERED.split(), ("(B)", "(A)")),
+    "boolean_expressions": ("True", "False"),
+    "causal_judgement": ("No", "Yes"),
+    "dyck_languages": ("] ) }", "] )"),
+    "formal_fallacies": ("invalid", "valid"),
+    "multistep_arithmetic_two": ("-24", "24"),
+    "navigate": ("Yes", "No"),
+    "object_counting": ("12", "2"),
+    "sports_understanding": ("yes", "no"),
+    "web_of_lies": ("Yes", "No"),
+    "word_sorting": ("can't it&t no", "can't no it&t"),
+}
+
+
+def by_cascade(answer: str, text: str) -> float:
+    """The score of an answer in BIG-Bench Hard."""
+    (item,) = made("bbh", [{"task": "sums", "input": "Which?", "target": answer}])
+    return verify(item["verifier"], text).score
+
+
+@pytest.mark.parametrize("task", BBH)
+def test_answers_of_each_task_of_big_bench_hard_are_found_in_what_models_write(task):
+    answer, other = BBH[task]
+    assert len(BBH) == 27
+    for text in ("So the answer is {}.", "**So the answer is {}.**", "**So the answer is {}**.", "So the answer is **{}**.", "The answer is {}.",
+                 "Answer: {}", "So the answer is: {}", "So the answer is {}. The person lies.", f"Is it {other}? So the answer is {{}}.",
+                 f"So the answer is {other}. No, wait.\nSo the answer is {{}}."):  # fmt: skip
+        assert by_cascade(answer, text.format(answer)) == 1, text
+        assert by_cascade(other, text.format(answer)) == 0, text
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "score"),
+    [
+        ("(B)", "So the answer is (B) Max.", 1),
+        ("(B)", "Max is the oldest, so it must be (B).", 1),
+        ("(B)", "It is B.", 1),
+        ("(B)", "So the answer is (A), not (B).", 0),
+        ("Yes", "So the answer is Yes, because two lies are a truth.", 1),
+        ("No", "The answer is not known.", 0),
+        ("4", "So the answer is 4 fruits.", 1),
+        ("4", "So the answer is 4.5.", 0),
+        ("4", "So the answer is 14.", 0),
+        ("Monsters, Inc", "So the answer is Monsters, Inc.", 1),
+        ("apple fig", "So the answer is apple fig, which is sorted.", 1),
+        ("apple fig", "So the answer is fig apple.", 0),
+    ],
+)
+def test_an_answer_of_big_bench_hard_may_stand_among_words(answer, text, score):
+    assert by_cascade(answer, text) == score
+
+
 def test_a_program_goes_on_in_the_block_that_its_prompt_opens():
     (item,) = made("humaneval")
     assert item["prefix"].endswith("```python\ndef f(x):\n")
@@ -224,6 +283,17 @@ def test_a_row_that_the_form_cannot_read_is_told_with_its_place():
     lettered = {"task": "sat-math", "passage": "", "question": "Which?", "options": ["(A)red", "(B)four"]}
     assert made("agieval", [{**lettered, "label": "B"}])[0]["verifier"]["answer"] == "B"
     assert "'AB' is not in list" in refused("agieval", {**lettered, "label": "AB"})
+
+
+def test_a_row_with_an_empty_choice_is_told_with_its_place():
+    targets = {"choices": ["No.", "", "Yes."], "labels": [1, 1, 0]}
+    found = forms.make(load_form("truthfulqa"), [("row 7", {"question": "Are cats birds?", "mc2_targets": targets})], task="t", source="s")
+    assert not found.items and [(bad.place, bad.reason) for bad in found.bad] == [("row 7", "choice B is empty, and has no likelihood")]
+
+
+def test_no_task_has_the_name_of_the_mean_over_tasks():
+    with pytest.raises(ValidationError, match="task 'mean' would have the name of the mean over tasks"):
+        PrepareData.model_validate({"record": "item", "task": "mean", "sources": [{"type": "files", "path": "x.jsonl"}]})
 
 
 def test_a_row_that_nests_deeper_than_python_reads_is_told_with_its_place():

@@ -52,7 +52,41 @@ def test_expressions_are_compared_by_what_they_say(found, answer, right):
     assert verify(verifier, f"Therefore, the final answer is {found}. I hope it is correct.").score == right
 
 
-@pytest.mark.parametrize(("found", "right"), [("1,072", 1), ("1072.0", 1), ("1073", 0), ("one", 0)])
+WHOLE = [
+    ("1,072", "1072", 1),  # thousands
+    ("-12,000", "-12000", 1),
+    ("$52,304$", "52304", 1),
+    ("1,073", "1072", 0),
+    ("1", "1,072", 0),
+    ("1,072, 5", "1072, 5", 1),  # in a list
+    ("10,200", "10, 200", 0),  # one number, and two
+    ("(1/2, 3)", "(0.5, 3)", 1),  # brackets
+    ("(3, 1/2)", "(0.5, 3)", 0),
+    ("{2, 1}", "{1, 2}", 1),
+    ("x = 1, x = 2", "x = 2, x = 1", 1),
+    ("2*(x+1), 3", "(x+1)*2, 3", 1),  # lists in order
+    ("3,5", "3, 5", 1),
+    ("1, 2", "1, 2, 3", 0),
+    ("1/2, Red", "0.5, red", 1),  # with a text
+    ("**1/2**", "0.5", 1),  # bold, no power
+    ("**1/2**.", "0.5", 1),
+    ("**x**2**", "x^2", 1),
+]
+
+
+@pytest.mark.parametrize(("found", "answer", "right"), WHOLE)
+def test_expressions_are_read_whole_before_they_are_split_at_commas(found, answer, right):
+    verifier = {"name": "extracted", "answer": answer, "patterns": ["answer is (.*)"], "compare": "expression"}
+    assert verify(verifier, f"the answer is {found}").score == right
+
+
+def test_whether_the_order_matters_next_to_brackets_is_unknown():
+    verifier = {"name": "extracted", "answer": "(1, 2), 3", "patterns": ["answer is (.*)"], "compare": "expression"}
+    with pytest.raises(VerifierError, match="could not be compared with"):
+        verify(verifier, "the answer is 3, (1, 2)")
+
+
+@pytest.mark.parametrize(("found", "right"), [("1,072", 1), ("**1,072**", 1), ("1072.0", 1), ("1073", 0), ("one", 0)])
 def test_numbers_are_compared_by_value(found, right):
     verifier = {"name": "extracted", "answer": "1072", "patterns": ["answer is (.*)"], "compare": "number"}
     assert verify(verifier, f"the answer is {found}").score == right

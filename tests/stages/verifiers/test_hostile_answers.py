@@ -17,6 +17,7 @@ SECONDS = 0.8
 BEGUN = (
     "[", "<<", "*", "- ", "\n", " \n", "7", "1,", "$", '"', "{", "(", "####", "1e9", r"\text{ ", r"\text{x ", r"\boxed{", r"\frac", "\x00",
     "Final Answer: The final answer is ", "P. ", "e\u0301", "\u202e", "\U0001f468\u200d", "```json\n[", "<|im_end|>", "the a ", "\\", "x=",
+    "therefore ", "(A) ", " (seven-",
 )  # fmt: skip
 """Repeated without end."""
 FIELDS = {

@@ -52,6 +52,50 @@ PLACES = [
 ]
 
 
+STATED = [  # (text, right answer, score)
+    ("The answer is therefore $7$.", "7", 1),
+    (r"The answer is clearly \(7\).", "7", 1),
+    ("So the final answer is just $7$.", "7", 1),
+    ("The answer is then $x = 7$.", "7", 1),
+    ("The answer is, therefore, $7$.", "7", 1),
+    ("The final answer is thus: $7$", "7", 1),
+    ("The answer is the number **$7$**.", "7", 1),
+    ("the answer is simply **7**", "7", 1),
+    ("The answer is exactly $7$, because $3 + 4 = 7$.", "7", 1),
+    ("The answer is $7$ (seven).", "7", 1),
+    ("The answer is therefore 21 (twenty-one).", "21", 1),
+    ("The answer is then always.", "always", 1),
+    ("The answer is exactly one.", "exactly one", 1),
+    ("The answer is not $7$ but 8", "7", 0),
+    ("The answer is clearly not $7$.", "7", 0),
+    ("The answer is then less than $7$.", "7", 0),
+    ("The answer is simply over $7$.", "7", 0),
+    ("The answer is only $7$ more than $2$.", "7", 0),
+    ("The answer is nearly $7$.", "7", 0),
+    ("The answer is twice $7$.", "7", 0),
+    ("The answer is the number of divisors of $7$.", "7", 0),
+    ("The answer is therefore $7$ or $8$.", "7", 0),
+    ("The answer is $7$ (seven or eight).", "7", 0),
+    ("The answer is $7$ (mod 10).", "7", 0),
+    ("The answer is therefore $5$ m.", "5 cm", 0),
+    ("The answer is therefore **", "7", 0),
+    ("The answer is (A) Paris.", "A", 1),
+    ("The answer is therefore **(A) Paris**.", "(A)", 1),
+    (r"\boxed{(A) War and Peace}", "A", 1),
+    ("The answer is option (C).", "C", 1),
+    ("The answer is (B) Paris.", "A", 0),
+    ("The answer is not (A) Paris.", "A", 0),
+    ("The answer is (A) or B.", "A", 0),
+    ("The answer is (A) and not B.", "A", 0),
+    ("The answer is (A) is wrong.", "A", 0),
+]
+
+
+@pytest.mark.parametrize(("text", "answer", "score"), STATED)
+def test_words_around_a_stated_answer_count_only_if_they_change_it(text, answer, score):
+    assert verify({"name": "math", "answer": answer}, text).score == score
+
+
 @pytest.mark.parametrize(("text", "found"), PLACES)
 def test_the_answer_is_looked_for_in_its_places(text, found):
     assert candidates(text) == ([text] if found is None else found)
@@ -124,6 +168,12 @@ def test_hostile_answers_are_not_equal_and_cost_little():
         assert not algebra.equal(answer, "5"), answer
         assert not algebra.equal(answer, r"\sqrt{2}+x"), answer
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("answer", [r".\overline", r"5.\overline", r"5+.\overline{x}", r"\text{.\overline}"])
+def test_a_repeating_decimal_without_digits_is_a_text(answer):
+    assert verify({"name": "math", "answer": "5"}, rf"\boxed{{{answer}}}").score == 0
+    assert verify({"name": "math", "answer": answer}, rf"\boxed{{{answer}}}").score == 1
 
 
 def test_no_text_of_an_answer_is_evaluated(monkeypatch):

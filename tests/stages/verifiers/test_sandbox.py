@@ -104,6 +104,69 @@ def test_numbers_of_numpy_and_subclasses_are_values():
     assert score(program, before="", tests="import numpy\nassert f() == (0.5, {'a': [0, 1]})", entry="f", seconds=5).reason == "right"
 
 
+DATACLASS = "from dataclasses import dataclass\n\n@dataclass\nclass Point:\n    x: 'int'\n    y: 'Point | None' = None\n\n"
+HINTS = "import typing\n\ndef twice(x):\n    assert typing.get_type_hints(Point)['x'] is int\n    return 2 * Point(x).x\n"
+FUTURE = "from __future__ import annotations\n"
+
+
+@locked
+@pytest.mark.parametrize("program", [DATACLASS + HINTS, FUTURE + DATACLASS.replace("'", "") + HINTS], ids=["texts", "future"])
+def test_classes_with_annotations_find_their_module(program):
+    tests = "assert twice(2) == 4"
+    assert score(program, before="", tests=tests).reason == "right"
+    assert score(program, before="import math\n", tests=tests).reason == "right"
+    assert score("def twice(x):\n    return 2 * x\n", before=DATACLASS, tests="assert twice(Point(2).x) == 4").reason == "right"
+    script = f"{program}\nprint(twice(int(input())))\n"
+    assert verify({"name": "python", "examples": [{"input": "2", "output": "4"}], "seconds": 5}, script).reason == "right"
+
+
+LAZY = [
+    ("yield from range(x)", "list(f(3)) == [0, 1, 2]"),
+    ("yield from range(x)", "next(f(3)) == 0 and sum(f(4)) == 6"),
+    ("while True:\n        yield x", "(lambda made: [next(made) for _ in range(3)])(f(7)) == [7, 7, 7]"),
+    ("return map(abs, x)", "sorted(f([-1, 0])) == [0, 1]"),
+    ("return zip(x, x)", "dict(f([1, 2])) == {1: 1, 2: 2}"),
+    ("return range(x)", "f(3) == range(3) and list(f(3)) == [0, 1, 2] and len(f(10**9)) == 10**9"),
+    ("return x.keys()", "set(f({'a': 1})) == {'a'} and f({'a': 1}) == {'a'}"),
+    ("return x.values()", "sorted(f({'a': 1, 'b': 1})) == [1, 1]"),
+    ("return x.items()", "list(f({'a': [1]})) == [('a', [1])]"),
+    ("import collections\n    return collections.deque(x)", "list(f([1, 2])) == [1, 2] and f([1])[0] == 1"),
+    ("return sum(x)", "f(range(4)) == f(one for one in range(4)) == f({1: 2, 5: 3}.keys()) == 6"),
+    ("return [range(2), iter(x)]", "[list(one) for one in f([5])] == [[0, 1], [5]]"),
+]
+NO_LISTS = ("yield from x", "return range(0, 1)", "return {0: 1}.keys()", "return {0: 0}.values()", "return iter(x)")
+
+
+@locked
+@pytest.mark.parametrize(("body", "claim"), LAZY)
+def test_iterators_ranges_and_views_are_values(body, claim):
+    assert score(f"def f(x):\n    {body}\n", before="", tests=f"assert {claim}", entry="f").reason == "right"
+
+
+@locked
+@pytest.mark.parametrize("body", NO_LISTS)
+def test_what_is_no_list_equals_none(body):
+    assert score(f"def f(x):\n    {body}\n", before="", tests="assert f([0]) == [0]", entry="f").reason == "AssertionError: "
+    assert score(f"def f(x):\n    {body}\n", before="", tests="assert list(f([0])) == [0]", entry="f").reason == "right"
+
+
+@locked
+@pytest.mark.parametrize(
+    ("raising", "expected"),
+    [
+        ("class Own(ValueError): pass\n    raise Own('no')", "ValueError"),
+        ("class Own(KeyError): pass\n    class More(Own): pass\n    raise More('no')", "LookupError"),
+        ("import json\n    json.loads('no')", "ValueError"),
+        ("b'\\xff'.decode()", "ValueError"),  # UnicodeDecodeError takes more than a text
+        ("raise TypeError('no')", "TypeError"),
+    ],
+)
+def test_an_exception_reaches_the_tests_as_its_nearest_builtin_class(raising, expected):
+    tests = f"try:\n    f()\nexcept {expected}:\n    pass\nelse:\n    raise AssertionError\n"
+    assert score(f"def f():\n    {raising}\n", before="", tests=tests, entry="f").reason == "right"
+    assert score(f"def f():\n    {raising}\n", before="", tests=tests.replace(expected, "OSError"), entry="f").score == 0
+
+
 @locked
 def test_an_expected_exception_reaches_the_tests():
     tests = "try:\n    f()\nexcept KeyError as error:\n    assert 'gone' in str(error)\nelse:\n    raise AssertionError\n"
