@@ -208,10 +208,13 @@ class Roller:
         if record is None:
             self.engines.answer(requests, sampling, stop, arrived, beat, ROLLOUT_CHUNK)
             return
-        common = digest({"job": job.key, "numerics": job.numerics.model_dump(), "sampling": sampling.model_dump(), "step": step})
+        common = digest({"job": job.key, "numerics": job.numerics.deciding(), "sampling": sampling.model_dump(), "step": step})
         keys = [digest([common, request_key(request)])[:32] for request in requests]
         missing = [place for place, key in enumerate(keys) if key not in record]
-        if 0 < len(missing) < len(keys):
+        mixed = digest([common, "mixed"])[:32]
+        if 0 < len(missing) < len(keys) and mixed not in record:
+            record.keep({mixed: True})  # for the attempt after the next kill, which may find all answers recorded
+        if mixed in record:
             before = f"some answers of step {step + 1} are those of an interrupted attempt"
             mark = f"{before}: the others ran in other company, and may round otherwise"
             job.marks += [mark] if mark not in job.marks else []
