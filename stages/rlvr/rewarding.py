@@ -65,6 +65,16 @@ class Rewards:
         terms = {term.called: self._values(term, groups) for term in self.given.terms}
         return [self._rewarded(answer, {name: values[place] for name, values in terms.items()}) for place, answer in enumerate(answers)]
 
+    def models(self) -> dict[str, list[str]]:
+        """Term → the models that rated so far; JSON, for the checkpoint."""
+        return {name: sorted(one.models) for name, one in self.rewarders.items() if isinstance(one, RatedRewards)}
+
+    def resume(self, models: Mapping[str, Sequence[str]]) -> None:
+        """Continue after a checkpoint with these `models`."""
+        for name, one in self.rewarders.items():
+            if isinstance(one, RatedRewards):
+                one.models |= {*models.get(name, ())}
+
     def _values(self, term: Term, groups: Sequence[Sequence[Answered]]) -> list[Value]:
         if term.called in self.rewarders:
             found = self.rewarders[term.called].values(groups)

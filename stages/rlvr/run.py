@@ -70,6 +70,8 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
         state = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
         state.setdefault("recent", [state["updates"]])
+        if rewards:
+            rewards.resume(state.get("raters", {}))
         if state["updates"]:
             load_weights(engines, trainer, state["updates"], config, job)
         if config.asynchronous and config.asynchronous.max_staleness and config.asynchronous.in_flight and TIMED not in job.marks:
@@ -98,7 +100,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
                 signal = {name: numbers[name] for name in ("reward", "informative_groups")}
                 job.progress(step + 1, config.steps, **signal, tokens_per_second=speed)
-                state = state_after(state, rolled, done, numbers, config)
+                state = state_after(state, rolled, done, numbers, config) | ({"raters": rewards.models()} if rewards else {})
                 if job.rank == 0:
                     write_rows(job.evidence / "rollouts.jsonl", state["shown"])
                 if step + 1 < config.steps:
