@@ -1,6 +1,5 @@
 """Rewards of `rlvr` by reward models and by a language model: the scores of `judge`, unknown with a cause, and asked once."""
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -148,8 +147,7 @@ def test_a_judge_that_changed_between_two_attempts_is_marked(tmp_path, monkeypat
     monkeypatch.setattr(handover, "open_sampler", lambda *_, **__: nullcontext(always))
 
     def by_model(chats: Any, handler: Any, body: dict[str, Any]) -> None:
-        choices = [{"message": {"content": f"Rating: {1 + len(chats.bodies) % 5}"}, "finish_reason": "stop"}]
-        send(handler, 200, json.dumps({"model": "judge-1" if fails[0] else "judge-2", "choices": choices}).encode())
+        say(handler, f"Rating: {1 + len(chats.bodies) % 5}", model="judge-1" if fails[0] else "judge-2")
 
     with chat_server(by_model) as chats:
         by = {"type": "endpoint", "base_url": chats.base_url, "model": "judge"}
