@@ -11,11 +11,12 @@ from itertools import islice
 from typing import Any
 
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.methods.policy_gradient import Keep
 from pedigree.configs.methods.reward_terms import EnvironmentReward
 from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.job import Job, checkpoint_names
-from pedigree.stages.rlvr.group_selection import Choice, choose, differ, upcoming
+from pedigree.stages.rlvr.group_selection import Choice, choose, differ, upcoming, without_others
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.rewarding import Rewarded, Rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
@@ -73,10 +74,15 @@ class Group:
     """Reward of the greedy answer, for algorithms that use it as baseline."""
 
     @property
-    def informative(self) -> bool:
-        """Whether some answers are right and some wrong, by their verifier; where it gave no score, by their rewards."""
+    def rewards(self) -> list[float]:
+        """NaN if unknown."""
+        return [one.reward for one in self.rollouts]
+
+    def informative(self, keep: Keep | None) -> bool:
+        """Whether some answers are right and some wrong, by their verifier; where it gave no score, by their rewards. The rewards of those
+        that `keep` chooses differ, too."""
         scores = [one.reward if math.isnan(one.score) else one.score for one in self.rollouts]
-        return differ(scores) and differ([one.reward for one in self.rollouts])
+        return differ(scores) and differ(without_others(self.rewards, len(self.rollouts), keep))
 
 
 @dataclass(frozen=True)
@@ -110,13 +116,16 @@ class Roller:
     def step(self, position: int, step: int) -> StepRollouts:
         """Roll out batches of prompts from a position on, until the step is complete."""
         wanted, resampling = self.config.prompts_per_step, self.config.algorithm.resampling
+        keep = self.config.algorithm.keep if self.config.algorithm.compares else None
         coming = upcoming(position, len(self.prompts), self.config.seed)
         drawn, batches, choice = list[Group](), 0, Choice([], 0, wanted)
         with self._record(step) as record:
             while batch := list(islice(coming, choice.more)):
                 drawn += self.roll_out([(place, self.prompts[row]) for place, row in batch], step, record)
                 batches += 1
-                choice = choose([group.informative for group in drawn], wanted, batches, resampling)
+                informative = [group.informative(keep) for group in drawn]
+                known = [bool(present(group.rewards)) for group in drawn]
+                choice = choose(informative, known, wanted, batches, resampling)
         groups = [drawn[number] for number in choice.kept]
         every = [rollout for group in drawn for rollout in group.rollouts]
         numbers = reward_numbers(every)
