@@ -64,6 +64,11 @@ class ModelRewards:
             for model in self._models.values()
         ]
 
+    def load(self) -> None:
+        """Load the models now: loading changes torch's default dtype, which other threads would see."""
+        for copies in self._copies:
+            copies.load()
+
     def values(self, groups: Sequence[Sequence[Answered]]) -> list[list[Value]]:
         raw = [self._raw(number, groups) for number in range(len(self._models))]
         members = [Member([one.value for one in own], *known) for own, known in zip(raw, self._statistics, strict=True)]

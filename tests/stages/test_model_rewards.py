@@ -1,7 +1,10 @@
 """Rewards of `rlvr` by reward models and by a language model: the scores of `judge`, unknown with a cause, and asked once."""
 
+import math
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -19,9 +22,11 @@ from pedigree.stages.job.failures import EngineLost, StageError
 from pedigree.stages.judge import run as judge
 from pedigree.stages.rlvr import handover
 from pedigree.stages.rlvr.model_rewards import ModelRewards, RatedRewards
+from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.rewards import FrozenRewardModel
 from pedigree.stages.sampling.sampler import Generation
+from pedigree.stages.training.models import load_reward_model
 from pedigree.stages.verifiers.reward_programs import Answered
 
 RUBRICS = ("helpfulness", "honesty")
@@ -88,6 +93,23 @@ def test_a_term_may_use_some_of_the_models(models, tmp_path):
         terms = [ModelReward(type="reward_model", models=labels, dtype="fp32") for labels in (None, ("a",), ("b",))]
         found: list[Any] = [ModelRewards(term, models, job, log).values(answered({"p1": ["yes"]}))[0][0] for term in terms]
     assert found[0] == pytest.approx((found[1] + found[2]) / 2) and found[1] != found[2]
+
+
+@pytest.mark.parametrize(("fields", "own"), [({}, True), ({"asynchronous": {"max_staleness": 0}, "replay": "recorded"}, False)])
+def test_beside_a_trainer_reward_models_are_loaded_before_its_first_step(models, tmp_path, monkeypatch, fields, own):
+    """Loading changes torch's default dtype for all threads: tensors that the trainer made meanwhile were bf16."""
+    loads = list[bool]()
+
+    def load(payload: Path, numerics: Any) -> Any:
+        loads.append(current_thread() is not main_thread())
+        return load_reward_model(payload, numerics)
+
+    monkeypatch.setattr("pedigree.stages.sampling.rewards.load_reward_model", load)
+    config = config_of("rlvr", **{**FIELDS, "reward": {"right": 0, "terms": [{"type": "reward_model", "dtype": "fp32"}]}, **fields})
+    with open_rewards(config, [], models, a_job(tmp_path, ONE_THREAD)) as rewards, ThreadPoolExecutor(1) as thread:
+        assert rewards and len(loads) == (0 if own else 2)
+        found = thread.submit(rewards.of, answered({"p1": ["yes"]})[0], 1).result()
+    assert not math.isnan(found[0].reward) and loads == [own] * 2
 
 
 def rated(base_url: str, job: Any, groups: list[list[Answered]], **fields: Any) -> list[list[Any]]:
