@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.frozen import digest
@@ -243,13 +244,17 @@ class Roller:
         if self.config.replay == "exact":
             yield None
             return
-        folder = self.job.folder / RECORDS
         oldest = next((int(name.removeprefix("step-")) for name in checkpoint_names(self.job.folder)), 0)
-        for old in folder.glob("step-*"):
+        for old in (self.job.folder / RECORDS).glob("step-*"):
             if int(old.name.removeprefix("step-")) < oldest:
                 shutil.rmtree(old)
-        with AnswerLog(self.job, folder / f"step-{step:06d}") as record:
+        with AnswerLog(self.job, record_of(self.job, step)) as record:
             yield record
+
+
+def record_of(job: Job, step: int) -> Path:
+    """Folder of a step's recorded answers."""
+    return job.folder / RECORDS / f"step-{step:06d}"
 
 
 def unused_reward(config: Rlvr, talk: Talk) -> str:

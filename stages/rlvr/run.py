@@ -27,7 +27,7 @@ from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.group_selection import without_others
 from pedigree.stages.rlvr.handover import rollout_sampler, sleep_level, takes_turns
-from pedigree.stages.rlvr.pacing import Clock, open_pace, refuse_stale
+from pedigree.stages.rlvr.pacing import Clock, note_other_weights, open_pace, refuse_stale
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
 from pedigree.stages.rlvr.weight_transfer import load_weights
@@ -76,6 +76,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             load_weights(engines, trainer, state["updates"], config, job)
         if config.asynchronous and config.asynchronous.max_staleness and config.asynchronous.in_flight and TIMED not in job.marks:
             job.note(TIMED)
+        note_other_weights(config, job, state["step"])
         with open_pace(roller, trainer, config, state["step"], state["position"]) as pace:
             for step in range(state["step"], config.steps):
                 clock = Clock(engines)
