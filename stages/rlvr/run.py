@@ -9,7 +9,6 @@ rollouts with seeds from (seed, step, prompt id, index): step number and positio
 A reward that cannot be computed is missing, never 0.
 """
 
-import json
 import math
 import shutil
 from collections import Counter
@@ -20,7 +19,7 @@ from typing import Any, cast
 from pedigree.configs.base.frozen import finite
 from pedigree.configs.methods.policy_gradient import Ppo
 from pedigree.configs.methods.training import Rlvr
-from pedigree.data.artifacts.artifacts import Artifact, write_rows
+from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError
@@ -38,7 +37,7 @@ from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import load_policy, load_value_model
 from pedigree.stages.training.policy_update import Learner, TrainingSample, UpdateResult, initial_state, update_policy
 from pedigree.stages.training.probe import probe
-from pedigree.stages.training.reference import fixed_policy
+from pedigree.stages.training.reference import fixed_policy, refuse_unlike_tokens
 from pedigree.stages.training.router_loss import RouterLoss, routers_of
 from pedigree.stages.training.trainer import Trainer
 from pedigree.stages.training.training_rows import report_drops
@@ -198,9 +197,8 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
     kernels.refuse(only(inputs, "policy").payload, job.numerics)
     routers_of(only(inputs, "policy").payload, config.router_aux_loss_coef)
     for port in ("reference", "teacher", "value"):
-        given = only_or_none(inputs, port)
-        if given is not None and vocabulary(given) != vocabulary(only(inputs, "policy")):
-            raise StageError(f"the {port} has a different vocabulary than the policy: use one with the same base model")
+        if given := only_or_none(inputs, port):
+            refuse_unlike_tokens(port, given, only(inputs, "policy"))
     if config.max_prompt_length + config.longest_answer > context:
         turns = f"max_turns {config.turns} x " if config.turns > 1 else ""
         between = f" + {config.turns - 1} x max_observation {config.environment.max_observation}" if config.environment and turns else ""
@@ -214,11 +212,6 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
                 raise StageError(f"sampler_process inline requires {name} 1, not {number}: set `sampler_process: own`")
         if config.asynchronous:
             raise StageError("asynchronous requires a sampler beside the trainer, not sampler_process inline: set `sampler_process: own`")
-
-
-def vocabulary(model: Artifact) -> int:
-    """Vocabulary size of a model."""
-    return json.loads((model.payload / "config.json").read_text())["vocab_size"]
 
 
 def totals(state: dict[str, Any], config: Rlvr) -> dict[str, Any]:
