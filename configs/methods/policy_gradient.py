@@ -27,11 +27,13 @@ class AdaptiveKl(Frozen):
 
     formula: ClassVar[str] = "β ← β (1 + n / horizon · clip(KL / target - 1, ±0.2)), KL = mean_i Σ_t k1_t"
     source: ClassVar[str] = "Ziegler et al. 2019, arXiv 1909.08593, §2.2"
+    most_change: ClassVar[float] = 0.2
+    """Bound of |KL / target - 1|."""
 
     target: float = Field(default=6.0, gt=0)
     """Target KL of a whole answer, in nats: the mean over answers of Σ_t δ_t."""
     horizon: float = Field(default=10000, gt=0)
-    """Number of answers over which the coefficient may change by a fifth."""
+    """Number of answers over which the coefficient may change by a fifth; more than a fifth of the answers of a step."""
 
 
 class Kl(Frozen):

@@ -404,6 +404,12 @@ class Rlvr(Frozen):
                 f"keep.answers is {algorithm.keep.answers}, but must be from {1 + algorithm.compares} to samples_per_prompt "
                 f"{self.samples_per_prompt}: change it, or raise samples_per_prompt"
             )
+        adaptive, trained = algorithm.kl and algorithm.kl.adaptive, algorithm.keep.answers if algorithm.keep else self.samples_per_prompt
+        if adaptive and (change := adaptive.most_change * (answers := self.prompts_per_step * trained)) >= adaptive.horizon:
+            raise ValueError(
+                f"kl.adaptive.horizon is {adaptive.horizon:g}, but a step of {answers} answers may take {change:g} / horizon of the "
+                f"coefficient, which would reach 0: set it above {change:g}, e.g. to {10 * change:g}"
+            )
         cuts = algorithm.mini_batches
         if cuts > self.prompts_per_step:
             raise ValueError(f"updates_per_rollout {cuts} exceeds prompts_per_step {self.prompts_per_step}: lower it")

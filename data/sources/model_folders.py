@@ -1,5 +1,6 @@
 """Whether the files of a model folder belong together, before the model is loaded: configuration, weights, tokenizer, chat template."""
 
+import filecmp
 import fnmatch
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -36,6 +37,8 @@ SMALLEST_SHARE = 0.5
 that no text contains may be beyond the rows, such as Gemma 3's for images in its models of text."""
 WORD = re.compile(r"[Ġ▁]?(?:\w+|\W)")
 """A token of ordinary text; control tokens have brackets."""
+SAME_BASE = "use one of the same base model"
+"""Remedy where `unlike_tokens` has a reason."""
 ENDS, PAD = ("bos_token_id", "eos_token_id"), "pad_token_id"
 
 
@@ -147,7 +150,7 @@ def _problem_of_tokenizer(folder: Path, names: Collection[str], model: Mapping[s
     if not (folder / TOKENIZER).exists():
         return None  # the vocabulary is in a form of its own
     tokens, added = _tokens(folder / TOKENIZER)
-    text: Mapping[str, Any] = model["text_config"] if isinstance(model.get("text_config"), dict) else model
+    text = _of_text(model)
     rows = text.get("vocab_size")
     size, words = (max(some, default=-1) + 1 for some in (tokens, [number for number in tokens if not added.get(number)]))
     if isinstance(rows, int) and not (SMALLEST_SHARE * rows <= size and words <= rows):
@@ -174,6 +177,33 @@ def _problem_of_tokenizer(folder: Path, names: Collection[str], model: Mapping[s
                     "from the model's origin"
                 )
     return None
+
+
+def _of_text(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json about texts: all of it, unless the model has others."""
+    return model["text_config"] if isinstance(model.get("text_config"), dict) else model
+
+
+def unlike_tokens(policy: Path, other: Path, spare: int = 0) -> str | None:
+    """Why another model, which gets the tokens of a policy, would take them for others; None if it would not, as far as the files tell.
+
+    Args:
+        spare: tokens that the other model may still get.
+
+    Raises:
+        ArtifactError: a file cannot be read.
+    """
+    ours, theirs = (_of_text(_mapping(folder / CONFIG)).get("vocab_size") for folder in (policy, other))
+    if isinstance(ours, int) and isinstance(theirs, int) and theirs + spare < ours:
+        return f"has a vocabulary of {theirs} and the policy one of {ours}"
+    files = [folder / TOKENIZER for folder in (policy, other)]
+    if not all(file.exists() for file in files) or filecmp.cmp(*files, shallow=False):
+        return None
+    (ours, _), (theirs, _) = map(_tokens, files)
+    unlike = min((number for number in ours.keys() & theirs.keys() if ours[number] != theirs[number]), default=None)
+    if unlike is None:
+        return None
+    return f"has another tokenizer than the policy: token {unlike} is {theirs[unlike]!r} in it and {ours[unlike]!r} in the policy"
 
 
 class _Added(BaseModel):

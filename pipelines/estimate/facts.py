@@ -97,6 +97,19 @@ def shape_of(project: Project, graph: Graph, node: Node, due: Collection[str] = 
     return shape_of(project, graph, above, due) if above else None
 
 
+def files_of(project: Project, graph: Graph, node: Node, due: Collection[str] = ()) -> tuple[Path, bool] | None:
+    """(a folder with configuration and tokenizer of the model that a stage produces, whether its import may still add tokens); None if not
+    known yet."""
+    artifact = None if node.address in due else opened(project, node)
+    if artifact is not None:
+        return artifact.payload, False
+    if isinstance(node.config, SourceModel):
+        source = node.config.source
+        return (folder_of(project, source), True) if isinstance(source, FolderModel | HubModel) else None
+    above = _above(graph, node)
+    return files_of(project, graph, above, due) if above else None
+
+
 def _of_source(project: Project, config: SourceModel) -> Shape | None:
     match config.source:
         case PackagedModel(asset=asset):

@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from math import inf
 from pathlib import Path, PurePosixPath
 
+from pedigree.configs.base.kind import MODELS
 from pedigree.configs.base.paths import place_of, written_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.python_files import problem_of_program
@@ -25,12 +27,12 @@ from pedigree.configs.rows.row_sources import Files, RowProgram
 from pedigree.configs.rows.source_models import FolderModel, HubModel, SourceModel
 from pedigree.data.artifacts.exports import checked_records, is_export
 from pedigree.data.sources import hub
-from pedigree.data.sources.model_folders import DESCRIBING, problem_of
+from pedigree.data.sources.model_folders import DESCRIBING, SAME_BASE, problem_of, unlike_tokens
 from pedigree.data.store.storage import StoreError
 from pedigree.data.store.untrusted import ArtifactError
 from pedigree.pipelines.estimate.amounts import Planned
 from pedigree.pipelines.estimate.estimates import Estimates
-from pedigree.pipelines.estimate.facts import folder_of, shape_of
+from pedigree.pipelines.estimate.facts import files_of, folder_of, shape_of
 from pedigree.pipelines.estimate.needs import Facts
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.ledger.identity import HASHES
@@ -69,6 +71,7 @@ def contradictions(node: Node, estimates: Estimates) -> Iterator[str]:
         yield from _unscored(graph, node, node.config)
     if isinstance(node.config, Merge):
         yield from _unlike(estimates, node)
+    yield from _unlike_tokens(estimates, node)
     facts, (numerics, placement) = estimates.of(node).facts, estimates.execution.of(node.kind, node.name)
     if isinstance(node.config, Rlvr) and placement.sampler_process == "inline" and numerics.world_size > 1:
         yield f"sampler_process inline requires world_size 1, not {numerics.world_size}: set `sampler_process: own`"
@@ -250,6 +253,26 @@ def _unlike(estimates: Estimates, node: Node) -> Iterator[str]:
             yield f"{first} and {label} cannot be merged: {sizes}; merge policies with a common base model"
 
 
+def _unlike_tokens(estimates: Estimates, node: Node) -> Iterator[str]:
+    """Models that take a policy's tokens for others, by their shapes and the files that are here."""
+    project, graph, due = estimates.project, estimates.graph, estimates.due
+    given = {edge.port: graph.nodes[edge.source] for edge in node.edges}
+    plan = node.declaration.training_plan(node.config)
+    for port in ("reference", "teacher", "value"):
+        if not (plan and getattr(plan, port) and port in given and given[port].output in MODELS):
+            continue
+        policy, other = (shape_of(project, graph, given[name], due) for name in ("policy", port))
+        if policy and other and other.vocabulary + ADDED_TOKENS < policy.vocabulary:
+            yield f"the {port} has a vocabulary of {other.vocabulary} and the policy one of {policy.vocabulary}: {SAME_BASE}"
+            continue
+        ours, theirs = (files_of(project, graph, given[name], due) for name in ("policy", port))
+        if ours is None or theirs is None or ours == theirs:
+            continue
+        with suppress(ArtifactError, OSError):  # told of the model itself
+            if problem := unlike_tokens(ours[0], theirs[0], ADDED_TOKENS if theirs[1] else 0):
+                yield f"the {port} {problem}: {SAME_BASE}"
+
+
 def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:
     """Models that an engine refuses."""
     served, sampling, lora = facts.served, facts.sampling, getattr(node.config, "lora", None)
@@ -263,12 +286,6 @@ def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:
             yield (
                 f"{what} max_tokens {sampling.answer} exceed the model's context of {served.context} tokens: lower "
                 f"{'one of them' if sampling.max_prompt else 'max_tokens'}, or use a model with a longer context"
-            )
-    for port, other in (("reference", facts.reference), ("teacher", facts.teacher), ("value", facts.value)):
-        if other and abs(other.vocabulary - facts.policy.vocabulary) > ADDED_TOKENS:
-            yield (
-                f"the {port} has a vocabulary of {other.vocabulary} and the policy one of {facts.policy.vocabulary}: use one of the "
-                "same base model"
             )
     if lora and lora.targets != "all-linear" and not facts.policy.experts:
         unknown = [name for name in lora.targets if name.rpartition(".")[2] not in facts.policy.linear]

@@ -151,7 +151,7 @@ def kl_loss(settings: Kl, logps_N: Tensor, reference_logps_N: Tensor, ratios_N: 
 
 def adapted(coefficient: float, measured: float, answers: int, settings: AdaptiveKl) -> float:
     """β (1 + n/horizon · clip(KL/target - 1, -0.2, 0.2)) (Ziegler et al. 2019, arXiv 1909.08593, §2.2)."""
-    error = min(0.2, max(-0.2, measured / settings.target - 1))
+    error = min(settings.most_change, max(-settings.most_change, measured / settings.target - 1))
     return coefficient * (1 + error * answers / settings.horizon)
 
 

@@ -28,7 +28,7 @@ from pedigree.stages.training.feed import Feed, GlobalBatch, PreparedMicroBatch
 from pedigree.stages.training.held_out import HeldOut
 from pedigree.stages.training.models import load_policy, same_weights
 from pedigree.stages.training.probe import probe
-from pedigree.stages.training.reference import Cached, Reference, fixed_policy, online
+from pedigree.stages.training.reference import Cached, Reference, fixed_policy, online, refuse_unlike_tokens
 from pedigree.stages.training.router_loss import RouterLoss, routers_of
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, StepStats, Trainer
@@ -130,6 +130,8 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         with job.busy("reading the reference"):
             cached = Cached(given)
             cached.refuse_missing(kept, units, config.max_length)
+    elif given and given is not policy:
+        refuse_unlike_tokens("reference", given, policy)
     total = total_steps(len(examples), config.global_batch, config.epochs, config.max_steps)
     of_kto = {"steps_without_kl": steps_without_kl(config, examples, total)} if isinstance(config.loss, Kto) else {}
     with job.busy("loading the model"):

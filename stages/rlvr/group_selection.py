@@ -28,15 +28,16 @@ def differ(values: Sequence[float]) -> bool:
     return len({value for value in values if not math.isnan(value)}) > 1
 
 
-def choose(informative: Sequence[bool], wanted: int, batches: int, resampling: Resampling | None) -> Choice:
+def choose(informative: Sequence[bool], known: Sequence[bool], wanted: int, batches: int, resampling: Resampling | None) -> Choice:
     """Keep the first `wanted` informative groups: 0 < |{i : o_i is right}| < G (DAPO, arXiv 2503.14476, eq. 11).
 
     While some are missing, so many prompts are drawn that the share of informative groups so far would complete the step. If the bound is
     reached, the step trains on those that it has: other groups would only dilute the mean, and a repeated group would count twice. Without
-    any, the first groups are kept, and the update does what it does without resampling.
+    any, the first groups that have a reward are kept, and the update does what it does without resampling.
 
     Args:
         informative: of each group in the order of its prompt.
+        known: whether any answer of the group has a reward.
         batches: batches of rollouts generated so far.
     """
     if resampling is None:
@@ -46,7 +47,8 @@ def choose(informative: Sequence[bool], wanted: int, batches: int, resampling: R
         return Choice(found[:wanted], found[wanted - 1] + 1, 0)
     expected = math.ceil((wanted - len(found)) * len(informative) / max(1, len(found)))
     more = min(wanted, expected) if batches < resampling.max_batches else 0
-    return Choice(found or list(range(min(wanted, len(informative)))), len(informative), more)
+    rewarded = [number for number, some in enumerate(known) if some]
+    return Choice(found or (rewarded or list(range(len(informative))))[:wanted], len(informative), more)
 
 
 def upcoming(position: int, num_prompts: int, seed: int) -> Iterator[tuple[int, int]]:

@@ -64,6 +64,11 @@ class ModelRewards:
             for model in self._models.values()
         ]
 
+    def load(self) -> None:
+        """Load the models now: loading changes torch's default dtype, which other threads would see."""
+        for copies in self._copies:
+            copies.load()
+
     def values(self, groups: Sequence[Sequence[Answered]]) -> list[list[Value]]:
         raw = [self._raw(number, groups) for number in range(len(self._models))]
         members = [Member([one.value for one in own], *known) for own, known in zip(raw, self._statistics, strict=True)]
@@ -94,8 +99,8 @@ class RatedRewards:
 
     def __init__(self, term: RatedReward, job: Job, log: AnswerLog) -> None:
         self._term, self._job, self._log = term, job, log
-        self._replied: dict[str | None, Reply] = {}
-        """By model."""
+        self.models = set[str]()
+        """Names that the endpoint reported so far, also to earlier attempts."""
 
     def values(self, groups: Sequence[Sequence[Answered]]) -> list[list[Value]]:
         term, job = self._term, self._job
@@ -105,7 +110,7 @@ class RatedRewards:
         replies = ask_endpoint(term.by, questions, job, bound, self._log, progress)
         if not (shown := job.evidence / f"questions_{term.called}.jsonl").exists():
             write_rows(shown, some_of(questions, replies))
-        self._replied |= {reply.model: reply for reply in replies if isinstance(reply, Reply)}
+        self.models |= {reply.model for reply in replies if isinstance(reply, Reply) and reply.model is not None}
         found = ratings_of(questions, replies)
         causes = {failure["id"]: f"{failure['judge']}: {failure['reason']}" for failure in reversed(found.failures)}
         values: list[Value] = []
@@ -115,4 +120,5 @@ class RatedRewards:
         return in_groups(values, groups)
 
     def close(self) -> None:
-        mark_models(f"rewarded ({self._term.called})", self._replied.values(), self._job)
+        replies = [Reply("", True, name) for name in self.models]
+        mark_models(f"rewarded ({self._term.called})", replies, self._job)

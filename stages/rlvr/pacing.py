@@ -19,12 +19,16 @@ from typing import Self, cast
 
 from pedigree.configs.methods.training import Asynchronous, Rlvr
 from pedigree.stages.job.failures import StageError
+from pedigree.stages.job.job import Job
 from pedigree.stages.rlvr.handover import awake, sleep_level
-from pedigree.stages.rlvr.rolling import Roller, StepRollouts
+from pedigree.stages.rlvr.rolling import Roller, StepRollouts, record_of
+from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import Generation
 from pedigree.stages.training.trainer import Trainer
 
+NEWER = "newer weights"
+"""Key in a step's record: its answers were sampled again, with newer weights."""
 ENDING_S = 10.0
 """Longest wait for the thread at the end: a verifier or a judge may take minutes, and a stop has little time."""
 
@@ -34,6 +38,20 @@ def open_pace(roller: Roller | None, trainer: Trainer, config: Rlvr, step: int, 
     if config.asynchronous is None:
         return InTurn(roller, trainer, config)
     return Ahead(roller, config.asynchronous, step, position) if roller else Pace()
+
+
+def note_other_weights(config: Rlvr, job: Job, step: int) -> None:
+    """Mark the result of a run that continues after a checkpoint if the answers of the step ahead, which had the weights before it, are not
+    here, e.g. on another machine: they get newer weights. In flight, each run has other weights, and is marked for that."""
+    ahead = config.asynchronous
+    if job.rank != 0 or step == 0 or ahead is None or ahead.in_flight or not ahead.max_staleness:
+        return
+    with AnswerLog(job, record_of(job, step)) as record:
+        if record.empty:
+            record.keep({NEWER: True})  # for the attempt after the next kill, which finds answers
+        if NEWER in record:
+            mark = f"the answers of step {step + 1} of an interrupted attempt were lost: it was sampled again with newer weights"
+            job.marks += [mark] if mark not in job.marks else []
 
 
 class Pace:

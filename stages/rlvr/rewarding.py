@@ -33,6 +33,8 @@ from pedigree.stages.verifiers.reward_programs import Answered, Value
 
 SEARCH_SECONDS = 2.0
 """Time limit for a pattern, which may take forever."""
+LARGEST = 1e15
+"""Bound of |R|: fp32, in which advantages are computed, holds the sum of a hundred million of its squares."""
 
 
 class Rewarded(NamedTuple):
@@ -56,8 +58,14 @@ class Rewarder(Protocol):
 class Rewards:
     """Computes rewards as configured; `rewarders` are by name of their term, and other terms are in `TERMS`."""
 
-    def __init__(self, given: Reward, max_tokens: int, rewarders: Mapping[str, Rewarder]) -> None:
-        self.given, self.max_tokens, self.rewarders = given, max_tokens, rewarders
+    def __init__(
+        self, given: Reward, max_tokens: int, rewarders: Mapping[str, Rewarder], doing: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """
+        Args:
+            doing: called with what is done, for each answer to which a pattern is applied.
+        """
+        self.given, self.max_tokens, self.rewarders, self._doing = given, max_tokens, rewarders, doing
 
     def of(self, answers: Sequence[Answered], samples: int) -> list[Rewarded]:
         """The rewards of whole groups, each of `samples` answers to one prompt."""
@@ -65,9 +73,21 @@ class Rewards:
         terms = {term.called: self._values(term, groups) for term in self.given.terms}
         return [self._rewarded(answer, {name: values[place] for name, values in terms.items()}) for place, answer in enumerate(answers)]
 
+    def models(self) -> dict[str, list[str]]:
+        """Term → the models that rated so far; JSON, for the checkpoint."""
+        return {name: sorted(one.models) for name, one in self.rewarders.items() if isinstance(one, RatedRewards)}
+
+    def resume(self, models: Mapping[str, Sequence[str]]) -> None:
+        """Continue after a checkpoint with these `models`."""
+        for name, one in self.rewarders.items():
+            if isinstance(one, RatedRewards):
+                one.models |= {*models.get(name, ())}
+
     def _values(self, term: Term, groups: Sequence[Sequence[Answered]]) -> list[Value]:
         if term.called in self.rewarders:
             found = self.rewarders[term.called].values(groups)
+        elif isinstance(term, Format):
+            found = [matches(term, group, partial(self._doing, f"rewarding by {term.called}")) for group in groups]
         else:
             found = [TERMS[type(term)](term, group, self.max_tokens) for group in groups]
         for group, values in zip(groups, found, strict=True):
@@ -79,7 +99,12 @@ class Rewards:
         terms = {name: math.nan if isinstance(value, str) else value for name, value in values.items()}
         cause = next((f"{name}: {value}" for name, value in values.items() if isinstance(value, str)), "")
         score = math.nan if answer.score is None else answer.score
-        return Rewarded(reward(score, answer.finish_reason, self.given, terms), terms, cause)
+        total = reward(score, answer.finish_reason, self.given, terms)
+        if abs(total) > LARGEST:
+            cause = f"the reward is {total:g}, beyond ±{LARGEST:g}: scale its terms down, or set reward.clip"
+            print(f"no reward for an answer to {answer.prompt['id']}: {cause}", flush=True)
+            total = math.nan
+        return Rewarded(total, terms, cause)
 
 
 @contextmanager
@@ -100,7 +125,9 @@ def open_rewards(config: Rlvr, prompts: Sequence[Mapping[str, Any]], models: Map
             if found := _opened(term, models, job, log):
                 stack.callback(found.close)
                 rewarders[term.called] = found
-        yield Rewards(config.reward, config.sampling.max_tokens, rewarders)
+            if config.asynchronous and isinstance(found, ModelRewards):
+                found.load()
+        yield Rewards(config.reward, config.sampling.max_tokens, rewarders, job.doing)
 
 
 def _opened(term: Term, models: Mapping[str, Artifact], job: Job, log: Callable[[], AnswerLog]) -> Rewarder | None:
@@ -169,8 +196,9 @@ def repetition(term: RepeatedNgrams, group: Sequence[Answered], max_tokens: int)
     return [value(answer.ids) for answer in group]
 
 
-def matches(term: Format, group: Sequence[Answered], max_tokens: int) -> list[Value]:
+def matches(term: Format, group: Sequence[Answered], beat: Callable[[], None]) -> list[Value]:
     def value(text: str) -> Value:
+        beat()
         try:
             found = regex.match(term.pattern, text, flags=regex.DOTALL | regex.MULTILINE, timeout=SEARCH_SECONDS)
         except TimeoutError:
@@ -190,5 +218,4 @@ TERMS: dict[type[Term], Callable[[Any, Sequence[Answered], int], list[Value]]] =
     Length: length,
     Cosine: cosine,
     RepeatedNgrams: repetition,
-    Format: matches,
 }

@@ -8,14 +8,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.frozen import digest
+from pedigree.configs.methods.policy_gradient import Keep
 from pedigree.configs.methods.reward_terms import EnvironmentReward
 from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.job import Job, checkpoint_names
-from pedigree.stages.rlvr.group_selection import Choice, choose, differ, upcoming
+from pedigree.stages.rlvr.group_selection import Choice, choose, differ, upcoming, without_others
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.rewarding import Rewarded, Rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
@@ -73,10 +75,15 @@ class Group:
     """Reward of the greedy answer, for algorithms that use it as baseline."""
 
     @property
-    def informative(self) -> bool:
-        """Whether some answers are right and some wrong, by their verifier; where it gave no score, by their rewards."""
+    def rewards(self) -> list[float]:
+        """NaN if unknown."""
+        return [one.reward for one in self.rollouts]
+
+    def informative(self, keep: Keep | None) -> bool:
+        """Whether some answers are right and some wrong, by their verifier; where it gave no score, by their rewards. The rewards of those
+        that `keep` chooses differ, too."""
         scores = [one.reward if math.isnan(one.score) else one.score for one in self.rollouts]
-        return differ(scores) and differ([one.reward for one in self.rollouts])
+        return differ(scores) and differ(without_others(self.rewards, len(self.rollouts), keep))
 
 
 @dataclass(frozen=True)
@@ -110,13 +117,16 @@ class Roller:
     def step(self, position: int, step: int) -> StepRollouts:
         """Roll out batches of prompts from a position on, until the step is complete."""
         wanted, resampling = self.config.prompts_per_step, self.config.algorithm.resampling
+        keep = self.config.algorithm.keep if self.config.algorithm.compares else None
         coming = upcoming(position, len(self.prompts), self.config.seed)
         drawn, batches, choice = list[Group](), 0, Choice([], 0, wanted)
         with self._record(step) as record:
             while batch := list(islice(coming, choice.more)):
                 drawn += self.roll_out([(place, self.prompts[row]) for place, row in batch], step, record)
                 batches += 1
-                choice = choose([group.informative for group in drawn], wanted, batches, resampling)
+                informative = [group.informative(keep) for group in drawn]
+                known = [bool(present(group.rewards)) for group in drawn]
+                choice = choose(informative, known, wanted, batches, resampling)
         groups = [drawn[number] for number in choice.kept]
         every = [rollout for group in drawn for rollout in group.rollouts]
         numbers = reward_numbers(every)
@@ -208,10 +218,13 @@ class Roller:
         if record is None:
             self.engines.answer(requests, sampling, stop, arrived, beat, ROLLOUT_CHUNK)
             return
-        common = digest({"job": job.key, "numerics": job.numerics.model_dump(), "sampling": sampling.model_dump(), "step": step})
+        common = digest({"job": job.key, "numerics": job.numerics.deciding(), "sampling": sampling.model_dump(), "step": step})
         keys = [digest([common, request_key(request)])[:32] for request in requests]
         missing = [place for place, key in enumerate(keys) if key not in record]
-        if 0 < len(missing) < len(keys):
+        mixed = digest([common, "mixed"])[:32]
+        if 0 < len(missing) < len(keys) and mixed not in record:
+            record.keep({mixed: True})  # for the attempt after the next kill, which may find all answers recorded
+        if mixed in record:
             before = f"some answers of step {step + 1} are those of an interrupted attempt"
             mark = f"{before}: the others ran in other company, and may round otherwise"
             job.marks += [mark] if mark not in job.marks else []
@@ -231,13 +244,17 @@ class Roller:
         if self.config.replay == "exact":
             yield None
             return
-        folder = self.job.folder / RECORDS
         oldest = next((int(name.removeprefix("step-")) for name in checkpoint_names(self.job.folder)), 0)
-        for old in folder.glob("step-*"):
+        for old in (self.job.folder / RECORDS).glob("step-*"):
             if int(old.name.removeprefix("step-")) < oldest:
                 shutil.rmtree(old)
-        with AnswerLog(self.job, folder / f"step-{step:06d}") as record:
+        with AnswerLog(self.job, record_of(self.job, step)) as record:
             yield record
+
+
+def record_of(job: Job, step: int) -> Path:
+    """Folder of a step's recorded answers."""
+    return job.folder / RECORDS / f"step-{step:06d}"
 
 
 def unused_reward(config: Rlvr, talk: Talk) -> str:

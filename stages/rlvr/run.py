@@ -9,7 +9,6 @@ rollouts with seeds from (seed, step, prompt id, index): step number and positio
 A reward that cannot be computed is missing, never 0.
 """
 
-import json
 import math
 import shutil
 from collections import Counter
@@ -20,14 +19,14 @@ from typing import Any, cast
 from pedigree.configs.base.frozen import finite
 from pedigree.configs.methods.policy_gradient import Ppo
 from pedigree.configs.methods.training import Rlvr
-from pedigree.data.artifacts.artifacts import Artifact, write_rows
+from pedigree.data.artifacts.artifacts import write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.group_selection import without_others
 from pedigree.stages.rlvr.handover import rollout_sampler, sleep_level, takes_turns
-from pedigree.stages.rlvr.pacing import Clock, open_pace, refuse_stale
+from pedigree.stages.rlvr.pacing import Clock, note_other_weights, open_pace, refuse_stale
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
 from pedigree.stages.rlvr.weight_transfer import load_weights
@@ -38,7 +37,7 @@ from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.models import load_policy, load_value_model
 from pedigree.stages.training.policy_update import Learner, TrainingSample, UpdateResult, initial_state, update_policy
 from pedigree.stages.training.probe import probe
-from pedigree.stages.training.reference import fixed_policy
+from pedigree.stages.training.reference import fixed_policy, refuse_unlike_tokens
 from pedigree.stages.training.router_loss import RouterLoss, routers_of
 from pedigree.stages.training.trainer import Trainer
 from pedigree.stages.training.training_rows import report_drops
@@ -70,10 +69,13 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
         state = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
         state.setdefault("recent", [state["updates"]])
+        if rewards:
+            rewards.resume(state.get("raters", {}))
         if state["updates"]:
             load_weights(engines, trainer, state["updates"], config, job)
         if config.asynchronous and config.asynchronous.max_staleness and config.asynchronous.in_flight and TIMED not in job.marks:
             job.note(TIMED)
+        note_other_weights(config, job, state["step"])
         with open_pace(roller, trainer, config, state["step"], state["position"]) as pace:
             for step in range(state["step"], config.steps):
                 clock = Clock(engines)
@@ -98,7 +100,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
                 signal = {name: numbers[name] for name in ("reward", "informative_groups")}
                 job.progress(step + 1, config.steps, **signal, tokens_per_second=speed)
-                state = state_after(state, rolled, done, numbers, config)
+                state = state_after(state, rolled, done, numbers, config) | ({"raters": rewards.models()} if rewards else {})
                 if job.rank == 0:
                     write_rows(job.evidence / "rollouts.jsonl", state["shown"])
                 if step + 1 < config.steps:
@@ -195,9 +197,8 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
     kernels.refuse(only(inputs, "policy").payload, job.numerics)
     routers_of(only(inputs, "policy").payload, config.router_aux_loss_coef)
     for port in ("reference", "teacher", "value"):
-        given = only_or_none(inputs, port)
-        if given is not None and vocabulary(given) != vocabulary(only(inputs, "policy")):
-            raise StageError(f"the {port} has a different vocabulary than the policy: use one with the same base model")
+        if given := only_or_none(inputs, port):
+            refuse_unlike_tokens(port, given, only(inputs, "policy"))
     if config.max_prompt_length + config.longest_answer > context:
         turns = f"max_turns {config.turns} x " if config.turns > 1 else ""
         between = f" + {config.turns - 1} x max_observation {config.environment.max_observation}" if config.environment and turns else ""
@@ -211,11 +212,6 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
                 raise StageError(f"sampler_process inline requires {name} 1, not {number}: set `sampler_process: own`")
         if config.asynchronous:
             raise StageError("asynchronous requires a sampler beside the trainer, not sampler_process inline: set `sampler_process: own`")
-
-
-def vocabulary(model: Artifact) -> int:
-    """Vocabulary size of a model."""
-    return json.loads((model.payload / "config.json").read_text())["vocab_size"]
 
 
 def totals(state: dict[str, Any], config: Rlvr) -> dict[str, Any]:

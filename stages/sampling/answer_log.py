@@ -68,6 +68,10 @@ class AnswerLog:
     def __contains__(self, key: str) -> bool:
         return key in self._places
 
+    @property
+    def empty(self) -> bool:
+        return not self._places
+
     def __getitem__(self, key: str) -> Any:
         with self._log.open("rb") as stream:
             stream.seek(self._places[key])

@@ -45,8 +45,15 @@ class Part(NamedTuple):
 class FrozenModel(ABC):
     """A model for inference. Subclasses load it at the first rows, as `_module`."""
 
+    _module: Any
+
     def __init__(self, job: Job) -> None:
         self._job, self._device = job, torch.device(job.numerics.device)
+
+    def load(self) -> None:
+        """Load it before the first rows, and free the device memory until then."""
+        _ = self._module
+        self.rest()
 
     @abstractmethod
     def score(self, rows: Any, progress: Callable[[int], None]) -> list[Any]:
@@ -95,7 +102,7 @@ class Alone:
     """A model in this process."""
 
     def __init__(self, model: FrozenModel) -> None:
-        self._model, self.rest, self.close = model, model.rest, model.close
+        self._model, self.load, self.rest, self.close = model, model.load, model.rest, model.close
 
     def values(self, parts: Iterable[Part], log: AnswerLog, progress: Callable[[int], None]) -> Iterator[list[Any]]:
         done = 0
@@ -178,6 +185,9 @@ class Copies:
         if isinstance(message, BaseException):
             raise message
         return message
+
+    def load(self) -> None:
+        """Nothing: models are loaded in processes of their own, at their first rows."""
 
     def rest(self) -> None:
         for copy in self._processes:

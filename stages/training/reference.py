@@ -10,6 +10,7 @@ from pedigree.configs.base.frozen import digest
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.records import records
+from pedigree.data.sources.model_folders import SAME_BASE, unlike_tokens
 from pedigree.stages.core.batches import Document, MicroBatch, Unit
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.adapters import adapted_layers, switched_off
@@ -21,6 +22,17 @@ FixedPolicy = Callable[..., tuple[Tensor, Tensor]]
 """As `PolicyModule`: a micro-batch → (log-probabilities, entropies)."""
 Reference = Callable[[PreparedMicroBatch], Tensor]
 """A micro-batch → Σ_t log π₀(y_t) of each document, shape (D,), without gradient."""
+
+
+def refuse_unlike_tokens(port: str, other: Artifact, policy: Artifact) -> None:
+    """Check before any model is loaded that a model at a port takes the policy's tokens for the same ones.
+
+    Raises:
+        StageError: it does not.
+    """
+    problem = unlike_tokens(policy.payload, other.payload)
+    if problem:
+        raise StageError(f"the {port} {problem}: {SAME_BASE}")
 
 
 def fixed_policy(start: Artifact, policy: Artifact, trainer: Trainer, numerics: Numerics) -> FixedPolicy:

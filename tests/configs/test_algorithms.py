@@ -4,6 +4,7 @@ from pydantic import TypeAdapter, ValidationError
 from pedigree.configs.base.frozen import PortInput
 from pedigree.configs.methods.policy_gradient import Algorithm, Kl, Resampling
 from pedigree.configs.methods.training import Rlvr, rlvr_problem
+from pedigree.stages.core.policy_losses import adapted
 
 READ = TypeAdapter(Algorithm).validate_python
 FIELDS = {
@@ -35,6 +36,29 @@ def test_a_bonus_that_cannot_act_is_refused():
         READ({"type": "dapo", "entropy": {"coefficient": 2.0, "adaptive": {"target": 0.2}}})
     assert READ({"type": "dapo", "entropy": {"coefficient": 0.0, "adaptive": {"target": 0.2}}}).entropy.adaptive.step == 0.005
     assert READ({"type": "dapo", "top_entropy": 0.2}).looks and not READ({"type": "dapo"}).looks and READ({"type": "rloo"}).looks
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "fields", "sound"),
+    [
+        (512, 16, {"kl": {"adaptive": {"horizon": 1000}}}, None),  # 0.2 · 8192 = 1638.4
+        (512, 16, {"kl": {"adaptive": {"horizon": 1638.5}}}, 1638.5),
+        (512, 16, {"kl": {"adaptive": {"horizon": 1000}}, "keep": {"answers": 4}}, 1000),  # 0.2 · 2048
+        (4096, 16, {"kl": {"adaptive": {}}}, None),  # 0.2 · 65536 = 13107.2
+        (250, 4, {"kl": {"adaptive": {"horizon": 200}}}, None),  # exactly 0
+        (4096, 16, {"kl": {}}, 0),
+    ],
+)
+def test_a_step_whose_coefficient_could_reach_zero_is_refused(batch, samples, fields, sound):
+    algorithm = {"type": "dapo", **fields, "kl": {"coefficient": 0.05, **fields["kl"]}}
+    config = FIELDS | {"algorithm": algorithm, "prompts_per_step": batch, "samples_per_prompt": samples}
+    if sound is None:
+        least = batch * samples / 5
+        with pytest.raises(ValidationError, match=f"a step of {batch * samples} answers may take .* set it above {least:g}, e.g. to"):
+            Rlvr.model_validate(config)
+    else:
+        adaptive = Rlvr.model_validate(config).algorithm.kl.adaptive
+        assert not sound or adapted(0.05, 0.0, batch * fields.get("keep", {}).get("answers", samples), adaptive) > 0
 
 
 def test_a_teacher_and_its_input_belong_together():

@@ -32,6 +32,10 @@ OTHER = {
     "source": {"type": "random_llama", "layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "ffn": 64, "vocabulary": 400, "context": 256},
 }
 ROWS = "".join(json.dumps({"prompt": f"question {number}", "completion": "answer"}) + "\n" for number in range(10))
+MODEL = {
+    "config.json": '{"model_type": "llama", "vocab_size": 3}',
+    "tokenizer.json": '{"model": {"vocab": {"a": 0, "b": 1, "c": 2}}}',
+}
 DPO, SAMPLE = "online.stages.dpo", "online.stages.sample"
 
 
@@ -137,9 +141,8 @@ def model(message: str, ranks: int = 1, **sizes: int) -> Case:
 def folder(message: str, template: str | None = "{{ messages }}", **files: str) -> Case:
     """A model of three words with changed files."""
     made = {
-        "config.json": '{"model_type": "llama", "vocab_size": 3}',
+        **MODEL,
         "model.safetensors": save({}),
-        "tokenizer.json": '{"model": {"vocab": {"a": 0, "b": 1, "c": 2}}}',
         **{f"{name}.json": text for name, text in files.items()},
     }
     if template:
@@ -188,6 +191,20 @@ WRONG: dict[str, Case] = {
     "value model": Case(
         {"other": OTHER, "reward.in.policy": "other", "rlvr.algorithm": {"type": "ppo"}, "rlvr.in.value": "reward"},
         "stage rlvr: the value has a vocabulary of 400 and the policy one of 512: use one of the same base model",
+    ),
+    "other tokens": Case(
+        {
+            "theirs": {"kind": "source_model", "source": {"type": "folder", "path": "their"}},
+            "ours": {"kind": "source_model", "source": {"type": "folder", "path": "our"}},
+            "rlvr.in": {"policy": "ours", "prompts": "prompts", "teacher": "theirs"},
+            "rlvr.algorithm": {"type": "dapo", "teacher": {}},
+        },
+        "stage rlvr: the teacher has another tokenizer than the policy: token 1 is 'c' in it and 'b' in the policy: use",
+        {
+            f"{name}/{file}": text if name == "our" else text.replace('"b": 1, "c": 2', '"c": 1, "b": 2')
+            for name in ("our", "their")
+            for file, text in MODEL.items()
+        },
     ),
     "pairs": Case({"pair_0.min_pairs": 49}, "stage pair_0: min_pairs is 49, but it can have at most 48: lower min_pairs, or give it more"),
     "kept prompts": Case(

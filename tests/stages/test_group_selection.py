@@ -43,11 +43,18 @@ YES, NO = True, False
     ],
 )
 def test_groups_without_a_signal_are_replaced_until_the_step_is_full_or_the_bound_is_reached(informative, batches, choice):
-    assert choose(informative, 3, batches, Resampling(max_batches=4)) == choice
+    assert choose(informative, [True] * len(informative), 3, batches, Resampling(max_batches=4)) == choice
 
 
 def test_without_resampling_all_groups_are_trained_on():
-    assert choose([NO, YES, NO], 3, 1, None) == Choice([0, 1, 2], 3, 0)
+    assert choose([NO, YES, NO], [NO, YES, YES], 3, 1, None) == Choice([0, 1, 2], 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("known", "kept"), [([NO, NO, NO, YES, NO, YES], [3, 5]), ([NO, YES, YES, YES, YES, NO], [1, 2, 3]), ([NO] * 6, [0, 1, 2])]
+)
+def test_without_any_signal_groups_with_a_reward_are_kept(known, kept):
+    assert choose([NO] * 6, known, 3, 4, Resampling(max_batches=4)) == Choice(kept, 6, 0)
 
 
 def test_prompts_come_in_one_order_over_all_epochs_and_each_once_in_a_step():
@@ -113,6 +120,17 @@ def test_the_bound_ends_a_step_with_what_it_has(tmp_path):
     assert asked == [4, 4, 4] and [one.prompt["id"] for one in hopeless.rollouts[::2]] == [f"p{row}" for row in order[:2]]
 
 
+@pytest.mark.parametrize(("algorithm", "batches"), [("grpo", 2), ("reinforce_pp", 1)])
+def test_groups_whose_kept_answers_are_equal_are_replaced_where_answers_are_compared(tmp_path, algorithm, batches):
+    """Of four answers, the first prompts have two right ones and the others one; the two best are trained on."""
+    order = [row for _, row in upcoming(0, 8, 0)]
+    fields = {"type": algorithm, "keep": {"answers": 2, "by": "top"}, "resampling": {"max_batches": 3}}
+    step, _ = rolled(lambda number, index: index <= (2 if number in order[:2] else 1), 8, tmp_path, algorithm=fields, samples_per_prompt=4)
+    first = 0 if batches == 1 else 2
+    assert [one.prompt["id"] for one in step.rollouts[::4]] == [f"p{row}" for row in order[first : first + 2]]
+    assert step.numbers["generated_batches"] == batches
+
+
 def test_no_prompt_is_drawn_twice_in_a_step(tmp_path):
     step, asked = rolled(lambda number, index: False, 5, tmp_path)
     assert asked == [4, 4, 2] and step.numbers["resampled_prompts"] == 3
@@ -131,7 +149,7 @@ def test_no_prompt_is_drawn_twice_in_a_step(tmp_path):
 def test_a_group_is_informative_if_right_and_wrong_answers_have_unequal_rewards(scores, rewards, informative):
     answer = Generation([1], [-1.0], "stop")
     rollouts = [Rollout({}, [], answer, "", score, reward, {}) for score, reward in zip(scores, rewards, strict=True)]
-    assert Group(0, rollouts).informative == informative
+    assert Group(0, rollouts).informative(None) == informative
 
 
 def test_groups_of_one_cannot_be_informative():

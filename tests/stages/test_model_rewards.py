@@ -1,11 +1,16 @@
 """Rewards of `rlvr` by reward models and by a language model: the scores of `judge`, unknown with a cause, and asked once."""
 
+import math
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import pytest
 from chat_lab import chat_server, say, send
-from models import a_job, config_of, curve, dataset, killed_at, publish
+from models import a_job, config_of, curve, dataset, killed_at, publish, run
+from rollout_lab import engine
 from row_reading import read_rows
 from test_rlvr import FIELDS, ONE_THREAD, goes_on, prompt
 from tiny_models import make, make_reward_model
@@ -15,9 +20,13 @@ from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.records import records
 from pedigree.stages.job.failures import EngineLost, StageError
 from pedigree.stages.judge import run as judge
+from pedigree.stages.rlvr import handover
 from pedigree.stages.rlvr.model_rewards import ModelRewards, RatedRewards
+from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.rewards import FrozenRewardModel
+from pedigree.stages.sampling.sampler import Generation
+from pedigree.stages.training.models import load_reward_model
 from pedigree.stages.verifiers.reward_programs import Answered
 
 RUBRICS = ("helpfulness", "honesty")
@@ -86,6 +95,23 @@ def test_a_term_may_use_some_of_the_models(models, tmp_path):
     assert found[0] == pytest.approx((found[1] + found[2]) / 2) and found[1] != found[2]
 
 
+@pytest.mark.parametrize(("fields", "own"), [({}, True), ({"asynchronous": {"max_staleness": 0}, "replay": "recorded"}, False)])
+def test_beside_a_trainer_reward_models_are_loaded_before_its_first_step(models, tmp_path, monkeypatch, fields, own):
+    """Loading changes torch's default dtype for all threads: tensors that the trainer made meanwhile were bf16."""
+    loads = list[bool]()
+
+    def load(payload: Path, numerics: Any) -> Any:
+        loads.append(current_thread() is not main_thread())
+        return load_reward_model(payload, numerics)
+
+    monkeypatch.setattr("pedigree.stages.sampling.rewards.load_reward_model", load)
+    config = config_of("rlvr", **{**FIELDS, "reward": {"right": 0, "terms": [{"type": "reward_model", "dtype": "fp32"}]}, **fields})
+    with open_rewards(config, [], models, a_job(tmp_path, ONE_THREAD)) as rewards, ThreadPoolExecutor(1) as thread:
+        assert rewards and len(loads) == (0 if own else 2)
+        found = thread.submit(rewards.of, answered({"p1": ["yes"]})[0], 1).result()
+    assert not math.isnan(found[0].reward) and loads == [own] * 2
+
+
 def rated(base_url: str, job: Any, groups: list[list[Answered]], **fields: Any) -> list[list[Any]]:
     by = {"type": "endpoint", "base_url": base_url, "model": "judge"}
     term = RatedReward.model_validate({"type": "rating", "rubrics": [*RUBRICS], "by": by, **fields})
@@ -123,6 +149,36 @@ def test_a_server_that_is_down_ends_the_attempt_and_leaves_no_reward(tmp_path):
     with chat_server(lambda chats, handler, body: send(handler, 400, b"no")) as chats:
         with pytest.raises(StageError, match=r"no rating for 1 of 8 answers, more than 10%.*max_unanswered_share"):
             rated(chats.base_url, a_job(tmp_path / "refused", ONE_THREAD), groups)
+
+
+def test_a_judge_that_changed_between_two_attempts_is_marked(tmp_path, monkeypatch):
+    """The first attempt fails in its second step, after a checkpoint; the server has another model from then on."""
+    make(tmp_path / "policy" / "payload")
+    given = {
+        "policy": {"sft": publish(tmp_path / "policy", "source_model", "policy")},
+        "prompts": {"pool": dataset(tmp_path / "pool", "prompt", [prompt(number, None) for number in range(10)])},
+    }
+    asked, loaded, fails = list[Any](), [0], [True]
+
+    def answer(place: int, request: Any) -> Generation:
+        if len(asked) > 1 and fails[0]:
+            raise StageError("the engine has no more answers")
+        return Generation([10 * len(asked) + place, 2], [-5.0, -5.0], "stop", loaded[-1])
+
+    always = engine(answer, asked, update=lambda part: loaded.append(part.version))
+    monkeypatch.setattr(handover, "open_sampler", lambda *_, **__: nullcontext(always))
+
+    def by_model(chats: Any, handler: Any, body: dict[str, Any]) -> None:
+        say(handler, f"Rating: {1 + len(chats.bodies) % 5}", model="judge-1" if fails[0] else "judge-2")
+
+    with chat_server(by_model) as chats:
+        by = {"type": "endpoint", "base_url": chats.base_url, "model": "judge"}
+        reward = {"right": 0, "terms": [{"type": "rating", "rubrics": ["helpfulness"], "by": by}]}
+        fields = FIELDS | {"algorithm": {"type": "dr_grpo"}, "steps": 2, "max_logprob_gap": 100.0, "reward": reward}
+        for fails[0] in (True, False):
+            done = run(tmp_path / "job", "rlvr", fields, given, ONE_THREAD, checkpoint_every_steps=1)
+    assert done["ok"] and done["resumed_from"] == "step-000001", done
+    assert done["marks"] == ["rewarded (rating) by 2 models: judge-1, judge-2"]
 
 
 @pytest.mark.slow

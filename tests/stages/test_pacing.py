@@ -5,13 +5,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from models import a_job
 from pydantic import ValidationError
 from rollout_lab import plan
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Asynchronous
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.rlvr.pacing import Ahead, Clock, open_pace, refuse_stale, staleness
+from pedigree.stages.rlvr.pacing import Ahead, Clock, note_other_weights, open_pace, refuse_stale, staleness
+from pedigree.stages.rlvr.rolling import record_of
+from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.engines import Fleet, gpus_of
 from pedigree.stages.sampling.sampler import Generation
 
@@ -40,6 +43,36 @@ def test_staleness_is_a_mean_over_tokens_and_old_records_have_one_version():
     assert Generation(**{"response_ids": [5, 2], "logprobs": [-1.0, -1.0], "finish_reason": "stop", "version": 3}).versions == [(3, 2)]
     assert answer(1, [2, 1], [4, 3]).versions == [(1, 1), (2, 2), (4, 1)]
     assert staleness([answer(1, [2, 1], [4, 3])], 4) == (3 + 2 + 2 + 0) / 4
+
+
+LOST = "the answers of step 3 of an interrupted attempt were lost: it was sampled again with newer weights"
+
+
+@pytest.mark.parametrize(
+    ("given", "step", "marks"),
+    [
+        ({"in_flight": False}, 2, [LOST]),
+        ({"in_flight": False}, 0, []),  # the first weights either way
+        ({"in_flight": False, "max_staleness": 0}, 2, []),
+        ({}, 2, []),  # in flight, which has a mark of its own
+    ],
+)
+def test_a_step_ahead_whose_answers_are_not_here_is_marked_also_after_another_kill(tmp_path, given, step, marks):
+    config = plan(**FIELDS | {"asynchronous": given})
+    for _ in range(2):
+        job = a_job(tmp_path)
+        note_other_weights(config, job, step)
+        assert job.marks == marks
+        with AnswerLog(job, record_of(job, step)) as record:
+            record.keep({"answer": 1})
+
+
+def test_a_step_ahead_whose_answers_are_here_is_not_marked(tmp_path):
+    job = a_job(tmp_path)
+    with AnswerLog(job, record_of(job, 2)) as record:
+        record.keep({"answer": 1})
+    note_other_weights(plan(**FIELDS | {"asynchronous": {"in_flight": False}}), job, 2)
+    assert not job.marks
 
 
 class Rolled:

@@ -8,6 +8,7 @@ import pytest
 from models import a_job
 from rollout_lab import engine, plan, roller
 
+from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.stages.sampling.engines import Fleet, dealt
 from pedigree.stages.sampling.sampler import Generation, Request, WeightPart
@@ -54,13 +55,27 @@ def test_recorded_answers_are_not_sampled_again_and_a_mixed_step_is_marked(tmp_p
     (first, _), (second, chunk) = asked
     assert len(first) == 6 and second == first[:4] and not chunk  # continuously, in the same order
     assert mixed == [(f"p{number}", attempt) for number, attempt in zip(numbers(first), [2, 2, 2, 2, 1, 1], strict=True)]
-    assert job.marks == [
-        "some answers of step 1 are those of an interrupted attempt: the others ran in other company, and may round otherwise"
-    ]
-    job.marks.clear()
-    assert answers(job, [of_attempt(3, asked)], 0) == mixed  # all are recorded: the step is exact
-    assert len(asked) == 2 and not job.marks
-    assert {attempt for _, attempt in answers(job, [of_attempt(4, asked)], 1)} == {4}  # another step's are its own
+    mark = "some answers of step 1 are those of an interrupted attempt: the others ran in other company, and may round otherwise"
+    assert job.marks == [mark]
+    again = a_job(tmp_path)  # killed before a checkpoint had the mark
+    assert answers(again, [of_attempt(3, asked)], 0) == mixed and len(asked) == 2  # all are recorded, and still of two attempts
+    assert again.marks == [mark]
+    assert {attempt for _, attempt in answers(again, [of_attempt(4, asked)], 1)} == {4}  # another step's are its own
+
+
+def test_a_step_that_one_attempt_recorded_has_no_mark(tmp_path):
+    asked = []
+    whole = answers(a_job(tmp_path), [of_attempt(1, asked)], 0)
+    again = a_job(tmp_path)
+    assert answers(again, [of_attempt(2, asked)], 0) == whole and len(asked) == 1 and not again.marks
+
+
+@pytest.mark.parametrize(("device", "found"), [("cuda", 1), ("cpu", 2)])
+def test_recorded_answers_are_found_under_another_number_of_threads_where_threads_change_no_bit(tmp_path, device, found):
+    for attempt, threads in enumerate((4, 8), 1):
+        job = a_job(tmp_path, Numerics(device=device, threads=threads))
+        last = answers(job, [of_attempt(attempt, [])], 0)
+    assert {attempt for _, attempt in last} == {found}
 
 
 def test_exact_answers_are_sampled_again_in_chunks(tmp_path):

@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from pedigree.configs.base.frozen import PortInput
@@ -13,7 +14,8 @@ from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.methods.language_model import endpoints
 from pedigree.configs.methods.reward_terms import Reward
 from pedigree.configs.methods.training import Rlvr
-from pedigree.stages.rlvr.rewarding import Rewards, reward
+from pedigree.stages.core.advantages import normalised
+from pedigree.stages.rlvr.rewarding import LARGEST, Rewards, reward
 from pedigree.stages.verifiers.reward_programs import Answered
 
 pytestmark = pytest.mark.unit
@@ -81,6 +83,27 @@ def test_a_pattern_that_takes_forever_makes_the_reward_unknown(monkeypatch):
     slow, quick = Rewards(given, 8, {}).of([answered(1, "a" * 60 + "b"), answered(1, "aa")], 2)
     assert math.isnan(slow.reward) and "took more than 0.05 s on an answer of 61 characters" in slow.cause
     assert quick.reward == 1.5
+
+
+def test_each_answer_to_which_a_pattern_is_applied_is_a_sign_of_work():
+    given, told = Reward.model_validate({"right": 0, "terms": [{"type": "format", "pattern": "x", "name": "tags"}]}), []
+    Rewards(given, 8, {}, told.append).of([answered(1)] * 6, 3)
+    assert told == ["rewarding by tags"] * 6
+
+
+@pytest.mark.parametrize("size", [1.5e15, 3e19, 1e39])
+def test_a_reward_whose_square_fp32_cannot_hold_is_unknown(size, capsys):
+    huge, small = Rewards(Reward(right=size), 8, {}).of([answered(1, score=-1.0), answered(1, score=0.0)], 2)
+    assert math.isnan(huge.reward) and small.reward == 0
+    assert huge.cause == f"the reward is {-size:g}, beyond ±1e+15: scale its terms down, or set reward.clip"
+    assert f"no reward for an answer to p: {huge.cause}" in capsys.readouterr().out
+    bounded = Reward.model_validate({"right": 3e19, "clip": [-1.0, 1.0]})
+    assert [one.reward for one in Rewards(bounded, 8, {}).of([answered(1), answered(1, score=0.0)], 2)] == [1, 0]
+
+
+def test_advantages_of_the_largest_rewards_are_finite():
+    rewards = torch.tensor([[LARGEST, -LARGEST] * 512])
+    assert normalised(rewards)[0, 0].item() == pytest.approx((1023 / 1024) ** 0.5)
 
 
 def test_the_reward_is_the_weighted_sum_within_its_bounds():

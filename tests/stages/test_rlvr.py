@@ -373,8 +373,15 @@ def test_what_cannot_work_together_is_refused_before_any_model_is_loaded(policy,
     beside = config_of("rlvr", **(FIELDS | {"replay": "recorded", "asynchronous": {"max_staleness": 0}}))
     with pytest.raises(StageError, match="asynchronous requires a sampler beside the trainer"):
         refuse(beside, given, a_job(tmp_path / "inline", sampler_process="inline"), 256)
-    other = make(tmp_path / "other" / "payload")
-    (other / "config.json").write_text((other / "config.json").read_text().replace('"vocab_size": ', '"vocab_size": 1'))
-    reference = {"reference": {"r": publish(tmp_path / "other", "source_model", "policy")}}
-    with pytest.raises(StageError, match="the reference has a different vocabulary than the policy"):
-        refuse(config, given | reference, job, 256)
+    for port, sizes in (("reference", {"vocab_size": 5}), ("teacher", {"vocab_size": None, "text_config": {"vocab_size": 5}})):
+        other = make(tmp_path / port / "payload") / "config.json"
+        other.write_text(json.dumps(json.loads(other.read_text()) | sizes))
+        with pytest.raises(StageError, match=rf"the {port} has a vocabulary of 5 and the policy one of \d+: use one of the same base"):
+            refuse(config, given | {port: {"r": publish(tmp_path / port, "source_model", "policy")}}, job, 256)
+    other = make(tmp_path / "value" / "payload") / "tokenizer.json"
+    read = json.loads(other.read_text())
+    names = {number: token for token, number in read["model"]["vocab"].items()}
+    read["model"]["vocab"] |= {names[100]: 101, names[101]: 100}
+    other.write_text(json.dumps(read))
+    with pytest.raises(StageError, match=r"the value has another tokenizer than the policy: token 100 is .* in it and .* in the policy"):
+        refuse(config, given | {"value": {"r": publish(tmp_path / "value", "source_model", "policy")}}, job, 256)
