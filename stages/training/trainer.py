@@ -165,7 +165,7 @@ class Trainer:
         self.engine = self._engine_of(module, self._config(numerics, plain, largest), adamw)
         for parameter in module.parameters():  # DeepSpeed derives fp32 master weights from the bf16 ones: restore the lost precision
             if id(parameter) in finer:
-                deepspeed.utils.safe_set_full_fp32_param(parameter, finer[id(parameter)])
+                set_master_weight(parameter, finer[id(parameter)])
         self.module = self.engine
         settle(self.engine.module, trained, numerics, self.device)
 
@@ -417,6 +417,22 @@ def finer_than_bf16(module: nn.Module) -> dict[int, Tensor]:
     """id of each trained parameter that bf16 would round → its fp32 values."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.dtype == torch.float32]
     return {id(parameter): parameter.detach() for parameter in trained if not torch.equal(parameter, parameter.bfloat16().float())}
+
+
+def set_master_weight(parameter: Any, value: Tensor) -> None:
+    """Set the fp32 value that the optimizer updates, equal on all ranks.
+
+    DeepSpeed 0.19 (`stage3.py`, `set_full_hp_param`) reads beyond the value on the last rank if ZeRO-3 pads the parameter, because
+    the number of ranks does not divide its size; so that each rank gets its padded share here.
+    """
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+
+    if not hasattr(parameter, "ds_id"):
+        safe_set_full_fp32_param(parameter, value)
+        return
+    share, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank(parameter.ds_process_group)
+    own = value.flatten()[share * rank : share * (rank + 1)]
+    safe_set_local_fp32_param(parameter, nn.functional.pad(own, (0, share - len(own))))
 
 
 def refuse_incomplete(model: nn.Module, saved: Collection[str]) -> None:
