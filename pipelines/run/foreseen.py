@@ -19,7 +19,7 @@ from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.methods.environment_programs import programs_of
 from pedigree.configs.methods.external import External
 from pedigree.configs.methods.merging import Merge
-from pedigree.configs.methods.training import Rlvr
+from pedigree.configs.methods.training import NO_SCORES, Rlvr
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.row_sources import Files, RowProgram
 from pedigree.configs.rows.source_models import FolderModel, HubModel, SourceModel
@@ -270,6 +270,9 @@ def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:
                 f"the {port} has a vocabulary of {other.vocabulary} and the policy one of {facts.policy.vocabulary}: use one of the "
                 "same base model"
             )
+    trained = facts.value or facts.policy
+    if trained.unscored and facts.training and (facts.training.scalar_head or facts.training.value):
+        yield NO_SCORES.format(trained.unscored)
     if lora and lora.targets != "all-linear" and not facts.policy.experts:
         unknown = [name for name in lora.targets if name.rpartition(".")[2] not in facts.policy.linear]
         if unknown:

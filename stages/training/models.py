@@ -7,8 +7,8 @@ import torch
 
 from pedigree.configs.base.frozen import HeadPrecision
 from pedigree.configs.language.execution import Numerics
-from pedigree.configs.methods.training import Lora
-from pedigree.data.artifacts.artifacts import Artifact, sha256_file
+from pedigree.configs.methods.training import NO_SCORES, Lora
+from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.host.machine import settled
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training import attention
@@ -60,6 +60,19 @@ def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueM
     return fuse(ValueModule(model), numerics)
 
 
+def refuse_without_scores(payload: Path) -> None:
+    """Refuse to make a model that scores of a policy that has none in transformers.
+
+    Raises:
+        StageError: it has no sequence classifier for such models.
+    """
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
+
+    config = AutoConfig.from_pretrained(payload, local_files_only=True, trust_remote_code=False)
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise StageError(NO_SCORES.format(config.model_type))
+
+
 def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
     refuse(payload, numerics)
     if numerics.sequence_parallel > 1:
@@ -94,9 +107,9 @@ def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
 
 
 def same_weights(first: Artifact, second: Artifact) -> bool:
-    """Whether two payloads have byte-equal weights; other files may differ."""
+    """Whether two payloads have byte-equal weights, by their records; other files may differ."""
 
     def weights(artifact: Artifact) -> dict[str, str]:
-        return {path.name: sha256_file(path) for path in sorted(artifact.payload.glob("*.safetensors"))}
+        return {file.path: file.sha256 for file in artifact.record.files if file.path.endswith(".safetensors")}
 
     return weights(first) == weights(second)
