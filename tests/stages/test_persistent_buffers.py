@@ -1,5 +1,7 @@
 """Models that compute with persistent buffers, which are not trained but belong to the model: every folder has them."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from effects_lab import trainer_of
@@ -12,7 +14,7 @@ from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training import trainer as trainers
 from pedigree.stages.training.imported_models import imported, load_folder
-from pedigree.stages.training.models import load_policy
+from pedigree.stages.training.models import load_policy, refuse_without_scores
 from pedigree.stages.training.stored_dtypes import is_stored_in_bf16, to_dtype
 
 LAYER_TYPES = ["sliding_attention", "full_attention"]
@@ -111,3 +113,10 @@ def test_weights_in_fp32_among_bf16_are_loaded_as_such(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     save_file(weights | {"lm_head.weight": weights["lm_head.weight"].float()}, tmp_path / "model.safetensors", {"format": "pt"})
     assert not is_stored_in_bf16(tmp_path, AutoModelForCausalLM)
+
+
+def test_a_model_without_scores_in_transformers_is_refused_as_such(tmp_path):
+    for kind, refused in (("glm4_moe", True), ("granite", True), ("llama", False)):
+        BY_NAME[kind].config().save_pretrained(tmp_path)
+        with pytest.raises(StageError, match=f"no reward or value model for {kind}: use another base model") if refused else nullcontext():
+            refuse_without_scores(tmp_path)
