@@ -216,7 +216,7 @@ class Job:
             self._beat({**self._report, "doing": {"what": what, "done": done, "of": of, "unit": unit}}, at_once=new)
 
     def steady(self, micro_batches: Iterable[T]) -> Iterator[T]:
-        """Iterate over the micro-batches of a step, and report between them that it goes on, because many take long."""
+        """Iterate over the micro-batches of a step, with a heartbeat between them whenever one is due."""
         for micro_batch in micro_batches:
             if self.rank == 0 and time.monotonic() - self._last_beat >= HEARTBEAT_INTERVAL_S:
                 self.doing("training")
