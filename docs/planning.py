@@ -26,9 +26,9 @@ cache turns out to be damaged, in which case it is refused just before its job w
 
 A stage that cannot succeed is refused too, by one sentence per problem with its remedy (`problems` in the document; exit code 1): missing
 files, files whose first rows cannot be read or do not fit the `form`, fewer rows or prompts than a stage takes, model files that do not
-belong together, answers longer than the model's context, layers for `lora` that the model lacks, a `reference` of another vocabulary,
-policies of different shapes to merge, models that vLLM cannot serve, answers and scores that nothing makes, `min_rows` that no result can
-have.
+belong together, answers longer than the model's context, layers for `lora` that the model lacks, a `reference`, `teacher` or `value` with
+other tokens, policies of different shapes to merge, models that vLLM cannot serve, answers and scores that nothing makes, `min_rows` that
+no result can have.
 
 - `plan` (exit code 1) refuses all of these for the stages to run, and what exceeds the memory.
 - `run` and scheduled runs (2) refuse the same, and what only the machine knows: a GPU, disk for the models, servers and their keys, and the

@@ -150,6 +150,9 @@ Lists = Literal["best_vs_worst", "adjacent", "all"]
 """Pairs from a ranked list: first and last, each with the next, or all."""
 
 
+NO_SCORES = "transformers has no reward or value model for {}: use another base model"
+
+
 class RewardModel(Training):
     """Trains a scalar head on a policy with preference pairs."""
 

@@ -45,6 +45,8 @@ class Shape:
     """Parameter count from an artifact's record; None: use the formula."""
     context: int | None = None
     """Longest sequence that it was made for, in tokens; None if unknown."""
+    unscored: str = ""
+    """The architecture, if transformers has no reward model for it."""
     linear: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Last names of the linear layers in its body, of a dense model."""
 
@@ -125,12 +127,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"qk_norm": "head"},
     "olmo2": {"qk_norm": "all", "wide_norms": True},
     "olmo3": {"qk_norm": "all", "wide_norms": True},
-    "olmoe": {"qk_norm": "all"},
+    "olmoe": {"qk_norm": "all", "unscored": "olmoe"},
     "gemma": {"wide_norms": True, "tied": True},
     "gemma2": {"norms": 4, "wide_norms": True, "tied": True},
     "gemma3_text": {"norms": 4, "wide_norms": True, "qk_norm": "head", "tied": True},
     "phi3": {"linear": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")},
-    "granite": {},
+    "granite": {"unscored": "granite"},
     "smollm3": {"tied": True},
 }
 """`model_type` of transformers → fields of `Shape` that its config.json need not specify, with their defaults in transformers.

@@ -21,7 +21,7 @@ from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.methods.environment_programs import programs_of
 from pedigree.configs.methods.external import External
 from pedigree.configs.methods.merging import Merge
-from pedigree.configs.methods.training import Rlvr
+from pedigree.configs.methods.training import NO_SCORES, Rlvr
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.row_sources import Files, RowProgram
 from pedigree.configs.rows.source_models import FolderModel, HubModel, SourceModel
@@ -287,6 +287,9 @@ def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:
                 f"{what} max_tokens {sampling.answer} exceed the model's context of {served.context} tokens: lower "
                 f"{'one of them' if sampling.max_prompt else 'max_tokens'}, or use a model with a longer context"
             )
+    trained = facts.value or facts.policy
+    if trained.unscored and facts.training and (facts.training.scalar_head or facts.training.value):
+        yield NO_SCORES.format(trained.unscored)
     if lora and lora.targets != "all-linear" and not facts.policy.experts:
         unknown = [name for name in lora.targets if name.rpartition(".")[2] not in facts.policy.linear]
         if unknown:

@@ -18,11 +18,11 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self
+from typing import Any, BinaryIO, Protocol, Self, TypeVar
 
 from pedigree.configs.base.frozen import finite
 from pedigree.configs.language.execution import Numerics, Placement
@@ -34,6 +34,7 @@ from pedigree.data.store.fence import OVERTAKEN, Fence, Superseded
 from pedigree.data.store.heartbeat import Pulse
 from pedigree.stages.job.spec import JobSpec
 
+T = TypeVar("T")
 HEARTBEAT_INTERVAL_S = 1.0
 TOKENS = "tokens.json"
 PULSES = "pulses"
@@ -213,6 +214,13 @@ class Job:
         new, self._doing = what != self._doing, what
         if new or time.monotonic() - self._last_beat >= HEARTBEAT_INTERVAL_S:
             self._beat({**self._report, "doing": {"what": what, "done": done, "of": of, "unit": unit}}, at_once=new)
+
+    def steady(self, micro_batches: Iterable[T]) -> Iterator[T]:
+        """Iterate over the micro-batches of a step, with a heartbeat between them whenever one is due."""
+        for micro_batch in micro_batches:
+            if self.rank == 0 and time.monotonic() - self._last_beat >= HEARTBEAT_INTERVAL_S:
+                self.doing("training")
+            yield micro_batch
 
     @contextmanager
     def busy(self, what: str, *, flushing: bool = False) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Measure how far training moved the weights, from the initial and final safetensors files."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ class Update:
     values: int
     """Values compared."""
     dtype: str
-    """Dtype of θ', e.g. `bfloat16`."""
+    """Dtype of most values of θ', e.g. `bfloat16`; a router's correction of its scores is stored in fp32."""
 
     @property
     def vanished(self) -> bool:
@@ -51,21 +52,22 @@ def measure(start: Path, made: Path) -> Update:
     """
     before, after = _tensors(start), _tensors(made)
     shared = [name for name in after if name in before]
-    changed, values, squares, start_squares, dtype = 0, 0, 0.0, 0.0, ""
+    changed, squares, start_squares = 0, 0.0, 0.0
+    values: Counter[str] = Counter()
     for name in shared:
         different = False
         for old, new in _pieces(before[name], after[name], name):
             if not new.is_floating_point():
                 continue
-            dtype = str(new.dtype).removeprefix("torch.")
+            values[str(new.dtype).removeprefix("torch.")] += new.numel()
             old = old.to(new.dtype)
-            values += new.numel()
             start_squares += old.double().square().sum().item()
             if not torch.equal(old, new):
                 different = True
                 squares += (new.double() - old.double()).square().sum().item()
         changed += different
-    return Update(len(shared), changed, math.sqrt(squares), math.sqrt(start_squares), values, dtype)
+    dtype = max(values, key=values.__getitem__, default="")
+    return Update(len(shared), changed, math.sqrt(squares), math.sqrt(start_squares), values.total(), dtype)
 
 
 def _tensors(folder: Path) -> dict[str, Path]:

@@ -143,7 +143,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         with job.busy("loading the reference"):
             reference = online(fixed_policy(given, policy, trainer, numerics))
     objective = PreferenceObjective(config.loss, trainer.module, reference, config.max_length, trainer.device)
-    router_loss = RouterLoss(trainer, routers)
+    router_loss = RouterLoss(trainer, routers, job.steady)
     held_out, measured = HeldOut(objective.trained(held), config, total), {}
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "first_loss": None, "trained_tokens": 0, "last": None}
@@ -157,7 +157,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             started = time.monotonic()
             batch = batch_of(step)
             check = step == 0 and given is not None and is_reference(given, policy)
-            numbers, stats = train_step(trainer, objective, router_loss, feed, batch, check)
+            numbers, stats = train_step(trainer, objective, router_loss, feed, batch, check, job)
             grad_norm = numbers.pop("grad_norm")
 
             trainer.refuse_not_finite(step + 1, numbers["loss"], grad_norm)
@@ -210,13 +210,14 @@ def train_step(
     feed: Feed,
     batch: Sequence[PreferenceExample],
     check: bool,
+    job: Job,
 ) -> tuple[dict[str, float], StepStats]:
     """One optimizer step; returns means over the global batch, with `loss_at_reference` if `check`."""
     z0: Tensor | float = 0.0
     extra, sides = {}, {}
     if isinstance(objective.loss, Kto):
         units = objective.mismatched(batch).units
-        z0 = reference_point(objective.sum_of_ratios(feed.micro_batches()), len(units), trainer.summed)
+        z0 = reference_point(objective.sum_of_ratios(job.steady(feed.micro_batches())), len(units), trainer.summed)
         good = sum(example.label == 1 for example in batch)
         extra, sides = {"desirable": good / len(batch)}, {"chosen": good, "rejected": len(batch) - good}
     passes = router_loss.over(feed.micro_batches())

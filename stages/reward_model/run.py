@@ -39,7 +39,7 @@ from pedigree.stages.job.job import Inputs, Job, only
 from pedigree.stages.reward_model import calibration
 from pedigree.stages.training.checkpoints import Checkpoints
 from pedigree.stages.training.feed import GlobalBatch, PreparedMicroBatch
-from pedigree.stages.training.models import load_reward_model
+from pedigree.stages.training.models import load_reward_model, refuse_without_scores
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.token_cache import units_of
 from pedigree.stages.training.trainer import MetricSums, Trainer
@@ -52,6 +52,7 @@ Example = tuple[Row, Unit]
 
 def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     base, numerics = only(inputs, "policy"), job.numerics
+    refuse_without_scores(base.payload)
     chat = Chat(base.payload)
     settle(chat)
     examples, held = examples_of(config, inputs, job, chat)
@@ -72,7 +73,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
         for step in range(state["step"], total):
             started = time.monotonic()
             batch = batch_of(step)
-            sums = add_gradient(config.loss, trainer.module, feed.micro_batches(), len(batch), trainer.backward)
+            sums = add_gradient(config.loss, trainer.module, job.steady(feed.micro_batches()), len(batch), trainer.backward)
             stats = trainer.step()
             found = trainer.totals(sums.sums(), {"grad_norm": stats.grad_norm})
             grad_norm = found.pop("grad_norm")
@@ -85,11 +86,10 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
             job.log(step + 1, **means, grad_norm=grad_norm, learning_rate=rate, tokens=tokens, tokens_per_second=speed)
             job.progress(step + 1, total, loss=means["loss"], accuracy=means["accuracy"], tokens_per_second=speed)
             state = {"step": step + 1, "last": means}
-            if step + 1 < total:
-                checkpoints.after_step(step + 1, state)
+            checkpoints.after_step(step + 1, state)  # after the last one too, because scoring may take long
 
     measured = held or examples  # without held-out pairs, rewards are normalized on the training pairs
-    scores = score_all(trainer, Mapped(measured, lambda example: example[1]), chat)
+    scores = score_all(trainer, Mapped(measured, lambda example: example[1]), chat, job)
     with job.busy("writing the model"):
         trainer.export(job.out / "payload", chat)
     every = [score for pair in scores for score in pair]
@@ -199,11 +199,14 @@ def add_gradient(
 
 
 @torch.no_grad()
-def score_all(trainer: Trainer, units: Sequence[Unit], chat: Chat) -> list[tuple[float, float]]:
+def score_all(trainer: Trainer, units: Sequence[Unit], chat: Chat, job: Job) -> list[tuple[float, float]]:
     """(score of chosen, score of rejected) of every pair; the same on every rank."""
+    done = 0  # on all ranks, which have about as many
     scores_U2 = torch.zeros(len(units), 2, dtype=torch.float64, device=trainer.device)
     with trainer.feed([GlobalBatch(units, lambda indices: {"indices": torch.tensor(indices)})], chat.pad_id) as feed:
         for micro_batch in feed.micro_batches():
+            job.doing("scoring pairs", min(done, len(units)), len(units), "pairs")
+            done += len(micro_batch.units) * trainer.world_size // trainer.numerics.sequence_parallel
             if micro_batch.weight:
                 scores_U2[micro_batch.extras["indices"]] = trainer.module(micro_batch.batch).double().view(-1, 2)
             else:

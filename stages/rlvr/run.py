@@ -34,7 +34,7 @@ from pedigree.stages.sampling.conversations import open_environments
 from pedigree.stages.sampling.sampler import model_context
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
-from pedigree.stages.training.models import load_policy, load_value_model
+from pedigree.stages.training.models import load_policy, load_value_model, refuse_without_scores
 from pedigree.stages.training.policy_update import Learner, TrainingSample, UpdateResult, initial_state, update_policy
 from pedigree.stages.training.probe import probe
 from pedigree.stages.training.reference import fixed_policy, refuse_unlike_tokens
@@ -179,7 +179,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
     return Learner(
         algorithm=algorithm,
         trainer=trainer,
-        router_loss=RouterLoss(trainer, routers_of(policy.payload, config.router_aux_loss_coef)),
+        router_loss=RouterLoss(trainer, routers_of(policy.payload, config.router_aux_loss_coef), job.steady),
         numerics=numerics,
         pad_id=chat.pad_id,
         temperature=config.sampling.temperature,
@@ -188,6 +188,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
         reference=reference,
         teacher=teacher,
         critic=critic,
+        steady=job.steady,
         max_gap=config.max_logprob_gap,
     )
 
@@ -196,6 +197,8 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
     """Check the inputs before any model is loaded."""
     kernels.refuse(only(inputs, "policy").payload, job.numerics)
     routers_of(only(inputs, "policy").payload, config.router_aux_loss_coef)
+    if isinstance(config.algorithm, Ppo):
+        refuse_without_scores((only_or_none(inputs, "value") or only(inputs, "policy")).payload)
     for port in ("reference", "teacher", "value"):
         if given := only_or_none(inputs, port):
             refuse_unlike_tokens(port, given, only(inputs, "policy"))

@@ -51,7 +51,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
         module = load_policy(base, numerics, config.lora, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
     probe(trainer.module, numerics, trainer.device)
-    router_loss = RouterLoss(trainer, routers)
+    router_loss = RouterLoss(trainer, routers, job.steady)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "tokens": 0}
     held_out, held_tokens = HeldOut(GlobalBatch(held), config, total), sum(doc.num_trained for unit in held for doc in unit)

@@ -81,23 +81,28 @@ def is_named(name: str, wanted: str) -> bool:
 
 
 def plain_weights(model: nn.Module) -> Iterator[tuple[str, list[nn.Parameter], Callable[[], Tensor]]]:
-    """(name in a plain model, its parameters, function that combines them) for every weight, with adapters merged in fp32.
+    """(name in a plain model, its parameters, function that combines them) for every weight, with adapters merged in fp32, and every
+    persistent buffer, which has no parameters: a router's correction of its scores is one.
 
     Call the function while the parameters are gathered (ZeRO-3 partitions them).
     """
     layers: list[Any] = list(adapted_layers(model).values())
     adapters = {id(layer.base_layer.weight): layer for layer in layers}
     own = {id(parameter) for layer in layers for parameter in (*layer.lora_A.parameters(), *layer.lora_B.parameters())}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in own:
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    for name in model.state_dict():  # by module, which an engine loads one at a time
+        plain, parameter = name.replace(".base_layer.", "."), parameters.get(name)
+        if name in buffers:
+            yield plain, [], buffers[name].detach
+        if parameter is None or id(parameter) in own:  # a second name of a tied weight has no parameter
             continue
         layer = adapters.get(id(parameter))
         if layer is None:
-            yield name.replace(".base_layer.", "."), [parameter], parameter.detach
+            yield plain, [parameter], parameter.detach
         else:
             ((adapter, scale),) = layer.scaling.items()
             a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-            yield name.replace(".base_layer.", "."), [parameter, a, b], lambda w=parameter, a=a, b=b, scale=scale: merged(w, a, b, scale)
+            yield plain, [parameter, a, b], lambda w=parameter, a=a, b=b, scale=scale: merged(w, a, b, scale)
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -25,6 +25,7 @@ from pedigree.data.store.untrusted import ArtifactError
 from pedigree.stages.job.failures import BUGS, StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.training.chat_format import ADDED, adopt, chat_template, refuse_words, rows_of
+from pedigree.stages.training.stored_dtypes import to_dtype
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 NUMBER = re.compile(r"\d+")
@@ -49,7 +50,8 @@ def imported(model: Any, tokenizer: Any, config: SourceModel, job: Job) -> dict[
         job.marks.append(f"the tokenizer had no token for padding that texts do not contain: {ADDED} was added to tokenizer and model")
     folder = job.out / "payload"
     with job.busy("writing the model"):
-        model.to(DTYPES[config.dtype]).save_pretrained(folder)
+        to_dtype(model, DTYPES[config.dtype])
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     chat = Chat(folder)
     bos, starts = chat.tokenizer.bos_token_id, [chat.tokenizer("a")["input_ids"][:1], chat.prompt(PROBE[:-1])[:1]]
@@ -116,7 +118,7 @@ def refuse_other_weights(what: str, model: Any, loaded: dict[str, Any]) -> None:
 
 
 def refuse(model: Any, tokenizer: Any) -> None:
-    damaged = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
+    damaged = [name for name, value in model.state_dict().items() if not torch.isfinite(value).all()]
     if damaged:
         raise StageError(f"parameters {', '.join(damaged[:5])} contain non-finite values: the source is damaged")
     embedded, special = rows_of(model), tokenizer.added_tokens_decoder

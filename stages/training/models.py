@@ -7,8 +7,8 @@ import torch
 
 from pedigree.configs.base.frozen import HeadPrecision
 from pedigree.configs.language.execution import Numerics
-from pedigree.configs.methods.training import Lora
-from pedigree.data.artifacts.artifacts import Artifact, sha256_file
+from pedigree.configs.methods.training import NO_SCORES, Lora
+from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.host.machine import settled
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training import attention
@@ -17,6 +17,7 @@ from pedigree.stages.training.kernels import Module, fuse, refuse
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule, ValueModule
 from pedigree.stages.training.products import through_fp32
 from pedigree.stages.training.sequence_parallel import refuse_undivided
+from pedigree.stages.training.stored_dtypes import is_stored_in_bf16
 
 
 def load_policy(
@@ -59,6 +60,19 @@ def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueM
     return fuse(ValueModule(model), numerics)
 
 
+def refuse_without_scores(payload: Path) -> None:
+    """Refuse to make a model that scores of a policy that has none in transformers.
+
+    Raises:
+        StageError: it has no sequence classifier for such models.
+    """
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
+
+    config = AutoConfig.from_pretrained(payload, local_files_only=True, trust_remote_code=False)
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise StageError(NO_SCORES.format(config.model_type))
+
+
 def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
     refuse(payload, numerics)
     if numerics.sequence_parallel > 1:
@@ -68,7 +82,7 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
     kernel = numerics.attention if numerics.packing or numerics.attention != attention.NAME else "sdpa"
     given = {"attn_implementation": kernel, "local_files_only": True, "trust_remote_code": False, **changes}
     try:
-        model = auto.from_pretrained(payload, dtype=torch.bfloat16 if is_stored_in_bf16(payload) else torch.float32, **given)
+        model = auto.from_pretrained(payload, dtype=torch.bfloat16 if is_stored_in_bf16(payload, auto) else torch.float32, **given)
         if any(buffer.dtype == torch.bfloat16 for buffer in model.buffers()):  # Gemma's scale of embeddings would be rounded
             model = auto.from_pretrained(payload, dtype=torch.float32, **given)
     except (ValueError, ImportError, KeyError) as error:  # the model does not support this attention
@@ -78,18 +92,6 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
         ) from error
     model.get_input_embeddings().padding_idx = None  # else its row has no gradient; models imported before 0.2 may pad with BOS
     return model
-
-
-def is_stored_in_bf16(payload: Path) -> bool:
-    """Whether all weights of a folder are bf16. Loaded as such they are pages of the file, which all ranks of a machine share; in fp32
-    each rank would hold the whole model."""
-    from safetensors import safe_open
-
-    for path in payload.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            if any(file.get_slice(name).get_dtype() != "BF16" for name in file.keys()):
-                return False
-    return True
 
 
 def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
@@ -105,9 +107,9 @@ def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
 
 
 def same_weights(first: Artifact, second: Artifact) -> bool:
-    """Whether two payloads have byte-equal weights; other files may differ."""
+    """Whether two payloads have byte-equal weights, by their records; other files may differ."""
 
     def weights(artifact: Artifact) -> dict[str, str]:
-        return {path.name: sha256_file(path) for path in sorted(artifact.payload.glob("*.safetensors"))}
+        return {file.path: file.sha256 for file in artifact.record.files if file.path.endswith(".safetensors")}
 
     return weights(first) == weights(second)

@@ -17,7 +17,7 @@ Shapes: P prompts, G answers to each (the group), A = P · G answers of the step
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict
 
@@ -62,6 +62,8 @@ class Learner:
     teacher: FixedPolicy | None = None
     critic: Trainer | None = None
     """PPO's value model."""
+    steady: Callable[[Iterable[Any]], Iterator[Any]] = iter
+    """Iterates over micro-batches, e.g. with heartbeats (`Job.steady`)."""
     max_gap: float = math.inf
     """Maximum accepted mean |log-prob(sampler) - log-prob(trainer)| per token."""
 
@@ -278,7 +280,7 @@ def micro_batches(
     plans = [MiniBatchPlan.of(samples, groups, skipped, *settings) for groups in grouped]
     with learner.trainer.feed((plan.global_batch() for plan in plans), learner.pad_id) as feed:
         return [
-            [compute_old_quantities(learner, plan.micro_batch(prepared), old_logprobs) for prepared in feed.micro_batches()]
+            [compute_old_quantities(learner, plan.micro_batch(one), old_logprobs) for one in learner.steady(feed.micro_batches())]
             for plan in plans
         ]
 
@@ -497,7 +499,7 @@ def accumulate_gradients(
         done = [accumulate_policy_gradient(learner, micro_batch, coefficient) for micro_batch in learner.router_loss.over(batch)]
     if learner.critic is not None:
         critic = learner.critic
-        done = [(one, sums | accumulate_value_gradient(critic, learner.algorithm, one)) for one, sums in done]
+        done = [(one, sums | accumulate_value_gradient(critic, learner.algorithm, one)) for one, sums in learner.steady(done)]
     if first_epoch:
         done = [(one, sums | rollout_sums(learner, one)) for one, sums in done]
     return done

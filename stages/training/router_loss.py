@@ -14,10 +14,10 @@ not count, nor do idle passes; a layer that is recomputed in the backward pass i
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -114,8 +114,9 @@ class RouterLoss:
     Per optimizer step: `over` the micro-batches, for each a forward pass and then `backward`; `metrics` at the end.
     """
 
-    def __init__(self, trainer: Trainer, routers: Routers | None) -> None:
-        self._trainer, self._routers = trainer, routers
+    def __init__(self, trainer: Trainer, routers: Routers | None, steady: Callable[[Iterable[Any]], Iterator[Any]] = iter) -> None:
+        """`steady` iterates over the micro-batches of a step, e.g. with heartbeats (`Job.steady`)."""
+        self._trainer, self._routers, self._steady = trainer, routers, steady
         self._ahead_LE: Tensor | float = 0.0
         """Choices in passes computed beforehand, on this rank."""
         self._total_LE: Tensor | None = None
@@ -132,7 +133,7 @@ class RouterLoss:
     def over(self, micro_batches: Iterable[P]) -> Iterator[P]:
         """The micro-batches of an optimizer step, after those passes that must be known beforehand."""
         if self._routers is None:
-            yield from micro_batches
+            yield from self._steady(micro_batches)
             return
         passes = list(micro_batches)
         self._ahead_LE = self._seen_LE = self._loss = 0.0
@@ -141,9 +142,9 @@ class RouterLoss:
         model.router_logits = ()  # the model's body stores them there as long as it is not None
         try:
             if self.trains:
-                for one in passes[1:]:
+                for one in self._steady(passes[1:]):
                     self._ahead_LE = self._ahead_LE + self._count(one)
-            yield from passes
+            yield from self._steady(passes)
         finally:
             model.router_logits = None
 

@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -165,7 +165,7 @@ class Trainer:
         self.engine = self._engine_of(module, self._config(numerics, plain, largest), adamw)
         for parameter in module.parameters():  # DeepSpeed derives fp32 master weights from the bf16 ones: restore the lost precision
             if id(parameter) in finer:
-                deepspeed.utils.safe_set_full_fp32_param(parameter, finer[id(parameter)])
+                set_master_weight(parameter, finer[id(parameter)])
         self.module = self.engine
         settle(self.engine.module, trained, numerics, self.device)
 
@@ -348,13 +348,15 @@ class Trainer:
         return universal
 
     def export(self, folder: Path, chat: Chat) -> None:
-        """Write a folder that transformers and vLLM load, in the compute dtype; called on all ranks, written by rank 0."""
+        """Write a folder that transformers and vLLM load, in the compute dtype and with buffers in theirs; called on all ranks, written by
+        rank 0."""
         model = self.engine.module.model
         state: dict[str, Tensor] = {}
         for name, whole in self._whole_weights():
             if self.rank == 0:
                 state[name] = whole().to("cpu").clone().contiguous()
         if self.rank == 0:
+            refuse_incomplete(model, state.keys())
             folder.mkdir(parents=True, exist_ok=True)
             model.config.dtype = self.dtype
             model.save_pretrained(folder, state_dict=state)
@@ -362,7 +364,7 @@ class Trainer:
         self.barrier()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of all that `export` writes, in the compute dtype; called on all ranks, and of the same order on each.
+        """(name, tensor) of all that `export` writes, in its dtypes; called on all ranks, and of the same order on each.
 
         A tensor is valid until the next is drawn: under ZeRO-3 no rank holds more than one whole parameter.
         """
@@ -379,10 +381,11 @@ class Trainer:
             yield from revert_weight_conversion(model, {name: whole()}).items()
 
     def _whole_weights(self) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-        """(name in a plain model, function that gives it in the compute dtype) of each weight while it is gathered."""
+        """(name in a plain model, function that gives it in the compute dtype, or a buffer in its own) of each weight while it is
+        gathered."""
         for name, parts, whole in plain_weights(self.engine.module.model):
             with _gathered(parts):
-                yield name, lambda whole=whole: whole().detach().to(self.dtype)
+                yield name, (lambda whole=whole: whole().detach().to(self.dtype)) if parts else whole
 
     def export_adapters(self, folder: Path, lora: Lora) -> None:
         """Write only the adapters, bitwise as this trainer uses them; called on all ranks, written by rank 0."""
@@ -414,6 +417,35 @@ def finer_than_bf16(module: nn.Module) -> dict[int, Tensor]:
     """id of each trained parameter that bf16 would round → its fp32 values."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad and parameter.dtype == torch.float32]
     return {id(parameter): parameter.detach() for parameter in trained if not torch.equal(parameter, parameter.bfloat16().float())}
+
+
+def set_master_weight(parameter: Any, value: Tensor) -> None:
+    """Set the fp32 value that the optimizer updates, equal on all ranks.
+
+    DeepSpeed 0.19 (`stage3.py`, `set_full_hp_param`) reads beyond the value on the last rank if ZeRO-3 pads the parameter, because
+    the number of ranks does not divide its size; so that each rank gets its padded share here.
+    """
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+
+    if not hasattr(parameter, "ds_id"):
+        safe_set_full_fp32_param(parameter, value)
+        return
+    share, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank(parameter.ds_process_group)
+    own = value.flatten()[share * rank : share * (rank + 1)]
+    safe_set_local_fp32_param(parameter, nn.functional.pad(own, (0, share - len(own))))
+
+
+def refuse_incomplete(model: nn.Module, saved: Collection[str]) -> None:
+    """Refuse to save a model without all of its state: transformers would load the rest as zeros, or as random numbers.
+
+    Raises:
+        StageError: a weight or persistent buffer is not in `saved`, under none of its names.
+    """
+    named = [(name.replace(".base_layer.", "."), tensor) for name, tensor in model.state_dict(keep_vars=True).items()]
+    found = {id(tensor) for name, tensor in named if name in saved}
+    missing = [name for name, tensor in named if id(tensor) not in found and ".lora_" not in name]
+    if missing:
+        raise StageError(f"the trained {type(model).__name__} would be saved without {', '.join(missing[:3])}: use another base model")
 
 
 def convert_to_universal(source: Path, target: Path) -> None:
@@ -459,7 +491,7 @@ def _uncompiled() -> Iterator[None]:
 @contextmanager
 def _gathered(parameters: list[nn.Parameter]) -> Iterator[None]:
     """Gather parameters that ZeRO-3 partitions over ranks."""
-    if hasattr(parameters[0], "ds_id"):
+    if any(hasattr(one, "ds_id") for one in parameters):
         import deepspeed
 
         with deepspeed.zero.GatheredParameters(parameters):

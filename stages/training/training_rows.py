@@ -236,7 +236,7 @@ def report_rows(
     """Note in the record that rows were dropped, also of those held out, that none are held out, or that a global batch exceeds the others.
 
     Raises:
-        StageError: too many were dropped.
+        StageError: too many were dropped, or all that are held out, which may be a handful.
     """
     report_drops(len(given) - trained - held, len(given), what, *_why(every, len(given) - trained - held, config), config, job)
     if not isinstance(config, Training):
@@ -245,7 +245,11 @@ def report_rows(
     if share and len(given) > trained + held:
         places = [place for place, row in enumerate(given) if is_held_out(held_together(row), share, config.seed)]
         why, remedy = _why(every.taken(np.array(places, dtype=np.int64), config.max_length), len(places) - held, config)
-        report_drops(len(places) - held, len(places), f"held-out {what}", why, remedy, config, job)
+        summary = f"{len(places) - held} of {len(places)} held-out {what} were dropped ({why})"
+        if places and not held:
+            raise StageError(f"{summary}, so that nothing would be measured: {remedy}, or set holdout: 0")
+        if len(places) - held >= REPORTED_SHARE * len(places) and len(places) > held:
+            job.note(summary)
     if share and not held:
         job.note(f"holdout {share} holds out none of {trained} {what}, so that nothing is measured on them: add {what}, or raise it")
     if trained < config.global_batch:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +17,13 @@ from handmade import build, project_at
 from safetensors.numpy import save
 
 from pedigree.configs.base.document import ConfigError, Problem
+from pedigree.configs.language.execution import Numerics
+from pedigree.configs.methods.training import RewardModel, training_plan
 from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates
-from pedigree.pipelines.run import checks
+from pedigree.pipelines.estimate.needs import Facts
+from pedigree.pipelines.estimate.shapes import shape_of_config
+from pedigree.pipelines.run import checks, foreseen
 from pedigree.pipelines.run.foreseen import must_fail
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.planning import rows_of
@@ -461,3 +465,21 @@ def test_models_that_exceed_the_disk_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda place: SimpleNamespace(free=10_000_000))
     ((stages, problem),) = missing(opened(tmp_path, {}))
     assert (stages, problem) == (["reward"], "the models up to here need 10.2 MB of disk, but 10.0 MB are free: free some")
+
+
+@pytest.mark.parametrize("kind", ["granite", "olmoe", "llama"])
+def test_a_reward_or_value_model_that_transformers_lacks_is_foreseen(kind):
+    sizes = {
+        "model_type": kind, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2,
+        "intermediate_size": 16, "vocab_size": 100, "num_experts": 4, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    shape = shape_of_config(sizes)
+    assert shape
+    training = training_plan(
+        RewardModel.model_validate({"global_batch": 8, "max_length": 64, "optimizer": {"learning_rate": 1e-5}}), "pairs", scalar_head=True
+    )
+    expected = [] if kind == "llama" else [f"transformers has no reward or value model for {kind}: use another base model"]
+    node: Any = SimpleNamespace(config=None)
+    for one in (training, replace(training, scalar_head=False, value=True)):
+        assert list(foreseen._unfit(Facts(policy=shape, training=one), node, Numerics())) == expected
+    assert not list(foreseen._unfit(Facts(policy=shape, training=replace(training, scalar_head=False)), node, Numerics()))

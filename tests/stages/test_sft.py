@@ -10,10 +10,10 @@ from row_reading import read_rows
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.chat.chat import Chat
-from pedigree.data.chat.documents import Conversations
+from pedigree.data.chat.documents import Conversations, schema
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.sft import run as sft
-from pedigree.stages.training.training_rows import is_held_out, report_drops
+from pedigree.stages.training.training_rows import held_together, is_held_out, report_drops, report_rows
 
 SFT = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
 
@@ -207,3 +207,23 @@ def test_max_steps_ends_training_and_the_schedule(tmp_path, policy):
     assert [row["learning_rate"] for row in models.curve(job)] == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3])
     metrics, _ = train(tmp_path / "unbounded", policy, models.arithmetic(6), epochs=2, max_steps=99, optimizer=optimizer)
     assert metrics["steps"] == 4
+
+
+def test_a_few_dropped_rows_of_a_few_that_are_held_out_are_noted(tmp_path):
+    """`refuse_dropped` is about all rows; of those held out, any that is left is measured."""
+
+    def reported(dropped):
+        job = models.a_job(tmp_path)
+        documents = [([5] * size, [True] * size) for size in (100 if place in dropped else 20 for place in range(len(rows)))]
+        every = models.units_of_batch(models.batch_of(documents, schema(300)), 1)
+        report_rows(rows, len(rows) - len(held), len(held) - len(dropped), every, config, job)
+        return job.marks
+
+    config = models.config_of("sft", **SFT, holdout=0.2)
+    rows = models.arithmetic(40)
+    held = [place for place, row in enumerate(rows) if is_held_out(held_together(row), 0.2, config.seed)]
+    count = len(held)
+    assert count > 2
+    assert reported(held[1:])[-1] == f"{count - 1} of {count} held-out rows were dropped (longer than max_length 96)"
+    with pytest.raises(StageError, match=rf"{count} of {count} held-out .* so that nothing would be measured: .* or set holdout: 0"):
+        reported(held)

@@ -1,6 +1,10 @@
 """The trainer in this process: what its weights are kept in."""
 
 import json
+import math
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import models
 import pytest
@@ -17,7 +21,7 @@ from pedigree.stages.core.batches import collate, document
 from pedigree.stages.training import attention
 from pedigree.stages.training.models import frozen, load_policy
 from pedigree.stages.training.probe import in_fp32, probe
-from pedigree.stages.training.trainer import Trainer
+from pedigree.stages.training.trainer import Trainer, set_master_weight
 
 pytestmark = pytest.mark.slow
 STEP = 1e-4
@@ -116,3 +120,20 @@ def test_weights_that_are_partitioned_are_probed_in_fp32_while_gathered(policy, 
     with pytest.raises(PedigreeError, match=r"self_attn differs by"):
         probe(trainer.module, trainer.numerics, trainer.device)
     trainer.close()
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(3, 7), (24, 5), (4, 8)])
+def test_master_weights_are_set_on_any_number_of_ranks(monkeypatch, ranks, size):
+    """By DeepSpeed's own functions on each of the ranks of ZeRO-3, which pads what they cannot divide."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Stage3
+
+    share, value = -(-size // ranks), torch.arange(1.0, size + 1).view(1, size)
+    partitions = [torch.full((share,), math.nan) for _ in range(ranks)]
+    stub: Any = SimpleNamespace(_swappable_optimizer_subgroup=lambda _: False)
+    optimizer = SimpleNamespace(set_local_hp_param=partial(Stage3.set_local_hp_param, stub))
+    shared = {"ds_id": 0, "ds_process_group": None, "ds_tensor": torch.empty(share), "requires_grad": True}
+    for rank, partition in enumerate(partitions):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda group, rank=rank: rank)
+        stub._get_fp32_opt_state_partition = lambda *_, own=partition, **__: (own, 0)
+        set_master_weight(SimpleNamespace(**shared, _z3_optimizer=optimizer), value)
+    assert torch.cat(partitions).tolist() == [*range(1, size + 1), *[0] * (share * ranks - size)]

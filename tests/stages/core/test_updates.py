@@ -56,3 +56,11 @@ def test_without_tokens_or_differences_nothing_was_trained():
     assert "no token contributed to a gradient" in str(not_trained(moved, {"trained_tokens": 0}))
     assert "all groups have equal rewards" in str(not_trained(moved, {"informative_groups": 0}))
     assert not_trained(moved, {"trained_tokens": 1, "informative_groups": 1}) is None
+
+
+def test_a_few_values_in_fp32_do_not_decide_what_rounding_is(tmp_path):
+    """The last tensor is a router's correction in fp32; the others are bf16."""
+    bias = {"a": torch.ones(64, dtype=torch.bfloat16), "z.e_score_correction_bias": torch.ones(4)}
+    start, made = (folder(tmp_path / name, bias) for name in ("start", "made"))
+    found = measure(start, made)
+    assert (found.dtype, found.values, found.start_norm) == ("bfloat16", 68, math.sqrt(68))
