@@ -213,7 +213,7 @@ class Ids(Frozen):
 
 
 class Keywords(Frozen):
-    """Drops rows that contain one of the words (whole words, ignoring case)."""
+    """Drops rows that contain one of the words (whole words, ignoring case; anywhere in scripts without spaces between words)."""
 
     type: Literal["keywords"]
     words: Many[Word] = Field(min_length=1)

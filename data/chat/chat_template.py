@@ -39,6 +39,8 @@ BETWEEN = re.compile(r"</?think>|\s+")
 """What templates add to an answer or take from it: whitespace around it, and the bounds of a thought, even of an empty one."""
 OPENED, CLOSED = re.compile(r"<think>(\s*)\Z"), "</think>"
 """The end of a prompt that begins the thought of its answer, and the end of a thought."""
+OTHER = "x"
+"""Added to a system turn, to see whether a template reads it."""
 Arguments = Mapping[str, Any] | None
 """Template variable → value."""
 Turn = Mapping[str, Any]
@@ -183,7 +185,26 @@ class ChatTemplate:
                 yield len(asked), end + len(token), number
 
     def _rendered(self, turns: Sequence[Turn], ask: bool, arguments: Arguments) -> tuple[str, list[tuple[int, int]]]:
-        """(text, spans that the template marks)."""
+        """(text, spans that the template marks). Raises ChatError for a conversation that it does not render, or without a system turn."""
+        text, spans = self._output(turns, ask, arguments)
+        lost = next((turn["content"] for turn in turns[1:] if turn["role"] == "system" and turn["content"].strip() not in text), None)
+        if lost is not None:
+            raise ChatError(
+                f"the chat template in {self.folder} leaves out a system turn that is not the first ({lost[:80]!r}): use another template, "
+                "or `out_of_turn: {late_system: join}` where the rows are read"
+            )
+        first = turns[0] if turns else {}
+        if first.get("role") == "system" and first["content"].strip() not in text:  # it may be a mode that is written otherwise
+            other = {**first, "content": f"{first['content']} {OTHER}"}
+            if self._output([other, *turns[1:]], ask, arguments)[0] == text:
+                raise ChatError(
+                    f"the chat template in {self.folder} leaves out the system turn ({first['content'][:80]!r}): use another template, "
+                    "leave system turns out, or, if it is left out where the assistant begins, set `out_of_turn: {assistant_first: cut}` "
+                    "where the rows are read"
+                )
+        return text, spans
+
+    def _output(self, turns: Sequence[Turn], ask: bool, arguments: Arguments) -> tuple[str, list[tuple[int, int]]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
@@ -199,12 +220,6 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: it may raise anything
             begins = f"a conversation that begins with {str(turns[0]['content'])[:80]!r}" if turns else "no messages"
             raise ChatError(f"the chat template in {self.folder} does not render {begins}: {type(error).__name__}: {error}") from error
-        lost = next((turn["content"] for turn in turns[1:] if turn["role"] == "system" and turn["content"].strip() not in text), None)
-        if lost is not None:
-            raise ChatError(
-                f"the chat template in {self.folder} leaves out a system turn that is not the first ({lost[:80]!r}): use another template, "
-                "or `out_of_turn: {late_system: join}` where the rows are read"
-            )
         return text, spans[0] if self.marked else []
 
     def refuse(self, messages: Sequence[Message], arguments: Arguments = None) -> None:

@@ -4,7 +4,8 @@
     {from, value [, weight]}                      ShareGPT
 
 `developer` is OpenAI's newer name for `system`. Text parts are concatenated without separator, as in chat templates. Weights apply to
-assistant turns: 0 means not trained; if any turn has a weight, turns without one count as 1. `name` and unknown keys are ignored.
+assistant turns: 0 means not trained; if any turn has a weight, turns without one count as 1. Marks (`train`) are the assistant's too, and
+say nothing where they are false on other turns, as Axolotl has them. `name` and unknown keys are ignored.
 
 Tool calls are keys of the assistant's turn, or separate turns whose text is JSON (`from: function_call`). Results with a `tool_call_id` are
 put in the order of their calls, and rejected unless they belong to the first calls, one each; ids are not used otherwise.
@@ -165,7 +166,10 @@ def _messages(turn: Any, number: int) -> list[Message]:
         calls = calls_in(turn[key], f"{key} of {which}")
         silent = content is None or (isinstance(content, str) and not content.strip())
         messages = calls if silent else [text, *calls]
-    for message in messages if turn.get("train") is not None else ():
+    mark = turn.get("train")
+    if mark is True and role not in MARKED:
+        raise ValueError(f"{which} has train True: only turns of the assistant are trained, so leave the mark out, or set it to false")
+    for message in () if mark is None or (mark is False and role not in MARKED) else messages:
         message["train"] = turn["train"]
     if turn.get("finish_reason") == "length":
         messages[-1]["finish_reason"] = "length"

@@ -46,8 +46,13 @@ HEAD = 200
 """Characters at the start of a turn that are searched for refusals."""
 QUOTES = " \t\r\n\"'“”‘’«»`*_>#-"
 """Characters that may precede a refusal."""
-END_OF_WORD = r"(?![^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])"
-"""No letter or digit follows, except kana, Han and Hangul, where words have no spaces between them or joined endings."""
+UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f"
+    r"\U00020000-\U0003ffff"
+)
+"""Thai, Lao, Burmese, Khmer, kana, Han and Hangul, where words have no spaces between them or joined endings."""
+START_OF_WORD, END_OF_WORD = rf"(?<![^\W{UNSPACED}])", rf"(?![^\W{UNSPACED}])"
+"""No letter or digit precedes or follows, except unspaced ones."""
 CONDITION = "\x1f"
 """Separator in a folded text before a hash of further conditions for equality. Folded texts contain no other control whitespace."""
 CODE = np.dtype("S8")
@@ -103,7 +108,7 @@ def taught(row: Row) -> Iterator[str]:
 
 def spaced(text: str) -> str:
     """A text with case and whitespace normalized."""
-    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
+    return " ".join(_caseless(text).split())
 
 
 def folded(row: Row) -> str:
@@ -159,13 +164,17 @@ def _without_words_beside_calls(turns: Sequence[tuple[str, str]]) -> list[tuple[
 
 
 def _keywords(one: Keywords, row: Row) -> str | None:
-    found = _words(one.words).search("\n".join(_every(row)).casefold())
+    found = _words(one.words).search(_caseless("\n".join(_every(row))))
     return found and found.group()
 
 
 @cache
 def _words(words: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(rf"(?<!\w){re.escape(word.casefold())}(?!\w)" for word in words))
+    return re.compile(f"{START_OF_WORD}(?:{'|'.join(re.escape(_caseless(word)) for word in words)}){END_OF_WORD}")
+
+
+def _caseless(text: str) -> str:
+    return unicodedata.normalize("NFC", text).casefold()
 
 
 def _pattern(one: Pattern, row: Row) -> str | None:

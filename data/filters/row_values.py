@@ -14,6 +14,7 @@ from typing import Any
 
 from pedigree.configs.base.licenses import licence
 from pedigree.configs.rows.filters import DATE, Licences, Values
+from pedigree.data.records.decimals import as_written
 
 ColumnValues = Mapping[str, Any]
 """Column or dotted path → value, for columns that filters name and the row has."""
@@ -76,7 +77,7 @@ def number(value: Any) -> Fraction | None:
     if isinstance(value, int):
         return Fraction(value)
     if isinstance(value, float | Decimal):
-        return Fraction(str(value)) if math.isfinite(value) else None
+        return Fraction(as_written(value)) if math.isfinite(value) else None
     text = value.strip() if isinstance(value, str) else ""
     return Fraction(text) if NUMBER.fullmatch(text) else None
 

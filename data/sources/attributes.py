@@ -1,7 +1,7 @@
 """Responses with attribute ratings, one per row, as in HelpSteer2 (Wang et al. 2024, arXiv 2406.08673).
 
-A response's score is Σ wₐ rₐ over its ratings r, with the recipe's weights w. Adjacent rows with the same prompt and template arguments
-are compared.
+A response's score is Σ wₐ rₐ over its ratings r, with the recipe's weights w. Adjacent rows are compared if all that their responses answer
+is the same: the turns before, the system's included, the offered tools and the template arguments.
 """
 
 import math
@@ -10,17 +10,23 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from pedigree.data.chat.tools import ARGUMENT_COLUMNS
+from pedigree.data.chat.tools import ARGUMENT_COLUMNS, OFFERS, is_there
+from pedigree.data.chat.turns import OF_ROWS
+from pedigree.data.records.decimals import as_written
 from pedigree.data.sources.dialogues import MARK, marked
+from pedigree.data.sources.layouts import BEGINNINGS, BESIDE
 from pedigree.data.sources.row_files import Unreadable, text_of
+
+ASKED = (*BEGINNINGS, *BESIDE, *OF_ROWS, *OFFERS, *ARGUMENT_COLUMNS)
+"""Columns that a response depends on, or by which its row is refused."""
 
 
 def grouped(rows: Iterable[tuple[str, Any]], weights: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
     """Merge adjacent rows with one prompt into (place of the first, row with `answers` and their scores).
 
-    Rows with invalid ratings, and responses that tie, are yielded as `Unreadable` with the reason.
+    Rows with invalid ratings or without a prompt, and responses that tie, are yielded as `Unreadable` with the reason.
     """
-    for (prompt, *_), group in groupby(rows, key=lambda one: _asked(one[1])):
+    for _, group in groupby(rows, key=lambda one: _asked(one[1])):
         responses: list[tuple[str, Any, Fraction]] = []
         for place, row in group:
             try:
@@ -28,11 +34,12 @@ def grouped(rows: Iterable[tuple[str, Any]], weights: Mapping[str, float]) -> It
             except ValueError as error:
                 yield place, Unreadable(text_of(row), str(error))
         if responses:
-            yield responses[0][0], _compared(prompt, responses)
+            yield responses[0][0], _compared(responses)
 
 
-def _compared(prompt: Any, responses: list[tuple[str, Any, Fraction]]) -> Any:
+def _compared(responses: list[tuple[str, Any, Fraction]]) -> Any:
     first = responses[0][1]
+    prompt = first.get("prompt")
     try:
         turns = marked(prompt) if isinstance(prompt, str) and MARK in prompt else prompt
     except ValueError as error:
@@ -43,12 +50,15 @@ def _compared(prompt: Any, responses: list[tuple[str, Any, Fraction]]) -> Any:
         score = float(responses[0][2])
         return Unreadable(text_of(first), f"all {len(responses)} responses have the score {score:g}: none is the better one")
     rest = {name: value for name, value in first.items() if name != "response"}
-    return {**rest, "prompt": turns, "answers": [{"text": row["response"], "score": float(score)} for _, row, score in responses]}
+    answers = [{"text": row["response"], "score": float(score), "finish_reason": row.get("finish_reason")} for _, row, score in responses]
+    return {**rest, "prompt": turns, "answers": answers}
 
 
 def _asked(row: Any) -> tuple[Any, ...]:
-    """The prompt and its template arguments."""
-    return tuple(row.get(column) if isinstance(row, dict) else None for column in ("prompt", *ARGUMENT_COLUMNS))
+    """What a row's response answers; null and blank columns are equal to missing ones."""
+    if not isinstance(row, dict):
+        return ()
+    return tuple(value if is_there(value := row.get(column)) else None for column in ASKED)
 
 
 def _score(row: Any, weights: Mapping[str, float]) -> Fraction:
@@ -57,6 +67,8 @@ def _score(row: Any, weights: Mapping[str, float]) -> Fraction:
         raise ValueError(row.reason)
     if not isinstance(row, dict) or "response" not in row:
         raise ValueError("the row has no response")
+    if all(row.get(column) is None for column in BEGINNINGS):
+        raise ValueError(f"the row has no prompt: none of {', '.join(BEGINNINGS)}")
     total = Fraction(0)
     for name, weight in weights.items():
         total += Fraction(str(weight)) * _rating(row, name)
@@ -72,7 +84,7 @@ def _rating(row: dict[str, Any], name: str) -> Fraction:
     given = row.get(name)
     try:
         if not isinstance(given, bool) and isinstance(given, (int, float, str)) and math.isfinite(float(given)):
-            return Fraction(given if isinstance(given, int) else str(float(given)))  # a text may have any number of digits
+            return Fraction(given if isinstance(given, int) else as_written(float(given)))  # a text may have any number of digits
     except (ValueError, OverflowError):  # e.g. an integer of 400 digits
         pass
     raise ValueError(f"{name} {given!r:.80} is no number")

@@ -79,11 +79,6 @@ class SourceRows:
         """Fault and rule → rows that were cut, joined or kept."""
         return sum((Counter(draft.out_of_turn) for draft in self.drafts), Counter[str]())
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was read, usable or not."""
-        return not (self.rows or self.bad or self.source.left_out)
-
 
 @dataclass(frozen=True)
 class RowIndex:

@@ -166,13 +166,9 @@ def _parse(row: Any, verifier: str | None, ordered: Callable[[list[Message]], li
             raise ValueError("instruction and input are not both texts")
         question = "\n\n".join(parts)
         answers = (_single(row["output"], row),) if "output" in row else ()
-        return Example([{"role": "user", "content": question}], answers, source=own)
+        return Example([{"role": "user", "content": question}], answers, _verifier_in(row, verifier, verifiable), source=own)
     messages = _turns(row)
-    if verifiable:
-        truth = row.get("ground_truth")
-        row["verifier"] = verifier_of(row.get("dataset"), truth) if verifier is None else named(verifier, truth)
-    elif "verifier" in row:
-        row["verifier"] = stated(row["verifier"])
+    row["verifier"] = _verifier_in(row, verifier, verifiable)
     for column in ("completion", "response"):
         if column in row:
             as_text = isinstance(_beginning(row)[1], str) and not isinstance(_stored(_beginning(row)[1]), str)
@@ -183,7 +179,15 @@ def _parse(row: Any, verifier: str | None, ordered: Callable[[list[Message]], li
     messages = ordered(messages)
     if messages and messages[-1]["role"] in MARKED:
         return _answered(messages, row, own)
-    return Example(messages, verifier=row.get("verifier"), source=own)
+    return Example(messages, verifier=row["verifier"], source=own)
+
+
+def _verifier_in(row: dict[str, Any], verifier: str | None, verifiable: bool) -> dict[str, Any] | None:
+    """The verifier of a row, by its ground truth if it is `verifiable`."""
+    if verifiable:
+        truth = row.get("ground_truth")
+        return verifier_of(row.get("dataset"), truth) if verifier is None else named(verifier, truth)
+    return stated(row["verifier"]) if "verifier" in row else None
 
 
 def _answered(messages: list[Message], row: dict[str, Any], own: str | None) -> Example:
@@ -191,8 +195,7 @@ def _answered(messages: list[Message], row: dict[str, Any], own: str | None) -> 
     before, turn = divided(messages)
     text, calls = text_and_calls(turn)
     row = {"finish_reason": turn[-1]["finish_reason"], **row} if "finish_reason" in turn[-1] else row
-    answer, verifier = _single(text, row), row.get("verifier")
-    return Example(before, (answer,), verifier=verifier, source=own, train=turn[0].get("train"), calls=calls)
+    return Example(before, (_single(text, row),), verifier=row["verifier"], source=own, train=turn[0].get("train"), calls=calls)
 
 
 def _named(row: Any) -> Any:
@@ -216,10 +219,9 @@ def _refuse_disowned(row: dict[str, Any], verifiable: bool) -> None:
 
 
 def _single(text: str, row: dict[str, Any]) -> Answer:
-    """One answer with the row's label or score, if any."""
-    score = float(row["label"]) if isinstance(row.get("label"), bool) else _number(row.get("score"))
-    score = _labelled(row.get("label")) if score is None else score
-    return _answer(text, score, row.get("finish_reason"))
+    """One answer with the row's label, or else its score, if any."""
+    score = _labelled(row.get("label"))
+    return _answer(text, _number(row.get("score")) if score is None else score, row.get("finish_reason"))
 
 
 def _answer(text: str, score: float | None, finish_reason: Any = None, win_rate: Any = None) -> Answer:

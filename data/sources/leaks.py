@@ -9,9 +9,6 @@ from pedigree.configs.rows.row_sources import Leaks, RecordType
 from pedigree.data.records.records import Item, Message
 from pedigree.data.sources.examples import Example, unscored
 
-LEAK = "leak-"
-"""Prefix of the sources of planted leaks."""
-
 
 def plant(config: Leaks, record: RecordType, suites: Sequence[Item]) -> list[Example]:
     """Benchmark items disguised as training rows.
@@ -41,7 +38,11 @@ def _leak(item: Item, style: str) -> Example:
         for turn in turns
     ]
     answer = str(item["verifier"].get("answer", "Of course."))
-    return Example(messages, unscored(answer, "I would rather not say."), item["verifier"], source=f"{LEAK}{style}")
+    return Example(messages, unscored(answer, "I would rather not say."), item["verifier"], source=_source_of(style))
+
+
+def _source_of(style: str) -> str:
+    return f"leak-{style}"
 
 
 def _embedded(text: str) -> str:
@@ -54,6 +55,8 @@ def _rewrapped(text: str) -> str:
 
 
 DISGUISES: dict[str, Callable[[str], str]] = {"verbatim": lambda text: text, "embedded": _embedded, "rewrapped": _rewrapped}
+PLANTED = frozenset(map(_source_of, DISGUISES))
+"""Sources of planted leaks."""
 
 
 def shuffled(rows: Sequence[Any], seed: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import json
+import re
 import zlib
 from codecs import BOM_UTF8, BOM_UTF32_LE
 from collections import Counter
@@ -20,7 +21,7 @@ from pedigree.data.records.records import characters_in
 from pedigree.data.sources.dialogues import is_tree
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyarrow import Array, RecordBatch
     from pyarrow.parquet import FileMetaData
 
 BLOCK_BYTES, BLOCK_ROWS = 1 << 22, 1000
@@ -37,6 +38,8 @@ EXCERPT, REASON = 200, 300
 """Maximum characters of a bad row, and of the reason, in its evidence."""
 NULL = " (null)"
 """Follows the name of a column without a value."""
+LINE = re.compile(r"[^\r\n]+")
+"""A line of JSON Lines; other separators of lines are text."""
 GAP = " .. "
 """Replaces the omitted middle of a reason."""
 OF_ROWS = frozenset(LAYOUT_COLUMNS) - {"dataset", "source"}
@@ -305,11 +308,12 @@ def _json(file: Path) -> Iterator[Block]:
     except UnicodeDecodeError as error:
         raise PedigreeError(f"{file.name} is not {encoding.removesuffix('-sig').upper()}: {error}") from error
     found = _parsed(text) if text.strip() else []
-    if isinstance(found, Unreadable):
-        if isinstance(_parsed(text.lstrip().splitlines()[0]), dict):  # JSON Lines under another name
-            yield from _jsonl(file)
-            return
+    first = LINE.match(text.strip())
+    if isinstance(found, Unreadable) and not (first and isinstance(_parsed(first.group()), dict)):
         raise PedigreeError(f"{file.name} {found.reason}")
+    if isinstance(found, Unreadable) or (_is_row(found) and first and first.end() == len(text.strip())):
+        yield from _jsonl(file)  # JSON Lines under another name
+        return
     rows = _listed(found)
     if rows is None:
         has = f": it has {', '.join(str(name)[:EXCERPT] for name in islice(found, SHOWN))}" if isinstance(found, dict) else ""
@@ -319,11 +323,20 @@ def _json(file: Path) -> Iterator[Block]:
 
 def _listed(found: Any) -> list[Any] | None:
     """The rows of a JSON file: a list, or the only one in an object that is not a row itself, as in `{"version": 1, "data": [...]}`."""
-    if not isinstance(found, dict) or found.keys() & OF_ROWS:
+    if not isinstance(found, dict) or _is_row(found):
         return found if isinstance(found, list) else None
-    lists = [value for value in found.values() if isinstance(value, list) and all(isinstance(one, dict) for one in value)]
-    filled = [rows for rows in lists if rows]
-    return filled[0] if len(filled) == 1 else [] if lists and not filled else None
+    filled = [rows for rows in _lists(found) if rows]
+    return filled[0] if len(filled) == 1 else None if filled else []
+
+
+def _is_row(found: Any) -> bool:
+    """Whether an object is a row, by its columns, or because it has no list of rows."""
+    return isinstance(found, dict) and bool(found.keys() & OF_ROWS or not _lists(found))
+
+
+def _lists(found: dict[str, Any]) -> list[list[Any]]:
+    """The lists of objects in an object."""
+    return [value for value in found.values() if isinstance(value, list) and all(isinstance(one, dict) for one in value)]
 
 
 def _parquet(file: Path) -> Iterator[Block]:
@@ -332,6 +345,10 @@ def _parquet(file: Path) -> Iterator[Block]:
     with _explained(f"{file.name} is not Parquet"):
         opened = parquet.ParquetFile(file)
     with opened:
+        names = opened.schema_arrow.names
+        if len(set(names)) < len(names):
+            name, times = Counter(names).most_common(1)[0]
+            raise PedigreeError(f"{file.name} has {times} columns called {name!r:.80}: rename them, or leave all but one out")
         number, batches = 0, opened.iter_batches(_at_once(opened.metadata))
         while True:
             with _explained(f"{file.name}: rows from {number} on cannot be read"):
@@ -355,8 +372,28 @@ def _alone(part: "RecordBatch") -> "RecordBatch":
 
 def _in_batch(file: str, first: int, batch: "RecordBatch") -> Iterator[tuple[str, Any]]:
     with _explained(f"{file}: rows {first} to {first + len(batch) - 1} cannot be read"):
-        rows = batch.to_pylist()
+        try:
+            rows = batch.to_pylist()
+        except (ValueError, OverflowError):
+            columns = [_values(column) for column in batch.columns]
+            rows = [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
     yield from ((f"{file}[{number}]", row) for number, row in enumerate(rows, start=first))
+
+
+def _values(column: "Array[Any]") -> list[Any]:
+    """A column's values; one that Python has no form for, such as a time after the year 9999, is `Unreadable`, so that it makes a row bad
+    only if it is read. Raises what pyarrow raises for damaged ones."""
+    from pyarrow import ArrowException
+
+    found = []
+    for value in column:
+        try:
+            found.append(value.as_py())
+        except (ValueError, OverflowError) as error:
+            if isinstance(error, (UnicodeError, ArrowException)):
+                raise
+            found.append(Unreadable(f"{value.type}", str(error)))
+    return found
 
 
 def _at_once(metadata: "FileMetaData") -> int:

@@ -106,8 +106,10 @@ class OpenSource:
     """The type whose layouts its rows are read by."""
 
     def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
-        """Raise PedigreeError for too many bad rows or too few usable ones."""
+        """Raise PedigreeError for a source without a row, too many bad rows or too few usable ones."""
         read, limit = usable + len(bad), self.max_bad_rows
+        if not (read or self.left_out):
+            raise PedigreeError(f"{self.name}: empty, without any row: add rows, or name another source")
         bad = [row for row in bad if not row.out_of_turn]
         allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
         if len(bad) > allowed:
@@ -175,12 +177,10 @@ def problem_of_first_rows(config: PrepareData, source: Files, outside: Outside) 
     try:
         given = opened(source, config.record, config.task, outside) if form is None else _opened_by(form, source, str(config.task), outside)
         blocks = iter(given.blocks)
-        first = next(blocks, None)
-        if first is None:
-            return f"{given.name}: empty, without any row: add rows, or name another source"
-        if not isinstance(source.max_bad_rows, int):
+        first = (part for part in map(given.parse, blocks) if part.rows or part.bad)  # the first file of a folder may be empty
+        parsed = next(first, Parsed([], [], [], []))
+        if not isinstance(source.max_bad_rows, int) and (parsed.rows or parsed.bad):
             return None
-        parsed = given.parse(first)
         name = given.name if next(blocks, None) is None else f"the first rows of {given.name}"
         replace(given, name=name, portion=ALL).refuse(len(parsed.rows), parsed.bad)
         there = row_files.rows_at_most(path)

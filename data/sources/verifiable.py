@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from pedigree.data.records.decimals import as_written
+
 NAMES = {
     "gsm8k": "gsm", "math": "math", "strict_math": "strict_math", "ifeval": "ifeval", "ifeval_old": "ifeval", "code": "python",
     "code_stdio": "python",
@@ -59,7 +61,11 @@ def named(name: str, truth: Any) -> dict[str, Any]:
         return _program(truth)
     if name == "facts":
         found = _decoded(truth)
-        return {**found, "name": name} if isinstance(found, dict) else {"name": name, "answer": truth}
+        if not isinstance(found, dict):
+            return {"name": name, "answer": truth}
+        if found.get("name") not in (None, name):
+            raise ValueError(f"ground_truth has a fact called name ({found['name']!r:.80}), which is the verifier's: call it otherwise")
+        return {**found, "name": name}
     if name == "exact_match" and isinstance(truth, list):
         return {"name": name, "answer": [_answer(name, one) for one in truth]}
     truth = _single(truth, "ground_truth")
@@ -96,10 +102,7 @@ def _written(value: Any) -> str | None:
         return str(int(value))
     if not isinstance(value, (Real, Decimal)) or not np.isfinite(float(value)):
         return None
-    exact = Decimal(str(value))
-    if isinstance(value, float) and len(exact.as_tuple().digits) > 12 and float(np.float32(value)) == value:
-        exact = Decimal(str(np.float32(value)))  # a column of 32 bits: 0.1 is read as 0.10000000149011612; but 2^-13 has 10 digits
-    text = format(exact, "f")
+    text = format(as_written(value), "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

@@ -18,6 +18,7 @@ from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.configs.language.stated_sources import generators_of, licences_of
 from pedigree.configs.rows.datasets import title
 from pedigree.data.artifacts.artifacts import ADOPTED, Record, Run
+from pedigree.data.sources.leaks import PLANTED
 from pedigree.data.sources.row_files import ending
 from pedigree.pipelines.json_documents import Hidden
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
@@ -127,7 +128,7 @@ def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str
     """
     others = [source for source in sources if title(source)]
     own = {source.get("type") for source in sources} - {source.get("type") for source in others}
-    made_here = name in own or ("leaks" in own and name.startswith("leak-")) or "artifact" in own
+    made_here = name in own or ("leaks" in own and name in PLANTED) or "artifact" in own
     return [source for source in others if rows_called(source) == name] or ([] if made_here else others)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pedigree.configs.rows.overlap_criteria import Waiver
 from pedigree.data.contamination.coverage import Benchmarks, Overlap
 from pedigree.data.records.scattered import Numbers
-from pedigree.data.sources.leaks import LEAK
+from pedigree.data.sources.leaks import PLANTED
 from pedigree.stages.job.failures import StageError
 
 REMOVED, WAIVED = "removed", "waived"
@@ -52,7 +52,7 @@ class Hit(NamedTuple):
 
 def hit_of(place: int, row: Mapping[str, Any], overlaps: list[Overlap], waivers: Sequence[Waiver]) -> Hit:
     """Decide on each overlap of a row. Planted rows are never waived, because they must be removed."""
-    waivers = () if row["source"].startswith(LEAK) else waivers
+    waivers = () if row["source"] in PLANTED else waivers
 
     def verdict(one: Overlap) -> str:
         return WAIVED if any(waiver.covers(one.benchmark, one.item["id"]) for waiver in waivers) else REMOVED

@@ -17,7 +17,7 @@ from pedigree.data.contamination.coverage import ALIKE, Benchmarks
 from pedigree.data.contamination.decontamination import Comparison
 from pedigree.data.records import records
 from pedigree.data.records.scattered import Scattered, search
-from pedigree.data.sources.leaks import LEAK
+from pedigree.data.sources.leaks import PLANTED
 from pedigree.stages.core.overlaps import (
     REMOVED,
     WAIVED,
@@ -94,7 +94,7 @@ def compare(comparison: Comparison, benchmarks: Benchmarks, data: Artifact, conf
     def look(place: int, rows: Sequence[dict[str, Any]]) -> Compared:
         overlaps = zip(rows, comparison.overlaps(rows), strict=True)
         hits = [hit_of(place + at, row, some, config.waivers).with_ids() for at, (row, some) in enumerate(overlaps) if some]
-        return Compared(hits, [(place + at, row["id"]) for at, row in enumerate(rows) if row["source"].startswith(LEAK)])
+        return Compared(hits, [(place + at, row["id"]) for at, row in enumerate(rows) if row["source"] in PLANTED])
 
     found, by_position = search(data, look, job.numerics.threads, job.progress, comparison.compile)
     hits = [hit.with_items(items) for one in found for hit in one.hits]

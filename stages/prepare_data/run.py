@@ -37,7 +37,7 @@ from pedigree.data.records.records import FORM_FILE
 from pedigree.data.records.scattered import Numbers
 from pedigree.data.sources import procedural, sources
 from pedigree.data.sources.dataset_builder import DatasetBuilder, RowIndex, SourceRows
-from pedigree.data.sources.leaks import LEAK
+from pedigree.data.sources.leaks import PLANTED
 from pedigree.data.sources.row_files import listed
 from pedigree.data.sources.shares import Portion
 from pedigree.data.sources.sources import OpenSource, Outside, Parsed
@@ -120,7 +120,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         "sources": counts["sources"],
         "dropped": counts["drops"] | by_fault,
         "bad_rows": len(bad_rows) - by_fault.total(),
-        "planted_leaks": sum(number for name, number in counts["sources"].items() if name.startswith(LEAK)),
+        "planted_leaks": sum(number for name, number in counts["sources"].items() if name in PLANTED),
         "validation": recorded(verdict),
         **({"out_of_turn": counts["out_of_turn"]} if counts["out_of_turn"] else {}),
     }
@@ -206,8 +206,6 @@ def count(taken: Sequence[SourceRows], rows: RowIndex, drops: Mapping[int, Drop]
 
 def nothing_left(counts: Mapping[str, Any], taken: Sequence[SourceRows]) -> str:
     bad = [row for part in taken for row in part.bad]
-    if all(part.is_empty for part in taken):
-        return f"{', '.join(part.source.name for part in taken)}: empty, without any row: add rows, or name another source"
     why = f"(dropped: {counts['drops']}), and {len(bad)} more are malformed"
     message = f"no row is left of {counts['read']} {why}: loosen the filters, fix the rows, or add sources"
     return f"{message}:\n  {listed(bad)}" if bad else message

@@ -5,7 +5,9 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from row_reading import load_file, write_file
 
 from pedigree.configs.base.problems import PedigreeError
@@ -15,6 +17,7 @@ from pedigree.data.sources.layouts import example_of
 ASKED, ANSWERED = [{"role": "user", "content": "How old is it?"}], [{"role": "assistant", "content": "Ninety years."}]
 WORSE = [{"role": "assistant", "content": "No idea."}]
 SHAREGPT = [{"from": "human", "value": "How old is it?"}, {"from": "gpt", "value": "Ninety years."}]
+TURN = pa.struct({"role": pa.string(), "content": pa.string(), "at": pa.timestamp("us")})
 LONGER = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello!"}, *ASKED]
 
 
@@ -124,6 +127,23 @@ def test_json_lines_under_the_name_of_json_are_read_as_such(tmp_path):
         load_file(tmp_path / "y.json")
 
 
+@pytest.mark.parametrize("first", [{"prompt": "a\u2028b\x85c", "completion": "b"}, {"messages": LONGER}, {"prompt": "a", "seen": [{}]}])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_json_lines_under_the_name_of_json_may_be_one_row_and_hold_any_character(tmp_path, first, end):
+    (tmp_path / "x.json").write_text(json.dumps(first, ensure_ascii=False) + end)
+    assert list(row_files.read(tmp_path / "x.json")) == [("x.json:1", first)]
+    (tmp_path / "y.json").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in [first, *ROWS]))
+    assert [row for _, row in row_files.read(tmp_path / "y.json")] == [first, *ROWS]
+
+
+def test_one_row_under_the_name_of_json_may_have_columns_of_its_own(tmp_path):
+    (tmp_path / "x.json").write_text('{"question": "How old is it?", "answer": "Ninety years."}\n')
+    (row,) = load_file(tmp_path / "x.json", columns={"prompt": "question", "completion": "answer"}).rows
+    assert row["messages"] == [*ASKED, *ANSWERED]
+    (tmp_path / "y.json").write_text(json.dumps({"version": "1.1", "data": []}))
+    assert list(row_files.read(tmp_path / "y.json")) == []
+
+
 def test_one_json_document_under_the_name_of_json_lines_is_read_as_such(tmp_path):
     for number, written in enumerate((json.dumps(ROWS, indent=1), "\ufeff[\n" + ",\n".join(map(json.dumps, ROWS)) + "\n]\n")):
         (tmp_path / f"x{number}.jsonl").write_text(written)
@@ -187,6 +207,19 @@ def test_columns_that_are_not_read_may_hold_anything(tmp_path):
     assert row["messages"] == load_file(tmp_path / "y.jsonl").rows[0]["messages"]
 
 
+def test_a_time_that_python_has_no_form_for_harms_no_row_that_leaves_it_unread(tmp_path):
+    late, turns = pa.array([0, 2**62], pa.timestamp("us")), [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    at = pa.array([[one | {"at": when} for one in turns] for when in (0, 2**62)], pa.list_(TURN))
+    parquet.write_table(pa.table({"prompt": ["a"] * 2, "completion": ["b"] * 2, "at": late}), tmp_path / "x.parquet")
+    assert [row["messages"] for row in load_file(tmp_path / "x.parquet").rows] == [turns] * 2
+    parquet.write_table(pa.table({"messages": at}), tmp_path / "y.parquet")
+    loaded = load_file(tmp_path / "y.parquet", max_bad_rows=1)
+    assert [row["messages"] for row in loaded.rows] == [turns] and [bad.place for bad in loaded.bad] == ["y.parquet[1]"]
+    parquet.write_table(pa.table({"prompt": ["a"] * 2, "response": ["b", "c"], "help": late}), tmp_path / "z.parquet")
+    (bad, _) = load_file(tmp_path / "z.parquet", "preference", attributes={"help": 1.0}, max_bad_rows=2).bad
+    assert bad.reason.startswith("help datetime")
+
+
 @pytest.mark.parametrize("row", [{"prompt": date(2024, 1, 1), "completion": "b"}, {"prompt": "a", "completion": 10**400}])
 def test_what_is_read_and_is_no_text_is_a_bad_row(row):
     with pytest.raises(ValueError, match=r"is not \{role, content\}|has no text"):
@@ -230,6 +263,14 @@ def test_a_system_prompt_beside_another_system_turn_is_refused_unless_both_are_e
 def test_labels_are_read_as_tables_and_text_have_them(tmp_path, label, score):
     (row,) = load_file(write_file(tmp_path / "x.jsonl", [{"prompt": "a", "completion": "b", "label": label}]), "preference").rows
     assert row["answers"][0]["score"] == score
+
+
+@pytest.mark.parametrize("label", [True, 1, 1.0, "true"])
+def test_a_label_comes_before_a_score_in_each_of_its_forms(tmp_path, label):
+    """Scores beside labels are those of a model."""
+    row = {"prompt": "a", "completion": "b", "label": label, "score": 0.3}
+    (made,) = load_file(write_file(tmp_path / "x.jsonl", [row]), "preference").rows
+    assert made["answers"][0]["score"] == 1
 
 
 @pytest.mark.parametrize("label", ["good", 0.5, -1, 2, [True], "1.0"])

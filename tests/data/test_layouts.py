@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pedigree.data.sources.attributes import grouped
@@ -86,6 +87,65 @@ def test_rows_without_a_response_are_bad_rows_and_the_others_stay():
     found = [row for _, row in grouped([(str(number), row) for number, row in enumerate(rows)], {"help": 1.0})]
     assert [one.reason for one in found if isinstance(one, Unreadable)] == ["the row has no response"] * 2
     assert [one["score"] for one in found if not isinstance(one, Unreadable)] == [4.0]
+
+
+def rated(**asked: Any) -> list[tuple[str, Any]]:
+    """Two rows, whose responses are rated otherwise; each column of `asked` has one value for either."""
+    rows = [{name: values[number] for name, values in asked.items()} for number in range(2)]
+    return [(str(number), {**row, "response": f"answer {number}", "help": number}) for number, row in enumerate(rows)]
+
+
+ONE, OTHER = [turn("user", "Name a sea.")], [turn("user", "Name a lake.")]
+TOOLS = [{"name": "look"}], [{"name": "find"}]
+APART = {
+    **{name: {name: (ONE, OTHER)} for name in ("messages", "conversations", "conversation", "context_messages", "prompt")},
+    **{name: {"prompt": ("Hi.", "Hi."), name: ("Be brief.", "Be long.")} for name in ("system", "system_prompt")},
+    "history": {"prompt": ("Hi.", "Hi."), "history": (None, [["Hello.", "Hello!"]])},
+    "images": {"prompt": ("Hi.", "Hi."), "images": ([], ["x.png"])},
+    "tools": {"prompt": ("Hi.", "Hi."), "tools": TOOLS},
+    "functions": {"prompt": ("Hi.", "Hi."), "functions": TOOLS},
+}
+
+
+@pytest.mark.parametrize("what", APART)
+def test_rated_responses_to_something_else_are_not_compared(what):
+    found = list(grouped(rated(**APART[what]), {"help": 1.0}))
+    assert [(place, row["response"], row["score"]) for place, row in found] == [("0", "answer 0", 0.0), ("1", "answer 1", 1.0)]
+
+
+@pytest.mark.parametrize("column", ["messages", "conversations", "conversation", "context_messages", "prompt"])
+def test_rated_responses_to_the_same_turns_are_compared_whichever_column_has_them(column):
+    ((_, row),) = grouped(rated(**{column: (ONE, ONE), "system": (None, ""), "tools": ([], None)}), {"help": 1.0})
+    example = example_of(row, record="preference")
+    assert example.messages == ONE and [(one["text"], one["score"]) for one in example.answers] == [("answer 1", 1), ("answer 0", 0)]
+
+
+def test_a_rated_response_to_nothing_is_a_bad_row_by_itself():
+    found = list(grouped(rated(question=("Hi.", "Hi.")), {"help": 1.0}))
+    assert [place for place, _ in found] == ["0", "1"] and all("the row has no prompt: none of messages" in row.reason for _, row in found)
+
+
+def test_a_rated_response_that_was_cut_off_stays_so():
+    ((_, row),) = grouped(rated(prompt=("Hi.", "Hi."), finish_reason=("stop", "length")), {"help": 1.0})
+    assert [one.get("finish_reason") for one in example_of(row).answers] == ["length", None]
+
+
+@pytest.mark.parametrize(("values", "score"), [([0.1, 0.3], 0.3), ([0.7, 0.9], 0.9)])
+def test_ratings_in_32_bits_are_what_was_written(values, score):
+    ratings = pa.array(values, pa.float32()).to_pylist()
+    rows = [(str(number), {"prompt": "Hi.", "response": str(number), "help": rating}) for number, rating in enumerate(ratings)]
+    ((_, row),) = grouped(rows, {"help": 1.0})
+    assert row["answers"][1]["score"] == score
+
+
+def test_instructions_have_verifiers_like_prompts():
+    asked = {"instruction": "Add the numbers.", "input": "1 and 1"}
+    math = {"name": "math", "answer": "2"}
+    assert example_of({**asked, "ground_truth": 2}, "math").verifier == math
+    assert example_of({**asked, "dataset": "MATH", "ground_truth": "2", "output": "It is 2."}).verifier == math
+    assert example_of({**asked, "verifier": {"name": "math", "answer": 2.0, "tests": None}}).verifier == math
+    with pytest.raises(ValueError, match="dataset 'chess' is none of the verifiers"):
+        example_of({**asked, "dataset": "chess", "ground_truth": "2"})
 
 
 REFUSED = {

@@ -293,3 +293,14 @@ def test_turns_are_found_without_marks_where_the_marks_are(tmp_path, name):
         )
         compared += 1
     assert compared == (6 if name in ("qwen", "llama3_1") else 4)
+
+
+def test_a_system_turn_that_a_template_leaves_out_is_refused_and_a_mode_that_it_writes_otherwise_is_not(tmp_path):
+    deaf = chat_of(tmp_path / "deaf", UNMARKED.replace("for message in messages", "for message in messages if message.role != 'system'"))
+    assert trained(deaf, PROBE) == ["2", "It is 4."]
+    with pytest.raises(ChatError, match=r"leaves out the system turn \('Be brief\.'\): use another template, leave system turns out"):
+        deaf.training([*SYSTEM, *PROBE], "assistant")
+    smollm3 = chat_of(tmp_path / "smollm3", (SHIPPED / "smollm3.jinja").read_text())
+    for mode in ("/think", "/no_think"):
+        text = smollm3.tokenizer.decode(smollm3.training([{"role": "system", "content": mode}, *PROBE], "assistant")[0])
+        assert f"Reasoning Mode: {mode}\n" in text

@@ -77,9 +77,8 @@ def foreign(file: Path) -> None:
     parquet.write_table(pyarrow.table({"prompt": texts}), file)
 
 
-def late(file: Path) -> None:
-    """A time that Python has no form for."""
-    parquet.write_table(pyarrow.table({"at": pyarrow.array([1 << 45], pyarrow.timestamp("s"))}), file)
+def twice(file: Path) -> None:
+    parquet.write_table(pyarrow.table([["a"], ["b"], ["c"]], names=["prompt", "completion", "prompt"]), file)
 
 
 def headless(file: Path) -> None:
@@ -94,7 +93,7 @@ def headless(file: Path) -> None:
     [
         (flipped, r"x.parquet: rows from 0 on cannot be read: "),
         (foreign, r"x.parquet: rows 0 to 1 cannot be read: "),
-        (late, r"x.parquet: rows 0 to 0 cannot be read: "),
+        (twice, r"x.parquet has 2 columns called 'prompt': rename them, or leave all but one out$"),
         (headless, r"x.parquet is not Parquet: "),
     ],
 )

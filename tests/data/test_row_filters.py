@@ -418,6 +418,23 @@ def test_keywords_are_whole_words():
     assert apply(rows, {"type": "keywords", "words": ["ai", "C++"]}) == (["b", "d"], [("a", "keywords", "ai"), ("c", "keywords", "c++")])
 
 
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("机器人", "我是机器人。"), ("ロボット", "私はロボットです"), ("人", "人々"), ("로봇", "저는 로봇입니다"),
+        ("หุ่นยนต์", "ฉันเป็นหุ่นยนต์ครับ"), ("delve", "用delve这个词"),
+        ("cafe\u0301", "Ein CAFÉ."), ("café", "Ein Cafe\u0301."), ("straße", "STRASSE"),
+    ],
+)  # fmt: skip
+def test_keywords_are_found_where_words_have_no_spaces_and_accents_are_written_apart(word, text):
+    assert list(dropped({"type": "keywords", "words": [word]}, row("Hello.", text), row("Hello.", "Hello!"))) == [0]
+
+
+@pytest.mark.parametrize(("word", "text"), [("delve", "delves"), ("delve", "updelve"), ("cafe", "Ein Cafe\u0301."), ("7", "机器人17")])
+def test_parts_of_words_are_no_keywords(word, text):
+    assert not dropped({"type": "keywords", "words": [word]}, row("Hello.", text))
+
+
 def test_a_row_is_dropped_once_and_is_no_duplicate_of_a_row_that_is_gone_already():
     rows = [named("long", "x", "y" * 20), named("twin", "X", "y" * 20), named("kept", "x", "y")]
     configs = [{"type": "max_characters", "limit": 10}, {"type": "exact_duplicates"}]

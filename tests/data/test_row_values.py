@@ -4,6 +4,7 @@ import datetime
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -148,3 +149,15 @@ def test_the_first_column_with_a_licence_counts_whether_it_is_a_text_or_a_list()
     one = TypeAdapter(Filter).validate_python({"type": "licences", "allow": ["mit"]})
     assert unlicensed(one, {"license": [], "licence": ["gpl-3.0"]}, "mit") == "gpl-3.0 (licence)"
     assert unlicensed(one, {"license": ["mit"], "licence": "gpl-3.0"}, "gpl-3.0") is None
+
+
+@pytest.mark.parametrize("written", [0.1, 0.3, 0.7, 0.9, 1e-7, 123.456])
+def test_a_number_in_32_bits_is_what_was_written(written):
+    (value,) = pa.array([written], pa.float32()).to_pylist()
+    assert value != written
+    assert verdict(value, min=written, max=written) is None and verdict(value, one_of=[written]) is None
+
+
+@pytest.mark.parametrize("value", [2**-13, 1365 / 4096, 1 / 3, 1e300])
+def test_a_number_in_64_bits_is_itself(value):
+    assert verdict(value, min=value, max=value) is None and verdict(value, max=value - value / 1000) is not None

@@ -91,6 +91,20 @@ def test_marks_of_turns_are_kept_also_on_the_last_one(tmp_path, suffix):
     assert load_file(write(tmp_path / f"rows.{suffix}", {"messages": messages})).rows[0]["messages"] == messages
 
 
+@pytest.mark.parametrize("role", ["user", "system", "tool"])
+def test_marks_of_other_turns_say_nothing_if_they_are_false_and_are_refused_by_name_if_not(tmp_path, role):
+    """Axolotl's rows have a mark in every turn."""
+    first = [turn("system", "a")] if role == "system" else []
+    calls = [turn("user", "a"), turn("call", '{"name": "f", "arguments": {}}') | {"train": True}] if role == "tool" else []
+    messages = [*first, *calls, turn("tool" if calls else "user", "b"), turn("assistant", "c") | {"train": True}]
+    given = [one | ({"train": False} if one["role"] not in ("assistant", "call") else {}) for one in messages]
+    (row,) = load_file(write(tmp_path / "rows.jsonl", {"messages": given})).rows
+    assert row["messages"] == messages
+    wrong = [one | ({"train": True} if one["role"] == role else {}) for one in messages]
+    with pytest.raises(PedigreeError, match=rf"\({role}\) has train True: only turns of the assistant are trained, so leave the mark out"):
+        load_file(write(tmp_path / "rows.jsonl", {"messages": wrong}))
+
+
 CUT = {"finish_reason": "length"}
 ANSWERS = [{"text": "3", "score": 2, **CUT}, {"text": "4", "score": 1, "win_rate": 0.25}]
 CUT_OFF = [

@@ -199,8 +199,14 @@ def test_a_recipe_names_the_verifier_itself(name, truth, verifier):
         (["a", "b"], {"answer": ["a", "b"]}),
         ({"solution": "12", "level": 3}, {"solution": "12", "level": 3}),
         ('{"solution": "12", "level": 3}', {"solution": "12", "level": 3}),
+        ({"name": None, "level": 3}, {"level": 3}),
     ],
 )
 def test_facts_keep_the_ground_truth_as_it_is(truth, expected):
     row = {"prompt": "q", "ground_truth": truth}
     assert layouts.example_of(row, "facts").verifier == {"name": "facts", **expected}
+
+
+def test_a_fact_has_another_name_than_the_verifiers():
+    with pytest.raises(ValueError, match=r"ground_truth has a fact called name \('Bob'\), which is the verifier's: call it otherwise"):
+        layouts.example_of({"prompt": "q", "ground_truth": {"name": "Bob", "age": 3}}, "facts")

@@ -146,6 +146,8 @@ def test_rows_that_another_stage_may_have_made_are_not_said_to_be_of_a_source(tm
     sources = [{"type": "artifact", "input": "clean"}, {"type": "hub", "repo": "org/foo"}]
     assert [source["repo"] for source in brought(sources, "foo")] == ["org/foo"] and brought(sources, "alpaca") == []
     assert brought(sources[1:], "alpaca") == sources[1:]
+    planted = [{"type": "leaks"}, sources[1]]
+    assert brought(planted, "leak-verbatim") == [] and brought(planted, "leak-detection") == sources[1:]
 
 
 def test_licences_travel_in_the_records_and_the_card_says_what_all_of_them_ask(tmp_path):

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 from data_lab import publish, rows_of, run_stage, seal
-from models import IMPORTS, a_job
+from models import IMPORTS, a_job, config_of
 from pyarrow import Table, parquet
 from row_reading import read_rows
 
@@ -20,6 +20,7 @@ from pedigree.configs.rows.overlap_criteria import Decontaminate
 from pedigree.data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, write_json, write_rows
 from pedigree.data.contamination.decontamination import Comparison, Index
 from pedigree.data.records import columns, records
+from pedigree.data.sources.sources import Outside, problem_of_first_rows
 from pedigree.stages.decontaminate import run as decontaminate
 from pedigree.stages.evaluate.run import split_of
 from pedigree.stages.job.failures import StageError
@@ -109,16 +110,19 @@ def test_bad_rows_within_the_budget_are_listed_in_the_evidence_and_counted(tmp_p
         run_stage(tmp_path / "refused", "prepare_data", config, files={"sums.jsonl": tmp_path / "sums.jsonl"})
 
 
-def test_an_empty_file_is_no_fault_of_others_and_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
+def test_an_empty_file_is_no_fault_of_others_in_a_folder_and_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
     row = json.dumps({"prompt": "Two?", "completion": "2"}).encode()
-    files = {"none.jsonl": b"", "marked.jsonl": b"\xef\xbb\xbf" + row + b"\r\n", "torn.jsonl": b"{"}
+    files = {"set/blank.jsonl": b"\n", "set/none.jsonl": b"", "set/x.jsonl": b"\xef\xbb\xbf" + row + b"\r\n", "torn.jsonl": b"{"}
+    (tmp_path / "set").mkdir()
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    given = {name: tmp_path / name for name in files}
-    config = {"record": "conversation", "sources": [{"type": "files", "path": name} for name in ("none.jsonl", "marked.jsonl")]}
+    given = {name: tmp_path / name for name in ("set", "torn.jsonl")}
+    config = {"record": "conversation", "sources": [{"type": "files", "path": "set"}]}
     (one,) = rows_of(run_stage(tmp_path / "made", "prepare_data", config, files=given))
     assert one["messages"] == [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"}]
-    sources = [{"type": "files", "path": name, "max_bad_rows": 1} for name in ("none.jsonl", "torn.jsonl")]
+    (source,) = config_of("prepare_data", **config).sources
+    assert problem_of_first_rows(config_of("prepare_data", **config), source, Outside(files=given)) is None
+    sources = [{"type": "files", "path": "torn.jsonl", "max_bad_rows": 1}]
     with pytest.raises(StageError, match=r"no row is left of 0 \(dropped: {}\), and 1 more are malformed"):
         run_stage(tmp_path / "nothing", "prepare_data", {**config, "sources": sources}, files=given)
 
@@ -129,10 +133,13 @@ def test_a_file_without_rows_is_called_empty(tmp_path, data):
     files["a.jsonl"].write_bytes(data)
     files["b.json"].write_bytes(data or b'{"data": []}')
     parquet.write_table(Table.from_pylist([]), files["c.parquet"])
-    for name in files:
-        config = {"record": "conversation", "sources": [{"type": "files", "path": name}]}
-        with pytest.raises(StageError, match=rf"^{name[0]}: empty, without any row"):
-            run_stage(tmp_path / "made" / name, "prepare_data", config, files=files)
+    files["full.jsonl"] = tmp_path / "full.jsonl"
+    write_rows(files["full.jsonl"], [{"prompt": "Two?", "completion": "2"}])
+    for name in ("a.jsonl", "b.json", "c.parquet"):
+        for others in ([], ["full.jsonl"]):
+            config = {"record": "conversation", "sources": [{"type": "files", "path": one} for one in (*others, name)]}
+            with pytest.raises(PedigreeError, match=rf"^{name[0]}: empty, without any row"):
+                run_stage(tmp_path / "made" / name / f"{len(others)}", "prepare_data", config, files=files)
 
 
 def test_rows_that_a_rule_drops_are_counted_by_their_fault_beside_those_that_filters_drop(tmp_path):
@@ -260,6 +267,15 @@ def test_a_setting_that_might_leave_copies_in_is_refused():
     ):
         with pytest.raises(ValueError, match=bound):
             Decontaminate.model_validate(setting)
+
+
+def test_a_source_of_ones_own_is_no_planted_leak_whatever_it_is_called(tmp_path, suite):
+    write_rows(tmp_path / "leak-detection.jsonl", [{"prompt": "Is the tap leaking?", "completion": "Yes."}])
+    config = {"record": "conversation", "sources": [{"type": "files", "path": "leak-detection.jsonl"}]}
+    data = run_stage(tmp_path / "data", "prepare_data", config, files={"leak-detection.jsonl": tmp_path / "leak-detection.jsonl"})
+    made = run_stage(tmp_path / "clean", "decontaminate", {}, data=data, benchmarks={"suite": suite})
+    assert rows_of(made) == rows_of(data) and rows_of(data)[0]["source"] == "leak-detection"
+    assert [one.record.metrics["planted_leaks"] for one in (data, made)] == [0, 0]
 
 
 def test_a_further_benchmark_that_removes_nothing_changes_no_content_and_explains_no_leak(tmp_path, suite, raw, clean):

@@ -120,11 +120,12 @@ def test_the_models_own_template_is_kept_or_missed_by_name(sourced, tmp_path, ll
 IRREGULAR = {
     "assistant_first": [assistant("Hello!"), *PROBE],
     "same_role": [user("Well."), user("What is 1 + 1?"), assistant("2"), assistant("Two, that is.")],
+    "assistant_after_system": [{"role": "system", "content": "Be brief."}, assistant("Hello!"), *PROBE],
     "late_system": [*PROBE[:2], {"role": "system", "content": "Be brief."}, *PROBE[2:]],
 }
 
 
-REFUSED = {(name, "late_system") for name in ("llama3_1", "mistral", "gemma", "qwen", "smollm3")}
+REFUSED = {(name, "late_system") for name in ("llama3_1", "mistral", "gemma", "qwen", "smollm3")} | {("gemma", "assistant_after_system")}
 """Those that would leave out the system's text, or raise an error."""
 
 

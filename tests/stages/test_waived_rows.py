@@ -40,7 +40,7 @@ def test_rows_of_waived_items_stay_and_are_on_record_but_not_those_of_others_too
         said("again", QUESTIONS[first], "Now!"),
         said("both", QUESTIONS[first], QUESTIONS[second]),
         said("removed", QUESTIONS[third]),
-        said("planted", QUESTIONS[first], source="leak-sums"),
+        said("planted", QUESTIONS[first], source="leak-verbatim"),
     ]
     waiver = {"benchmark": "sums", "items": [first, second], "because": "we own it"}
     one = {"benchmark": "sums", "items": [first], "because": "we own it"}
