@@ -67,7 +67,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         learner = make_learner(config, inputs, chat, job)
         trainer = learner.trainer
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
-        state = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
+        state: dict[str, Any] = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
         state.setdefault("recent", [state["updates"]])
         if rewards:
             rewards.resume(state.get("raters", {}))

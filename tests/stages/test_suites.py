@@ -189,9 +189,12 @@ def by_cascade(answer: str, text: str) -> float:
 def test_answers_of_each_task_of_big_bench_hard_are_found_in_what_models_write(task):
     answer, other = BBH[task]
     assert len(BBH) == 27
-    for text in ("So the answer is {}.", "**So the answer is {}.**", "**So the answer is {}**.", "So the answer is **{}**.", "The answer is {}.",
-                 "Answer: {}", "So the answer is: {}", "So the answer is {}. The person lies.", f"Is it {other}? So the answer is {{}}.",
-                 f"So the answer is {other}. No, wait.\nSo the answer is {{}}."):  # fmt: skip
+    said = (
+        *("So the answer is {}.", "**So the answer is {}.**", "**So the answer is {}**.", "So the answer is **{}**.", "The answer is {}."),
+        *("Answer: {}", "So the answer is: {}", "So the answer is {}. The person lies.", f"Is it {other}? So the answer is {{}}."),
+        f"So the answer is {other}. No, wait.\nSo the answer is {{}}.",
+    )
+    for text in said:
         assert by_cascade(answer, text.format(answer)) == 1, text
         assert by_cascade(other, text.format(answer)) == 0, text
 
