@@ -34,7 +34,7 @@ ASIDE = re.compile(r"(?<!\s)[,;]?\s++(?:because|since|so|which|that|in total|alt
 """What follows a stated answer in its line."""
 LEADING = re.compile(
     r"(?:[\s,:]*\b(?:therefore|thus|then|hence|so|just|indeed|again|now|still|always|also|only|of course|in fact|in this case|as follows"
-    r"|(?!(?:approximate|near|rough|hard|unlike|doub|trip|on)ly\b)[a-z]+ly|equal to|equals|given by|found to be|going to be|that"
+    r"|(?!(?:(?:approximate|near|rough|hard|unlike|trip|on)ly|doubly)\b)[a-z]+ly|equal to|equals|given by|found to be|going to be|that"
     r"|(?:the )?(?:number|value|integer|fraction|expression|option|choice|letter|set|interval|pair|point|vector|matrix|function))\b)+"
     r"[\s,:]+(?=\S)",
     re.IGNORECASE,
