@@ -1,8 +1,8 @@
 """What a run that was killed, canceled or abandoned has left: it is completed, taken or cleared, and nobody waits for ever."""
 
-import _thread
 import re
 import shutil
+import signal
 import sys
 import threading
 import traceback
@@ -126,13 +126,13 @@ def test_an_abandoned_force_gives_way_to_the_cache_unless_it_got_somewhere(finis
 def test_a_second_ctrl_c_does_not_claim_that_the_jobs_have_ended(
     finished: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = threading.Event()
+    ended, runner = threading.Event(), threading.main_thread()
 
     def ensured(run: RunContext, node: Node, **_: Any) -> Any:
-        _thread.interrupt_main()
-        run.cancelled.wait()
-        until(lambda: "shutdown" in called_by(threading.main_thread()))  # it waits for this thread
-        _thread.interrupt_main()
+        until(lambda: "wait" in called_by(runner) and "submit" not in called_by(runner))
+        signal.pthread_kill(runner.ident or 0, signal.SIGINT)
+        until(lambda: "shutdown" in called_by(runner))  # it waits for this thread
+        signal.pthread_kill(runner.ident or 0, signal.SIGINT)
         ended.wait()
         raise StageFailed(node.address, "cancelled", "ended at last")
 
@@ -142,6 +142,7 @@ def test_a_second_ctrl_c_does_not_claim_that_the_jobs_have_ended(
         assert run_what_is_due(run, frozenset({"lab/cleaner"}), frozenset({"lab/cleaner"}), "never") is None
     finally:
         ended.set()
+        until(lambda: not runs_module.still_ending())
     out = capsys.readouterr().out
     assert "interrupted twice; jobs are still being ended" in out and "all jobs ended" not in out
 
