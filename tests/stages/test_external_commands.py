@@ -100,7 +100,7 @@ def test_a_model_is_imported_and_the_rest_of_its_folder_left_out(tmp_path):
         (command("echo first; echo why >&2; exit 3; : {output}"), r"bash ended with exit code 3; the end of its output:\nfirst\nwhy"),
         (command(": {output}"), r"ended without an error, but wrote nothing to \{output\}"),
         (command("echo '{\"a\": 1}' > {output}/rows.jsonl"), "1 malformed rows of 1"),
-        (command("touch {output}/rows.jsonl"), "no rows"),
+        (command("touch {output}/rows.jsonl"), "empty, without any row"),
         (command("touch {output}/model.bin", output="policy"), "config.json is missing; it has model.bin"),
         (command("echo {} > {output}/config.json", output="policy"), "has no weights in safetensors"),
         (command("echo '{\"a\": \"x\"}' > {output}/metrics.json", output="report"), "a 'x', which is not a finite number"),
