@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,6 +30,11 @@ SCHEMAS, KUBECTL, VERSION = "kubernetes-validate==1.37.0", "kubernetes-client", 
 PATH = re.compile(r"/apis?/(?:[\w.-]+/)?v\w+/namespaces/(?P<namespace>[^/]+)/(?P<kind>\w+?)s(?:/(?P<name>[^/]+))?")
 CODES = {"AlreadyExists": 409, "BadRequest": 400, "Forbidden": 403, "": 400, "Invalid": 422, "NotFound": 404, "ServiceUnavailable": 503}
 Object = dict[str, Any]
+
+
+def timestamp(after_s: float = 0) -> str:
+    """As the API writes it: in UTC, to the second."""
+    return (datetime.now(UTC) + timedelta(seconds=after_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _folder(name: str, fetch: Callable[[Path], object]) -> Path:
@@ -324,13 +330,14 @@ class Cluster:
         if kind != "pod":
             job = self.things["job"][name if kind == "job" else f"{name}-nodes-0"]
             pods = [one for one in self.things["pod"].values() if one["metadata"]["job"] == job["metadata"]["name"]]
-            job["metadata"]["deletionTimestamp"] = "now"
+            job["metadata"]["deletionTimestamp"] = timestamp()
             for pod in pods:
                 self.delete("pod", pod)
             if all(one["status"]["phase"] in ("Succeeded", "Failed") for one in pods):
                 self._forget(job["metadata"]["name"])
             return
-        process, thing["metadata"]["deletionTimestamp"] = self.processes.get(name), "now"
+        process, grace = self.processes.get(name), float(grace_s or thing["spec"]["terminationGracePeriodSeconds"])
+        thing["metadata"]["deletionTimestamp"] = timestamp(grace)
         if process is None or process.poll() is not None:
             thing["status"]["phase"] = "Failed" if process is None else thing["status"]["phase"]
             self._count(thing)
@@ -339,7 +346,7 @@ class Cluster:
             thing["stopping"] = True
             subprocess.run(thing["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"], check=False)
             process.terminate()
-        kill = threading.Timer(grace_s or thing["spec"]["terminationGracePeriodSeconds"], process.kill)
+        kill = threading.Timer(grace, process.kill)
         kill.daemon = True
         kill.start()
 
@@ -375,8 +382,8 @@ class Cluster:
         with self.lock:
             for pod in self.pods:
                 pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "n1"}]
-                if reason == "DeletionByTaintManager":  # its kubelet does not answer
-                    pod["lost"] = True
+                if reason == "DeletionByTaintManager":  # its kubelet has not answered for longer than the grace period
+                    pod["lost"], pod["metadata"]["deletionTimestamp"] = True, timestamp()
                 else:
                     self.delete("pod", pod)
 

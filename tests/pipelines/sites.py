@@ -98,14 +98,14 @@ class Work:
         self.seen: list[str] = []
         """What it has shown."""
         self._run = lab.run(cancelled=threading.Event(), watch=lambda address, state, detail: self.seen.append(detail))
-        self._ends: list[Result | StageFailed] = []
+        self._ends: list[Result | Exception] = []
         self._thread = threading.Thread(target=self._work)
         self._thread.start()
 
     def _work(self) -> None:
         try:
             self._ends.append(ensure(self._run, self._run.graph.find("raw")))
-        except StageFailed as error:
+        except Exception as error:
             self._ends.append(error)
 
     def shows(self, text: str) -> bool:
@@ -122,15 +122,17 @@ class Work:
 
     def outcome(self) -> str:
         end = self._end()
-        assert isinstance(end, Result), end
+        if isinstance(end, Exception):
+            raise end
         return end.outcome
 
     def failure(self) -> StageFailed:
         end = self._end()
-        assert isinstance(end, StageFailed), end
+        if not isinstance(end, StageFailed):
+            raise AssertionError(end) from (end if isinstance(end, Exception) else None)
         return end
 
-    def _end(self) -> Result | StageFailed:
+    def _end(self) -> Result | Exception:
         self._thread.join(deadline(180))
         assert self._ends, self.seen
         return self._ends[0]
