@@ -17,7 +17,6 @@ from pedigree.pipelines.quantities import counted, size
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from pedigree.pipelines.jobs.context import RunContext
     from pedigree.pipelines.lineage.ancestry import Ancestor, Pedigree
 
 commands = typer.Typer()
@@ -250,6 +249,10 @@ def pull(
 
     Every file is hashed. No stage runs.
     """
+    from pedigree.pipelines.cli.progress import Display, watching
+    from pedigree.pipelines.jobs.context import StageFailed
+    from pedigree.pipelines.run.ensure import Result
+    from pedigree.pipelines.run.exchange import pull as fetch
     from pedigree.pipelines.run.exchange import pull_inputs
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.plans import selection
@@ -263,25 +266,10 @@ def pull(
     _print_left(raw.left)
     if raw.left and not inputs:
         echo(f"{command('pull', recipe, '--inputs')} fetches them from the remote", file=sys.stderr)
-    bring(context, chosen)
-
-
-def _print_left(lines: Collection[str]) -> None:
-    for line in lines:
-        echo(f"note: {line}", file=sys.stderr)
-
-
-def bring(context: "RunContext", selection: Collection[str]) -> None:
-    """Run `pedigree pull`; exit code 1 if files of a finished stage cannot be downloaded."""
-    from pedigree.pipelines.cli.progress import Display, watching
-    from pedigree.pipelines.jobs.context import StageFailed
-    from pedigree.pipelines.run.ensure import Result
-    from pedigree.pipelines.run.exchange import pull as fetch
-
-    board = watching(context, selection)
+    board = watching(context, chosen)
     try:
         with Display(board):
-            ends = fetch(context, selection)
+            ends = fetch(context, chosen)
     except KeyboardInterrupt:
         echo("interrupted; downloaded files are kept. Run the same command again to resume.")
         raise typer.Exit(130) from None
@@ -292,6 +280,11 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
         echo(f"note: {notice}", file=sys.stderr)
     if any(isinstance(end, StageFailed) and end.cause != "not_finished" for end in ends):
         raise typer.Exit(1)
+
+
+def _print_left(lines: Collection[str]) -> None:
+    for line in lines:
+        echo(f"note: {line}", file=sys.stderr)
 
 
 def _project_or_none() -> "Project | None":

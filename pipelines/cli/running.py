@@ -11,7 +11,6 @@ from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
 from pedigree.pipelines.cli import completion, options
-from pedigree.pipelines.cli.artifact_commands import bring
 from pedigree.pipelines.cli.console import echo, for_programs, print_table, requested
 from pedigree.pipelines.cli.quiet import prefect_server, quiet_prefect
 from pedigree.pipelines.quantities import counted
@@ -68,7 +67,6 @@ def run(
         bool, typer.Option("--record-new-files", help="Include untracked files in the recorded patch, also for all descendants.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the Kubernetes manifests of due stages; run nothing.")] = False,
-    pull: Annotated[bool, typer.Option("--pull", help="Download finished artifacts from the DVC remote; run nothing.")] = False,
     commit: Annotated[bool, typer.Option("--commit", help="Commit dvc.lock and compiled files to git if the run succeeds.")] = False,
     as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
@@ -90,12 +88,6 @@ def run(
         context.on_code_change, context.record_new_files = on_code_change, record_new_files
         chosen, forced = selection(context, request)
         context.require_checkpoint = named("--require-checkpoint", context.graph, require_checkpoint or (), chosen)
-        if pull:
-            if dry_run or forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json:
-                others = "--dry-run, --force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
-                raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {others}")
-            bring(context, chosen)
-            return
         if dry_run:
             if commit or as_json:
                 raise UsageProblem("--dry-run prints manifests, so it cannot be combined with --commit or --json")

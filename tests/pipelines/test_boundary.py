@@ -102,7 +102,7 @@ def test_every_error_that_people_meet_carries_its_exit_code():
 
 WRONG = [
     "run lob", "run tiny --only nothing", "run tiny --from nothing", "run tiny --until nothing", "run tiny --force nothing",
-    "run tiny --execution nowhere", "run tiny --execution /nowhere.yaml", "run tiny --pull --force sft",
+    "run tiny --execution nowhere", "run tiny --execution /nowhere.yaml", "run tiny --dry-run --commit",
     "run tiny --only sft --force rlvr", "run tiny --require-checkpoint nothing", "run tiny --only sft --require-checkpoint rlvr",
     "run tiny --set x", "run tiny --set x=1", "run tiny --set sft.nothing=1", "run tiny --set sft.global_batch=[", "run tiny --set =",
     "run tiny --set .=1", "run tiny --set sft.=1", "run tiny --set sft..x=1", "run tiny --set online.rounds=x", "run tiny --set online.x=1",

@@ -221,8 +221,7 @@ def test_what_lies_in_the_remote_is_done_and_comes_when_asked_for(done, tmp_path
     assert "done; files are in the remote" in done("run", "lab")
     assert "the files of 1 are only in the remote; `pedigree pull lab` downloads them" in done("run", "lab")
     assert "1 of 1 stages are available locally" in done("pull", "lab", "--only", "raw")
-    done("run", "lab", "--pull", "--force", "raw", code=2)
-    assert "4 of 4 stages are available locally" in done("run", "lab", "--pull")
+    assert "4 of 4 stages are available locally" in done("pull", "lab")
 
 
 def test_pull_without_a_remote_says_how_to_name_one(shared):
