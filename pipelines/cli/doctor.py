@@ -70,7 +70,6 @@ def examine(project: Project) -> list[Diagnosis]:
         lambda: [_lock(bool(found))],
         lambda: [_torch(bool(found))],
         lambda: [_library(name) for name in LIBRARIES if name != "torch"],
-        lambda: [_engine(bool(found))],
         lambda: [_asset(name) for name in ASSETS],
         lambda: [_gpus(found)],
         lambda: [Diagnosis("determinism", True, ON_GPUS if found else ON_CPUS), _cpu()],
@@ -159,16 +158,6 @@ def _library(name: str) -> Diagnosis:
         except importlib.metadata.PackageNotFoundError:
             continue
     return Diagnosis(name, False, "importable, but not installed by pip", missing("train,serve"))
-
-
-def _engine(gpu: bool) -> Diagnosis:
-    """Check DeepSpeed's CPU communication op, which is compiled once per machine."""
-    if gpu:
-        return Diagnosis("training engine", True, "NCCL")
-    if (assets.extensions_folder() / "deepspeed_shm_comm" / "whole").exists():
-        return Diagnosis("training engine", True, "CPU communication op is compiled")
-    return Diagnosis("training engine", True, "CPU communication op is not compiled: the first training stage takes minutes longer",
-                     set_up("python -m pedigree.stages.training.trainer"))  # fmt: skip
 
 
 def _asset(name: str) -> Diagnosis:

@@ -86,7 +86,7 @@ def device_settings(numerics: Numerics) -> dict[str, str]:
 
 
 def _compiler() -> dict[str, str]:
-    """Variables by which flashinfer and DeepSpeed, which compile at run time, find the ninja of this environment, and the lock's compiler
+    """Variables by which flashinfer, which compiles at run time, finds the ninja of this environment, and the lock's compiler
     if no other is set. Without them, vLLM chooses other kernels."""
     path = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
     if any(name in os.environ for name in ("CUDA_HOME", "CUDA_PATH")):

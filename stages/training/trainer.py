@@ -7,19 +7,14 @@ by their number; accumulation is ours (`managed_gradient_accumulation: false`), 
 
 import argparse
 import atexit
-import fcntl
-import importlib.util
-import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
@@ -30,7 +25,6 @@ from torch import Tensor, nn
 from pedigree.configs.base.frozen import Dtype
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Lora, Optimizer
-from pedigree.data.artifacts.assets import extensions_folder
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.failures import NotFinite, StageError
 from pedigree.stages.training.adapters import adapter_weights, plain_weights, write_adapters
@@ -122,8 +116,6 @@ class Trainer:
         alone = "RANK" not in os.environ
         with _distributed_environment():
             deepspeed = _deepspeed()
-            if numerics.device == "cpu":
-                load_comm_op()
             if not torch.distributed.is_initialized():
                 atexit.register(_leave)
                 if alone:  # without a port: another starting job could take it between check and use
@@ -472,6 +464,8 @@ def _deepspeed() -> Any:
 
     import deepspeed
 
+    # Otherwise it compiles an operation for inference on several CPUs, which training does not use.
+    deepspeed.ops.__dict__["__compatible_ops__"] = {}
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     return deepspeed
 
@@ -513,46 +507,3 @@ def _distributed_environment() -> Iterator[None]:
     finally:
         for name in added.keys() - {"LOCAL_RANK"}:  # ZeRO-3 reads LOCAL_RANK at every step
             os.environ.pop(name, None)
-
-
-def load_comm_op() -> None:
-    """Load DeepSpeed's CPU communication op, and compile it if it is missing (minutes, once per machine).
-
-    A complete build is loaded directly: `ninja` would recompile it for every clone, because its command line contains paths.
-    torch guards the build with a lock file that a killed process leaves behind, so that every later process would wait forever. The kernel
-    releases our `flock` when its holder dies, and nothing else uses this folder, so the holder may delete torch's lock file.
-    """
-    from deepspeed.ops.op_builder.builder import OpBuilder
-    from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
-
-    builder, folder = ShareMemCommBuilder(), extensions_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
-    ours = str(Path(sys.executable).parent)  # a different version of ninja would treat everything as out of date
-    if os.environ.get("PATH", "").split(os.pathsep)[0] != ours:
-        os.environ["PATH"] = os.pathsep.join([ours, os.environ.get("PATH", os.defpath)])
-    with (folder / ".lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        built, whole = folder / builder.name / f"{builder.name}.so", folder / builder.name / "whole"
-        (folder / builder.name / "lock").unlink(missing_ok=True)
-        if whole.exists():
-            OpBuilder._loaded_ops[builder.name] = _extension(builder.name, built)
-        else:
-            builder.load(verbose=False)
-            whole.touch()
-
-
-def _extension(name: str, path: Path) -> ModuleType:
-    """Import a compiled module by path."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-if __name__ == "__main__":
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    _deepspeed()
-    load_comm_op()
-    print(json.dumps({"built": "deepspeed_shm_comm"}))

@@ -74,14 +74,6 @@ def test_a_missing_lock_is_a_finding_and_not_the_end(project):
     assert any(found.name == "disk" for found in findings)
 
 
-def test_an_operation_that_was_not_compiled_is_told(project):
-    assert finding(project, "training engine").remedy
-    built = doctor.assets.extensions_folder() / "deepspeed_shm_comm" / "whole"
-    built.parent.mkdir(parents=True)
-    built.touch()
-    assert not finding(project, "training engine").remedy
-
-
 def test_remotes_are_listed_without_their_passwords(project):
     assert finding(project, "DVC remote").value.startswith("none")
     (project.root / ".dvc" / "config").write_text(

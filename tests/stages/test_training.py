@@ -13,7 +13,6 @@ from effects_lab import trainer_of
 from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics
-from pedigree.data.artifacts.assets import extensions_folder
 from pedigree.stages.job.job import checkpoint_names
 from pedigree.stages.training import checkpoints
 from pedigree.stages.training.checkpoints import Checkpoints
@@ -187,13 +186,11 @@ def test_a_loss_that_is_no_number_ends_the_job_and_leaves_no_checkpoint_of_it(tm
 
 @pytest.mark.proves("placement.checkpoint_every_steps")
 def test_what_a_killed_job_leaves_behind_holds_up_nobody(tmp_path, args_of):
-    """A curve without a checkpoint, a half-written checkpoint, and the file by which torch guards a compiled operation."""
-    guard = extensions_folder() / "deepspeed_shm_comm" / "lock"
-    guard.touch()
+    """A curve without a checkpoint, and a half-written checkpoint."""
     (tmp_path / "checkpoints" / ".step-000002").mkdir(parents=True)
     (tmp_path / "curve.jsonl").write_text('{"step": 1, "loss": 9.0}\n')
     done = models.run(tmp_path, *args_of("sft", SFT, {}), checkpoint_every_steps=3)
-    assert done["ok"] and not guard.exists(), done
+    assert done["ok"], done
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2, 3, 4]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
 
