@@ -141,21 +141,11 @@ class Graph:
 
     def ancestors(self, addresses: Iterable[str]) -> set[str]:
         """The stages and everything they are made from."""
-        return self._closure(addresses, lambda address: self.nodes[address].parents)
+        return set(postorder(addresses, lambda address: self.nodes[address].parents))
 
     def descendants(self, addresses: Iterable[str]) -> set[str]:
         """The stages and everything made from them."""
-        return self._closure(addresses, lambda address: self.children[address])
-
-    @staticmethod
-    def _closure(addresses, neighbours) -> set[str]:
-        found, waiting = set(), list(addresses)
-        while waiting:
-            address = waiting.pop()
-            if address not in found:
-                found.add(address)
-                waiting.extend(neighbours(address))
-        return found
+        return set(postorder(addresses, lambda address: self.children[address]))
 
 
 def shown_name(graph: Graph, node: Node) -> str:

@@ -4,7 +4,7 @@ The tokens of answers stay as sampled; observations are tokenized as the chat te
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,10 @@ from pedigree.data.records.records import FinishReason, Message
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.sampler import Arrived, Generation, Request
+from pedigree.stages.verifiers import ended as awaited
 from pedigree.stages.verifiers.environments import Environments, Episode, Outcome
 from pedigree.stages.verifiers.reward_programs import Answered, Value
 
-BEAT_SECONDS = 1.0
 PROBED: list[Message] = [{"role": "user", "content": "What follows?"}]
 """An observation for the check of the chat template."""
 
@@ -264,12 +264,6 @@ def converse(
     for talk in talks:
         if environments and talk.episode:
             environments.end(talk.episode)
-
-
-def awaited(future: "Future[Outcome]", beat: Callable[[], None]) -> Outcome:
-    while not wait([future], timeout=BEAT_SECONDS).done:
-        beat()
-    return future.result()
 
 
 @contextmanager

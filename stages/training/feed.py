@@ -4,11 +4,11 @@ A stage's global batches depend only on the step, so prefetched data need not be
 micro-batches. On GPUs tensors are built in pinned memory and copied asynchronously.
 """
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -29,37 +29,19 @@ def prefetch(items: Iterable[T], depth: int = PREFETCH_DEPTH) -> Iterator[Iterat
 
     An exception in the thread is raised at its item's position. The thread ends with the block, after its current item.
     """
-    room, ended = threading.Semaphore(depth), threading.Event()
-    ready: SimpleQueue[tuple[T | object, BaseException | None]] = SimpleQueue()
-
-    def work() -> None:
-        try:
-            source = iter(items)
-            while room.acquire() and not ended.is_set():
-                ready.put((next(source), None))
-        except StopIteration:
-            ready.put((_END, None))
-        except BaseException as error:  # the boundary of the thread: raised again in the consumer
-            ready.put((_END, error))
+    source = iter(items)
+    thread = ThreadPoolExecutor(1, "prefetch")
+    ahead = deque(thread.submit(next, source, _END) for _ in range(depth))
 
     def take() -> Iterator[Any]:
-        while True:
-            item, error = ready.get()
-            if error is not None:
-                raise error
-            if item is _END:
-                return
-            room.release()
+        while (item := ahead.popleft().result()) is not _END:
+            ahead.append(thread.submit(next, source, _END))
             yield item
 
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
     try:
         yield take()
     finally:
-        ended.set()
-        room.release()
-        thread.join()
+        thread.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)

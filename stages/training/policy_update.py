@@ -224,8 +224,24 @@ def answer_advantages(
     """(advantages (P, G, T), one per answer, or per turn if samples have rewards per turn; next state)."""
     if samples[0].turn_rewards is not None:
         return advantages.turns_normalised(_turn_rewards(samples, rewards_PG)), state
-    advantages_PG, after = _whole_answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
-    return advantages_PG[..., None], after
+    match algorithm.advantage:
+        case "normalised":
+            advantages_PG = advantages.normalised(rewards_PG)
+        case "centred":
+            advantages_PG = advantages.centred(rewards_PG)
+        case "leave_one_out":
+            advantages_PG = advantages.leave_one_out(rewards_PG)
+        case "greedy":
+            advantages_PG = advantages.over_greedy(rewards_PG, torch.tensor(greedy_rewards))
+        case "smoothed":
+            prompts = [samples[p * rewards_PG.shape[1]].prompt for p in range(len(rewards_PG))]
+            history_P = [advantages.Visits(*state["prompts"].get(prompt, ())) for prompt in prompts]
+            advantages_PG, history_P = advantages.smoothed(rewards_PG, history_P)
+            visited = {prompt: list(visits) for prompt, visits in zip(prompts, history_P, strict=True)}
+            state = AlgorithmState(**{**state, "prompts": state["prompts"] | visited})
+        case _:
+            raise StageError(f"{algorithm.type} has advantages per token, not per answer")
+    return advantages_PG[..., None], state
 
 
 def _turn_rewards(samples: Sequence[TrainingSample], rewards_PG: Tensor) -> Tensor:
@@ -234,34 +250,6 @@ def _turn_rewards(samples: Sequence[TrainingSample], rewards_PG: Tensor) -> Tens
     longest = max(map(len, given))
     rewards = torch.tensor([[*own, *[math.nan] * (longest - len(own))] for own in given], dtype=torch.float32)
     return rewards.view(*rewards_PG.shape, longest).masked_fill(rewards_PG.isnan()[..., None], math.nan)
-
-
-def _whole_answer_advantages(
-    algorithm: Algorithm,
-    samples: Sequence[TrainingSample],
-    rewards_PG: Tensor,
-    state: AlgorithmState,
-    greedy_rewards: Sequence[float] | None,
-) -> tuple[Tensor, AlgorithmState]:
-    """(one advantage per answer, next state)."""
-    match algorithm.advantage:
-        case "normalised":
-            return advantages.normalised(rewards_PG), state
-        case "centred":
-            return advantages.centred(rewards_PG), state
-        case "leave_one_out":
-            return advantages.leave_one_out(rewards_PG), state
-        case "greedy":
-            if greedy_rewards is None:
-                raise StageError(f"{algorithm.type} requires the rewards of greedy answers: pass `greedy_rewards`")
-            return advantages.over_greedy(rewards_PG, torch.tensor(greedy_rewards)), state
-        case "smoothed":
-            prompts = [samples[p * rewards_PG.shape[1]].prompt for p in range(len(rewards_PG))]
-            history_P = [advantages.Visits(*state["prompts"].get(prompt, ())) for prompt in prompts]
-            advantages_PG, history_P = advantages.smoothed(rewards_PG, history_P)
-            visited = {prompt: list(visits) for prompt, visits in zip(prompts, history_P, strict=True)}
-            return advantages_PG, {**state, "prompts": state["prompts"] | visited}
-    raise StageError(f"{algorithm.type} has advantages per token, not per answer")
 
 
 def micro_batches(

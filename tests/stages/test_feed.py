@@ -18,7 +18,7 @@ PATIENCE_S = 20.0
 
 
 def no_thread_is_left() -> bool:
-    return not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_items_come_in_order_and_the_thread_ends_with_them():
