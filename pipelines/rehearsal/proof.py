@@ -11,7 +11,8 @@ from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.data.artifacts.artifacts import Artifact, read_run
 from pedigree.data.records.records import row_files, rows_in
-from pedigree.data.store.untrusted import ArtifactError, open_plain, read_json
+from pedigree.data.store.untrusted import ArtifactError, open_plain
+from pedigree.pipelines.jobs.scratch_state import read_mapping
 from pedigree.pipelines.lineage.ancestry import opened
 
 TEMPLATE = "chat_template.jinja"
@@ -56,7 +57,7 @@ def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> dict
 
 
 def _rows(graph: Graph, node: Node, artifact: Artifact) -> dict[str, Any]:
-    counts = _evidence(artifact, "counts.json")
+    counts = read_mapping(artifact.path / "evidence" / "counts.json")
     reasons = Counter(str(row.get("reason")) for row in _rows_in(artifact, "evidence/bad_rows.jsonl") if not row.get("out_of_turn"))
     dropped = {str(reason): int(count) for reason, count in dict(counts.get("drops") or {}).items()}
     left = Counter[str]()
@@ -122,14 +123,6 @@ def _verifiers(project: Project, graph: Graph, node: Node, port: str) -> dict[st
         for row in _payload(source) if source else ():
             found[str(row.get("id"))] = str((row.get("verifier") or {}).get("name"))
     return found
-
-
-def _evidence(artifact: Artifact, name: str) -> dict[str, Any]:
-    try:
-        found = read_json(artifact.path / "evidence" / name)
-    except (ArtifactError, FileNotFoundError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _payload(artifact: Artifact) -> list[dict[str, Any]]:

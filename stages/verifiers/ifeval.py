@@ -147,26 +147,16 @@ def _in_language(text: str, code: str) -> bool:
 @cache
 def _punkt() -> Any:
     """NLTK's sentence splitter for English, with its published parameters."""
-    import io
-    import zipfile
+    from zipfile import ZipFile
 
-    from nltk.tabdata import PunktDecoder
-    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
+    from nltk.data import ZipFilePathPointer
+    from nltk.tokenize.punkt import PunktSentenceTokenizer, load_punkt_params
 
     from pedigree.data.artifacts import assets
 
-    decoder, parameters = PunktDecoder(), PunktParameters()
-    with zipfile.ZipFile(assets.path("punkt")) as archive:
-
-        def lines(name: str) -> Any:
-            return io.StringIO(archive.read(f"punkt_tab/english/{name}").decode(), newline="\n")
-
-        parameters.collocations = set(decoder.tab2tups(lines("collocations.tab")))
-        parameters.sent_starters = decoder.txt2set(lines("sent_starters.txt"))
-        parameters.abbrev_types = decoder.txt2set(lines("abbrev_types.txt"))
-        parameters.ortho_context = decoder.tab2intdict(lines("ortho_context.tab"))
     splitter = PunktSentenceTokenizer()
-    splitter._params = parameters
+    with ZipFile(assets.path("punkt")) as archive:
+        splitter._params = load_punkt_params(ZipFilePathPointer(archive, "punkt_tab/english/"))
     return splitter
 
 
