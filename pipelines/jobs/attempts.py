@@ -321,8 +321,8 @@ def _wait(run: RunContext, node: Node, watch: _Watch, hold: HeldLease) -> tuple[
     except LeaseLost:
         raise  # the job now belongs to another runner
     except OSError as error:
-        goes_on = f"its job goes on, and {command('run', node.recipe)} finds it again"
-        raise StageFailed(node.address, storage_cause(error), f"{error}; {goes_on}".replace(f"{run.project.root}/", "")) from error
+        left = f"its job continues, and {command('run', node.recipe)} finds it again"
+        raise StageFailed(node.address, storage_cause(error), f"{error}; {left}".replace(f"{run.project.root}/", "")) from error
     except ArtifactError as error:  # its report is unreadable
         return "refused", str(error).replace(f"{run.project.root}/", "") + _survivors(jobs.cancel(handle))
     except Cancelled as error:

@@ -334,7 +334,7 @@ def test_a_job_that_cannot_be_looked_after_goes_on_and_is_found_again(lab: Lab, 
 
         patch.setattr(os, "listdir", broken)
         failed = failure(lab)
-    assert failed.cause == "storage" and "; its job goes on, and `pedigree run lab` finds it again" in failed.message
+    assert failed.cause == "storage" and "; its job continues, and `pedigree run lab` finds it again" in failed.message
     (lab.root / "go").touch()
     assert make(lab) == "attached" and lab.runs() == ["raw"]
 
