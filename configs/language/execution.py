@@ -210,6 +210,8 @@ class Slurm(Frozen):
     def _check_options(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for option in value:
             name = option[2:].partition("=")[0]
+            if name == "clusters":
+                raise ValueError("--clusters would hide jobs from squeue and scancel: set SLURM_CLUSTERS, which all programs obey")
             if name in SET_BY_LAUNCHER or name.startswith("ntasks"):
                 raise ValueError(f"--{name} is set for every job: remove it")
         return value

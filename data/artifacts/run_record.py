@@ -47,6 +47,9 @@ class _Tried(Frozen):
     """Fields of an attempt except its code."""
 
     started_at: Moment | None = None
+    """When its job was submitted."""
+    left_queue_at: Moment | None = None
+    """When a scheduler started its job; None for a job without a queue."""
     ended_at: Moment | None = None
     cause: Line = ""
     """`succeeded`, or one word for why it ended."""
@@ -56,6 +59,12 @@ class _Tried(Frozen):
     """Cost of writing and uploading checkpoints."""
     peak: dict[Word, Setting] = Field(default_factory=dict)
     """Peak memory of rank 0 in bytes (`data.host.process.peak_memory`)."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time of its job, without that in a queue; None if not recorded."""
+        began = self.left_queue_at or self.started_at
+        return (datetime.fromisoformat(self.ended_at) - datetime.fromisoformat(began)).total_seconds() if began and self.ended_at else None
 
 
 class Attempt(_Tried):
@@ -172,12 +181,8 @@ class Run(Frozen):
 
     @property
     def seconds(self) -> float | None:
-        """Total wall time of all attempts in seconds; None if not recorded."""
-        spans = [
-            (datetime.fromisoformat(attempt.ended_at) - datetime.fromisoformat(attempt.started_at)).total_seconds()
-            for attempt in self.attempts
-            if attempt.started_at and attempt.ended_at
-        ]
+        """Total wall time of all attempts in seconds, without that in a queue; None if not recorded."""
+        spans = [attempt.seconds for attempt in self.attempts if attempt.seconds is not None]
         return sum(spans) if spans else None
 
     def as_json(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def examine_slurm(project: Project, execution: Execution, cache: Path) -> Iterat
     probes: dict[tuple[str, Slurm], tuple[list[str], int]] = {}
     for name, numerics, placement in settings(execution):
         if isinstance(placement.launcher, Slurm):
-            wanted.setdefault((*resources(numerics, placement.slots), *placement.launcher.options), []).append(name)
+            wanted.setdefault(tuple(resources(numerics, placement, placement.launcher)), []).append(name)
             names, grace_s = probes.get((numerics.device, placement.launcher), ([], 0))
             probes[numerics.device, placement.launcher] = [*names, name], max(grace_s, placement.grace_s)
     if not wanted:
@@ -150,13 +150,14 @@ def _probed(project: Project, folder: Path, numerics: Numerics, launcher: Slurm,
     write_text(script, batch_script(launcher.setup, shlex.join([sys.executable, "-c", PROBE, *paths])))
     began = time.time()
     answer = ask("sbatch", "--parsable", "--no-requeue", "--job-name=pedigree-doctor", f"--output={output}", f"--chdir={project.root}",
-                 *resources(numerics, 1), *launcher.options, str(script))  # fmt: skip
+                 *resources(numerics, Placement(), launcher), str(script))  # fmt: skip
     if answer.returncode:
         return message(answer)
     number, deadline = answer.stdout.strip().partition(";")[0], time.monotonic() + PROBE_S
     try:
         while True:
-            line = ask("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%l|%r|%N").stdout.strip()
+            answer = ask("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%l|%r|%N")
+            line = answer.stdout.strip().rpartition("\n")[2]  # after the name of a cluster of SLURM_CLUSTERS
             state, limit, reason, node = line.split("|") if line.count("|") == 3 else ("PENDING", "", "no answer", "")
             if state not in (*QUEUED, *ACTIVE) or time.monotonic() > deadline:
                 break

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import cached_property
 from statistics import median
 from typing import Any
@@ -333,13 +332,8 @@ def run_of(project: Project, node: Node) -> Run | None:
 
 
 def run_seconds(run: Run | None) -> float | None:
-    """Wall time of a job; None unless exactly one attempt is recorded."""
-    if run is None or len(run.attempts) != 1:
-        return None
-    attempt = run.attempts[0]
-    if not attempt.started_at or not attempt.ended_at:
-        return None
-    return (datetime.fromisoformat(attempt.ended_at) - datetime.fromisoformat(attempt.started_at)).total_seconds()
+    """Wall time of a job, without that in a queue; None unless exactly one attempt is recorded."""
+    return run.attempts[0].seconds if run is not None and len(run.attempts) == 1 else None
 
 
 def document_of(estimate: Estimate) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from pedigree.pipelines.jobs.scratch_state import (
 )
 from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.pipelines.quantities import reported
-from pedigree.stages.job.failures import is_full
+from pedigree.stages.job.failures import is_full, storage_cause
 from pedigree.stages.job.job import PULSES
 from pedigree.stages.job.meeting import MEETING
 from pedigree.stages.job.outcome import Failure, Success, read_done
@@ -118,7 +118,7 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     scratch = Path(handle.scratch)
     was_cancelled = (scratch / CANCELLED).exists()  # canceled before this run, which resumes it
     run.watch(StageStarted(node.address, scratch, "its job runs on another machine, or ran before a reboot"))
-    failure = _outcome(run, node, handle, _Watch(handle, placement, heard), hold)
+    failure = _outcome(run, node, _Watch(handle, placement, heard), hold)
     _record_end(scratch, attempts_here(scratch), failure)
     if failure is not None and failure[0] not in RESUMED and not (failure[0] == "cancelled" and was_cancelled):
         _fence(hold)  # ends the job if it still runs
@@ -151,7 +151,8 @@ def run_job(
             write_json(scratch / ATTEMPTS, attempts)
             handle = submit(run, node, scratch, len(attempts), place, hold, fence)
         run.watch(StageStarted(node.address, scratch, detail))
-        failure = _outcome(run, node, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
+        failure = _outcome(run, node, _Watch(handle, placement, heartbeat.Listener()), hold)
+        attempts = attempts_here(scratch)
         _record_end(scratch, attempts, failure)
         if failure is None:
             return
@@ -187,6 +188,7 @@ def submit(run: RunContext, node: Node, scratch: Path, attempt: int, place: Held
             until = time.monotonic() + BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]
             while time.monotonic() < until:
                 if run.cancelled.wait(POLL_S) or (scratch / CANCELLED).exists():
+                    _fence(hold)
                     raise Cancelled("canceled before its job was submitted")
             tries, fence = tries + 1, _fence(hold)  # had the scheduler accepted the job after all, that job would stop itself
     finally:
@@ -227,11 +229,15 @@ class _Watch:
         self._began = time.monotonic()
         self._progress, self._done, self._pulse = heartbeat.Listener(), heartbeat.Listener(), heard
         self._beat, self._silent = (), 0.0
+        self.checked = time.monotonic()
+        """When the lease was last seen to be held."""
+        self.status = Status("queued")
+        self.failure: tuple[str, str] | None = None
+        """(cause, message) of an ended job that has failed."""
 
     def seconds(self) -> float:
         """Seconds the job has been running, by its own report if that is longer: it may have started long before it was watched."""
-        reported = [float(entry.get("seconds", 0.0)) for entry in heartbeat.read_heartbeats(self.scratch / PULSES)]
-        return max([time.monotonic() - self._began, *reported])
+        return max(time.monotonic() - self._began, reported_s(self.scratch))
 
     def rest(self) -> None:
         """The job is in a queue: its time has not begun."""
@@ -262,11 +268,31 @@ class _Watch:
         return self._pulse.silent_s(heartbeat.sign(self.scratch / PULSES)) > heartbeat.SILENCE_S
 
 
-def _outcome(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
+def _outcome(run: RunContext, node: Node, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
     """Wait until the job has ended and verify its success; return (cause, message) of a failure."""
-    failure = _wait(run, node, handle, watch, hold) or unproven(watch.scratch, beat=run.transfer_progress(node.address).hashed)
+    failure = _wait(run, node, watch, hold)
+    _note_start(watch)
+    failure = failure or unproven(watch.scratch, beat=run.transfer_progress(node.address).hashed)
     hold.check()
     return failure
+
+
+def reported_s(scratch: Path) -> float:
+    """Seconds a job has been running, by its own report; 0 without one."""
+    return max([0.0, *(float(entry.get("seconds", 0.0)) for entry in heartbeat.read_heartbeats(scratch / PULSES))])
+
+
+def left_queue(handle: Handle | None, now: datetime, ran_s: float) -> dict[str, str]:
+    """The moment at which a scheduler started a job that has run for `ran_s` seconds; none for a job without a queue."""
+    queued = handle is not None and handle.launcher != "local"
+    return {"left_queue_at": (now - timedelta(seconds=ran_s)).isoformat(timespec="seconds")} if queued else {}
+
+
+def _note_start(watch: _Watch) -> None:
+    """Record when the job left its queue, for a run that finds it later."""
+    attempts = attempts_here(watch.scratch)
+    if attempts and (known := left_queue(watch.handle, datetime.now(UTC), watch.seconds()) | attempts[-1]) != attempts[-1]:
+        write_json(watch.scratch / ATTEMPTS, [*attempts[:-1], known])
 
 
 def _record_end(scratch: Path, attempts: list[dict[str, Any]], failure: tuple[str, str] | None) -> None:
@@ -275,40 +301,28 @@ def _record_end(scratch: Path, attempts: list[dict[str, Any]], failure: tuple[st
         write_json(scratch / ATTEMPTS, attempts)
 
 
-def _wait(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
-    """Wait until the job has ended; return (cause, message) of a failure. On every other exit, a local job is ended first."""
-    jobs, checked, waiting = run.jobs(), time.monotonic(), ""
+def _wait(run: RunContext, node: Node, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
+    """Wait until the job has ended; return (cause, message) of a failure. A job that is not left to a later run is ended first."""
+    jobs, handle, well = run.jobs(), watch.handle, time.monotonic()
     try:
         while True:
-            status = jobs.poll(handle)
-            if status.waiting != waiting:
-                waiting = status.waiting
-                run.watch(StageWaiting(node.address, waiting) if waiting else StageStarted(node.address, watch.scratch, status.place))
-            if status.state == "queued":
-                watch.rest()
-            elif status.state == "unknown":
-                if read_done(watch.scratch) is not None or watch.gone():
-                    return _failure(Status("lost"), handle)
-            elif status.state != "running":
-                jobs.cancel(handle, grace_s=0.0)  # child processes left behind
-                return _failure(status, handle)
-            if beat := watch.new_beat():
-                run.watch(StageProgressed(node.address, beat.step, beat.total, reported(beat.numbers), beat.work))
-            late = None if waiting else watch.overdue()
-            if late:
-                hung = late[0] != "timeout"  # what still computes may write a checkpoint
-                grace_s = min(HUNG_GRACE_S, watch.placement.grace_s) if hung else None
-                left = jobs.cancel(handle, grace_s=grace_s, stacks=late[0] == "heartbeat")
-                return None if late[0] == "lingers" else (late[0], late[1] + _survivors(left))
-            if time.monotonic() - checked > heartbeat.BEAT_S:
-                hold.check()
-                checked = time.monotonic()
+            try:
+                if _has_ended(run, node, watch, hold):
+                    return watch.failure
+                well = time.monotonic()
+            except OSError as error:  # of this machine or a disk, which says nothing about the job
+                if time.monotonic() - well > heartbeat.SILENCE_S:
+                    raise
+                _show(run, node, watch, Status(watch.status.state, waiting=f"to look after its job: {error}"))
             if run.cancelled.wait(POLL_S):
                 raise Cancelled(
-                    "its job keeps running" if run.keep_jobs or status.state == "unknown" else "canceled; its checkpoints are kept"
+                    "its job keeps running" if run.keep_jobs or watch.status.state == "unknown" else "canceled; its checkpoints are kept"
                 )
     except LeaseLost:
         raise  # the job now belongs to another runner
+    except OSError as error:
+        left = f"its job continues, and {command('run', node.recipe)} finds it again"
+        raise StageFailed(node.address, storage_cause(error), f"{error}; {left}".replace(f"{run.project.root}/", "")) from error
     except ArtifactError as error:  # its report is unreadable
         return "refused", str(error).replace(f"{run.project.root}/", "") + _survivors(jobs.cancel(handle))
     except Cancelled as error:
@@ -318,6 +332,48 @@ def _wait(run: RunContext, node: Node, handle: Handle, watch: _Watch, hold: Held
         if not run.keep_jobs:
             jobs.cancel(handle)
         raise
+
+
+def _has_ended(run: RunContext, node: Node, watch: _Watch, hold: HeldLease) -> bool:
+    """Look at the job once; what must not go on is ended. How it has failed is `watch.failure`."""
+    if time.monotonic() - watch.checked > heartbeat.BEAT_S:
+        hold.check()
+        watch.checked = time.monotonic()
+    jobs, handle = run.jobs(), watch.handle
+    status = jobs.poll(handle)
+    if status.state == "running" and watch.status.state != "running":
+        _note_start(watch)
+    _show(run, node, watch, status)
+    if status.state == "queued":
+        watch.rest()
+        if (watch.scratch / CANCELLED).exists():  # since before its scheduler listed it
+            jobs.cancel(handle)
+    elif status.state == "unknown":
+        if (done := read_done(watch.scratch)) is not None or watch.gone():
+            never_ran = "preempted", "its scheduler did not answer while the job was in the queue"
+            watch.failure = _failure(Status("lost", end=never_ran if status.waiting and done is None else None), handle)
+            return True
+    elif status.state != "running":
+        jobs.cancel(handle, grace_s=0.0)  # child processes left behind
+        watch.failure = _failure(status, handle)
+        return True
+    if beat := watch.new_beat():
+        run.watch(StageProgressed(node.address, beat.step, beat.total, reported(beat.numbers), beat.work))
+    late = None if status.waiting else watch.overdue()
+    if late:
+        hung = late[0] != "timeout"  # what still computes may write a checkpoint
+        grace_s = min(HUNG_GRACE_S, watch.placement.grace_s) if hung else None
+        left = jobs.cancel(handle, grace_s=grace_s, stacks=late[0] == "heartbeat")
+        watch.failure = None if late[0] == "lingers" else (late[0], late[1] + _survivors(left))
+        return True
+    return False
+
+
+def _show(run: RunContext, node: Node, watch: _Watch, status: Status) -> None:
+    """Report what the job waits for if that has changed."""
+    before, watch.status = watch.status.waiting, status
+    if status.waiting != before:
+        run.watch(StageWaiting(node.address, status.waiting) if status.waiting else StageStarted(node.address, watch.scratch, status.place))
 
 
 def _with_remedy(cause: str, message: str) -> str:

@@ -12,7 +12,8 @@ from pedigree.configs.base.project import Project
 from pedigree.data.artifacts import provenance
 from pedigree.data.store.fence import Fence
 from pedigree.pipelines.jobs.job_environment import job_environment
-from pedigree.pipelines.jobs.scratch_state import JOB, known_spec, scratch_folders
+from pedigree.pipelines.jobs.launcher import LocalLauncher
+from pedigree.pipelines.jobs.scratch_state import JOB, known_spec, read_job, scratch_folders
 from pedigree.pipelines.jobs.slots import HeldSlots, Pool, slots
 from pedigree.stages.job.meeting import Meeting
 from pedigree.stages.job.spec import JobSpec
@@ -30,7 +31,7 @@ def join(project: Project, report: Callable[[str], None]) -> None:
     while True:
         for scratch in scratch_folders(project):
             meeting, spec = Meeting.read(scratch), known_spec(scratch)
-            if meeting is None or spec is None or meeting in joined or not meeting.is_open:
+            if meeting is None or spec is None or meeting in joined or _has_scheduler(scratch) or not meeting.is_open:
                 continue
             pool = Pool.of(spec.numerics, max(spec.placement.slots, len(provenance.gpus())))
             with slots(pool, spec.placement.slots, job=scratch / JOB) as held:
@@ -41,6 +42,12 @@ def join(project: Project, report: Callable[[str], None]) -> None:
                 code = _serve(project, scratch, spec, meeting, held)
                 report(f"{spec.address}: the node ended with exit code {code}")
         time.sleep(POLL_S)
+
+
+def _has_scheduler(scratch: Path) -> bool:
+    """Whether a scheduler starts the job on its nodes, and would count one more as a failure of its own."""
+    job = read_job(scratch)
+    return job is not None and job.launcher != LocalLauncher.name
 
 
 def _serve(project: Project, scratch: Path, spec: JobSpec, meeting: Meeting, held: HeldSlots) -> int:

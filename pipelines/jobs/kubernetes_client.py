@@ -111,9 +111,11 @@ def _kubectl(*arguments: str, context: str = "", stdin: str = "") -> tuple[int, 
     chosen = (f"--context={context}",) if context else ()
     command = ["kubectl", *chosen, f"--request-timeout={ANSWER_S}s", *arguments]
     try:
-        answer = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=2 * ANSWER_S)
+        answer = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=2 * ANSWER_S, start_new_session=True)
     except subprocess.TimeoutExpired:
         return 1, "", "kubectl timed out"
     except FileNotFoundError as error:
         raise PedigreeError("kubectl is not in PATH: install it, or remove placement.launcher from the profile") from error
+    except OSError as error:  # this machine cannot start a process now
+        return 1, "", f"kubectl cannot start: {error}"
     return answer.returncode, answer.stdout, "; ".join(filter(None, map(str.strip, answer.stderr.splitlines())))

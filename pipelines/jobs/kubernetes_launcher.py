@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,6 +78,8 @@ class KubernetesLauncher:
         """Token → when a job without a result was first seen to have ended."""
         self._disruptions: dict[str, tuple[str, str]] = {}
         """Token → why its pod ends: Kubernetes soon removes a pod that it has ended."""
+        self._deleted: dict[str, float] = {}
+        """Pod → when it was first seen to be deleted."""
         self._problem = ""
         """Why the last query failed."""
 
@@ -124,7 +125,7 @@ class KubernetesLauncher:
             self._known.add(token)
         if any(_condition(pod, "DisruptionTarget") for pod in pods) and (why := _end(pods)):
             self._disruptions[token] = why
-        if not result and (end := _hopeless(pods)):
+        if not result and (end := self._hopeless(pods)):
             return Status("failed", end=end)
         suspended = job is not None and job["spec"].get("suspend", False)
         withdrawn = suspended and (token in self._running or result is False)  # by Kueue, in favor of another job
@@ -161,7 +162,7 @@ class KubernetesLauncher:
             soon = str(max(1, int(grace_s)))  # zero would remove the pod from the API while its processes go on
             ask(place.context, "delete", path(place, "Pod", labelSelector=f"{TOKEN}={handle.token}", gracePeriodSeconds=soon))
         deadline = time.monotonic() + (read_spec(scratch).placement.grace_s if grace_s is None else grace_s) + KILL_S
-        while (job or pods) and not any(map(_is_lost, pods)) and time.monotonic() < deadline:
+        while (job or pods) and not any(map(self._is_lost, pods)) and time.monotonic() < deadline:
             time.sleep(ASK_S)
             job, pods = self._left(handle)
         return []
@@ -231,8 +232,27 @@ class KubernetesLauncher:
         if result is None and not _is_finished(job):
             return Status("failed", end=("preempted", f"job {_name(handle)} was suspended in Kubernetes"))
         if result is None and code in REPORTED and time.monotonic() - self._ends.setdefault(token, time.monotonic()) < SILENCE_S:
-            return Status("running")
+            return Status("running", has_ended=True)
         return Status("lost" if result is None and code is None else "failed", code)
+
+    def _hopeless(self, pods: list[Object]) -> tuple[str, str] | None:
+        """Cause and message of the failure of a job whose pods cannot start, or whose node does not answer."""
+        for pod in pods:
+            for why in _states(pod, "waiting"):
+                if why.get("reason") in NEVER:
+                    return "refused", f"{_where(pod)} cannot start: {why['reason']}: {why.get('message', '')}: correct placement.launcher"
+            if self._is_lost(pod):
+                return _end([pod])
+        return None
+
+    def _is_lost(self, pod: Object) -> bool:
+        """Whether its node does not answer: on a node that does, a deleted pod ends within its grace period, which is measured by this
+        machine's clock alone."""
+        over, told = True, pod["metadata"]
+        if "deletionTimestamp" in told:
+            since = self._deleted.setdefault(told["name"], time.monotonic())
+            over = time.monotonic() - since >= told.get("deletionGracePeriodSeconds", 0)
+        return over and (_condition(pod, "DisruptionTarget") or {}).get("reason") in LOST
 
 
 def _name(handle: Handle) -> str:
@@ -251,13 +271,6 @@ def _condition(thing: Object, *names: str) -> Object | None:
 
 def _is_finished(job: Object) -> bool:
     return _condition(job, *FINISHED) is not None
-
-
-def _is_lost(pod: Object) -> bool:
-    """Whether its node does not answer: on a node that does, it has ended by its deletion timestamp, the end of its grace period."""
-    due = pod["metadata"].get("deletionTimestamp")
-    over = due is None or datetime.fromisoformat(due) < datetime.now(UTC)
-    return over and (_condition(pod, "DisruptionTarget") or {}).get("reason") in LOST
 
 
 def _is_unfinished(pod: Object) -> bool:
@@ -289,17 +302,6 @@ def _reason(job: Object, pods: list[Object]) -> str:
         for why in (*pending, *_states(pod, "waiting")):
             return ": ".join(filter(None, (why.get("reason"), why.get("message"))))
     return ""
-
-
-def _hopeless(pods: list[Object]) -> tuple[str, str] | None:
-    """Cause and message of the failure of a job whose pods cannot start, or whose node does not answer."""
-    for pod in pods:
-        for why in _states(pod, "waiting"):
-            if why.get("reason") in NEVER:
-                return "refused", f"{_where(pod)} cannot start: {why['reason']}: {why.get('message', '')}: correct placement.launcher"
-        if _is_lost(pod):
-            return _end([pod])
-    return None
 
 
 def _end(pods: list[Object]) -> tuple[str, str] | None:

@@ -66,6 +66,8 @@ class Status:
     """Where a scheduler runs the job."""
     end: tuple[str, str] | None = None
     """Cause and message of a failure that the scheduler knows."""
+    has_ended: bool = False
+    """Whether a job that counts as running has ended, and only its report is awaited."""
 
 
 class Deferred(PedigreeError):

@@ -38,10 +38,10 @@ class Signs:
     """Follows the heartbeats of everything it was asked about; keep one instance between looks."""
 
     def __init__(self, project: Project) -> None:
-        self.project = project
+        self.project, self.launchers = project, Launchers(project)
         self._listeners: dict[Path, Listener] = {}
         self._in_doubt: set[Path] = set()
-        """Folders from the last look whose remote owner has neither been heard nor timed out."""
+        """Folders from the last look whose remote owner has neither been heard nor timed out, or whose job's report is awaited."""
 
     def listener(self, folder: Path) -> Listener:
         """The listener for the job of a scratch folder, or for the holder of a lease."""
@@ -77,6 +77,10 @@ class Signs:
                 notified = True
                 waiting()
             time.sleep(POLL_S)
+
+    def await_report(self, scratch: Path) -> None:
+        """Count the job of a scratch folder, which has ended, as in doubt until its launcher has waited for its report."""
+        self._in_doubt.add(scratch)
 
     def _doubt(self, folder: Path) -> None:
         if not self.listener(folder).heard:
@@ -130,13 +134,15 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
 
     Without `signs`, which have followed the heartbeats of jobs elsewhere, every one of those that has not reported its end counts.
     """
-    launcher, signs = Launchers(project), signs or Signs(project)
-    found = []
+    signs = signs or Signs(project)
+    launcher, found = signs.launchers, list[LiveJob]()
     for folder in scratch_folders(project):
         handle = launcher.find(folder)
         status = launcher.poll(handle) if handle else _without_job(folder)
         state = status.state
         elsewhere = state == "unknown"
+        if status.has_ended:
+            signs.await_report(folder)
         if state not in ("queued", "running") and not (elsewhere and not has_reported(folder)):
             continue
         beat, since = read_heartbeat(folder), handle.submitted_at if handle else 0.0

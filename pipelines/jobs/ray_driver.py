@@ -34,7 +34,7 @@ class Node:
     def run(self, command: list[str], environment: dict[str, str], folder: str, log: str) -> int:
         """Run the process to its end; return its exit code, or its signal's number, negated."""
         gpus = {name: value for name, value in os.environ.items() if name == "CUDA_VISIBLE_DEVICES"}
-        with open(log.format(node=os.uname().nodename), "ab") as out:
+        with open(log.replace("{node}", os.uname().nodename), "ab") as out:
             self.process = subprocess.Popen(
                 command, cwd=folder, env={**environment, **gpus}, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                 start_new_session=True, preexec_fn=lambda: self.libc.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL),

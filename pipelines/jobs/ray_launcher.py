@@ -172,8 +172,8 @@ class RayLauncher:
         if job["status"] == "STOPPED":
             return Status("failed", end=("cancelled", f"job {handle.token} was stopped in Ray; its checkpoints are kept"))
         if result is None and code in REPORTED and time.monotonic() - self._ends.setdefault(handle.token, time.monotonic()) < SILENCE_S:
-            return Status("running")
-        if result is None and code == MEMORY:
+            return Status("running", has_ended=True)
+        if code == MEMORY:
             return Status("failed", memory_ran_out=f"Ray killed job {handle.token} because the memory of its node ran low")
         if result is None and code in (LOST, None):
             why = (job["message"] or "").partition("\n")[0] if code is None else "a node of the job is gone"
@@ -192,7 +192,7 @@ def problem_of(address: str, nodes: int, wanted: tuple[tuple[str, float], ...]) 
     if code != HTTPStatus.OK:
         why = f"HTTP status {code}" if code else answer
         return f"no Ray answers at {address} ({why}): start the cluster with its dashboard, or correct placement.launcher.address"
-    known = answer["data"]["result"]["result"]
+    known = [node for node in answer["data"]["result"]["result"] if node["state"] == "ALIVE"]  # lost ones stay in the list
     if any(GROUP in node["labels"] for node in known):
         return None
     fit = sum(all(node["resources_total"].get(name, 0) >= amount for name, amount in wanted) for node in known)

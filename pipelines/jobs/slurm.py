@@ -32,6 +32,8 @@ ASK_S = 2.0
 """Seconds between two queries, each about all jobs of this user."""
 AWAY_S = 60.0
 """How long to try to end a job while the controller does not answer."""
+ARRIVAL_S = 20.0
+"""How long to look for a job in the queue when the answer to its submission was lost."""
 KILL_S = 60.0
 """Longest wait for the end of a job that Slurm kills: its KillWait is 30 s by default."""
 QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED")
@@ -116,12 +118,13 @@ class SlurmLauncher:
             "sbatch", "--parsable", "--no-requeue", "--export=ALL", f"--job-name={spec.address}", f"--comment={told['token']}",
             "--open-mode=append", f"--output={scratch / 'log.txt'}", f"--chdir={self.project.root}",
             f"--signal={'' if told['steps'] else 'B:'}TERM@{spec.placement.grace_s}",
-            *resources(numerics, spec.placement.slots), *launcher.options, str(scratch / SCRIPT),
+            *resources(numerics, spec.placement, launcher), str(scratch / SCRIPT),
             environment=job_environment(scratch, numerics, self.project.code(spec.code), [], fence),
         )  # fmt: skip
-        if (reason := deferral(answer)) is not None:
+        later = deferral(answer) or (message(answer) if answer.returncode and is_away(answer) and not _arrives(handle.token) else None)
+        if later is not None:
             (scratch / JOB).unlink()
-            raise Deferred(f"for Slurm to accept its job: {reason}")
+            raise Deferred(f"for Slurm to accept its job: {later}")
         if answer.returncode and not is_away(answer):
             (scratch / JOB).unlink()
             raise PedigreeError(f"Slurm rejects the job of {spec.address}: {message(answer)}")
@@ -198,12 +201,24 @@ class SlurmLauncher:
         if ended in ENDS and (result is None or ended == "CANCELLED"):
             cause, text = ENDS[ended]
             return Status("failed", end=(cause, f"{text} (job {entry.number}{f' on {entry.nodes}' if entry.nodes else ''})"))
+        if ended == "OUT_OF_MEMORY":  # another process of the job has reported what it saw of this one's end
+            return Status("failed", memory_ran_out=f"{ENDS[ended][1]} (job {entry.number})")
         if token not in self._ends:
             self._ends[token] = time.monotonic(), exit_code(entry.number)
         since, code = self._ends[token]
         if result is None and code in REPORTED and time.monotonic() - since < SILENCE_S:
-            return Status("running")
+            return Status("running", has_ended=True)
         return Status("lost" if result is None and code is None else "failed", code)
+
+
+def _arrives(token: str) -> bool:
+    """Whether a job is in the queue, or comes there soon."""
+    deadline = time.monotonic() + ARRIVAL_S
+    while token not in (_QUEUE.jobs(fresh=True) or {}):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(ASK_S)
+    return True
 
 
 def _script(scratch: Path, numerics: Numerics, grace_s: int, setup: Sequence[str]) -> str:
@@ -213,5 +228,5 @@ def _script(scratch: Path, numerics: Numerics, grace_s: int, setup: Sequence[str
     else:
         node = shlex.join([sys.executable, "-m", "pedigree.stages.training.nodes", str(scratch)])
         role = shlex.quote(f"[ $SLURM_PROCID = 0 ] && role=lead || role=join; exec {node} $role")
-        command = f"srun --kill-on-bad-exit=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} sh -c {role}"
+        command = f"srun --wait=0 --kill-on-bad-exit=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} sh -c {role}"
     return batch_script(setup, command)

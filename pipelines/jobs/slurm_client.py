@@ -4,15 +4,17 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.language.execution import Numerics
+from pedigree.configs.language.execution import Numerics, Placement, Slurm
 
 ANSWER_S = 30.0
 """Longest wait for an answer; a client tries for 20 s to reach a controller that is away."""
-AWAY = ("Unable to contact", "Socket timed out", "Connection refused", "timed out")
+AWAY = ("Unable to contact", "Socket timed out", "Zero Bytes", "Connection refused", "timed out")
 """Of a client's message: the controller may or may not have accepted the job."""
+KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
+"""Variables that say which cluster answers. All others of Slurm describe the allocation in which this process may run."""
 LATER = re.compile(r"SubmitJob|temporarily unable|queue full|temporarily unavailable|connect failure|standby mode|partition not available")
 """Of a client's message: Slurm has not accepted the job, but may later. `SubmitJob` is part of the names of limits on queued jobs; a limit
 on the size or time of one job has the same message but another name."""
@@ -32,17 +34,28 @@ def ask(*arguments: str, environment: dict[str, str] | None = None) -> Answer:
         PedigreeError: it is not installed.
     """
     try:
-        return subprocess.run(arguments, capture_output=True, text=True, timeout=ANSWER_S, env=environment or dict(os.environ))
+        return subprocess.run(
+            arguments, capture_output=True, text=True, timeout=ANSWER_S, env=_outside_allocations(environment or os.environ),
+            start_new_session=True,  # Ctrl-C in the terminal must not end it while it waits for an answer
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:  # sbatch retries for two minutes while the queue is full, and says so before
         said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else ""
         return subprocess.CompletedProcess(arguments, 1, "", f"{said}{arguments[0]} timed out")
     except FileNotFoundError as error:
         missing = f"{arguments[0]} is not in PATH: run this on a login node of the cluster, or remove placement.launcher from the profile"
         raise PedigreeError(missing) from error
+    except OSError as error:  # this machine cannot start a process now
+        return subprocess.CompletedProcess(arguments, 1, "", f"{arguments[0]} is temporarily unavailable: {error}")
+
+
+def _outside_allocations(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what Slurm has set for the job in which this process runs: `srun` would take it for options of the new job."""
+    return {name: value for name, value in environment.items() if name in KEPT or not name.startswith(("SLURM_", "PMI"))}
 
 
 def is_away(answer: Answer) -> bool:
-    return any(words in answer.stderr for words in AWAY)
+    """Whether the controller may have accepted the job although the client, which may have been killed, says otherwise."""
+    return answer.returncode < 0 or any(words in answer.stderr for words in AWAY)
 
 
 def deferral(answer: Answer) -> str | None:
@@ -66,10 +79,18 @@ def exit_code(number: str) -> int | None:
     return None if not code.isdigit() else -int(killed) if killed.isdigit() and int(killed) else int(code)
 
 
-def resources(numerics: Numerics, slots: int) -> list[str]:
-    """The part of a cluster that a job takes: `slots` GPUs or cores on each of its nodes."""
-    amount = f"--gpus-per-node={slots}" if numerics.device == "cuda" else f"--cpus-per-task={slots}"
-    return [f"--nodes={numerics.nodes}", "--ntasks-per-node=1", amount]
+def resources(numerics: Numerics, placement: Placement, launcher: Slurm) -> list[str]:
+    """The part of a cluster that a job takes, and the profile's options, which come last and so win.
+
+    On each of its nodes: `slots` cores, or `slots` GPUs and cores for the threads of its ranks or engines, since Slurm's default is one.
+    """
+    cores, gpus = placement.slots, list[str]()
+    if numerics.device == "cuda":
+        cores, gpus = numerics.threads * max(numerics.ranks_per_node, placement.engines), [f"--gpus-per-node={placement.slots}"]
+    stated = any(option.startswith("--cpus-per-gpu") for option in launcher.options)  # which excludes the other option
+    return [
+        f"--nodes={numerics.nodes}", "--ntasks-per-node=1", *gpus, *([] if stated else [f"--cpus-per-task={cores}"]), *launcher.options,
+    ]  # fmt: skip
 
 
 def batch_script(setup: Sequence[str], command: str) -> str:
@@ -90,6 +111,6 @@ def problem_of(wanted: tuple[str, ...]) -> str | None:
     if answer.returncode:
         return None if is_away(answer) or deferral(answer) else message(answer)
     number = answer.stdout.strip().partition(";")[0]
-    reason = ask("squeue", "--noheader", "--format=%r", f"--jobs={number}").stdout.strip()
+    reason = ask("squeue", "--noheader", "--format=%r", f"--jobs={number}").stdout.strip().rpartition("\n")[2]
     ask("scancel", number)
     return f"{message(tested)} ({reason})" if reason in NEVER else None

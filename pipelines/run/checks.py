@@ -99,7 +99,7 @@ def refuse_what_is_not_there(run: RunContext, due: Collection[str], cached: Cach
         (numerics, placement), kind = run.settings(node), node.declaration
         computes = any(plan(node.config) for plan in (kind.training_plan, kind.scoring_plan, kind.sampling_plan))
         if placement.launcher.type == "slurm":
-            wanted = (*slurm_client.resources(numerics, placement.slots), *placement.launcher.options)
+            wanted = tuple(slurm_client.resources(numerics, placement, placement.launcher))
             if node.address not in cached() and (problem := ask_slurm(wanted)):
                 found.append((node, f"Slurm would reject this job: {problem}"))
         elif placement.launcher.type == "ray":

@@ -274,7 +274,7 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
         handle = None
     if handle:
         _take_over(run, node, need, scratch)
-    if handle and run.jobs().poll(handle).state == "unknown":  # on another machine
+    if handle and (run.jobs().poll(handle).state == "unknown" or _is_of_another_scheduler(run, node, handle)):
         placement = scratch_state.read_spec(scratch).placement
         if attempts.await_elsewhere(run, node, handle, placement, alone.scratch, alone.heard):
             return "attached", scratch_state.read_dependencies(scratch)
@@ -305,6 +305,11 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
             _confirm(run, node, need)
         attempts.run_job(run, node, scratch, handle, placement, place, alone.scratch)
     return ("attached" if alive else "ran"), scratch_state.read_dependencies(scratch)
+
+
+def _is_of_another_scheduler(run: RunContext, node: Node, handle: scratch_state.Handle) -> bool:
+    """Whether a scheduler runs the job that the profile no longer names, so that it holds none of the slots that the profile gives."""
+    return handle.launcher not in ("local", run.settings(node)[1].launcher.type)
 
 
 def _take_over(run: RunContext, node: Node, need: StageInputs, scratch: Path) -> None:
@@ -339,8 +344,9 @@ def _finished_unwatched(run: RunContext, node: Node, scratch: Path, force: bool)
         raise
     made = scratch_state.attempts_here(scratch)
     if made and "ended_at" not in made[-1]:
-        ended = datetime.fromtimestamp((scratch / "done.json").stat().st_mtime, UTC).isoformat(timespec="seconds")
-        made[-1] |= {"ended_at": ended, "cause": "succeeded"}
+        ended = datetime.fromtimestamp((scratch / "done.json").stat().st_mtime, UTC)
+        began = attempts.left_queue(scratch_state.read_job(scratch), ended, attempts.reported_s(scratch))
+        made[-1] = began | made[-1] | {"ended_at": ended.isoformat(timespec="seconds"), "cause": "succeeded"}
         write_json(scratch / scratch_state.ATTEMPTS, made)
     return True
 

@@ -106,10 +106,11 @@ def run_graph(
     The only scheduling loop, observed (`pipelines/prefect/observer.py`) or not. If a stage fails, only its descendants are skipped. On
     Ctrl-C, running jobs are stopped and their checkpoints kept. `planned` is the plan of the same stages, if it has just been made.
     """
+    elsewhere = sum(run.settings(node)[1].launcher.type != "local" for node in run.graph.nodes.values())  # they may wait for days
     with (
         _reported(run) as ends,
         tracked(run, selection),
-        ThreadPoolExecutor(max(2, run.execution.slots), thread_name_prefix=THREADS) as pool,
+        ThreadPoolExecutor(max(2, run.execution.slots) + elsewhere, thread_name_prefix=THREADS) as pool,
     ):
         planned = plan(run, selection, forced, lenient=True) if planned is None else planned
         progress = Progress({entry.node.address: entry for entry in planned}, run.watch)

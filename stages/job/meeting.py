@@ -38,3 +38,10 @@ class Meeting(Frozen):
             socket.create_connection((self.host, self.port), REACHED_S).close()
             return True
         return False
+
+
+def end_meeting(scratch: Path, fence: str | None) -> None:
+    """Remove the meeting of the submission with this fencing token; that of a later submission stays."""
+    meeting = Meeting.read(scratch)
+    if meeting is not None and meeting.fence == fence:
+        (scratch / MEETING).unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from pedigree.data.host.process import leave
 from pedigree.data.store.fence import FENCE
 from pedigree.data.store.heartbeat import BEAT_S, Listener
 from pedigree.stages.job.job import Job
-from pedigree.stages.job.meeting import MEETING, Meeting
+from pedigree.stages.job.meeting import MEETING, Meeting, end_meeting
 from pedigree.stages.job.spec import JobSpec
 from pedigree.stages.training import ranks
 
@@ -68,7 +68,7 @@ def main(scratch: Path, role: str, host: str = "") -> int:
     finally:
         ended.set()
         if role == "lead":
-            (scratch / MEETING).unlink(missing_ok=True)
+            end_meeting(scratch, os.environ.get(FENCE))
 
 
 def _gather(scratch: Path, spec: JobSpec, store: TCPStore) -> None:

@@ -186,6 +186,11 @@ def test_options_of_sbatch_that_every_job_needs_otherwise_are_refused():
             Execution.model_validate(profile)
 
 
+def test_the_cluster_of_a_job_is_stated_where_all_programs_of_slurm_find_it():
+    with pytest.raises(ValidationError, match=r"--clusters would hide jobs from squeue and scancel: set SLURM_CLUSTERS"):
+        Execution.model_validate({"slots": 1, "placement": {"launcher": {"type": "slurm", "options": ["--clusters=gpu"]}}})
+
+
 def test_cores_and_gpus_of_ray_come_from_slots_alone():
     launcher = {"type": "ray", "address": "http://head:8265", "resources": {"CPU": 8.0}}
     with pytest.raises(ValidationError, match=r"CPU and GPU are set by placement\.slots: remove them"):

@@ -337,7 +337,7 @@ class Cluster:
                 self._forget(job["metadata"]["name"])
             return
         process, grace = self.processes.get(name), float(grace_s or thing["spec"]["terminationGracePeriodSeconds"])
-        thing["metadata"]["deletionTimestamp"] = timestamp(grace)
+        thing["metadata"] |= {"deletionTimestamp": timestamp(grace), "deletionGracePeriodSeconds": int(grace)}
         if process is None or process.poll() is not None:
             thing["status"]["phase"] = "Failed" if process is None else thing["status"]["phase"]
             self._count(thing)

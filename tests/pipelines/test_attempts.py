@@ -1,5 +1,6 @@
 """What is made of a job that fails, of clocks that jump and of disks that are full: nothing is lost, and nobody waits for ever."""
 
+import errno
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from waiting import deadline, until
 
 from pedigree.configs.language.execution import Numerics, Placement
 from pedigree.data.artifacts.artifacts import ArtifactError, write_json
-from pedigree.data.store import durable
+from pedigree.data.store import durable, heartbeat
 from pedigree.data.store.fence import Fence, Superseded
 from pedigree.data.store.heartbeat import Listener
 from pedigree.pipelines.jobs import attempts, launcher, memory_kills, processes
@@ -298,6 +299,44 @@ def test_a_runner_that_was_overtaken_at_the_last_moment_records_nothing(lab: Lab
         monkeypatch.setattr(module, "fault_point", overtaken)
     failed = failure(lab)
     assert failed.cause == "overtaken" and recorded() == before
+
+
+# --- a runner in trouble ---------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fails_for_a_moment_ends_no_job(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.knobs(raw={"hold": "go"})
+    failures, listed = [], os.listdir
+
+    def stale(folder: Any) -> list[str]:
+        leases = str(folder).startswith(str(lab.project.private / "leases")) and threading.current_thread() is threading.main_thread()
+        if leases and (lab.root / "go.waiting").exists() and len(failures) < 3:
+            failures.append(folder)
+            (lab.root / "go").touch()
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return listed(folder)
+
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    monkeypatch.setattr(os, "listdir", stale)
+    assert make(lab) == "ran" and lab.runs() == ["raw"] and len(failures) == 3
+
+
+def test_a_job_that_cannot_be_looked_after_goes_on_and_is_found_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.knobs(raw={"hold": "go"})
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    with monkeypatch.context() as patch:
+
+        def broken(folder: Any, *, listed: Any = os.listdir) -> list[str]:
+            if str(folder).startswith(str(lab.project.private / "leases")) and (lab.root / "go.waiting").exists():
+                patch.setattr(heartbeat, "SILENCE_S", 0.0)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return listed(folder)
+
+        patch.setattr(os, "listdir", broken)
+        failed = failure(lab)
+    assert failed.cause == "storage" and "; its job continues, and `pedigree run lab` finds it again" in failed.message
+    (lab.root / "go").touch()
+    assert make(lab) == "attached" and lab.runs() == ["raw"]
 
 
 # --- what a job reports ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -200,13 +201,14 @@ def test_a_pod_that_is_disrupted_has_its_grace_period(jobs: Jobs) -> None:
     assert jobs.launcher.poll(handle) == Status("failed", 75)
 
 
-def test_a_taint_of_a_node_that_works_leaves_its_pod_the_grace_period(jobs: Jobs) -> None:
+def test_a_taint_of_a_node_that_works_leaves_its_pod_the_grace_period(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = jobs.submit()
     jobs.becomes(handle, phase="Running", conditions=disrupted("DeletionByTaintManager"))
     (pod,) = jobs.cluster.pods
-    pod["metadata"]["deletionTimestamp"] = "2100-01-01T00:00:00Z"
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 900}  # past, by this machine's clock
     assert jobs.launcher.poll(handle).state == "running"
-    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 901)
     assert jobs.launcher.poll(handle).end == ("lost", f"Kubernetes ended pod {pod['metadata']['name']}: DeletionByTaintManager: why")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,16 +13,19 @@ from running_lab import RANKS, Lab, outcomes, read, running_scratch
 from waiting import deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.configs.language.execution import Numerics
+from pedigree.configs.language.execution import Numerics, Placement
+from pedigree.data.artifacts.artifacts import write_json
 from pedigree.pipelines.jobs import ray_launcher
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.job_environment import job_environment
 from pedigree.pipelines.jobs.joining import join
 from pedigree.pipelines.jobs.launcher import LocalLauncher, Status, job_command
 from pedigree.pipelines.jobs.processes import Process, processes_of
-from pedigree.pipelines.jobs.scratch_state import Handle
+from pedigree.pipelines.jobs.scratch_state import JOB, Handle, write_spec
 from pedigree.pipelines.jobs.slots import Pool, slots
 from pedigree.pipelines.run.runs import run_graph
+from pedigree.stages.job.meeting import MEETING, Meeting
+from pedigree.stages.job.spec import JobSpec
 
 
 @pytest.fixture
@@ -114,6 +118,27 @@ def test_a_job_on_two_nodes_has_half_of_its_ranks_where_pedigree_join_runs(lab: 
     assert outcomes(lab)["sft"] == "ran" and lab.runs().count("sft") == 2
     until(lambda: len(heard) == 2)
     assert heard[0].startswith("lab/sft: a node of the job that ") and heard[1] == "lab/sft: the node ended with exit code 0"
+
+
+def test_pedigree_join_leaves_jobs_of_a_scheduler_to_its_nodes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that joined would take the place of one of them. The second job is that of a machine, and needs more GPUs than are here."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    for key, launcher, server in zip(("0" * 64, "1" * 64), ("slurm", "local"), servers, strict=True):
+        scratch = lab.project.scratch(key)
+        spec = JobSpec(address="lab/sft", kind="sft", version=1, key=key, config={}, inputs={}, source_files={}, code="c",
+                       numerics=Numerics(device="cuda", world_size=2, nodes=2), placement=Placement(slots=2))  # fmt: skip
+        scratch.mkdir(parents=True)
+        write_spec(scratch, spec)
+        write_json(scratch / JOB, Handle(launcher=launcher, scratch=str(scratch), attempt=1, told={}).model_dump())
+        write_json(scratch / MEETING, Meeting(host="127.0.0.1", port=server.getsockname()[1]).model_dump())
+    with pytest.raises(PedigreeError, match=r"placement\.slots is 2"):
+        join(lab.project, print)
+    for server in servers:
+        server.setblocking(False)
+    servers[1].accept()
+    with pytest.raises(BlockingIOError):
+        servers[0].accept()
 
 
 @pytest.mark.proves("numerics.deterministic")

@@ -1,5 +1,6 @@
 """Jobs in the queue of a real Slurm of two nodes on this machine."""
 
+import json
 import os
 import signal
 import threading
@@ -14,6 +15,8 @@ from sites import at_work, waits
 from slurm_cluster import Cluster
 from waiting import deadline, until
 
+from pedigree.data.artifacts.artifacts import read_run, write_json
+from pedigree.pipelines.estimate.estimates import run_seconds
 from pedigree.pipelines.jobs import slurm
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.events import StageWaiting
@@ -102,6 +105,23 @@ def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(la
             cancelled.set()
             thread.join(deadline(60))
     assert not cluster.ask("squeue", "--noheader", "--me") and "raw" not in lab.runs()
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_time_in_the_queue_is_no_time_of_computing(lab: Lab, cluster: Cluster, watched: bool) -> None:
+    with cluster.drained(), at_work(lab) as work:
+        until(lambda: work.shows("in Slurm's queue as job "))
+        (path,) = lab.root.glob(".pedigree/scratch/*/attempts.json")
+        (attempt,) = json.loads(path.read_text())
+        write_json(path, [attempt | {"started_at": "2026-01-01T00:00:00+00:00"}])  # it has been waiting since
+        work.leave()
+    if not watched:
+        until(path.with_name("done.json").exists)
+    with at_work(lab) as work:
+        assert work.outcome() == "attached"
+    run = read_run(lab.project.artifact("lab/raw") / "run.json")
+    assert run.attempts[0].started_at == "2026-01-01T00:00:00+00:00"
+    assert run.seconds is not None and run_seconds(run) == run.seconds and 0 <= run.seconds < deadline(60)
 
 
 @pytest.mark.parametrize(
