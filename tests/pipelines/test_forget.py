@@ -339,8 +339,8 @@ def test_a_variant_does_not_lend_its_filters_to_the_recipe(tmp_path):
     """An ablation without the recipe's filters; edits from it would remove them from the recipe."""
     recipe = HANDED_ON.replace("shared.jsonl}]}", "shared.jsonl}], filters: [{type: exact_duplicates}]}")
     row = {"rows.jsonl": in_lines([one_row(WANTED)])}
-    project, _ = made_of(tmp_path, recipe, {name: [one_row(WANTED)] for name in ("raw", "suite")})
-    variants = [load_recipes(project.recipes, "lab", [override])[-1] for override in ("raw.filters=[]", "raw.shuffle_seed=3")]
+    project, _ = made_of(tmp_path, recipe, {"raw": [one_row(WANTED)], "suite": [one_row(f"suite-{2:016x}")]})
+    variants = [load_recipes(project.recipes, "lab", [override])[-1] for override in ("raw.filters=[]", "raw.seed=3")]
     for variant in variants:
         write_compiled(project.root, [variant])
         build(project, variant, variant.find("raw"), row, {}, {})
