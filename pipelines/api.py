@@ -1,5 +1,6 @@
 """The Python interface: what `import pedigree` gives. Recipes are loaded, planned and run by the code behind the commands."""
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -102,7 +103,7 @@ class Recipe:
             ConfigError: lists every problem of the recipe.
         """
         path = recipe_file(project.recipes, self.name)
-        if path.exists() and not replace and Recipe.load(project, self.name) != self:
+        if path.exists() and not replace and Recipe.load(project, self.name) != dataclasses.replace(self, overrides=()):
             raise UsageProblem(f"{path} exists and differs from this recipe: choose another name, or replace it with save(replace=True)")
         with TemporaryDirectory() as folder:
             draft = Path(folder) / path.name

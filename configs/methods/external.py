@@ -104,6 +104,8 @@ def external_problem(config: External, arrived: Arrived) -> str | None:
     for label in labels:
         if known.count(label) > 1 or label == CHECKPOINT:
             return f"two folders of the command would be {{{label}}}: give the input another label, `{{LABEL: STAGE}}`"
+        if not NAME.fullmatch(f"{{{label}}}"):
+            return f"{{{label}}} is no name in a command: give the input another label, of letters, digits and `_`, `{{LABEL: STAGE}}`"
     for name in sorted((named | resumed) - {*known}):
         if nearest(name, [*known, CHECKPOINT]):  # others are the program's
             folders = ", ".join(f"{{{one}}}" for one in known)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pedigree.configs.base.document import parse_value, read_document, read_text, secret_problem
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.pipelines.importing.description import Description, Unfit
+from pedigree.pipelines.importing.description import Description, Unfit, on
 from pedigree.pipelines.importing.named_rows import READERS
 from pedigree.pipelines.importing.trainers import DEFAULTS, EVERY, LEFT_OUT, names_of
 
@@ -65,12 +65,27 @@ def read_config(path: Path, method: str | None = None, devices: int | None = Non
         if key in keys and keys[key] is None and name in ("max_length", "optimizer.max_grad_norm") and trainer != "axolotl":
             description.check(name, f"{key}: null means no limit there: write the value that you need")
     keys = {key: value for key, value in keys.items() if value is not None and not (key.startswith("tokenizer_name") and value == model)}
+    _precision(description, keys)
     try:
         READERS[trainer](description, keys)
     except Unfit as unfit:
         raise UsageProblem(f"{path}: an amount of rows is {unfit}") from unfit
     description.read(keys, names_of(trainer, method), LEFT_OUT)
     return description
+
+
+def _precision(description: Description, keys: dict[str, Any]) -> None:
+    """fp32 where nothing is computed in bf16 or fp16; a model that is loaded in fp32 keeps its values."""
+    loaded = next((key for key in ("dtype", "torch_dtype") if key in keys), "")
+    exact = str(keys.get(loaded)) in ("float32", "torch.float32", "fp32")
+    half = any(on(keys.get(key, key == "bf16")) for key in ("bf16", "fp16", "bfloat16", "pure_bf16")) or (loaded and not exact)
+    if exact:
+        del keys[loaded]
+    if exact or not half:
+        description.values["model.dtype"] = "fp32"
+    if not half:
+        del keys["bf16"]
+        description.values["dtype"] = "fp32"
 
 
 def _yaml(path: Path) -> tuple[str, str | None, dict[str, Any]]:
@@ -89,7 +104,8 @@ def _yaml(path: Path) -> tuple[str, str | None, dict[str, Any]]:
         return "LLaMA-Factory", "reward" if stage == "rm" else str(stage), keys
     if keys.keys() & {*OF_OPEN_INSTRUCT}:
         return "open-instruct", "dpo" if any(key.startswith("dpo_") for key in keys) else "sft", keys
-    words = re.findall(r"[a-z]+", "/".join(path.absolute().parts[-2:]).lower())  # alignment-handbook: recipes/MODEL/dpo/config_full.yaml
+    folder, name = path.absolute().parts[-2:]  # alignment-handbook: recipes/MODEL/dpo/config_full.yaml
+    words = re.findall(r"[a-z]+", f"{name}/{folder}".lower())
     clues = [method for method, clues in CLUES.items() if clues & keys.keys()]
     return "TRL", next((method for method in [*words, *clues] if method in DEFAULTS["TRL"]), None), keys
 

@@ -1,7 +1,7 @@
 """What a config of another trainer says, under our names."""
 
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +110,7 @@ def number(value: Any) -> float:
         found = value if isinstance(value, (int, float)) else float(value)
     except (TypeError, ValueError):
         raise Unfit("not a number") from None
-    if not math.isfinite(found):
+    if not abs(found) <= sys.float_info.max:
         raise Unfit("not a finite number")
     return found
 

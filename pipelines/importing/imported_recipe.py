@@ -37,7 +37,7 @@ HEAD = (
 def recipe_text(description: Description, file: str) -> tuple[str, int]:
     """The text of the recipe of a config called `file`, and the number of its lines that are marked for a look."""
     kind, port, record = STAGES[description.method]
-    base = {"kind": "source_model", **_model(description), "dtype": "bf16"}
+    base = {"kind": "source_model", **_model(description), "dtype": description.take("model.dtype", "bf16")}
     fields = _fields(description, kind)
     repeats = any(source.get("epochs", 0) > 1 for source in description.sources)
     rows = {"kind": "prepare_data", "record": record, **({"draw": "after_filters"} if repeats else {}), "sources": description.sources}
@@ -247,6 +247,8 @@ def _algorithm(description: Description) -> None:
     low, high = take("algorithm.clip_low"), take("algorithm.clip_high")
     if name == "cispo":
         algorithm["clip_max"] = high or 5.0
+        if not high:
+            description.check("algorithm", f"clip_max: TRL truncates at epsilon, {low}, where epsilon_high is not set")
     elif low:
         algorithm |= {"clip_low": low, "clip_high": high or low}
     algorithm |= {"resampling": None} if name == "dapo" else {"updates_per_rollout": 1} if name == "gspo" else {}

@@ -14,6 +14,10 @@ COLUMNS = {"field_messages": "messages", "field_chosen": "chosen", "field_reject
 """axolotl's key → our column."""
 READ = {"path", "split", "name", "data_files", "ds_type", "revision", "roles", "message_property_mappings", "type", "trust_remote_code"}
 """Keys of a dataset of axolotl that need no comment."""
+OF_TRL = {"path", "id", "name", "config", "data_files", "split", "columns", "weight", "fraction"}
+"""The same of TRL and alignment-handbook; `fraction` has one."""
+BUILDERS = ("arrow", "csv", "json", "parquet", "text")
+"""Names of file formats in place of a repository."""
 CHATS = (None, "chat_template", "chat_template.default", "sharegpt")
 """Types of axolotl that render conversations by the chat template."""
 
@@ -46,6 +50,15 @@ def _source(description: Description, name: Any, split: Any = "train", config: A
     return {"type": "hub", **place, **({"config": str(config)} if config else {}), "split": bare[0] if len(bare) == 1 else bare}
 
 
+def _places(description: Description, one: dict[str, Any]) -> list[Any]:
+    """The files of a dataset, or its repository or folder, of which `data_files` may select some."""
+    files, place = one.get("data_files"), one.get("path") or one.get("id")
+    if files and place and place not in BUILDERS:
+        description.check("rows", f"{written('data_files', files)}: of {place}, all files are read here")
+        return [place]
+    return listed(files or place)
+
+
 def _amount(value: Any) -> dict[str, Any]:
     """A share of the rows of a dataset; 1 is all of them."""
     return {} if number(value) == 1 else {"epochs": float(number(value))}
@@ -68,9 +81,11 @@ def of_trl(description: Description, keys: dict[str, Any]) -> None:
     for mixer in _mappings(description, keys.pop("dataset_mixer", None)):
         description.sources += [_source(description, repository, splits) | _amount(share) for repository, share in mixer.items()]
     for one in several:
-        for file in listed(one.get("data_files") or one.get("path") or one.get("id")):
-            source = _source(description, file, one.get("split", "train"), one.get("name") or one.get("config"))
-            description.sources.append(source | _amount(one.get("weight", 1)))
+        for place in _places(description, one):
+            source = _source(description, place, one.get("split") or "train", one.get("name") or one.get("config"))
+            description.sources.append(source | _amount(1 if one.get("weight") is None else one["weight"]))
+        for key in [key for key, value in one.items() if key not in OF_TRL and value is not None]:
+            description.check("rows", f"{written(key, one[key])}: unknown")
         if one.get("fraction") is not None:
             description.check("rows", f"{written('fraction', one['fraction'])}: write `share` in its source and `total` in the stage")
     if name and not several:
@@ -93,8 +108,8 @@ def of_axolotl(description: Description, keys: dict[str, Any]) -> None:
     """`datasets`."""
     for one in _mappings(description, keys.pop("datasets", None)):
         columns = {ours: one[key] for key, ours in COLUMNS.items() if one.get(key, ours) not in (ours, "conversations", "conversation")}
-        for file in listed(one.get("data_files") or one.get("path")):
-            source = _source(description, file, one.get("split") or "train", one.get("name"), one.get("revision"))
+        for place in _places(description, one):
+            source = _source(description, place, one.get("split") or "train", one.get("name"), one.get("revision"))
             description.sources.append(source | ({"columns": columns} if columns else {}))
         strange = [key for key in one if key not in READ | COLUMNS.keys()] + ["type"] * (one.get("type") not in CHATS)
         for key in strange:

@@ -80,6 +80,12 @@ def template(name: Any) -> str | None:
     raise Unfit("no template of that name here, so the model's own (docs/chat-templates.md)", OWN)
 
 
+def template_of_llama_factory(name: Any) -> str | None:
+    if name in ("mistral", "qwen", "zephyr"):
+        raise Unfit("another template has this name here, so the model's own (docs/chat-templates.md)", OWN)
+    return template(name)
+
+
 def held_out(size: Any) -> float | None:
     if number(size) >= 1:
         raise Unfit("a number of rows; `holdout` is a share of them")
@@ -97,7 +103,7 @@ LOSSES = choice(sigmoid="dpo", dpo="dpo", sigmoid_norm="dpo_norm", dpo_norm="dpo
 
 def loss(names: Any) -> str:
     """A preference loss; TRL adds several."""
-    first, *others = listed(names)
+    first, *others = listed(names) or [""]
     if others and (LOSSES(first), others) != ("dpo", ["sft"]):
         raise Unfit("no such sum of losses here", LOSSES(first))
     return "rpo" if others else LOSSES(first)
@@ -107,7 +113,7 @@ Names = Mapping[str, tuple[str, Convert | None]]
 FIELDS: Names = {
     "model.name": ("model_name_or_path base_model", None),
     "model.revision": ("model_revision revision_of_model", None),
-    "model.template": ("chat_template chat_template_path chat_template_name template", template),
+    "model.template": ("chat_template chat_template_path chat_template_name", template),
     "model.add_bos": ("add_bos", wanted),
     "batch.device": ("per_device_train_batch_size micro_batch_size", count),
     "batch.accumulation": ("gradient_accumulation_steps", count),
@@ -153,6 +159,8 @@ FIELDS: Names = {
     "centering": ("center_rewards_coefficient", number),
 }
 """Our name → keys of the trainers, and conversion of their values."""
+OF_LLAMA_FACTORY: Names = {"model.template": ("template", template_of_llama_factory)}
+"""The key that only LLaMA-Factory has; its ChatML, Gemma and Llama 3 are ours."""
 OF_GRPO: Names = {
     "samples_per_prompt": ("num_generations num_samples_per_prompt_rollout", count),
     "prompts_per_step": ("num_unique_prompts_rollout", count),
@@ -189,7 +197,8 @@ OF_GRPO: Names = {
 def names_of(trainer: str, method: str) -> dict[str, tuple[str, Convert | None]]:
     """Key → our name, and conversion."""
     inner = "num_epochs" if trainer == "open-instruct" else "num_iterations"
-    tables: list[Names] = [FIELDS, {**OF_GRPO, "algorithm.inner_epochs": (inner, count)}] if method == "grpo" else [FIELDS]
+    tables: list[Names] = [FIELDS, OF_LLAMA_FACTORY]
+    tables += [{**OF_GRPO, "algorithm.inner_epochs": (inner, count)}] if method == "grpo" else []
     return {key: (name, convert) for table in tables for name, (keys, convert) in table.items() for key in keys.split()}
 
 

@@ -86,7 +86,7 @@ def forget(project: Project, trace: Trace) -> Forgetting:
     graphs, unread = every_graph(project, both=False)
     held = {place.address for place in trace.places}  # all places, because the stage that brought it in may not be here
     nodes = {address: graph.nodes[address] for graph in graphs for address in _below(graph, held)}
-    changes = _changes(trace, nodes)
+    changes = _changes(trace, nodes, {address: node for graph in graphs for address, node in graph.nodes.items()})
     why = {place.address: HELD if place.type != "scores" else "scored on it" for place in trace.places}
     why |= {found.address: found.how for found in trace.reached}
     named = named_models(project)
@@ -156,18 +156,24 @@ def _gpus(node: Node, run: Run) -> int:
     return ranks + of_engines if plan and plan.beside else max(ranks, of_engines)
 
 
-def _changes(trace: Trace, nodes: Mapping[str, Node]) -> tuple[Change, ...]:
-    """Changes by recipe and stage; a variant's stage takes its filters from the recipe."""
-    found: dict[tuple[str, str], tuple[Node, set[str]]] = {}
+def _changes(trace: Trace, nodes: Mapping[str, Node], every: Mapping[str, Node]) -> tuple[Change, ...]:
+    """Changes by recipe and stage; a variant's stage takes its filters from the recipe, unless its overrides give it others."""
+    found: dict[str, tuple[Node, set[str]]] = {}
     for place in trace.places:
         ids, node = trace.brought_in(place), nodes.get(place.address)
         if ids and node is not None and _imports(node):  # rows passed on by others are removed there
-            found.setdefault((node.recipe.partition("+")[0], node.name), (node, set()))[1].update(ids)
+            origin = every.get(f"{node.recipe.partition('+')[0]}/{node.name}", node)
+            if _without(origin, ids) != _without(node, ids):
+                origin = node
+            found.setdefault(origin.address, (origin, set()))[1].update(ids)
     return tuple(
-        Change(recipe, stage, tuple(without(node.config, ids)))
-        for (recipe, stage), (node, ids) in sorted(found.items())
-        if (without := node.declaration.without)
+        Change(node.recipe, node.name, filters) for _, (node, ids) in sorted(found.items()) if (filters := _without(node, ids)) is not None
     )
+
+
+def _without(node: Node, ids: Collection[str]) -> tuple[Mapping[str, Any], ...] | None:
+    without = node.declaration.without
+    return tuple(without(node.config, ids)) if without else None
 
 
 def _imports(node: Node) -> bool:

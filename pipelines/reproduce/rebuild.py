@@ -34,8 +34,8 @@ PROFILE = "recorded"
 PROCESSES = ("world_size", "nodes", "threads", "tensor_parallel")
 MOST_PROCESSES = 4096
 """Upper bound for each of `PROCESSES`, so that a malicious record cannot start unlimited processes."""
-OURS = ("artifacts", "configs", "dvc.lock", "dvc.yaml")
-"""Top-level names reserved by the rebuilt project; source files must not use these or names starting with a dot."""
+OURS = (".dvc", ".dvcignore", ".env", ".git", ".pedigree", "artifacts", "configs/execution", "configs/recipes", "dvc.lock", "dvc.yaml")
+"""Places of the rebuilt project's own files, and of settings that DVC, git and Prefect read there; source files take none of them."""
 DVC_CONFIG = """\
 [core]
     analytics = false
@@ -247,10 +247,9 @@ def _names(addresses: Mapping[str, str]) -> dict[str, str]:
 
 def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], member: RebuiltStage, bring: Bring) -> None:
     """Copy a source file with the recorded hash into the project, without following links or writing outside it."""
-    first = name.split("/")[0]
-    if first in OURS or first.startswith("."):
-        problem = f"{member.address} lists {name} in source_files, a name reserved by the project, so it is forged"
-        raise UsageProblem(f"{problem} and cannot be reproduced; request a valid copy from its source")
+    if any(f"{name}/".startswith(f"{own}/") or own.startswith(f"{name}/") for own in OURS):
+        problem = f"{member.address} lists {name} in source_files, a name reserved by the rebuilt project, so it cannot run there"
+        raise UsageProblem(f"{problem}: take its artifact with --from-cache, and keep source files elsewhere")
     try:
         target = inside(home, name)
         if _has(target, sha256):

@@ -99,7 +99,7 @@ def passes(findings: Sequence[Finding]) -> bool:
 
 
 def conditions(before: Run, now: Run) -> list[str]:
-    """Differences in numerics, hardware, libraries, and code between two runs, one phrase each."""
+    """Differences in numerics, hardware, libraries (also those of an external command), and code between two runs, one phrase each."""
     then, today = _named(before), _named(now)
     names = sorted(name for name in then.keys() | today.keys() if then.get(name) != today.get(name))
     found = [f"numerics {name} {then.get(name)} -> {today.get(name)}" for name in names]
@@ -115,6 +115,8 @@ def conditions(before: Run, now: Run) -> list[str]:
     if old.kernel_settings is not None:
         found += _changes("", old.kernel_settings, new.kernel_settings or {})
     found += environment_differences(before.environment, now.environment, locks=False)
+    if before.command_environment and now.command_environment:
+        found += [f"command {one}" for one in environment_differences(before.command_environment, now.command_environment, locks=False)]
     old, new = before.fingerprint.files, now.fingerprint.files
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     return found + ([f"code differs in {', '.join(changed)}"] if changed else [])
@@ -166,10 +168,13 @@ def first_divergence(before: Path, after: Path) -> str | None:
 
 
 def weights_distance(before: Path, after: Path) -> float | None:
-    """‖after - before‖ / ‖before‖ over all weights of two folders; None if the tensors do not correspond or cannot be read."""
+    """‖after - before‖ / ‖before‖ over all weights of two folders; None if the tensors do not correspond, or cannot be read in time."""
     command = [sys.executable, "-P", "-m", "pedigree.stages.merge.distance", str(before), str(after)]
     environment = os.environ | {"PYTHONPATH": python_path(CODE_ROOT)}
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WEIGHTS_TIMEOUT_S)
+    try:
+        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WEIGHTS_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return None
     return float(answer.stdout) if answer.returncode == 0 else None
 
 

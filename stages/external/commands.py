@@ -118,11 +118,15 @@ def _follow(command: "subprocess.Popen[bytes]", last: deque[bytes], job: Job) ->
 
 
 def _cpu_seconds(group: int) -> float:
-    """CPU time of the live processes of a process group (`/proc/PID/stat`, fields 5, 14 and 15)."""
-    ticks = 0
+    """CPU time of the live processes of a process group and of their descendants, because torchrun starts each worker in a session of its
+    own (`/proc/PID/stat`, fields 4, 5, 14 and 15)."""
+    found: dict[int, list[int]] = {}
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
             with suppress(OSError):
                 fields = (place / "stat").read_text().rpartition(")")[2].split()
-                ticks += sum(map(int, fields[11:13])) if fields[2] == str(group) else 0
-    return ticks / os.sysconf("SC_CLK_TCK")
+                found[int(place.name)] = [int(fields[number - 3]) for number in (4, 5, 14, 15)]
+    own = {pid for pid, (_, its_group, *_) in found.items() if its_group == group}
+    while started := {pid for pid, (parent, *_) in found.items() if parent in own} - own:
+        own |= started
+    return sum(sum(found[pid][2:]) for pid in own) / os.sysconf("SC_CLK_TCK")

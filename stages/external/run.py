@@ -125,7 +125,7 @@ def given(inputs: Inputs, place: Path) -> dict[str, str]:
 
 
 def copied(config: External, job: Job) -> Path:
-    """The folder in which the command runs, with copies of its files."""
+    """The folder in which the command runs, with copies of its files. Programs become executable, as a fetched file is not."""
     work = job.folder / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -133,7 +133,16 @@ def copied(config: External, job: Job) -> Path:
         source, target = job.source_files[name], work / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy2)(source, target)
+    for path in work.rglob("*"):
+        if path.is_file() and _is_program(path):
+            path.chmod(path.stat().st_mode | 0o111)
     return work
+
+
+def _is_program(path: Path) -> bool:
+    """Whether the kernel starts it: a script with its interpreter, or compiled."""
+    with path.open("rb") as stream:
+        return stream.read(4).startswith((b"#!", b"\x7fELF"))
 
 
 def policy_in(output: Path, job: Job) -> dict[str, Any]:

@@ -44,7 +44,8 @@ def run(config: Merge, inputs: Inputs, job: Job) -> dict[str, Any]:
         shutil.copytree(policies[first].payload, payload, ignore=shutil.ignore_patterns("*.safetensors"))
     count = len(weights[first].entries)
     merge_folders(list(weights.values()), combination(config, list(policies)), payload, lambda done: job.progress(done, count))
-    distances = {label: relative_l2(policy.payload, payload) for label, policy in policies.items()}
+    with job.busy("measuring distances"):
+        distances = {label: relative_l2(policy.payload, payload) for label, policy in policies.items()}
     return {"policies": len(policies), "tensors": count, "distances": distances}
 
 

@@ -31,7 +31,7 @@ def run(config: Overoptimization, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Measure the curve.
 
     Raises:
-        StageError: no answer has both rewards, or no prompt has enough answers.
+        StageError: no answer has both rewards, `gold` judged other answers, or no prompt has enough answers.
     """
     with job.busy("reading rows"):
         scored = answers_by_prompt(inputs)
@@ -45,7 +45,8 @@ def run(config: Overoptimization, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"best of {largest} requires at least 2 and at least {largest} answers per prompt scored by both rewards; {len(kept)} of "
             f"{len(scored)} prompts have {largest}, and the maximum is {most}: sample more answers per prompt, or set max_n to 2 ... {most}"
         )
-    curves = {prompt: best_of_n([p for p, _ in answers], [g for _, g in answers], largest) for prompt, answers in kept.items()}
+    with job.busy("measuring"):
+        curves = {prompt: best_of_n([p for p, _ in answers], [g for _, g in answers], largest) for prompt, answers in kept.items()}
     rows = []
     for n in range(1, largest + 1):
         job.progress(n - 1, largest)
@@ -64,10 +65,13 @@ def answers_by_prompt(inputs: Inputs) -> dict[str, Scores]:
     """Prompt → scores of its answers, sorted by prompt; answers without both rewards are excluded."""
     rows = records.load(only(inputs, "judgments"))
     gold = only_or_none(inputs, "gold")
-    golds = {row["id"]: row["reward"] for row in records.load(gold)} if gold else {row["id"]: row["verifier_score"] for row in rows}
+    others = {row["id"]: (row["text"], row["reward"]) for row in records.load(gold)} if gold else {}
     found: dict[str, Scores] = defaultdict(list)
     for row in rows:
-        measured = golds.get(row["id"])
+        text, measured = others.get(row["id"], (row["text"], None)) if gold else (row["text"], row["verifier_score"])
+        if text != row["text"]:  # ids of answers number them, and another sample has the same
+            problem = f"`gold` judged another text under the id {row['id']} than `judgments`"
+            raise StageError(f"{problem}: judge the completions of one sample stage twice, or set no `gold` to use `verifier_score`")
         if row["reward"] is not None and measured is not None:
             found[row["prompt_id"]].append((row["reward"], measured))
     if not found:

@@ -23,6 +23,7 @@ TUNED = """\
     [
         ("{model}", "{modle}", "names {modle}, which is not an input: write one of {model}, {clean}, {output}; did you mean model?"),
         ("{model}\"", "{model}\", \"{checkpoint}\"", "names {checkpoint}, which is not an input"),
+        ("{model: base", "{3b: base", "{3b} is no name in a command: give the input another label, of letters, digits and `_`"),
         ("{model}\"", "x\"", "the command does not use the input model: write {model} where it expects the folder, or remove the input"),
         (", \"{output}\"]", "]", "does not say where to write: write {output} where it expects the folder"),
         ("{model}\"", "${model}\"", "the command does not use the input model"),  # of the shell

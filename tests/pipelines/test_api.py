@@ -82,6 +82,14 @@ def test_saving_replaces_no_other_recipe_unless_asked_and_writes_none_with_probl
 
 
 @pytest.mark.unit
+def test_a_variant_is_saved_again_since_overrides_are_not_in_its_file(project: Project) -> None:
+    recipe = Recipe("mine", stages={"rows": ROWS}, overrides=("rows.seed=3",))
+    assert recipe.save(project) == recipe.save(project)
+    with pytest.raises(UsageProblem, match=r"mine\.yaml exists and differs"):
+        Recipe("mine", stages={"other": ROWS}, overrides=("other.seed=3",)).save(project)
+
+
+@pytest.mark.unit
 def test_what_runs_is_the_recipe_in_hand_and_no_other(project: Project) -> None:
     recipe = Recipe("rows", stages={"rows": ROWS})
     with pytest.raises(UsageProblem, match=r"not saved, or its file has changed: recipe\.save"):

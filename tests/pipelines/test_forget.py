@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from pedigree.configs.base.frozen import Frozen, Many
 from pedigree.configs.base.kind import Kind, gives
 from pedigree.configs.language import kinds
-from pedigree.configs.language.recipe import load_recipe
+from pedigree.configs.language.compile import write_compiled
+from pedigree.configs.language.recipe import load_recipe, load_recipes
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.filters import Filter, without
 from pedigree.data.artifacts.artifacts import Run, read_run
@@ -332,3 +333,21 @@ def test_of_a_recipe_that_another_one_was_compiled_over_only_the_other_one_is_re
     assert not found.unread and [change.stage for change in found.changes] == ["raw"]
     graphs, unread = every_graph(project, both=True)  # the folder of a job of either one may be resumed
     assert len(graphs) == 1 and list(unread) == ["lab"]
+
+
+def test_a_variant_does_not_lend_its_filters_to_the_recipe(tmp_path):
+    """An ablation without the recipe's filters; edits from it would remove them from the recipe."""
+    recipe = HANDED_ON.replace("shared.jsonl}]}", "shared.jsonl}], filters: [{type: exact_duplicates}]}")
+    row = {"rows.jsonl": in_lines([one_row(WANTED)])}
+    project, _ = made_of(tmp_path, recipe, {"raw": [one_row(WANTED)], "suite": [one_row(f"suite-{2:016x}")]})
+    variants = [load_recipes(project.recipes, "lab", [override])[-1] for override in ("raw.filters=[]", "raw.seed=3")]
+    for variant in variants:
+        write_compiled(project.root, [variant])
+        build(project, variant, variant.find("raw"), row, {}, {})
+    ids = {"type": "ids", "ids": [WANTED]}
+    with_those = ("lab", ({"type": "exact_duplicates"}, ids))
+    changes = {change.recipe: change.filters for change in forget(project, trace(project, RowQuery(id=WANTED))).changes}
+    assert changes == dict([with_those, (variants[0].recipe, (ids,))])
+    shutil.rmtree(project.artifact("lab/raw"))
+    changes = {change.recipe: change.filters for change in forget(project, trace(project, RowQuery(id=WANTED))).changes}
+    assert changes == dict([with_those, (variants[0].recipe, (ids,))])  # the second variant takes its filters from the recipe

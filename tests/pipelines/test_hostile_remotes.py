@@ -496,7 +496,10 @@ def test_a_config_changes_neither_kind_nor_inputs(tmp_path: Path) -> None:
     assert (stage["kind"], stage["in"]) == ("prepare_data", {})
 
 
-@pytest.mark.parametrize("name", [".dvc/config", ".git/hooks/x", ".env", "configs/execution/recorded.yaml", "artifacts/x", "dvc.yaml"])
+PLACES = ".dvc/config .git/hooks/x .git .env configs configs/recipes configs/execution/recorded.yaml artifacts/x dvc.yaml"
+
+
+@pytest.mark.parametrize("name", PLACES.split())
 def test_a_source_file_takes_no_place_of_the_projects_own(tmp_path: Path, name: str) -> None:
     members, project = rebuilt(tmp_path, source_files={name: hashlib.sha256(b"").hexdigest()})
     place = project.root / name
@@ -505,7 +508,16 @@ def test_a_source_file_takes_no_place_of_the_projects_own(tmp_path: Path, name: 
         place.write_bytes(b"")
     with pytest.raises(UsageProblem, match="in source_files, a name reserved"):
         write_project(tmp_path / "home", members, [project.root], set(members))
-    assert not (tmp_path / "home" / name).exists() or name in (".dvc/config", "configs/execution/recorded.yaml")
+    assert not (tmp_path / "home" / name).is_file() or name in (".dvc/config", "configs/execution/recorded.yaml")
+
+
+@pytest.mark.parametrize("name", ["configs/axolotl.yaml", "configs/recipes.yaml", ".data/rows.jsonl", ".environments/mine.py"])
+def test_any_other_source_file_is_taken(tmp_path: Path, name: str) -> None:
+    members, project = rebuilt(tmp_path, source_files={name: hashlib.sha256(b"given").hexdigest()})
+    (project.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (project.root / name).write_bytes(b"given")
+    write_project(tmp_path / "home", members, [project.root], set(members))
+    assert (tmp_path / "home" / name).read_bytes() == b"given"
 
 
 def test_a_source_file_is_taken_through_no_link(tmp_path: Path) -> None:

@@ -239,6 +239,76 @@ def test_rows_of_the_hub_are_to_be_pinned_and_local_ones_are_files(rows, sources
     assert graph.nodes["mine/rows"].output == "conversation"
 
 
+@pytest.mark.parametrize("start", ["model_name_or_path", "base_model"], ids=["TRL", "axolotl"])
+def test_files_of_a_repository_are_no_files_of_the_project(start):
+    dataset = "{path: org/rows, data_files: data/train.jsonl, data_dir: clean}"
+    text, _ = imported(f"{start}: org/base\nlearning_rate: 1e-5\ndatasets: [{dataset}]\n", method="sft")
+    assert yaml.safe_load(text)["stages"]["rows"]["sources"] == [
+        {"type": "hub", "repo": "org/rows", "revision": "pin me", "split": "train"}
+    ]
+    assert "data_files: data/train.jsonl: of org/rows, all files are read here" in checks(text)
+    assert [check for check in checks(text) if check.startswith("data_dir: clean: ")]
+
+
+def test_empty_keys_of_a_dataset_mean_their_defaults():
+    text, _ = imported(
+        "model_name_or_path: org/base\ndatasets: [{id: org/rows, weight: null, split: null, data_dir: null}]\n", method="sft"
+    )
+    assert "- {type: hub, repo: org/rows, revision: pin me, split: train}\n" in text and not [one for one in checks(text) if "data" in one]
+
+
+@pytest.mark.parametrize("name", ["qwen", "mistral", "zephyr", "llama3", "chatml", "gemma"])
+def test_templates_of_llama_factory_are_ours_only_if_they_write_the_same(name):
+    """Its `qwen` is that of Qwen 2.5 with a system prompt, its `mistral` writes spaces, its `zephyr` has a system prompt."""
+    text, graph = imported(f"model_name_or_path: org/base\nstage: sft\ndataset: a\ntemplate: {name}\n")
+    other = name in ("qwen", "mistral", "zephyr")
+    marked = f"template: {name}: another template has this name here, so the model's own (docs/chat-templates.md)"
+    assert (marked in checks(text)) == other and value_at(graph.find("base").config, "chat_template") == ("own" if other else name)
+
+
+FP32 = {"base": "fp32", "train": "fp32"}
+PRECISIONS: dict[str, dict[str, str]] = {
+    "bf16: true": {"base": "bf16", "train": "bf16"},
+    "fp16: false": {"base": "bf16", "train": "bf16"},
+    "bf16: false": FP32,
+    "bf16: no": FP32,
+    "bf16: false\ntorch_dtype: float32": FP32,
+    "torch_dtype: float32": {"base": "fp32", "train": "bf16"},  # TRL computes in bf16 by default
+    "bf16: false\nfp16: true": {"base": "bf16", "train": "bf16"},
+    "bf16: false\ndtype: bfloat16": {"base": "bf16", "train": "bf16"},
+    "bf16: false\npure_bf16: true": {"base": "bf16", "train": "bf16"},
+}
+
+
+@pytest.mark.parametrize("setting", PRECISIONS)
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_what_computes_in_fp32_does_so_here(setting, method):
+    text, graph = imported(f"{TRL}{setting}\n{'max_steps: 1' if method == 'grpo' else ''}\n", method=method)
+    found = {place: value_at(graph.find(stage).config, "dtype") for place, stage in (("base", "base"), ("train", method))}
+    assert found == PRECISIONS[setting]
+    named = text.partition("does not change the model")[2].partition("\nstages:")[0]
+    assert "dtype" not in named or "bfloat16" in setting
+    assert "bf16" not in named.replace("pure_bf16", "") or found["train"] == "bf16"
+
+
+def test_the_bound_of_cispo_is_stated_or_marked():
+    text, graph = imported(f"{TRL}loss_type: cispo\nmax_steps: 1\n", method="grpo")
+    assert "clip_max: TRL truncates at epsilon, 0.2, where epsilon_high is not set" in checks(text)
+    text, graph = imported(f"{TRL}loss_type: cispo\nepsilon_high: 4.0\nmax_steps: 1\n", method="grpo")
+    assert value_at(graph.find("grpo").config, "algorithm.clip_max") == 4.0 and not [one for one in checks(text) if "clip_max" in one]
+
+
+@pytest.mark.parametrize("value", ["''", "[]"])
+def test_no_loss_is_not_available(value):
+    text, _ = imported(f"{TRL}loss_type: {value}\n", method="dpo")
+    assert [check for check in checks(text) if check.startswith("loss_type: ") and "not available here" in check]
+
+
+def test_a_number_beyond_all_floats_is_not_finite():
+    text, _ = imported(f"{TRL}weight_decay: 1{'0' * 400}\n", method="sft")
+    assert [check for check in checks(text) if check.endswith("…: not a finite number")]
+
+
 def test_a_commit_and_a_folder_of_a_model_are_kept():
     commit = "0123456789abcdef0123456789abcdef01234567"
     assert f"revision: {commit}}}" in imported(f"{TRL}model_revision: {commit}\n", method="sft")[0]
@@ -249,6 +319,12 @@ def test_the_method_of_alignment_handbook_is_in_its_folder(project):
     (project / "zephyr" / "orpo").mkdir(parents=True)
     _, graph = imported(TRL + "beta: 0.05\n", "zephyr/orpo/config_full.yaml")
     assert value_at(graph.find("orpo").config, "loss.odds_weight") == 0.05
+
+
+def test_the_name_of_a_file_counts_before_that_of_its_folder(project):
+    (project / "dpo-study").mkdir()
+    _, graph = imported(f"{TRL}assistant_only_loss: true\n", "dpo-study/sft_full.yaml")
+    assert value_at(graph.find("sft").config, "train_on") == "assistant"
 
 
 BOMB = "base_model: &a [1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(

@@ -89,6 +89,16 @@ def test_other_conditions_are_named():
     ]  # fmt: skip
 
 
+def test_packages_of_an_external_command_are_conditions(tmp_path):
+    then, now = (
+        {**RUN, "command_environment": {"python": python, "libraries": {"trl": trl}}}
+        for python, trl in (("3.11", "1.10"), ("3.12", "1.16"))
+    )
+    new = made(tmp_path, record("external", "y"), now)
+    verdict, detail, *_ = judge(record("external", "x"), Run.model_validate(then), new, None, None)
+    assert (verdict, detail) == ("drifted", "rows.jsonl differs; command python 3.11 -> 3.12; command trl 1.10 -> 1.16")
+
+
 HERE = {"cpu": "AMD EPYC", "cpu_model": "family 25, model 17, stepping 1", "instruction_sets": ["avx2", "avx512f", "avx512_bf16"]}
 
 

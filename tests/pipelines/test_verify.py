@@ -1,13 +1,15 @@
 """A byte changed anywhere is found and named, and never served."""
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import handmade
 import pytest
 from commands import InProcessCommand
 from running_lab import Lab
@@ -15,6 +17,7 @@ from running_lab import Lab
 from pedigree.data.artifacts import artifacts
 from pedigree.data.artifacts.artifacts import ArtifactError, Record, open_artifact, read_record
 from pedigree.data.artifacts.lineage import unfolded
+from pedigree.pipelines.lineage import verify
 from pedigree.pipelines.lineage.ancestry import read_pedigree, walk
 from pedigree.pipelines.lineage.verify import Verification, verify_folders, verify_project
 from pedigree.pipelines.publish.export import export
@@ -329,3 +332,19 @@ def test_runs_and_lineages_of_an_earlier_schema_are_migrated_and_later_ones_refu
     (copied / "run.json").write_text(json.dumps(run | {"schema_version": 3}))
     with pytest.raises(ArtifactError, match="run schema 3, this version reads up to 2: use the later version that wrote it"):
         read_pedigree(copied)
+
+
+def test_a_model_file_on_a_damaged_disk_is_named_and_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = handmade.exported(tmp_path)
+    (folder / "config.json").unlink()
+    real = verify.open_plain
+
+    def damaged(path: Path, *limit: int) -> BinaryIO:
+        if path.name == "model.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *limit)
+
+    monkeypatch.setattr(verify, "open_plain", damaged)
+    lines = said(verify_folders([folder]))
+    assert [line.partition(" ")[0].partition("/")[2] for line in lines] == ["config.json", "model.safetensors"], lines
+    assert "cannot be read (Input/output error)" in lines[1]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from waiting import deadline
 
 from pedigree.configs.language.execution import Numerics, Placement
@@ -27,6 +29,7 @@ from pedigree.data.host.faults import FAULTS
 from pedigree.data.records import records
 from pedigree.pipelines.jobs.processes import MARK, kill_all
 from pedigree.stages.__main__ import main as run_stage
+from pedigree.stages.job import job as jobs
 from pedigree.stages.job.job import Job
 from pedigree.stages.job.spec import GivenFile, GivenInput, JobSpec
 from pedigree.stages.training.token_cache import Units
@@ -283,3 +286,19 @@ def _as_it_was() -> Iterator[None]:
 
 if __name__ == "__main__":
     sys.exit(next((code for folder in sys.argv[1:] if (code := run_stage(Path(folder)))), 0))
+
+
+def told_while(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, activity: str) -> None:
+    """Lets a function of a stage's code compute, again and again, until its job has reported the activity; fails if it never does."""
+    reports, doing, function = [], jobs.Job.doing, getattr(module, name)
+    monkeypatch.setattr(jobs, "HEARTBEAT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(jobs.Job, "doing", lambda job, what, *more: (reports.append(what), doing(job, what, *more)))
+
+    def repeated(*given: Any) -> Any:
+        end = time.monotonic() + deadline(10)
+        while activity not in reports:
+            assert time.monotonic() < end, f"{name} is silent; reported were {set(reports)}"
+            function(*given)
+        return function(*given)
+
+    monkeypatch.setattr(module, name, repeated)

@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from pedigree.configs.base.problems import PedigreeError
+from pedigree.pipelines.reproduce import verdicts
 from pedigree.pipelines.reproduce.verdicts import weights_distance
 from pedigree.stages.merge.distance import relative_l2
 
@@ -22,3 +23,8 @@ def test_the_distance_is_relative_and_over_all_tensors_of_all_files(tmp_path):
     save_file({"b": torch.tensor([4.0])}, after / "model.safetensors")
     with pytest.raises(PedigreeError, match="two different models"):
         relative_l2(before, after)
+
+
+def test_weights_that_take_too_long_to_read_have_no_distance(tmp_path, monkeypatch):
+    monkeypatch.setattr(verdicts, "WEIGHTS_TIMEOUT_S", 0.01)
+    assert weights_distance(tmp_path, tmp_path) is None

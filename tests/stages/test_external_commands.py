@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 from data_lab import publish, rows_of, run_stage
@@ -83,6 +85,16 @@ def test_it_runs_beside_copies_of_its_files_alone_and_cannot_change_its_inputs(t
     assert made.record.metrics["measured"] == {"deep.n": 1.5, "m": 2}
     assert (policy.payload / "config.json").exists() and before == policy.record.content and (extra / "a").read_text() == "kept"
     assert made.record.marks == ("made by an external command (scripts/make.sh), of which only the form of its output was checked",)
+
+
+@pytest.mark.parametrize("program", [b"#!/bin/sh\ncp $1 $2\n", Path(shutil.which("cp") or "").read_bytes()], ids=["script", "compiled"])
+def test_a_program_among_its_files_starts_though_it_was_fetched_without_its_mode(tmp_path, program):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/take").write_bytes(program)
+    write_text(tmp_path / "numbers", '{"n": 8}')
+    config = {"command": ["./tools/take", "numbers", "{output}/metrics.json"], "files": ["tools", "numbers"], "output": "report"}
+    made = run_stage(tmp_path / "made", "external", config, {name: tmp_path / name for name in config["files"]})
+    assert made.record.metrics["measured"] == {"n": 8}
 
 
 def test_a_model_is_imported_and_the_rest_of_its_folder_left_out(tmp_path):
@@ -223,7 +235,8 @@ def test_a_command_that_a_signal_ends_may_be_tried_again(tmp_path):
         run_stage(tmp_path, "external", command("kill -9 $$; : {output}"))
 
 
-def test_a_silent_command_is_alive_while_it_computes(tmp_path):
+@pytest.mark.parametrize("started", ["{}", "setsid -w bash -c '{}'; :"], ids=["itself", "a worker in a session of its own"])
+def test_a_silent_command_is_alive_while_it_computes(tmp_path, started):
     progress = tmp_path / "progress.json"
 
     def end() -> None:
@@ -233,5 +246,5 @@ def test_a_silent_command_is_alive_while_it_computes(tmp_path):
     ending = threading.Thread(target=end)
     ending.start()
     with pytest.raises(StageError, match="wrote nothing"):
-        external.run(config_of("external", **command("while [ ! -e {output}/../seen ]; do :; done")), {}, a_job(tmp_path))
+        external.run(config_of("external", **command(started.format("while [ ! -e {output}/../seen ]; do :; done"))), {}, a_job(tmp_path))
     ending.join()

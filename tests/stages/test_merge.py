@@ -92,3 +92,8 @@ def test_policies_of_unlike_kinds_are_refused(tmp_path, policies, change, says):
 def test_what_only_says_how_a_folder_was_written_does_not_keep_policies_apart(tmp_path, policies):
     given = {"seed_0": policies["seed_0"], "other": altered(tmp_path / "other", policies["seed_1"], edited("config.json", use_cache=False))}
     merge.run(models.config_of("merge"), {"policies": given}, models.a_job(tmp_path / "job"))
+
+
+def test_a_job_is_not_silent_while_it_measures_distances(tmp_path, policies, monkeypatch):
+    models.told_while(monkeypatch, merge, "relative_l2", "measuring distances")
+    merge.run(models.config_of("merge", method={"type": "linear"}), {"policies": policies}, models.a_job(tmp_path))

@@ -3,9 +3,11 @@ import math
 
 import pytest
 from data_lab import publish, rows_of, run_stage
+from models import told_while
 from row_reading import read_rows
 
 from pedigree.stages.job.failures import StageError
+from pedigree.stages.overoptimization import run as overoptimization
 
 
 def judgment(prompt, index, reward, verifier=None):
@@ -70,3 +72,15 @@ def test_the_order_of_judgments_changes_nothing(tmp_path):
     one, other = measured(tmp_path / "a", rows), measured(tmp_path / "b", rows[::-1])
     assert rows_of(one)[0]["gold_low"] < rows_of(one)[0]["gold"] < rows_of(one)[0]["gold_high"]
     assert one.record.content == other.record.content and one.record.metrics == other.record.metrics
+
+
+def test_gold_of_other_answers_with_the_same_ids_is_refused(tmp_path):
+    """Ids number the answers to a prompt, so that another sample of it has the same."""
+    gold = [row | {"text": f"another {row['text']}"} for row in ROWS]
+    with pytest.raises(StageError, match=r"`gold` judged another text under the id q0/p/0 than `judgments`: judge the completions of one"):
+        measured(tmp_path, ROWS, gold)
+
+
+def test_a_job_is_not_silent_while_it_computes_curves(tmp_path, monkeypatch):
+    told_while(monkeypatch, overoptimization, "best_of_n", "measuring")
+    measured(tmp_path, ROWS, resamples=100)

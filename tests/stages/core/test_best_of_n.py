@@ -36,6 +36,17 @@ def test_by_hand():
     assert curve == [(2.0, 3.0), (pytest.approx(8 / 3), pytest.approx(4.0)), (3.0, 3.0)]
 
 
+def test_shares_are_those_of_exact_counts():
+    """Bit by bit, because records hold the curve."""
+    proxies = [float(index % 40) for index in range(100)]
+    for n, (proxy, _) in enumerate(best_of_n(proxies, proxies, 100), start=1):
+        ends = [sum(one <= level for one in proxies) for level in range(40)]
+        belows = [0, *(math.comb(end, n) for end in ends)]
+        assert proxy == math.fsum(
+            (after - before) / math.comb(100, n) * level for level, (before, after) in enumerate(itertools.pairwise(belows))
+        )
+
+
 def test_many_answers_do_not_overflow():
     # a half is right: 1 - C(1000, n) / C(2000, n), in which C(2000, 1000) is about 2e600
     answers = [0.0] * 1000 + [1.0] * 1000
