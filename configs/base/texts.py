@@ -12,6 +12,11 @@ def shown(text: str) -> str:
     return UNSEEN.sub(lambda found: found[0] if found[0] in "\n\t" else f"\\u{ord(found[0]):04x}", text)
 
 
+def encodable(text: str) -> str:
+    """A text with question marks for lone surrogates, which JSON can contain but UTF-8 files and tokenizers cannot."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def command(*words: object) -> str:
     """A `pedigree` command line in backquotes, quoted for the shell."""
     return f"`{shlex.join(['pedigree', *map(str, words)])}`"

@@ -321,7 +321,7 @@ class Placement(Frozen):
     """Timeout of a request to an endpoint, capped at nine tenths of `heartbeat_timeout_s`."""
     endpoint_retries: int = Field(default=5, ge=0)
     """Retries of a request to an endpoint after a transient failure. The delay doubles from one second up to a minute, or follows the
-    server's `Retry-After`."""
+    server's `Retry-After`, up to a minute too."""
     environment: str | None = Field(default=None, min_length=1)
     """Folder of the Python environment whose programs `external` stages run, e.g. `~/envs/axolotl` or, relative to the project,
     `.venv-trl`; by default that of Pedigree. The packages that it has are recorded, the path is not."""

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from pedigree.configs.base.frozen import Arrived, Dtype, Frozen
+from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, added
 from pedigree.configs.base.shrink import Cut
 from pedigree.configs.base.work import SamplingPlan
 
@@ -62,6 +62,10 @@ class ByEndpoint(Frozen):
     """The server's model name, dated if available. The model name in the server's responses is recorded."""
     length_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Request field for the maximum answer length; OpenAI's reasoning models require `max_completion_tokens`."""
+    omit_defaults: bool = added(False)
+    """Omits `temperature` and `top_p` where they are 1, for models that reject them, such as OpenAI's reasoning models (`top_p`) and some
+    Claude models (both together). The server's defaults then apply; vLLM takes them from the model's `generation_config.json`. Greedy
+    requests never have `top_p`."""
 
 
 Speaker = Annotated[ByPolicy | ByEndpoint, Field(discriminator="type")]

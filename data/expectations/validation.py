@@ -21,7 +21,7 @@ from pedigree.configs.rows.expectations import Expectation
 from pedigree.data.expectations.results import Verdict, fails, refuse
 from pedigree.data.filters.patience import each
 from pedigree.data.host.process import uncollected
-from pedigree.data.records.messages import FAULTS, FINISH_REASONS, is_unicode, message_problem
+from pedigree.data.records.messages import FINISH_REASONS, ROW_FAULTS, is_unicode, message_problem
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -219,7 +219,7 @@ def _facts(row: dict[str, Any], record_type: str, check_verifier: Callable[[Any]
         "id": row.get("id"),
         "source": row.get("source"),
         "columns": ",".join(sorted(set(row) - (OF_FORMS if record_type == "item" else OF_OTHERS))),
-        "messages": message_problem(row.get("messages"), LAST_TURN[record_type], kept=FAULTS),
+        "messages": message_problem(row.get("messages"), LAST_TURN[record_type], kept=ROW_FAULTS),
     }
     if "verifier" in columns:
         verifiers = [row.get("verifier"), *row.get("others", {}).values()]

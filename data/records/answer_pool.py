@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.records import records
+from pedigree.data.records.messages import ROW_FAULTS, message_problem
 from pedigree.data.records.scattered import Lookup, Scattered
 
 WORDS = (
@@ -41,6 +42,8 @@ class AnswerFacts(NamedTuple):
     """Raw score of each reward model; empty unless all of them scored."""
     relaxed: bool = False
     """Whether it answers the prompt from which this one was derived."""
+    malformed: bool = False
+    """Whether prompt and text are no conversation: an environment may say anything between answers."""
 
 
 def value_of(one: AnswerFacts) -> float:
@@ -107,4 +110,5 @@ def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict
         asked=sum(map(len, records.texts(row))),
         value=row[by] if isinstance(by, str) else by(row) if by else None,
         rewards=() if None in rewards else rewards,
+        malformed=message_problem([*row["messages"], {"role": "assistant", "content": row["text"]}], "assistant", ROW_FAULTS) is not None,
     )

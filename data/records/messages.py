@@ -28,6 +28,10 @@ SPELLED_CALL = re.compile(r"<tool_call>|<code>")
 FINISH_REASONS = ("stop", "length")
 FAULTS = frozenset(("assistant_first", "same_role", "late_system"))
 """Orders of turns with which sources may keep rows (`OutOfTurn` in `configs/rows/row_sources.py`)."""
+UNCALLED = "uncalled_result"
+"""A tool result after an answer with no call of a known form: an environment parses calls of any form, and a source's row has lost it."""
+ROW_FAULTS = FAULTS | {UNCALLED}
+"""What rows of artifacts may have."""
 
 
 def message_problem(messages: Any, last: str, kept: Collection[str] = ()) -> str | None:
@@ -90,7 +94,8 @@ def _problem_of_order(messages: Sequence[Any], last: str, kept: Collection[str])
         if role not in AFTER[before["role"]] and fault not in kept:
             rule = f": see `out_of_turn.{fault}`" if fault else ""
             return f"turn {number} is the {role}'s where the {AFTER[before['role']][0]}'s is due{rule}"
-        if role == RESULT and before["role"] == "assistant" and not SPELLED_CALL.search(before["content"]):
+        called = role != RESULT or before["role"] != "assistant" or SPELLED_CALL.search(before["content"])
+        if not called and UNCALLED not in kept:
             return f"turn {number} is the result of a call that was not made"
         before = message
     if all(message["role"] != "user" for message in turns):

@@ -41,6 +41,7 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
         "read": len(given.facts),
         "unscored": sum(one.value is None for one in given.facts),
         "truncated": {"read": sum(not one.ended for one in given.facts), "kept": sum(not one.ended for one in kept)},
+        "malformed": sum(one.malformed for one in given.facts),
         "prompts": len(groups),
         "kept": len(kept),
         "drops": drops,

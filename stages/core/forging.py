@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pedigree.data.records.records import Message
 
 CONTROL = re.compile(
-    r"<[|｜][\w▁]+[|｜]>|<bos>|<(?:start|end)_of_turn>|<</?SYS>>"
-    r"|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]"
+    r"<[|｜][\w▁]+[|｜]>|<bos>|<(?:start|end)_of_turn>|<end_of_utterance>|<sop>|<</?SYS>>"
+    r"|<\|(?:turn|channel|tool(?:_call|_response)?)>|<(?:turn|channel|tool(?:_call|_response)?)\|>"
+    r"|\[gMASK\]|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]"
 )
-"""Control tokens of common chat templates, except `<s>` and `</s>`, which are also HTML strikethrough tags."""
+"""Control tokens of common chat templates, except `<s>` and `</s>`, which are also HTML strikethrough tags. Those with one pipe, which
+are Gemma 4's, are named, because `x<y|>f()` may be code."""
 
 
 def control_token(messages: Sequence[Message]) -> str | None:

@@ -60,7 +60,10 @@ def worth_imitating(group: Sequence[AnswerFacts], config: BestAnswers) -> list[A
     whole = [one for one in ended if not one.blank]
     if not whole:
         return "empty answers"
-    good = [one for one in whole if is_good(one, config)]
+    formed = [one for one in whole if not one.malformed]
+    if not formed:
+        return "no well-formed conversation"
+    good = [one for one in formed if is_good(one, config)]
     if not good:
         return "no answer above min_score"
     drawn = sorted(good, key=lambda one: digest([config.seed, one.id]))

@@ -21,7 +21,7 @@ from pedigree.stages.core.forging import control_token
 from pedigree.stages.job.failures import EngineLost, StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.answer_log import AnswerLog
-from pedigree.stages.sampling.endpoint import KEPT_NAME, ChatServer, NoReply, Reply, request_body
+from pedigree.stages.sampling.endpoint import KEPT_NAME, ChatServer, NoReply, Reply, as_sent, request_body
 from pedigree.stages.sampling.engines import WarmEngines
 from pedigree.stages.sampling.generate import Ask, generate
 from pedigree.stages.sampling.prepared import prepared
@@ -208,7 +208,7 @@ def ask_endpoint(
                 askers[key].append(number)
             else:
                 keys[number], askers[key] = key, [number]
-                yield number, body
+                yield number, as_sent(by, body)
 
     def arrived(number: int, outcome: Reply | NoReply) -> None:
         key = keys.pop(number)

@@ -1,8 +1,9 @@
 """Client for servers with OpenAI's chat completions API: conversations in, texts out.
 
 Transient failures (no connection, timeout, 408, 409, 425, 429, 5xx, a malformed response) are retried after a pause. A rejected request
-(400, 413, 422) is final for that request; errors that affect all requests (401, 403, 404, a redirect) end the stage. A failed request has
-no answer, so an error can never be mistaken for one.
+(400, 413, 422) is final for that request; errors that affect all requests (401, 404, a redirect) end the stage. Where a failure may have
+either reach (403, 451, several requests in a row without an answer), a plain question shows which it is. A failed request has no answer, so
+an error can never be mistaken for one.
 
 The key comes from the environment (`configs.methods.language_model.key_variable`), is sent only to that host, and is redacted
 from everything that the server returns.
@@ -13,11 +14,12 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pedigree.configs.base.texts import encodable
 from pedigree.configs.language.execution import Placement
 from pedigree.configs.methods.language_model import ByEndpoint, key_variable
 from pedigree.configs.methods.training import Sampling
@@ -29,11 +31,19 @@ PASSING = frozenset({408, 409, 425, 429})
 """Status codes that may succeed on a retry, in addition to 500 and above."""
 REFUSED = frozenset({400, 413, 422})
 """Status codes for an invalid request, e.g. too long or blocked by the provider's filter."""
+FORBIDDEN = frozenset({403, 451})
+"""Status codes for an invalid key, and also for a request that the provider's filter blocked."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+LIMITED_PAUSES = 16.0
+"""Shortest pause after a 429 without `Retry-After`, in first pauses: five of them are longer than the window of a limit per minute."""
 MOST_BYTES = 4 << 20
 """Size limit of a response body."""
 DOWN_AFTER = 3
-"""Number of consecutive requests without an answer, after all retries, that mean that the server is down."""
+"""Number of consecutive requests without an answer, after all retries, that mean that the server is down, unless it answers `PLAIN`."""
+PLAIN: list[Message] = [{"role": "user", "content": "Hello."}]
+"""A question that any server can answer."""
+BROKEN = ("error", "abort")
+"""Finish reasons of a generation that failed on the server."""
 SHOWN = 300
 """Characters of a server's error message to keep."""
 KEPT_NAME = 200
@@ -73,40 +83,44 @@ class _Failed(NamedTuple):
 
 
 def request_body(by: ByEndpoint, sampling: Sampling, messages: Iterable[Message], seed: int) -> dict[str, Any]:
-    """The request body of one question. Greedy requests have no seed, because it has no effect and some servers reject it."""
+    """One question in full, which names its reply in the log; `as_sent` is what the server gets. Greedy requests have no seed, because it
+    has no effect and some servers reject it."""
     drawn = {"seed": seed} if sampling.temperature > 0 else {}
     settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, by.length_field: sampling.max_tokens}
     return {"model": by.model, "messages": list(messages), **settings, **drawn}
+
+
+def as_sent(by: ByEndpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    """A question without settings that some models reject: `top_p` of greedy requests, where it has no effect, and `omit_defaults`."""
+    idle = ["top_p"] if body["temperature"] == 0 else [name for name in ("temperature", "top_p") if by.omit_defaults and body[name] == 1]
+    return {name: value for name, value in body.items() if name not in idle}
 
 
 def read_reply(raw: bytes) -> Reply:
     """Parse the body of a response with status 200.
 
     Raises:
-        MalformedReply: the body is not a chat completion.
+        MalformedReply: the body is not a chat completion, or one that failed.
     """
     try:
         found = json.loads(raw)
         choice = found["choices"][0]
         text = choice["message"]["content"]
-        finish = choice.get("finish_reason")
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise MalformedReply("the body is no chat completion") from error
+        finish, error = choice.get("finish_reason"), choice.get("error")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as problem:
+        raise MalformedReply("the body is no chat completion") from problem
+    if finish in BROKEN or error:
+        raise MalformedReply(f"the reply ended with finish_reason {finish!r}, error {error!r}")
     if text is None:  # an empty reply, or a refusal in a separate field
         text = ""
     if not isinstance(text, str):
         raise MalformedReply("the message's content is no text")
     ended = finish not in ("length", "content_filter")
-    return Reply(_encodable(text), ended, _name(found.get("model")), _name(found.get("system_fingerprint")))
+    return Reply(encodable(text), ended, _name(found.get("model")), _name(found.get("system_fingerprint")))
 
 
 def _name(value: Any) -> str | None:
-    return _encodable(value)[:KEPT_NAME] if isinstance(value, str) else None
-
-
-def _encodable(text: str) -> str:
-    """Replace lone surrogates, which JSON can contain but UTF-8 files cannot, with question marks."""
-    return text.encode("utf-8", "replace").decode()
+    return encodable(value)[:KEPT_NAME] if isinstance(value, str) else None
 
 
 @contextmanager
@@ -173,28 +187,33 @@ class ChatServer:
 
         Raises:
             StageError: the server rejects the key, the model or the path.
-            EngineLost: the server is down.
+            EngineLost: the server is down: it answers neither several requests in a row nor a plain question.
         """
         asyncio.run(self._ask(iter(bodies), arrived, waiting))
 
     async def _ask(self, bodies: Any, arrived: Callable[[int, Reply | NoReply], None], waiting: Callable[[], None]) -> None:
         import httpx
 
-        failed_in_a_row = 0
+        failed_in_a_row = answered = 0
 
         async def work(client: httpx.AsyncClient) -> None:
-            nonlocal failed_in_a_row
+            nonlocal failed_in_a_row, answered
             for number, body in bodies:  # shared by all workers
                 outcome = await self._answer(client, body, waiting)
                 arrived(number, outcome)
                 if not isinstance(outcome, NoReply) or outcome.refused:
-                    failed_in_a_row = 0
+                    failed_in_a_row, answered = 0, answered + 1
                     continue
                 failed_in_a_row += 1
-                if failed_in_a_row >= DOWN_AFTER:
+                if failed_in_a_row < DOWN_AFTER:
+                    continue
+                failed_in_a_row, before = 0, answered
+                plain = await self._answer(client, {**body, "messages": PLAIN}, waiting)
+                if isinstance(plain, NoReply) and not plain.refused and answered == before:
                     raise EngineLost(
-                        f"lost engine: the model at {self.base_url} left {DOWN_AFTER} consecutive requests unanswered, after {self._tries} "
-                        f"tries each (the last: {outcome.reason}): check that it is running; all answers received so far are kept"
+                        f"lost engine: the model at {self.base_url} left {DOWN_AFTER} consecutive requests and a plain question "
+                        f"unanswered, after {self._tries} tries each (the last: {plain.reason}): check that it is running; all answers "
+                        "received so far are kept"
                     )
 
         limits = httpx.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency)
@@ -238,10 +257,14 @@ class ChatServer:
         except httpx.RequestError as error:
             return _Failed(self._clean(f"{type(error).__name__}: {error}"))
         except MalformedReply as error:
-            return _Failed(str(error))
+            return _Failed(self._clean(str(error)))
         problem = f"status {status}: {self._clean(raw.decode(errors='replace'))}"
         if status in PASSING or status >= 500:
-            return _Failed(problem, _seconds(headers.get("retry-after", "")))
+            least = LIMITED_PAUSES * self._first_pause_s if status == 429 else 0.0
+            return _Failed(problem, _seconds(headers.get("retry-after", ""), least))
+        if status in FORBIDDEN and body["messages"] is not PLAIN:
+            plain = await self._try(client, {**body, "messages": PLAIN})
+            return plain if isinstance(plain, _Failed) else NoReply(problem, refused=True)
         if status in REFUSED:
             return NoReply(problem, refused=True)
         key = f"the key in {self._variable}" if self._key else f"no key, since {self._variable} is not set"
@@ -265,9 +288,9 @@ class ChatServer:
         return " ".join(cleaned.split())[:SHOWN]
 
 
-def _seconds(value: str) -> float:
+def _seconds(value: str, otherwise: float = 0.0) -> float:
     """Value of `Retry-After` if it is a number of seconds. The date form is ignored in favor of our own pauses."""
     try:
         return max(0.0, float(value))
     except ValueError:
-        return 0.0
+        return otherwise

@@ -60,7 +60,8 @@ def following(instructions: list[Arguments], text: str, mode: str) -> list[bool]
     """
     text = visible(text)
     forms = loosened(text) if mode == "loose" else [text]
-    return [any(form.strip() and CHECKS[one["id"]].holds(one, form) for form in forms) for one in instructions]
+    given = [{field: visible(value) if isinstance(value, str) else value for field, value in one.items()} for one in instructions]
+    return [any(form.strip() and CHECKS[one["id"]].holds(one, form) for form in forms) for one in given]
 
 
 def visible(text: str) -> str:

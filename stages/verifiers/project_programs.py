@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any
 
 from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.texts import encodable
 from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.data.host.pipes import readable, writable
@@ -123,7 +124,7 @@ class ProgramProcess:
         Raises:
             ProgramFailed: there is no valid one before the deadline.
         """
-        return parsed(next(self.lines, None), *forms)
+        return parsed(next(self.lines, None), *forms, replace=True)
 
     def end(self) -> None:
         sandbox.end(self._process)
@@ -219,8 +220,8 @@ def cause_of(error: ProgramFailed, what: str, seconds: float) -> str:
     return str(error) if isinstance(error, NotLoaded) else f"the {what} {error} (seconds: {seconds:g})"
 
 
-def parsed(line: bytes | None, *forms: Collection[str]) -> dict[str, Any]:
-    """Parse a line of a process; it must have all fields of one of the forms.
+def parsed(line: bytes | None, *forms: Collection[str], replace: bool = False) -> dict[str, Any]:
+    """Parse a line of a process; it must have all fields of one of the forms. `replace` makes its texts `encodable`.
 
     Raises:
         ProgramFailed: it has not, or there is none.
@@ -229,6 +230,7 @@ def parsed(line: bytes | None, *forms: Collection[str]) -> dict[str, Any]:
         raise ProgramFailed("ended")
     try:
         found = json.loads(line, parse_constant=lambda name: f"returned {name}")
+        found = json.loads(encodable(json.dumps(found, ensure_ascii=False))) if replace else found
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not any(found.keys() >= {*form} for form in forms):

@@ -77,7 +77,7 @@ def _agreed(source: RowProgram, made: int, one: bytes | None, other: bytes | Non
     """The common output of both runs. A program's exception is reported first, because tracebacks may differ."""
     for line in (one, other):
         if line is not None and line.startswith(b'{"raised"'):
-            words = str(parsed(line, *FORMS)["raised"]).replace("\n", "\n  ")
+            words = str(parsed(line, *FORMS, replace=True)["raised"]).replace("\n", "\n  ")
             raise PedigreeError(f"{source.path}: {source.function} raised after {made} rows of {source.count}:\n  {words}")
     if one is None or other is None:
         raise ProgramFailed("ended")

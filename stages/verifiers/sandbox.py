@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.texts import encodable
 
 RUNNER = Path(__file__).with_name("sandboxed.py")
 RUNNER_INSIDE, PYTHON = Path("/runner.py"), Path("/python")
@@ -143,7 +144,7 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int, example
     if len(lines) < 2:
         return Outcome(False, late or "ended before its tests did")
     verdict = json.loads(lines[1])
-    return Outcome("right" in verdict, verdict.get("wrong", "right"))
+    return Outcome("right" in verdict, encodable(verdict.get("wrong", "right")))
 
 
 def _late(process: "subprocess.Popen[bytes]", output: BinaryIO, seconds: int) -> str | None:

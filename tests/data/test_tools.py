@@ -14,7 +14,7 @@ from pedigree.data.expectations import row_facts
 from pedigree.data.expectations.row_statistics import noted
 from pedigree.data.filters.row_filters import evidence_of
 from pedigree.data.records import records
-from pedigree.data.records.messages import message_problem
+from pedigree.data.records.messages import FAULTS, ROW_FAULTS, message_problem
 from pedigree.data.sources import row_files
 from pedigree.data.sources.examples import example_in as made_example
 from pedigree.data.sources.examples import record_of
@@ -73,6 +73,12 @@ def test_an_answer_is_asked_for_by_a_user_or_a_result(turns):
 )
 def test_a_call_without_a_result_and_a_result_without_a_call_are_told(turns, last, problem):
     assert message_problem([OF_LETTER[letter] for letter in turns], last) == problem
+
+
+def test_a_result_may_follow_a_call_that_an_environment_read():
+    turns = [OF_LETTER[letter] for letter in "uata"]
+    assert message_problem(turns, "assistant", ROW_FAULTS) is None and message_problem(turns, "assistant", FAULTS) is not None
+    assert message_problem([OF_LETTER[letter] for letter in "utaua"], "assistant", ROW_FAULTS) is not None
 
 
 def test_a_call_may_be_spelled_out_in_what_is_said():

@@ -16,7 +16,17 @@ from pedigree.configs.methods.rubrics import Rating
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.records.records import Message
 from pedigree.stages.job.failures import EngineLost, Preempted, StageError
-from pedigree.stages.sampling.endpoint import MOST_BYTES, ChatServer, MalformedReply, NoReply, Reply, _seconds, read_reply, request_body
+from pedigree.stages.sampling.endpoint import (
+    MOST_BYTES,
+    ChatServer,
+    MalformedReply,
+    NoReply,
+    Reply,
+    _seconds,
+    as_sent,
+    read_reply,
+    request_body,
+)
 
 KEY = "sk-of-nobody-0123456789abcdef"
 
@@ -129,6 +139,8 @@ PASSES = {
     "nested without end": lambda chats, handler: send(handler, 200, b"[" * 200_000),
     "too large": lambda chats, handler: send(handler, 200, b" " * (MOST_BYTES + 1)),
     "no text": lambda chats, handler: send(handler, 200, b'{"choices": [{"message": {"content": [1]}}]}'),
+    "failed in the middle": lambda chats, handler: say(handler, "The answer is good bec", finish_reason="error"),
+    "aborted": lambda chats, handler: say(handler, "The answer is good bec", finish_reason="abort"),
     "not gzip": lambda chats, handler: send(handler, 200, b"abc", Content_Encoding="gzip"),
 }
 
@@ -206,14 +218,30 @@ def test_a_server_that_is_down_ends_the_asking_after_a_few_requests():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         came: list[int] = []
-        with pytest.raises(EngineLost, match=r"3 consecutive requests unanswered, after 2 tries each \(the last: ConnectError"):
+        said = r"3 consecutive requests and a plain question unanswered, after 2 tries each \(the last: ConnectError"
+        with pytest.raises(EngineLost, match=said):
             ask(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", 1000, endpoint_retries=1, arrived=lambda number, _: came.append(number))
-    assert len(came) <= 6
+    assert len(came) <= 12
+
+
+@pytest.mark.parametrize("fail", [PASSES["500"], PASSES["503"], PASSES["no json"], drop, hang])
+def test_a_server_that_answers_others_is_not_down_however_many_requests_in_a_row_it_fails(fail):
+    """As after a restart, when only those are left."""
+
+    def act(chats, handler, body):
+        if chats.text(body).isdecimal():
+            fail(chats, handler)
+        else:
+            say(handler, "Hello!")
+
+    with chat_server(act) as chats:
+        found = ask(chats.base_url, 7, endpoint_retries=0, endpoint_timeout_s=deadline(0.2))
+    assert len(found) == 7 and not any(isinstance(outcome, Reply) or outcome.refused for outcome in found.values())
 
 
 def test_what_came_before_the_server_went_down_is_handed_over():
     def dies(chats, handler, body):
-        if int(chats.text(body)) < 5:
+        if chats.text(body) in map(str, range(5)):
             echo(chats, handler, body)
         else:
             send(handler, 502, b"")
@@ -222,7 +250,7 @@ def test_what_came_before_the_server_went_down_is_handed_over():
     with chat_server(dies) as chats, pytest.raises(EngineLost):
         ask(chats.base_url, 1000, endpoint_concurrency=1, arrived=came.__setitem__)
     assert [number for number, outcome in came.items() if isinstance(outcome, Reply)] == [0, 1, 2, 3, 4]
-    assert len(chats.bodies) == 5 + 3 * 3
+    assert len(chats.bodies) == 5 + 3 * 3 + 3
 
 
 @pytest.mark.parametrize(("status", "headers"), [(401, {}), (403, {}), (404, {}), (307, {"Location": "http://127.0.0.1:1/elsewhere"})])
@@ -230,7 +258,36 @@ def test_a_refusal_that_holds_for_all_ends_the_stage_and_is_no_redirect(status, 
     with chat_server(lambda chats, handler, body: send(handler, status, b"no such thing", **headers)) as chats:
         with pytest.raises(StageError, match=rf"status {status}: no such thing.*no key, since PEDIGREE_127_0_0_1_KEY is not set"):
             ask(chats.base_url, 100, endpoint_concurrency=2)
-    assert len(chats.bodies) <= 3
+    assert len(chats.bodies) <= 5
+
+
+@pytest.mark.parametrize("status", [403, 451])
+def test_what_a_providers_filter_forbids_is_refused_alone(status):
+    slowed: list[str] = []
+
+    def filtered(chats, handler, body):
+        if chats.text(body) == "2":
+            send(handler, status, b"your input was flagged")
+        elif not chats.text(body).isdecimal() and not slowed:
+            slowed.append("once")
+            send(handler, 429, b"", Retry_After="0.01")
+        else:
+            echo(chats, handler, body)
+
+    with chat_server(filtered) as chats:
+        found = ask(chats.base_url, 4)
+    assert found.pop(2) == NoReply(f"status {status}: your input was flagged", refused=True)
+    assert texts(found) == {number: f"you said {number}" for number in (0, 1, 3)}
+
+
+def test_a_limit_of_requests_is_waited_for_longer_than_other_failures():
+    def limited(chats, handler):
+        send(handler, 429, b"slow down")
+
+    with chat_server(failing(2, limited)) as chats:
+        began = time.monotonic()
+        assert len(ask(chats.base_url, 1)) == 1
+    assert time.monotonic() - began >= 2 * 0.16
 
 
 def test_a_pause_that_the_server_asks_for_is_kept():
@@ -246,6 +303,7 @@ def test_a_pause_that_the_server_asks_for_is_kept():
 def test_what_is_no_number_of_seconds_is_no_pause():
     values = ("1.5", "0", "", "soon", "Wed, 21 Oct 2026 07:28:00 GMT", "-4")
     assert [_seconds(value) for value in values] == [1.5, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert [_seconds(value, 16.0) for value in values] == [1.5, 0.0, 16.0, 16.0, 16.0, 0.0]
 
 
 def test_the_key_of_the_host_is_sent_and_no_other(monkeypatch):
@@ -328,23 +386,35 @@ def test_a_polite_stop_is_heard_wherever_the_loop_is(number):
         signal.signal(number, before)
 
 
+PARTIAL = b'{"choices": [{"message": {"content": "It is bec"}, "finish_reason": null, "error": {"code": 502}}]}'
+
+
 def test_a_reply_is_read_with_all_that_says_what_it_is():
     assert read_reply(completion_of("x", finish_reason="length")) == Reply("x", False, "judge-2024-08-06", "fp_1")
     assert not read_reply(completion_of("x", finish_reason="content_filter")).ended
     assert read_reply(completion_of(None)).text == ""
     assert read_reply(completion_of("a\ud800b")).text == "a?b"  # half a surrogate pair can be in no file
     assert read_reply(completion_of("x", model=7, system_fingerprint=None)) == Reply("x", True, None, None)
-    for raw in (b"", b"null", b'{"choices": [{}]}', b'{"choices": {"0": 1}}', b'{"choices": [{"message": null}]}', b"\xff"):
+    for raw in (b"", b"null", b'{"choices": [{}]}', b'{"choices": {"0": 1}}', b'{"choices": [{"message": null}]}', b"\xff", PARTIAL):
         with pytest.raises(MalformedReply):
             read_reply(raw)
 
 
 def test_a_greedy_question_has_no_seed_and_the_length_goes_by_the_servers_name_for_it():
+    """The log knows a reply by the whole body, of which some models reject a part: that is not sent."""
     by = {"type": "endpoint", "base_url": "https://judge.example/v1", "model": "m"}
     asked: list[Message] = [{"role": "user", "content": "?"}]
     greedy = Rating.model_validate({"rubrics": ["honesty"], "by": by}).sampling
     body = request_body(ByEndpoint.model_validate(by), greedy, asked, 7)
     assert body == {"model": "m", "messages": asked, "temperature": 0.0, "top_p": 1.0, "max_tokens": 512}
+    assert as_sent(ByEndpoint.model_validate(by), body) == {"model": "m", "messages": asked, "temperature": 0.0, "max_tokens": 512}
     by |= {"length_field": "max_completion_tokens"}
     body = request_body(ByEndpoint.model_validate(by), Sampling(temperature=1.0, max_tokens=9), asked, 7)
     assert body == {"model": "m", "messages": asked, "temperature": 1.0, "top_p": 1.0, "max_completion_tokens": 9, "seed": 7}
+    assert as_sent(ByEndpoint.model_validate(by), body) == body  # vLLM would take the defaults of the model's generation config
+    omitting = ByEndpoint.model_validate(by | {"omit_defaults": True})
+    assert as_sent(omitting, body) == {"model": "m", "messages": asked, "max_completion_tokens": 9, "seed": 7}
+    body = request_body(omitting, Sampling(temperature=0.7, max_tokens=9), asked, 7)
+    assert as_sent(omitting, body).keys() == body.keys() - {"top_p"}
+    body = request_body(omitting, Sampling(temperature=1.0, top_p=0.9, max_tokens=9), asked, 7)
+    assert as_sent(omitting, body).keys() == body.keys() - {"temperature"}

@@ -14,7 +14,7 @@ from pedigree.stages.verifiers.environments import Environments, Reaction
 
 pytestmark = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
 COUNTING = """
-import os, random, time
+import json, os, random, time
 
 class Environment:
     def reset(self, seed, messages, answer, step):
@@ -30,6 +30,8 @@ class Environment:
             return "one thing"
         if answer == "nan":
             return "x", float("nan"), False
+        if answer == "echo":
+            return json.loads('"\\\\ud83d"') + "!", None, False
         if answer == "nothing":
             return None, None, False
         self.sum += int(answer) * self.step_size
@@ -76,6 +78,8 @@ def test_a_failure_is_unknown_with_its_cause_and_ends_no_other_conversation(tmp_
             environments.end(failed)
         draws = [environments.step(one, "1").result() for one in (whole, other)]
         assert [one.reward for one in draws if isinstance(one, Reaction)] == [4, None]
+        echoed = environments.step(other, "echo").result()
+        assert isinstance(echoed, Reaction) and echoed.messages == says("?!")  # a tokenizer takes no half of a surrogate pair
         last = environments.step(whole, "3").result()
         assert last[:3] == ([], 10, True)
         (again, _) = environments.reset(prompt("a"), 5)

@@ -225,6 +225,28 @@ def test_sampled_conversations_are_imitated_whole_and_trained_on_the_assistants_
         assert trained == "".join(talks[one["id"]][::2])
 
 
+def test_what_a_tool_said_is_imitated_and_what_is_no_conversation_is_counted(tmp_path):
+    """The environment read the call from the text in a form of its own."""
+    between = [
+        [{"role": "tool", "content": "= 12"}],
+        [{"role": "tool", "content": "= 12"}, {"role": "user", "content": "And?"}],
+        [{"role": "user", "content": ""}],
+    ]
+    start = [{"role": "user", "content": "3 * 4?"}, {"role": "assistant", "content": "<calculate>3*4</calculate>"}]
+    rows = [
+        {
+            "id": f"p{number}/a/0", "prompt_id": f"p{number}", "source": "test", "policy": "a", "policy_content": "c", "on_policy": True,
+            "messages": [*start, *said], "text": "12", "finish_reason": "stop", "response_length": 2, "verifier_score": 1.0, "rewards": {},
+            "reward": None, "disagreement": None, "score": 1.0,
+        }
+        for number, said in enumerate(between)
+    ]  # fmt: skip
+    best = run_stage(tmp_path / "best", "best_answers", {"keep": "best_of_n"}, judgments=dataset(tmp_path / "judged", "judgment", rows))
+    assert [one["messages"] for one in rows_of(best)] == [[*start, *between[0], {"role": "assistant", "content": "12"}]]
+    assert best.record.metrics["dropped"] == {"no well-formed conversation": 2}
+    assert read_json(best.path / "evidence" / "counts.json")["malformed"] == 2
+
+
 def test_conversations_that_have_no_common_prompt_are_no_pairs(tmp_path):
     config = config_of("sample", **SAMPLE)
     arrived = {"judgments": {"games": PortInput("judgment", config)}}

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from row_reading import read_rows
 from waiting import deadline
 
+from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics
 from pedigree.data.records import records
@@ -218,6 +219,31 @@ def test_a_judge_that_is_down_is_an_error_and_leaves_no_scores(tmp_path):
     with pytest.raises(EngineLost, match="lost engine: the model at"):
         judged(tmp_path, gone, answers(100))
     assert not (tmp_path / "job" / "out" / "payload").exists()
+
+
+def test_one_answer_that_the_judge_cannot_take_lacks_a_score_and_the_others_have_one(tmp_path):
+    """Its questions fail in a row, and are all that another attempt asks."""
+
+    def act(chats, handler, body):
+        if asked(body)[0] == 7:
+            send(handler, 500, b"internal error for this input")
+        else:
+            rated_by_number(chats, handler, body)
+
+    rubrics = {"rubrics": ["helpfulness", "honesty", "truthfulness", "instruction_following"]}
+    with chat_server(act) as chats:
+        first, _, _ = judged(tmp_path, chats.base_url, answers(20), rating=rubrics)
+        before = len(chats.bodies)
+        again, _, _ = judged(tmp_path, chats.base_url, answers(20), rating=rubrics)
+    assert first["unscored"] == again["unscored"] == 1 and len(chats.bodies) - before == 4 + 1  # and a plain question
+
+
+def test_replies_are_known_by_what_versions_without_omissions_sent(tmp_path):
+    with chat_server(rated_by_number) as chats:
+        judged(tmp_path, chats.base_url, answers(2), {"endpoint_concurrency": 1})
+        keys = [json.loads(line)[0] for line in (tmp_path / "job" / "chunks" / "answers.jsonl").read_text().splitlines()]
+        assert keys == [digest([chats.base_url, {**body, "top_p": 1.0}]) for body in chats.bodies] and len(keys) == 4
+    assert not any("top_p" in body for body in chats.bodies)
 
 
 def test_neither_concurrency_nor_the_order_of_answers_changes_a_byte(tmp_path):

@@ -23,6 +23,8 @@ def reward(completions, how):
         time.sleep(60)
     if how[0] == "die":
         os._exit(1)
+    if how[0] == "half":
+        raise ValueError("\\ud83d")
     if how[0] == "raise":
         return [int(text[0]["content"]) for text in completions]
     return {"short": [1.0], "nan": [float("nan"), 1.0], "text": ["1.0", 2], "none": [None, True], "scalar": 1.0}[how[0]]
@@ -48,7 +50,7 @@ def values(folder: Path, text: str, groups: Sequence[Sequence[Answered]], **fiel
 
 @pytest.mark.parametrize("trusted", [False, True])
 def test_an_answer_that_a_function_cannot_reward_is_unknown_with_its_cause_and_no_other_is(tmp_path: Path, trusted: bool) -> None:
-    hows = ["hang", "die", "raise", "short", "nan", "text", "none", "scalar"]
+    hows = ["hang", "die", "raise", "short", "nan", "text", "none", "scalar", "half"]
     groups = [answers(how, "a", "2", name="extracted", how=how) for how in hows]
     found = dict(zip(hows, values(tmp_path, CAUSES, groups, seconds=2.0, trusted=trusted), strict=True))
     assert found["hang"] == ["the function output no complete line for 2 s (seconds: 2)"] * 2
@@ -57,6 +59,7 @@ def test_an_answer_that_a_function_cannot_reward_is_unknown_with_its_cause_and_n
     assert found["short"] == ["returned 1 rewards for 2 answers"] * 2
     assert found["nan"] == ["returned NaN, and a reward is a finite number", 1.0]
     assert found["text"] == ['returned "1.0", and a reward is a finite number', 2.0]
+    assert all(one.endswith("ValueError: ?") for one in found["half"])  # half of a surrogate pair is in no file and on no terminal
     assert found["none"] == OK and all("'float' object is not iterable" in one for one in found["scalar"])
 
 

@@ -102,6 +102,7 @@ GREEDY = "def rows(count, seed):\n    yield {}\n    held = [bytes(2**29) for _ i
         ("def rows(count):\n    return []\n", ["TypeError: rows() got an unexpected keyword argument 'seed'"]),
         ("import numpy\n", ["ModuleNotFoundError: No module named 'numpy'"]),
         ("def rows(count, seed):\n    raise SystemExit(0)\n", ["after 0 rows of 5:", "SystemExit: 0"]),
+        ("def rows(count, seed):\n    raise ValueError('\\ud83d')\n", ["after 0 rows of 5:", "ValueError: ?"]),
         (GREEDY, ["after 1 rows of 5:", "MemoryError"]),
     ],
 )

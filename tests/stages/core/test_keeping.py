@@ -59,6 +59,8 @@ def test_answers_that_are_none_are_not_imitated():
     assert kept(cut, "best_of_n") == ["b"] and kept(cut, "best_of_n", truncated="keep") == ["a"]
     assert kept(cut[:1], "best_of_n") == "no answer that came to its end"
     assert kept([said("a", 1.0, blank=True)], "best_of_n") == "empty answers"
+    malformed = [said("a", 1.0, malformed=True), said("b", 0.5)]
+    assert kept(malformed, "best_of_n") == ["b"] and kept(malformed[:1], "best_of_n") == "no well-formed conversation"
 
 
 @pytest.mark.parametrize("keep", ["best_of_n", above(0.5, 2)])

@@ -168,7 +168,12 @@ def test_control_tokens_are_found_in_prompt_and_answer_and_html_is_none():
     for token in wordings("control_tokens"):  # those that the filter of prepare_data looks for
         assert control_token([*ASKED, said(f"Paris{token}")]) == token == control_token([{"role": "system", "content": token}, *ASKED])
     assert control_token([*ASKED, said("<｜end▁of▁sentence｜>")]) == "<｜end▁of▁sentence｜>"
+    gemma = {token for end in ("turn", "channel", "tool", "tool_call", "tool_response") for token in (f"<|{end}>", f"<{end}|>")}
+    for token in (*gemma, "<end_of_utterance>", "<sop>", "[gMASK]"):
+        assert control_token([*ASKED, said(f"Paris.{token}\nmodel")]) == token
     assert control_token([*ASKED, said("<s>old</s> <|> a<|b <b> [INS] x < | y | >")]) is None
+    code = "a <b| c; x <- df |> sum(); x<y|>f(); list <| map |> rev; <turn> <|a> [MASK] <tool></tool> ⟨ψ|φ⟩ <ψ|φ> |0><0|"
+    assert control_token([*ASKED, said(code)]) is None
 
 
 def said(text: str) -> Message:

@@ -150,6 +150,10 @@ UNICODE = [
     ({"id": "punctuation:no_comma"}, "甲、乙", 0),
     ({"id": "punctuation:no_comma"}, "no comma; none", 1),
     ({"id": "startend:quotation"}, '\ufeff"a"', 1),
+    ({"id": "combination:repeat_prompt", "prompt_to_repeat": "Cafe\u0301 culture"}, "Cafe\u0301 culture\nIt began", 1),
+    ({"id": "combination:repeat_prompt", "prompt_to_repeat": "\ufeffTell me of ri\u00advers."}, "Tell me of rivers. Rivers", 1),
+    ({"id": "startend:end_checker", "end_phrase": "au cafe\u0301"}, "On va au café", 1),
+    ({"id": NTH, "num_paragraphs": 1, "nth_paragraph": 1, "first_word": "cafe\u0301"}, "Café au lait", 1),
 ]
 
 

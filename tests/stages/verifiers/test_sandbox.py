@@ -87,6 +87,7 @@ def test_a_right_program_passes_and_a_wrong_one_does_not():
     assert (wrong.score, wrong.reason) == (0, "AssertionError: ")
     assert score("    return x.nothing\n").reason.startswith("AttributeError: 'int' object has no attribute 'nothing'")
     assert score("    return (\n").reason.startswith("SyntaxError")
+    assert score("    raise ValueError('\\ud83d')\n").reason == "ValueError: ?"  # which a file can hold
 
 
 @locked
