@@ -52,7 +52,7 @@ def discard(stream: TextIO, error: OSError) -> None:
     os.close(nowhere)
     if stream is not sys.stderr:
         try:
-            echo(f"the output cannot be written ({error.strerror}); the run goes on without it", file=sys.stderr, flush=True)
+            echo(f"the output cannot be written ({error.strerror}); the run continues without it", file=sys.stderr, flush=True)
         except OSError as further:
             discard(sys.stderr, further)
 
