@@ -21,7 +21,6 @@ from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
-    FlowRunFilterStartTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
@@ -421,11 +420,10 @@ def _of(client: SyncPrefectClient, project: Project) -> list[DeploymentResponse]
 
 def _listed(client: SyncPrefectClient, deployment: DeploymentResponse) -> Listed:
     planned = _runs(client, deployment.id, (StateType.SCHEDULED,), FlowRunSort.EXPECTED_START_TIME_ASC, limit=1)
-    past = tuple(set(StateType) - {StateType.SCHEDULED})
-    begun = _runs(client, deployment.id, past, FlowRunSort.EXPECTED_START_TIME_DESC, limit=1, begun=True)  # skipped runs never began
+    past = _runs(client, deployment.id, tuple(set(StateType) - {StateType.SCHEDULED}), FlowRunSort.EXPECTED_START_TIME_DESC)
     pool = deployment.work_pool_name or ""
     workers = client.read_workers_for_work_pool(pool) if pool else []
-    state = begun[0].state if begun else None
+    state = next((run.state for run in past if run.run_count), None)  # skipped runs have no run count
     paused = deployment.paused or _is_inactive(deployment)
     return Listed(
         name=deployment.name,
@@ -445,13 +443,10 @@ def _runs(
     types: Sequence[StateType],
     sort: FlowRunSort = FlowRunSort.EXPECTED_START_TIME_ASC,
     limit: int = PAGE,
-    *,
-    begun: bool = False,
 ) -> list[FlowRun]:
-    state = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types)))
     return client.read_flow_runs(
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])),
-        flow_run_filter=FlowRunFilter(state=state, start_time=FlowRunFilterStartTime(is_null_=False) if begun else None),
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types)))),
         sort=sort,
         limit=limit,
     )
