@@ -29,7 +29,7 @@ from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.planning import PlannedStage, rows_of
 from pedigree.pipelines.run.plans import selection
-from pedigree.pipelines.run.runs import StageEnd, run_graph
+from pedigree.pipelines.run.runs import StageEnd, current_among, run_graph
 from pedigree.pipelines.telemetry import no_telemetry
 
 LOG = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def run(
     planned = checked_plan(context, chosen, forced)
     ends = run_graph(context, chosen, forced, planned)
     if any(entry.reasons for entry in planned):
-        write_report(project, context.graph)
+        write_report(project, context.graph, current_among(ends))
     current = [end for end in ends if isinstance(end, Result)]
     if len(current) < len(ends):
         raise RunFailed(ends)

@@ -420,7 +420,7 @@ def _of(client: SyncPrefectClient, project: Project) -> list[DeploymentResponse]
 
 def _listed(client: SyncPrefectClient, deployment: DeploymentResponse) -> Listed:
     planned = _runs(client, deployment.id, (StateType.SCHEDULED,), FlowRunSort.EXPECTED_START_TIME_ASC, limit=1)
-    past = _runs(client, deployment.id, tuple(set(StateType) - {StateType.SCHEDULED}), FlowRunSort.EXPECTED_START_TIME_DESC, limit=20)
+    past = _runs(client, deployment.id, tuple(set(StateType) - {StateType.SCHEDULED}), FlowRunSort.EXPECTED_START_TIME_DESC)
     pool = deployment.work_pool_name or ""
     workers = client.read_workers_for_work_pool(pool) if pool else []
     state = next((run.state for run in past if run.run_count), None)  # skipped runs have no run count

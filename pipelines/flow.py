@@ -36,7 +36,7 @@ from pedigree.pipelines.rehearsal.proof import proof_of, sentences
 from pedigree.pipelines.run.checks import all_done, checked_plan
 from pedigree.pipelines.run.opening import Request, open_run
 from pedigree.pipelines.run.plans import selection
-from pedigree.pipelines.run.runs import StageEnd, clear_settled, settled
+from pedigree.pipelines.run.runs import StageEnd, clear_settled, current_among, settled
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -127,7 +127,7 @@ def post_train(
         if _is_cancelled_by_command(run, flow_run_id):
             return Cancelled(message=BY_COMMAND)
         raise
-    write_report(run.project, run.graph)
+    write_report(run.project, run.graph, current_among(ends))
     if rehearse:
         get_run_logger().info("%s", "\n".join(sentences(proof_of(run.project, run.graph, run.changes))))
     return _outcome(run, ends)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from pedigree.configs.base.texts import shown
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pedigree.pipelines.run.opening import Request
 
 
@@ -41,6 +43,23 @@ def interrupt_on_sigterm() -> None:
 def echo(*words: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """Print possibly untrusted text, with terminal control characters escaped."""
     print(shown(" ".join(map(str, words))), end=end, file=file, flush=flush)
+
+
+def discard(stream: TextIO, error: OSError) -> None:
+    """Drop what is written to a stream from now on: its reader is gone, or its disk full. Says so on stderr, if that can be written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    if stream is not sys.stderr:
+        try:
+            echo(f"the output cannot be written ({error.strerror}); the run continues without it", file=sys.stderr, flush=True)
+        except OSError as further:
+            discard(sys.stderr, further)
+
+
+def redraws(console: "Console") -> bool:
+    """Whether a console is a terminal that can redraw. Rich also counts dumb ones, and files if FORCE_COLOR is set."""
+    return console.file.isatty() and not console.is_dumb_terminal
 
 
 def echo_json(value: Any, *, sort_keys: bool = False) -> None:
@@ -85,13 +104,14 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, whole: 
     from rich.text import Text
 
     console = Console(highlight=False)
-    if not console.is_terminal:
+    wraps = redraws(console)
+    if not wraps:
         console = Console(highlight=False, width=10_000)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    one_row = bool(whole) or not console.is_terminal
+    one_row = bool(whole) or not wraps
     overflow = "ellipsis" if whole else "fold"
     for name in header:  # rich narrows columns with `no_wrap` last
-        table.add_column(Text(name, no_wrap=one_row), no_wrap=name in whole or not console.is_terminal, overflow=overflow)
+        table.add_column(Text(name, no_wrap=one_row), no_wrap=name in whole or not wraps, overflow=overflow)
     for row in rows:
         cells = [one_line(cell) for cell in row]
         table.add_row(*(Text(cell, style=_STYLES.get(cell, ""), no_wrap=one_row) for cell in cells))

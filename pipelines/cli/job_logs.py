@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from pedigree.configs.base.mistakes import nearest
@@ -76,6 +77,14 @@ def without_chatter(texts: Iterable[str]) -> Iterator[str]:
         yield from (f"{line}\n" for line in lines if not CHATTER.match(line.rstrip("\r").rpartition("\r")[2]))
     if rest and not CHATTER.match(rest.rpartition("\r")[2]):
         yield rest
+
+
+def last_lines(texts: Iterator[str], lines: int, shown: Callable[[Iterable[str]], Iterator[str]]) -> Iterator[str]:
+    """The last lines of a log, whose text until now comes first, and what it grows by. `shown` filters texts by line."""
+    *whole, rest = next(texts, "").split("\n")
+    kept = list(shown(f"{line}\n" for line in whole))
+    yield from kept[max(0, len(kept) - lines + bool(rest)) :]
+    yield from shown(chain([rest], texts))
 
 
 def _text_from(path: Path, offset: int) -> tuple[str, int]:

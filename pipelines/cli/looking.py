@@ -96,10 +96,8 @@ def logs(
     if not log.stat().st_size and (reason := job_logs.queued(project, address)):
         echo(f"{address} waits {reason}", file=sys.stderr)
     texts = job_logs.follow(project, address, log) if follow else iter([log.read_text(errors="replace")])
-    shown = texts if every else job_logs.without_chatter(texts)
-    if lines and not follow:
-        shown = iter(["".join(f"{line}\n" for line in "".join(shown).splitlines()[-lines:])])
-    for text in shown:
+    shown = iter if every else job_logs.without_chatter
+    for text in job_logs.last_lines(texts, lines, shown) if lines else shown(texts):
         print(text, end="", flush=follow)  # noqa: T201 - raw log, with colors and progress bars
 
 

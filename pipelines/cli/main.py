@@ -1,6 +1,7 @@
 """The `pedigree` command. Commands import everything except typer lazily, so help, completion and usage errors are instant."""
 
 import sys
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -110,6 +111,9 @@ def main() -> None:
     """
     try:
         interrupt_on_sigterm()
+        for stream in (sys.stdout, sys.stderr):  # a file or pipe gets UTF-8, as JSON needs; a terminal what it can show
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="backslashreplace")
         no_telemetry()
         app(prog_name="pedigree")
     except KeyboardInterrupt:  # before the command has begun, while typer builds it

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from pedigree.configs.language.graph import shown_name
 from pedigree.data.store.hashing import Beat
-from pedigree.pipelines.cli.console import echo, one_line
+from pedigree.pipelines.cli.console import discard, echo, one_line, redraws
 from pedigree.pipelines.estimate.rates import Rates, known, measured
 from pedigree.pipelines.estimate.schedule import Forecast
 from pedigree.pipelines.jobs import events
@@ -261,7 +261,7 @@ class Display:
         self.stream = stream or sys.stdout
         self.console = Console(file=self.stream, highlight=False, soft_wrap=not self.stream.isatty())
         self.interval_s = interval_s
-        self._live = Live(console=self.console, get_renderable=self._tree, transient=False) if self.console.is_terminal else None
+        self._live = Live(console=self.console, get_renderable=self._tree, transient=False) if redraws(self.console) else None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._print_until_ended, name="display", daemon=True)
         self._last: dict[str, tuple[str, str]] = {}
@@ -291,8 +291,11 @@ class Display:
             self._print()
 
     def _print(self) -> None:
-        for line in self.lines(time.monotonic()):
-            echo(line, file=self.stream, flush=True)
+        try:
+            for line in self.lines(time.monotonic()):
+                echo(line, file=self.stream, flush=True)
+        except OSError as error:
+            discard(self.stream, error)
 
     def lines(self, now: float) -> list[str]:
         """Return the plain lines that are due: each state change, and running stages every `interval_s` seconds."""
@@ -361,7 +364,7 @@ class StatusLine:
 
     def _start(self) -> None:
         console = Console(file=self.stream, highlight=False)
-        if console.is_terminal:  # must not capture the command's own output
+        if redraws(console):  # must not capture the command's own output
             self._live = Live(console=console, get_renderable=self._shown, transient=True, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
         else:

@@ -13,7 +13,7 @@ from pedigree.pipelines.lineage.waivers import Split
 from pedigree.pipelines.publish.commits import Commit
 from pedigree.pipelines.publish.shown_stages import report_path, scores_of, waived_in
 from pedigree.pipelines.run.ensure import Result
-from pedigree.pipelines.run.runs import StageEnd
+from pedigree.pipelines.run.runs import StageEnd, current_among
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RunResult:
     stages: tuple[CurrentStage | FailedStage | SkippedStage, ...]
     """Empty if the run was interrupted."""
     scores: Mapping[str, Any]
-    """Evaluation → scores, as in `payload/scores.json`."""
+    """Evaluation that is up to date after this run → scores, as in `payload/scores.json`."""
     waived: Mapping[str, list[Split]]
     """Evaluation → its scores affected by a waiver."""
     report: str | None
@@ -85,13 +85,13 @@ class RehearsalResult(RunResult):
 
 def run_result(run: RunContext, ends: Sequence[StageEnd] | None, seconds: float, commit: Commit | None) -> RunResult:
     """Sum up a run; `ends` is None if it was interrupted."""
-    report = report_path(run.project, run.graph.recipe)
+    report, current = report_path(run.project, run.graph.recipe), current_among(ends or ())
     return RunResult(
         outcome="interrupted" if ends is None else "done" if all(isinstance(end, Result) for end in ends) else "failed",
         seconds=seconds,
         stages=tuple(_stage(run, end) for end in ends or ()),
-        scores=scores_of(run.project, run.graph),
-        waived=waived_in(run.project, run.graph),
+        scores=scores_of(run.project, run.graph, current),
+        waived=waived_in(run.project, run.graph, current),
         report=report.relative_to(run.project.root).as_posix() if report.exists() else None,
         commit=commit,
         notes=tuple(run.ledger.notices),

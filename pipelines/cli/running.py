@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -109,9 +109,8 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
     from pedigree.pipelines.prefect.observer import HOW_TO_PREFECT, run_observed
     from pedigree.pipelines.publish.shown_stages import report_path
     from pedigree.pipelines.run.checks import all_done, checked_plan
-    from pedigree.pipelines.run.ensure import Result
     from pedigree.pipelines.run.planning import beforehand, rows_of, with_jobs
-    from pedigree.pipelines.run.runs import clear_settled, run_graph, settled, still_ending
+    from pedigree.pipelines.run.runs import clear_settled, current_among, run_graph, settled, still_ending
 
     with StatusLine() as telling:
         context.watch = telling.watch
@@ -121,7 +120,7 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
     if len(done) == len(planned):
         clear_settled(context, planned)
         echo(all_done(len(done), sum(end.outcome == "remote" for end in done), context.graph.source))
-        _print_scores(context)
+        _print_scores(context, current_among(done))
         path, remedy = report_path(context.project, context.graph.recipe), command("report", context.graph.source)
         echo(f"\nreport: {path.relative_to(context.project.root) if path.exists() else f'not written yet; run {remedy}'}")
         return list(done)
@@ -147,18 +146,18 @@ def run_what_is_due(context: "RunContext", chosen: frozenset[str], forced: froze
         else:
             echo("interrupted; all jobs ended. Finished stages and checkpoints are kept. Run the same command again to resume.")
         return None
-    _print_scores(context)
+    current = current_among(ends)
+    _print_scores(context, current)
     from pedigree.pipelines.publish.report import write_report  # imports what draws the page, which a run without work does not need
 
-    echo(f"\nreport: {write_report(context.project, context.graph).relative_to(context.project.root)}")
+    echo(f"\nreport: {write_report(context.project, context.graph, current).relative_to(context.project.root)}")
     for notice in context.ledger.notices:
         echo(f"note: {notice}", file=sys.stderr)
     for end in ends:
         if isinstance(end, StageFailed):
             echo(end, file=sys.stderr)
-    current = sum(isinstance(end, Result) for end in ends)
-    if current < len(ends):
-        echo(f"{current} of {len(ends)} stages are up to date; run the same command again to resume", file=sys.stderr)
+    if len(current) < len(ends):
+        echo(f"{len(current)} of {len(ends)} stages are up to date; run the same command again to resume", file=sys.stderr)
     return ends
 
 
@@ -280,13 +279,14 @@ def stage(address: str) -> None:
         stage_under_dvc(Project.find(), address, watch=board.update)
 
 
-def _print_scores(context: "RunContext") -> None:
-    """Print a score table per evaluation: policies by tasks, with 95 % intervals, followed by notes on waivers."""
+def _print_scores(context: "RunContext", current: Collection[str]) -> None:
+    """Print a score table per evaluation that is current: policies by tasks, with 95 % intervals, followed by notes on waivers."""
     from pedigree.pipelines.lineage.waivers import in_words
     from pedigree.pipelines.publish.shown_stages import scores_of, waived_in
 
-    every = waived_in(context.project, context.graph)
-    for name, scores in scores_of(context.project, context.graph).items():
+    every = waived_in(context.project, context.graph, current)
+    measured = scores_of(context.project, context.graph, current)
+    for name, scores in measured.items():
         policies, waived = scores["policies"], every.get(name, [])
         touched = {(split.policy, split.task) for split in waived}
         tasks = sorted({task for policy in policies.values() for task in policy["tasks"]})
@@ -298,6 +298,8 @@ def _print_scores(context: "RunContext") -> None:
         print_table(("policy", *tasks, "mean"), cells)
         for split in waived:
             echo(in_words(split))
+    for name in [name for name in scores_of(context.project, context.graph) if name not in measured]:
+        echo(f"\n{name}: not measured in this run; its last scores may be of an earlier version, as `pedigree status` shows")
 
 
 def _score(value: dict[str, float] | None, waived: bool) -> str:

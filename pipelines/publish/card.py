@@ -6,10 +6,12 @@ from typing import Any
 import yaml
 
 from pedigree.configs.base.kind import MODELS
+from pedigree.configs.base.licenses import HUB
 from pedigree.configs.language.kinds import sources_of
 from pedigree.data.artifacts.artifacts import Record
 from pedigree.pipelines.lineage.ancestry import Pedigree
 from pedigree.pipelines.lineage.evaluations import Evaluation
+from pedigree.pipelines.lineage.standards import ROW_FILES
 from pedigree.pipelines.lineage.waivers import waived_of
 from pedigree.pipelines.publish.attribution import Origin, all_licences, cell, makes_rows, section
 
@@ -32,7 +34,7 @@ def card(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation] = (), 
     """
     record = pedigree.record
     ancestors = [found.record for found in pedigree.parents_first()[:-1]]
-    head = metadata(record, [found.record for found in pedigree.material()[:-1]], name, evaluations, licences)
+    head = metadata(pedigree, name, evaluations, licences)
     stages = "\n".join(f"| {made.kind} | `{made.key[:12]}` | `{made.content[:12]}` |" for made in [*ancestors, record])
     metrics = "\n".join(f"- {key}: {value}" for key, value in sorted(record.metrics.items()) if isinstance(value, int | float | str))
     config = yaml.safe_dump(record.config, sort_keys=True, allow_unicode=True)
@@ -64,24 +66,39 @@ def waivers(pedigree: Pedigree) -> list[str]:
     return [f"## Waivers\n\n{note}\n\n{table}"]
 
 
-def metadata(record: Record, ancestors: Sequence[Record], name: str, evaluations: Sequence[Evaluation], licences: Sequence[Origin]) -> str:
+def metadata(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation], licences: Sequence[Origin]) -> str:
     """YAML front matter of a card, in the Hugging Face hub's format."""
     from huggingface_hub.repocard_data import DatasetCardData, ModelCardData
 
+    record = pedigree.record
     given: dict[str, Any] = {"tags": ["pedigree", record.kind.replace("_", "-")], **_licence(licences)}
     if record.type not in MODELS:
+        if names := pedigree.row_files():  # else the hub and `datasets` would read the JSON files of the export
+            rows = {"split": "train", "path": names[0] if len(names) == 1 else ROW_FILES["includes"]}
+            given["configs"] = [{"config_name": "default", "data_files": [rows]}]
         return DatasetCardData(**given).to_yaml()
-    bases = _hub_ids(found for found in ancestors if found.type in MODELS)
+    bases = _hub_ids(weights_of(pedigree)[1:])
     if bases:
         given |= {"base_model": bases if len(bases) > 1 else bases[0], "base_model_relation": "finetune"}
     return ModelCardData(
         library_name="transformers",
         pipeline_tag=PIPELINE_TAGS[record.type],
-        datasets=datasets_of(ancestors) or None,
+        datasets=datasets_of(found.record for found in pedigree.material()[:-1]) or None,
         model_name=name if evaluations else None,
         eval_results=[result for found in evaluations for result in _results(found)] or None,
         **given,
     ).to_yaml()
+
+
+def weights_of(pedigree: Pedigree) -> list[Record]:
+    """The records of a model and of those that its weights come from: a trained model continues only its `policy`."""
+    found = [pedigree.id]
+    for identifier in found:
+        inputs = pedigree.entries[identifier][0].inputs
+        trained = any(given.port == "policy" for given in inputs)
+        parents = [given.producer for given in inputs if given.port == "policy" or not trained]
+        found += [name for name in parents if pedigree.entries[name][0].type in MODELS and name not in found]
+    return [pedigree.entries[identifier][0] for identifier in found]
 
 
 def datasets_of(records: Iterable[Record]) -> list[str]:
@@ -95,11 +112,15 @@ def _hub_ids(records: Iterable[Record]) -> list[str]:
 
 
 def _licence(licences: Sequence[Origin]) -> dict[str, str]:
-    """The shared license if there is one, else `other` named by the combined expression; empty without external sources."""
+    """The shared license if there is one that the hub knows, else `other` named by the combined expression; empty without external
+    sources.
+    """
     names = all_licences(licences)
-    if len(names) < 2:
-        return {"license": names[0]} if names else {}
-    combined = " AND ".join(f"({name})" if " " in name else name for name in names)  # as in SPDX
+    if not names:
+        return {}
+    if len(names) == 1 and (known := {names[0], names[0].removesuffix("-1.0")} & HUB):  # the hub calls `odc-by-1.0` of SPDX `odc-by`
+        return {"license": min(known)}
+    combined = " AND ".join(f"({name})" if " " in name and len(names) > 1 else name for name in names)  # as in SPDX
     return {"license": "other", "license_name": combined, "license_link": "README.md#licenses"}
 
 

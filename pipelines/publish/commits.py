@@ -99,10 +99,7 @@ def commit(project: Project, graph: Graph, selection: Collection[str]) -> Commit
 def message(project: Project, graph: Graph, selection: Collection[str]) -> str:
     """Commit message: title, one line per stage with kind and short id, then the scores."""
     nodes = [node for node in graph.nodes.values() if node.address in selection]
-    scored = {node for node in nodes if node.output == "scores"}
-    names = {shown_name(graph, node) for node in scored}
-    scores = {name: found for name, found in scores_of(project, graph).items() if name in names}
-    waived = {name: splits for name, splits in waived_in(project, graph).items() if name in names}
+    scores, waived = scores_of(project, graph, selection), waived_in(project, graph, selection)
     count = f"{graph.recipe}: {counted(len(nodes), 'stage')}"
     title = ", ".join([count, *(_best(name, found["policies"]) for name, found in scores.items())])
     body = [_columns([(shown_name(graph, node), node.kind, _identifier(project, node)) for node in nodes])]

@@ -64,7 +64,8 @@ def export(
     signer: Signer | None = None,
     progress: Callable[[str], Beat] = lambda what: silent,
 ) -> Path:
-    """Atomically copy an artifact into a new or empty folder and verify the copy.
+    """Copy an artifact into a new or empty folder and verify the copy. A new folder appears whole; one that exists, which may be a mount
+    point or the working directory, gets the records last.
 
     `name` is its address, for the title of the card, as are `evaluations`; the recipes of `project` may state more licenses than the
     records. `progress` maps the name of a step to its progress callback.
@@ -84,8 +85,10 @@ def export(
     taken = {entry.path.split("/")[0] for entry in artifact.record.files} & {"pedigree", CARD, CROISSANT}
     if taken:
         raise UsageProblem(f"the payload of {name} contains {', '.join(sorted(taken))}, a name that the export reserves for its own files")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    building = target.with_name(f".{target.name}.{os.getpid()}") / target.name  # the signature includes the folder's name
+    full = Path(os.path.abspath(target))
+    place = full if full.exists() else full.parent
+    place.mkdir(parents=True, exist_ok=True)
+    building = place / f".{full.name}.{os.getpid()}" / full.name  # the signature includes the folder's name
     try:
         building.parent.mkdir()
         _copy(artifact, building, progress("copying"))
@@ -104,11 +107,13 @@ def export(
         if signer is not None:
             progress("signing")(0, sum(entry.size for entry in artifact.record.files))
             signer.sign(building)
-        if target.exists():
-            target.rmdir()
         progress("writing to the disk")(0, sum(entry.size for entry in artifact.record.files))
         sync_tree(building)
-        rename(building, target)
+        if place == full:
+            for path in sorted(building.iterdir(), key=lambda path: path.name == "pedigree"):
+                rename(path, full / path.name)
+        else:
+            rename(building, full)
     finally:
         shutil.rmtree(building.parent, ignore_errors=True)
     return target

@@ -3,7 +3,7 @@
 Missing or damaged artifacts are reported on the page. An artifact whose payload does not match its record shows only its problem.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile, zip_longest
@@ -49,10 +49,10 @@ SECTIONS = (
 )
 
 
-def write_report(project: Project, graph: Graph) -> Path:
-    """Write `artifacts/RECIPE/report.html`; returns its path."""
+def write_report(project: Project, graph: Graph, current: Collection[str] | None = None) -> Path:
+    """Write `artifacts/RECIPE/report.html`; returns its path. `current`: addresses of the stages that the run before has left current."""
     path = report_path(project, graph.recipe)
-    page = gather(project, graph)
+    page = gather(project, graph, current)
     try:
         text = _render(page)
     except UNREADABLE:  # an evidence field has an unexpected type
@@ -61,16 +61,19 @@ def write_report(project: Project, graph: Graph) -> Path:
     return path
 
 
-def gather(project: Project, graph: Graph) -> "Page":
+def gather(project: Project, graph: Graph, current: Collection[str] | None = None) -> "Page":
     stages = [stage_of(project, graph, node) for node in graph.nodes.values()]
-    damaged = [stage.problem for stage in stages if stage.artifact is None and project.artifact(stage.node.address).is_dir()]
+    problems = [stage.problem for stage in stages if stage.artifact is None and project.artifact(stage.node.address).is_dir()]
     try:
         execution = load_execution(project, graph.execution)
     except ConfigError:  # the profile may be in the middle of an edit
         execution = Execution(slots=1)
     price = execution.machine.slot_hour_price
     costs = {address: cost for address in graph.nodes if (cost := cost_of(project.artifact(address), price))}
-    return Page(graph, stages, damaged, outcomes_of(project, graph, execution), costs)
+    for stage in stages:
+        if stage.scores and current is not None and stage.node.address not in current:
+            problems.append(f"{stage.shown}: not measured in the last run; the scores below may be of an earlier version")
+    return Page(graph, stages, problems, outcomes_of(project, graph, execution), costs)
 
 
 def _without_undrawable(page: "Page") -> "Page":

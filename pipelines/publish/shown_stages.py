@@ -1,6 +1,6 @@
 """A stage of a recipe with what its artifact shows: metrics, run, scores, and evidence, or why there is none."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,25 +98,28 @@ def stage_of(project: Project, graph: Graph, node: Node) -> Stage:
         return Stage(node, shown, None, "not built yet" if missing else str(error).replace(f"{project.root}/", ""))
 
 
-def scores_of(project: Project, graph: Graph) -> dict[str, dict[str, Any]]:
-    """Name → scores of the recipe's finished evaluations."""
-    return {stage.shown: stage.scores for stage in _evaluations(project, graph) if stage.scores}
+def scores_of(project: Project, graph: Graph, among: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Name → scores of the recipe's finished evaluations: all, or those with an address in `among`. Those of an earlier version count until
+    they are replaced.
+    """
+    return {stage.shown: stage.scores for stage in _evaluations(project, graph, among) if stage.scores}
 
 
-def waived_in(project: Project, graph: Graph) -> Mapping[str, list[Split]]:
+def waived_in(project: Project, graph: Graph, among: Collection[str] | None = None) -> Mapping[str, list[Split]]:
     """Name of an evaluation → its scores affected by waivers, split into contaminated and clean items.
 
     Damaged evaluations are omitted; the report describes their problems.
     """
     found: dict[str, list[Split]] = {}
-    for stage in _evaluations(project, graph):
+    for stage in _evaluations(project, graph, among):
         with suppress(ArtifactError):
             found |= {stage.shown: splits} if (splits := stage.splits()) else {}
     return found
 
 
-def _evaluations(project: Project, graph: Graph) -> list[Stage]:
-    return [stage_of(project, graph, node) for node in graph.nodes.values() if node.output == "scores"]
+def _evaluations(project: Project, graph: Graph, among: Collection[str] | None) -> list[Stage]:
+    nodes = [node for node in graph.nodes.values() if node.output == "scores" and (among is None or node.address in among)]
+    return [stage_of(project, graph, node) for node in nodes]
 
 
 def _json(path: Path) -> Any:

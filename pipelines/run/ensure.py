@@ -30,7 +30,7 @@ from pedigree.data.store.hashing import Beat
 from pedigree.data.store.heartbeat import Listener
 from pedigree.pipelines.jobs import attempts, checkpoint_store, scratch_state
 from pedigree.pipelines.jobs.context import RunContext, StageFailed
-from pedigree.pipelines.jobs.events import Outcome, StageBusy, StageEnded, StageWaiting
+from pedigree.pipelines.jobs.events import Outcome, StageBusy, StageEnded, StageStarted, StageWaiting
 from pedigree.pipelines.jobs.lease import Cancelled, HeldLease, LeaseHolder, LeaseLost, lease, listen
 from pedigree.pipelines.jobs.preparation import InputsGone, began_with_other_code, prepare, take_over
 from pedigree.pipelines.jobs.scratch_state import Damaged
@@ -283,6 +283,7 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
     outdated = run.on_code_change == "rerun" and began_with_other_code(run, node, scratch)
     if not alive and not outdated and (not force or attempts.is_forced(scratch)) and _finished_unwatched(run, node, scratch, force):
         _take_over(run, node, need, scratch)
+        run.watch(StageStarted(node.address, scratch, "its job ended while no run watched"))
         return "attached", scratch_state.read_dependencies(scratch)
     numerics, placement = run.settings(node)
     if alive:

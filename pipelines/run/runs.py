@@ -35,6 +35,13 @@ class NotRun:
 
 
 StageEnd = Result | StageFailed | NotRun
+
+
+def current_among(ends: Iterable[StageEnd]) -> frozenset[str]:
+    """Addresses of the stages that a run left current. The artifact of another stage may be of an earlier version."""
+    return frozenset(end.address for end in ends if isinstance(end, Result))
+
+
 THREADS = "stage"
 """Prefix of the names of a run's threads."""
 

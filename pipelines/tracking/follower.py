@@ -6,6 +6,7 @@ offered to it again. Lines on stdout are notices of the run; all other output is
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -26,7 +27,7 @@ from pedigree.pipelines.telemetry import no_telemetry
 from pedigree.pipelines.tracking.mlflow_runs import MlflowRun
 from pedigree.pipelines.tracking.prometheus_file import PrometheusFile
 from pedigree.pipelines.tracking.tensorboard_runs import TensorBoardRun
-from pedigree.pipelines.tracking.tracked_stage import Curve, Row, TrackedStage, TrackerRun, rows_of
+from pedigree.pipelines.tracking.tracked_stage import END_S, INTERRUPTED, Curve, Row, TrackedStage, TrackerRun, rows_of
 from pedigree.pipelines.tracking.wandb_runs import WandbRun
 
 POLL_S = 1.0
@@ -68,7 +69,7 @@ class Curves:
             step = int(last.read_text()) if last.exists() else 0
             self._following[address] = _Following(stage, scratch, Curve(scratch / "curve.jsonl"), step)
         elif following and line["state"] in (*MADE, "failed"):
-            following.outcome = "done" if line["state"] in MADE else "failed"
+            following.outcome = "done" if line["state"] in MADE else "interrupted" if line["cause"] in INTERRUPTED else "failed"
 
     def poll(self, ended: bool) -> None:
         """Report what is new of every stage. Raises the first error of the tracker; the next call resumes where stages failed."""
@@ -125,19 +126,25 @@ class Curves:
 
 
 def follow(events: BinaryIO, place: int, say: Callable[[str], None]) -> None:
-    """Report a run until it ends, or until its process has died. `say` gets a notice when the tracker begins to fail."""
+    """Report a run until it ends, or until its process has died, and then what is left, for `END_S` at most. `say` gets a notice when the
+    tracker begins to fail.
+    """
     header = json.loads(events.readline())
     tracker: Tracker = TypeAdapter(Tracker).validate_python(header["trackers"][place])
     reported = PrometheusFile(tracker, header) if isinstance(tracker, Prometheus) else Curves(Project(Path.cwd()), tracker)
-    away, ended, rest = False, False, b""
+    away, ended, rest, until = False, False, b"", math.inf
     while True:
-        ended = ended or os.getppid() != header["process"]
+        alone = os.getppid() != header["process"]
         *lines, rest = (rest + events.read()).split(b"\n")  # the last may not be whole yet
         for line in map(json.loads, lines):
             if line.get("ended"):
                 ended = True
             else:
                 reported.take(line)
+        if alone and not ended and isinstance(reported, PrometheusFile):
+            return  # the file of an active run that grows old tells that the run was killed
+        ended = ended or alone
+        until = min(until, time.monotonic() + END_S) if ended else until
         failing = away
         try:
             reported.poll(ended)
@@ -148,7 +155,7 @@ def follow(events: BinaryIO, place: int, say: Callable[[str], None]) -> None:
                 reason = (str(error).strip().splitlines() or [""])[0]
                 say(f"tracker {tracker.type}: {type(error).__name__}: {reason}; the run continues without it")
             away = True
-        if ended and (failing or not away):
+        if ended and (not away or time.monotonic() >= until):
             return
         time.sleep(AWAY_S if away and not ended else POLL_S)
 

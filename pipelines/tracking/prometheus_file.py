@@ -7,6 +7,7 @@ from typing import Any
 
 from pedigree.configs.language.trackers import Prometheus
 from pedigree.data.artifacts.artifacts import write_text
+from pedigree.pipelines.tracking.tracked_stage import INTERRUPTED
 
 WRITE_S = 10.0
 """Most seconds between two states of the file; scrapers look several times a minute."""
@@ -39,9 +40,10 @@ class PrometheusFile:
         address, before = line["address"], self._states[line["address"]]
         if before in TIMED:
             self._seconds[address, before] += line["time"] - self._since[address]
-        self._states[address], self._since[address], self._changed = line["state"], line["time"], True
+        state = "interrupted" if line["state"] == "failed" and line["cause"] in INTERRUPTED else line["state"]
+        self._states[address], self._since[address], self._changed = state, line["time"], True
         self._causes.pop(address, None)
-        if line["state"] == "failed":
+        if state == "failed":
             self._causes[address] = line["cause"]
 
     def poll(self, ended: bool) -> None:

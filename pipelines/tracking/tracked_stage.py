@@ -14,6 +14,10 @@ from typing import Any, Protocol
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.pipelines.jobs.scratch_state import all_attempts, read_spec
 
+END_S = 30.0
+"""How long a finished run waits for a tracker to take what it has not taken yet."""
+INTERRUPTED = ("cancelled", "overtaken", "not_finished")
+"""Causes of stages that this run has left without their having failed."""
 Row = tuple[int, dict[str, float]]
 """Step and metrics."""
 

@@ -22,10 +22,7 @@ from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.artifacts import provenance
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import Notice, RunEnded, RunEvent, StageProgressed, StageStarted, StageView
-from pedigree.pipelines.tracking.tracked_stage import TrackedStage
-
-END_S = 30.0
-"""How long a finished run waits for a tracker to take what it has not taken yet."""
+from pedigree.pipelines.tracking.tracked_stage import END_S, TrackedStage
 
 
 @contextmanager
@@ -120,6 +117,8 @@ def _wait(run: RunContext, followers: "list[subprocess.Popen[str]]") -> None:
                 follower.wait(max(0.0, until - time.monotonic()))
             if follower.returncode != 0:
                 how = f"did not end within {END_S:g} s of the run" if follower.returncode is None else "crashed"
+                if run.execution.trackers[place].type == "wandb":
+                    how += ", and `wandb sync .pedigree/wandb/RUN` uploads the runs it has kept"
                 log = f".pedigree/trackers/{run.graph.recipe}/{_name(run, place)}.log"
                 run.ledger.notice(f"tracker {_name(run, place)} {how}, so it may lack metrics; its log is {log}", urgent=True)
     finally:

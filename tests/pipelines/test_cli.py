@@ -1,11 +1,14 @@
 """The command as a user types it, in a small project; in processes of its own where it is interrupted or ended from elsewhere."""
 
 import json
+import os
+import pty
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from commands import InProcessCommand, step_of
@@ -178,6 +181,35 @@ def test_sigterm_interrupts_every_command_as_ctrl_c_does(fresh):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=deadline(30))
         assert process.returncode == 130 and "Traceback" not in err
+
+
+def test_a_run_whose_output_nobody_reads_goes_on_to_its_report(fresh):
+    """As `ssh HOST pedigree run` whose connection drops; stderr breaks with stdout."""
+    fresh.lab.knobs(raw={"hold": "go"})
+    reader, writer = os.pipe()
+    process = fresh.start("run", "lab", stdout=writer, stderr=writer)
+    os.close(writer)
+    with open(reader, "rb", buffering=0) as stream:
+        said = b""
+        while "● raw".encode() not in said:
+            said += stream.read(4096)
+    fresh.lab.write("go", "")
+    assert process.wait(deadline(120)) == 0
+    assert (fresh.lab.root / "artifacts/lab/report.html").exists()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_icons_that_an_encoding_lacks_end_no_run(fresh, terminal):
+    fresh.environment |= {"PYTHONIOENCODING": "ascii", "TERM": "dumb"}
+    reader, writer = pty.openpty() if terminal else os.pipe()
+    process = fresh.start("run", "lab", stdout=writer)
+    os.close(writer)
+    assert "Traceback" not in process.communicate(timeout=deadline(120))[1] and process.returncode == 0
+    said = b""
+    with suppress(OSError), open(reader, "rb", buffering=0) as stream:  # a terminal ends with an error
+        while part := stream.read(4096):
+            said += part
+    assert (rb"\u2713 clean" if terminal else "✓ clean".encode()) in said and b"report: " in said
 
 
 def test_logs_follow_a_job_to_its_end(fresh):

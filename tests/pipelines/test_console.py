@@ -107,9 +107,13 @@ def test_a_table_of_models_has_a_line_for_each_that_fits_the_terminal_and_ids_in
         assert all(cell in line for cell in row) if width >= 200 else "…" in line or row is not MADE[1]
 
 
-def test_a_table_of_models_in_a_pipe_is_cut_nowhere(capsys):
+@pytest.mark.parametrize("colored", [False, True])
+def test_a_table_of_models_in_a_pipe_is_cut_nowhere(colored, monkeypatch, capsys):
+    if colored:  # as CI does
+        monkeypatch.setenv("FORCE_COLOR", "1")
     print_table(NAMES, MADE, whole=("model", "id"))
-    for line, row in zip(capsys.readouterr().out.splitlines()[1:], MADE, strict=True):
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    for line, row in zip(out.splitlines()[1:], MADE, strict=True):
         assert [cell for cell in re.split(r" {2,}", line.rstrip()) if cell] == [cell for cell in row if cell]
 
 

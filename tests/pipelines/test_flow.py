@@ -514,3 +514,11 @@ def test_a_flow_that_is_killed_is_started_again_and_takes_its_job_over_and_a_kil
     lab.go()
     assert lab.ended(run)["message"] == "4 stages are up to date"
     assert sorted(lab.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
+
+
+def test_the_last_run_is_found_behind_many_that_were_skipped(lab: Deployed) -> None:
+    lab.deploy_here(UNWORKED)
+    lab.begin()
+    for _ in range(25):  # as a schedule does whose runs are skipped while one takes a day
+        lab.server.set_state(lab.start_run(), "CANCELLED")
+    assert "Running" in lab.here("schedules", "list")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pedigree.pipelines.cli.job_logs import without_chatter
+from pedigree.pipelines.cli.job_logs import last_lines, without_chatter
 
 pytestmark = pytest.mark.unit
 
@@ -47,3 +47,14 @@ def test_a_growing_log_gives_the_same_lines_in_pieces_of_any_size(size):
     text = CHATTER + OURS + CHATTER + "step 3/20  lo"
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     assert "".join(without_chatter(pieces)) == OURS + "step 3/20  lo"
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_the_last_lines_of_a_growing_log_come_first_and_then_all_that_follows(every):
+    noise = "INFO 11-27 04:00:01 [core.py:58] loaded\n"
+    texts = ["one\ntwo\n" + noise + "three\nfo", "ur\n" + noise, "five\n", "six\n"]
+    shown = list(last_lines(iter(texts), 3, iter if every else without_chatter))
+    before = noise + "three\n" if every else "two\nthree\n"
+    assert "".join(shown) == before + "four\n" + noise * every + "five\nsix\n"
+    assert "".join(last_lines(iter(["one\ntwo\n"]), 5, without_chatter)) == "one\ntwo\n"
+    assert "".join(last_lines(iter(["one\ntwo"]), 1, without_chatter)) == "two"

@@ -14,6 +14,7 @@ from pedigree.pipelines.cli.progress import (
     Board,
     Display,
     Row,
+    StatusLine,
     doing,
     eta_seconds,
     numbers_text,
@@ -267,3 +268,20 @@ def test_without_a_terminal_nothing_but_lines_is_written():
         board.update(StageEnded("tiny/sft", "ran", seconds=1.0))
     assert "\x1b" not in stream.getvalue()
     assert stream.getvalue().splitlines()[-1].startswith("✓ sft")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("variable", "value", "kind"), [("TERM", "dumb", Terminal), ("FORCE_COLOR", "1", io.StringIO)])
+def test_what_cannot_be_redrawn_gets_lines_while_the_run_lasts(variable, value, kind, monkeypatch):
+    """A terminal of Emacs is dumb; CI sets FORCE_COLOR where stdout is a file."""
+    monkeypatch.setenv(variable, value)
+    stream, told, board = kind(), kind(), Board("tiny", rows("sft"))
+    with Display(board, stream, interval_s=0.05), StatusLine(told, interval_s=0.05) as telling:
+        telling("hashing 12 of 100 GB")
+        board.update(StageStarted(SFT, Path("scratch")))
+        until(lambda: "● sft" in stream.getvalue() and told.getvalue() == "hashing 12 of 100 GB\n")
+    assert "\x1b" not in stream.getvalue() + told.getvalue()

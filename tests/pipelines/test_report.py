@@ -4,13 +4,21 @@ import html
 import re
 import shutil
 from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from handmade import CONTENT, build, made_at, project_at
 
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts.artifacts import open_artifact
+from pedigree.pipelines.cli import running
+from pedigree.pipelines.cli.run_results import run_result
+from pedigree.pipelines.publish.commits import message
 from pedigree.pipelines.publish.report import SECTIONS, _prompt, _said, gather, idle_shares, tables, write_report
 from pedigree.pipelines.publish.shown_stages import scores_of
+from pedigree.pipelines.run.ensure import Result
+from pedigree.pipelines.run.runs import NotRun, current_among
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +184,25 @@ def test_scores_and_tables_for_other_displays(made):
     assert rows[0] == {"policy": "base", "task": "arithmetic", "n": 40, "mean": 0.1, "low": 0.05, "high": 0.2}
     assert tables(project, graph, graph.find("chat"))["contamination"][0]["rows removed"] == 2
     assert tables(project, graph, graph.find("sft")) == {}
+
+
+def test_scores_of_an_earlier_version_are_no_result_of_a_run(made, capsys):
+    """`sft` was trained anew and `dpo_1` failed: the artifact of the evaluation is still that of the models before."""
+    project, graph = made
+    ends = [Result("tiny/sft", "ran", 1.0), NotRun("tiny/scores", "tiny/dpo_1 failed"), Result("tiny/unseen", "unchanged", 0.1)]
+    run: Any = SimpleNamespace(project=project, graph=graph, ledger=SimpleNamespace(record=open_record(project), notices=()))
+    running._print_scores(run, current_among(ends))
+    printed = capsys.readouterr().out
+    assert printed.index("\nunseen\n") < printed.index("\nscores: not measured in this run") and "\nscores\n" not in printed
+    assert list(run_result(run, ends, 1.0, None).scores) == ["unseen"] and run_result(run, None, 1.0, None).scores == {}
+    mark = "scores: not measured in the last run; the scores below may be of an earlier version"
+    assert mark in write_report(project, graph, current_among(ends)).read_text()
+    assert "not measured in the last run" not in write_report(project, graph, graph.nodes).read_text()
+    assert "best of scores" not in message(project, graph, {"tiny/sft", "tiny/unseen"})
+
+
+def open_record(project):
+    return lambda address: open_artifact(project.artifact(address)).record
 
 
 def test_idle_shares_of_rlvr_are_means_over_its_steps():

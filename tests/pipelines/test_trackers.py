@@ -6,9 +6,11 @@ import re
 import signal
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from pedigree.configs.language.execution import Execution
 from pedigree.pipelines.run import checks
 from pedigree.pipelines.run.runs import run_graph
 from pedigree.pipelines.tracking import tracking
+from pedigree.pipelines.tracking.follower import Curves, follow
 from pedigree.pipelines.tracking.tracked_stage import Curve, numbers_in
 
 PROFILE = "slots: 2\nnumerics: {threads: 1}\nplacement: {slots: 1, retries: 0, heartbeat_timeout_s: 120}\ntrackers:\n"
@@ -116,7 +119,26 @@ def test_an_interrupted_stage_continues_its_run_without_doubled_steps(tmp_path: 
     assert re.search(f"^{kind}: ", (lab.root / ".pedigree/logs/lab/sft.log").read_text(), re.MULTILINE)
 
 
-def test_a_tracker_that_fails_is_a_single_notice(tmp_path: Path) -> None:
+def test_a_job_that_ended_while_nobody_watched_is_told_to_its_end(tmp_path: Path) -> None:
+    """`--keep-jobs` and Ctrl-C at its first steps: the next run publishes it without having seen it run."""
+    lab, stop = lab_with(tmp_path, TRACKERS["tensorboard"]), threading.Event()
+    lab.write("knobs.json", '{"lab/sft": {"seconds": 4}}')
+    run = lab.run(cancelled=stop)
+    run.keep_jobs = True
+    thread = threading.Thread(target=run_graph, args=(run,))
+    thread.start()
+    until(lambda: list((lab.root / ".pedigree/trackers").glob("tensorboard-*/[!.]*")), alive=thread.is_alive)
+    stop.set()
+    thread.join()
+    until(lambda: list(lab.root.glob(".pedigree/scratch/*/done.json")))
+    assert outcomes(lab)["sft"] == "attached"
+    steps, texts = boards(lab.root)
+    assert steps == [[*range(1, 41)]] and read(lab, "sft", "record.json")["key"] in texts
+    assert '"artifact"' in texts and not list((lab.root / ".pedigree/trackers").glob("tensorboard-*/[!.]*"))
+
+
+def test_a_tracker_that_fails_is_a_notice_and_another_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "END_S", 3.0)
     lab = lab_with(tmp_path, TRACKERS["tensorboard"])
     lab.write("boards", "a file where the folder should be")
     lab.write("knobs.json", '{"lab/sft": {"seconds": 0.5}}')
@@ -125,7 +147,7 @@ def test_a_tracker_that_fails_is_a_single_notice(tmp_path: Path) -> None:
     assert (lab.root / "artifacts/lab/sft/record.json").exists()
     notices = [notice for notice in run.ledger.notices if "tracker" in notice]
     assert notices[0].startswith("tracker tensorboard: ") and "the run continues without it" in notices[0]
-    assert len(notices) == 1
+    assert len(notices) == 2 and "did not end within 3 s of the run, so it may lack metrics" in notices[1]
 
 
 def test_a_tracker_that_hangs_is_ended_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +168,79 @@ def test_a_tracker_that_hangs_is_ended_after_the_run(tmp_path: Path, monkeypatch
     assert "tracker prometheus did not end" in [*run.ledger.notices][-1]
     with pytest.raises(ProcessLookupError):
         os.kill(follower[0], 0)
+
+
+class Followed:
+    """A follower of one tracker in this process, and the run that it follows."""
+
+    def __init__(self, folder: Path, tracker: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events, self.said, self.asleep = folder / "events.jsonl", list[str](), list[float]()
+        header = {"process": os.getppid(), "recipe": "lab", "slots": 1, "stages": {"lab/sft": 1}, "trackers": [tracker]}
+        self.tell(header)
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(time, "monotonic", lambda: sum(self.asleep))
+        monkeypatch.setattr(time, "sleep", self._sleep)
+
+    def tell(self, *lines: dict[str, Any]) -> None:
+        with self.events.open("a") as stream:
+            stream.writelines(f"{json.dumps(line)}\n" for line in lines)
+
+    def _sleep(self, seconds: float) -> None:
+        self.asleep.append(seconds)
+        self.then()
+
+    def follow(self, then: Callable[[], object] = lambda: None) -> None:
+        """`then` happens between any two looks at the events."""
+        self.then = then
+        with self.events.open("rb") as stream:
+            follow(stream, 0, self.said.append)
+
+
+def state(name: str, cause: str = "") -> dict[str, Any]:
+    return {"address": "lab/sft", "state": name, "cause": cause, "time": 0.0}
+
+
+def test_a_tracker_that_is_away_at_the_end_gets_what_it_lacks_within_half_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Followed(tmp_path, {"type": "prometheus", "folder": "metrics"}, monkeypatch)
+    run.tell(state("ran"), {"ended": True})
+    place = tmp_path / "metrics"
+    place.write_text("a file where the folder should be")
+    run.follow(lambda: place.unlink() if sum(run.asleep) == 20 else None)
+    assert 'state="ran"} 1' in (place / "pedigree_lab.prom").read_text() and len(run.said) == 1
+    place.rename(tmp_path / "before")
+    place.write_text("again")
+    run.asleep.clear()
+    run.follow()
+    assert sum(run.asleep) == 30
+
+
+def test_the_prometheus_file_of_a_run_that_was_killed_stays_active(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It grows old, which is what an alert looks for."""
+    run = Followed(tmp_path, {"type": "prometheus", "folder": "metrics"}, monkeypatch)
+    run.tell(state("running"))
+    run.follow(lambda: monkeypatch.setattr(os, "getppid", lambda: 1))
+    text = (tmp_path / "metrics/pedigree_lab.prom").read_text()
+    assert 'pedigree_run_active{recipe="lab"} 1' in text and 'state="running"} 1' in text
+    run.tell({"ended": True})
+    run.follow()
+    assert 'pedigree_run_active{recipe="lab"} 0' in (tmp_path / "metrics/pedigree_lab.prom").read_text()
+
+
+@pytest.mark.parametrize(("cause", "outcome"), [("cancelled", "interrupted"), ("overtaken", "interrupted"), ("out_of_memory", "failed")])
+def test_a_stage_that_was_interrupted_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str, outcome: str) -> None:
+    told: list[str] = []
+    seen: Any = SimpleNamespace(place="there", log=print, finish=lambda outcome, results: told.append(outcome))
+    monkeypatch.setattr(Curves, "_opened", lambda curves, stage: seen)
+    work = {"id": "1", "address": "lab/sft", "kind": "sft", "config": {"key": "k", "recipe": "lab"}}
+    for name, tracker in (("board", {"type": "tensorboard", "folder": "t"}), ("file", {"type": "prometheus", "folder": "metrics"})):
+        (tmp_path / name).mkdir()
+        run = Followed(tmp_path / name, tracker, monkeypatch)
+        run.tell(state("running") | {"work": work}, state("failed", cause), {"ended": True})
+        run.follow()
+    assert told == [outcome]
+    text = (tmp_path / "file/metrics/pedigree_lab.prom").read_text()
+    assert f'pedigree_stages{{recipe="lab",state="{outcome}"}} 1' in text
+    assert ("pedigree_stage_failed{" in text) == (outcome == "failed")
 
 
 def test_prometheus_reads_states_causes_and_seconds(tmp_path: Path) -> None:

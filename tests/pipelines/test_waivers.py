@@ -90,7 +90,7 @@ def test_the_report_shows_it_beside_the_score(project):
 
 
 def test_a_run_prints_it_beside_the_score_and_below_the_table(project, capsys):
-    running._print_scores(SimpleNamespace(project=project[0], graph=project[1]))  # type: ignore[arg-type]
+    running._print_scores(SimpleNamespace(project=project[0], graph=project[1]), project[1].nodes)  # type: ignore[arg-type]
     table, *_ = capsys.readouterr().out.split("\nunseen\n")
     marked = [line for line in table.splitlines() if "(waiver)" in line]
     assert [line.split()[0] for line in marked] == ["dpo_1", "dpo_2", "rlvr"]
